@@ -1,0 +1,30 @@
+# make demo   sets everything up and trains on two ranks; make test   sets the same up and runs the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/ready
+	rm -rf runs/demo
+	$(BIN)/weft train digits --model gcn --decoupled --strategy tensor --workers 2 --epochs 200 --out runs/demo
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+
+# Editable, so that changes in weft/ count at once; changes in csrc/ build again.
+$(VENV)/ready: $(SOURCES)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "weft needs Python 3.11 or newer: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build runs

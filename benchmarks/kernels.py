@@ -1,0 +1,208 @@
+"""Times weft's kernels against PyTorch's sparse products, and DGL's where it is installed: one graph, one process.
+
+    python benchmarks/kernels.py --graph rmat:vertices=233k,edges=19m --widths 16,64,256 --out kernels-NAME
+
+Contenders take turns (A B C A B C ...), so that a machine that slows down slows all of them. Results are compared
+first, and no ratio is reported where they differ. `gather` copies the same rows and adds nothing: what reading costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import weft
+from weft.core.native import _native
+from weft.data.adjacency import Adjacency
+from weft.kernels import Scale, attend, spmm
+
+GATHER_ROWS = 1 << 14  # copied at a time: the copy stays in cache, only the reads count
+TOLERANCE = 1e-5  # of the largest entry: sums of thousands of float32 in another order
+
+Product = Callable[[], Tensor]
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(options.threads)
+    graph = load_graph(options.graph, options.shuffle)
+    print(
+        f"{options.graph}: {graph.num_targets} vertices, {graph.num_edges} edges, {options.threads} threads, "
+        f"{_native.current_isa()}",
+        flush=True,
+    )
+    rows = []
+    for kind in options.products.split(","):
+        for width in map(int, options.widths.split(",")):
+            rows.append(measure(kind, width, PRODUCTS[kind](graph, width), options.rounds))
+            print(line(rows[-1]), flush=True)
+    if options.out:
+        path = Path(__file__).parent / "results" / f"{options.out}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"machine": machine(), "options": vars(options), "rows": rows}, indent=1) + "\n")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graph", default="rmat:vertices=233k,edges=19m", help="what weft.load takes")
+    parser.add_argument("--shuffle", action="store_true", help="renumber the vertices at random: no locality is left")
+    parser.add_argument("--widths", default="16,64,256")
+    parser.add_argument("--products", default="sum,scaled,weighted,backward,attend", help=f"of {', '.join(PRODUCTS)}")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    return parser.parse_args()
+
+
+def load_graph(name: str, shuffle: bool) -> Adjacency:
+    adj = weft.load(name).in_edges
+    source, target = adj.edges()
+    if shuffle:
+        order = torch.randperm(adj.num_sources, generator=torch.Generator().manual_seed(0))
+        source, target = order[source], order[target]
+    weight = torch.rand(adj.num_edges, generator=torch.Generator().manual_seed(1))
+    return Adjacency.from_edges(source, target, num_sources=adj.num_sources, num_targets=adj.num_targets, weight=weight)
+
+
+def sums(adj: Adjacency, width: int) -> dict[str, Product]:
+    return products(adj, width, torch.ones(adj.num_edges), Scale(), weighted=False)
+
+
+def weighted(adj: Adjacency, width: int) -> dict[str, Product]:
+    assert adj.weight is not None
+    return products(adj, width, adj.weight, Scale(), weighted=True)
+
+
+def scaled(adj: Adjacency, width: int) -> dict[str, Product]:
+    """The mean's or GCN's factors: ours by vertex, PyTorch's multiplied into the edges beforehand."""
+    factor = adj.degree.clamp(min=1).float().rsqrt()
+    source, target = adj.edges()
+    return products(adj, width, factor[source] * factor[target], Scale(source=factor, target=factor), weighted=False)
+
+
+def products(adj: Adjacency, width: int, values: Tensor, scale: Scale, *, weighted: bool) -> dict[str, Product]:
+    x = torch.rand(adj.num_sources, width, generator=torch.Generator().manual_seed(2))
+    contenders: dict[str, Product] = {"weft": lambda: spmm(adj, x, scale=scale, weighted=weighted)}
+    for dtype in (torch.int32, torch.int64):
+        matrix = csr(adj.indptr, adj.indices, values, adj.num_sources, dtype)
+        contenders[f"torch {str(dtype)[6:]}"] = lambda matrix=matrix: torch.sparse.mm(matrix, x)
+    contenders.update(dgl_product(adj, x, values if weighted else None) if scale == Scale() else {})
+    contenders["gather"] = lambda: gather(adj, x)
+    return contenders
+
+
+def backward(adj: Adjacency, width: int) -> dict[str, Product]:
+    """The gradient of a sum; PyTorch is given the transpose ready-made, which its own backward would build again."""
+    edges = adj.transpose
+    x = torch.rand(adj.num_sources, width, requires_grad=True)
+    grad = torch.rand(adj.num_targets, width, generator=torch.Generator().manual_seed(3))
+    y = spmm(adj, x)
+    matrix = csr(edges.indptr, edges.indices, torch.ones(adj.num_edges), adj.num_targets, torch.int32)
+    return {
+        "weft": lambda: torch.autograd.grad(y, x, grad, retain_graph=True)[0],
+        "torch int32": lambda: torch.sparse.mm(matrix, grad),
+    }
+
+
+def attention(adj: Adjacency, width: int) -> dict[str, Product]:
+    """Four heads, forward; then forward and backward. PyTorch has no product to compare with."""
+    generator = torch.Generator().manual_seed(4)
+    h, logit_src, logit_dst = (torch.randn(adj.num_sources, size, generator=generator) for size in (width, 4, 4))
+    bounds = [width * head // 4 for head in range(5)]
+    inputs = [tensor.clone().requires_grad_() for tensor in (h, logit_src, logit_dst)]
+
+    def both() -> Tensor:
+        y = attend(adj, *inputs, bounds=bounds)
+        torch.autograd.grad(y, inputs, h)
+        return y.detach()
+
+    return {"weft": lambda: attend(adj, h, logit_src, logit_dst, bounds=bounds), "weft with backward": both}
+
+
+PRODUCTS = {"sum": sums, "scaled": scaled, "weighted": weighted, "backward": backward, "attend": attention}
+
+
+def csr(indptr: Tensor, indices: Tensor, values: Tensor, num_cols: int, dtype: torch.dtype) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        return torch.sparse_csr_tensor(indptr.to(dtype), indices.to(dtype), values, (len(indptr) - 1, num_cols))
+
+
+def dgl_product(adj: Adjacency, x: Tensor, weight: Tensor | None) -> dict[str, Product]:
+    try:
+        import dgl
+    except ImportError:
+        return {}
+    source, target = adj.edges()
+    graph = dgl.graph((source, target), num_nodes=adj.num_sources)
+    if weight is None:
+        return {"dgl": lambda: dgl.ops.copy_u_sum(graph, x)}
+    return {"dgl": lambda: dgl.ops.u_mul_e_sum(graph, x, weight[:, None])}
+
+
+def gather(adj: Adjacency, x: Tensor) -> Tensor:
+    buffer = x.new_empty(GATHER_ROWS, x.shape[1])
+    for block in adj.indices.split(GATHER_ROWS):
+        torch.index_select(x, 0, block, out=buffer[: len(block)])
+    return buffer
+
+
+def measure(kind: str, width: int, contenders: dict[str, Product], rounds: int) -> dict[str, Any]:
+    """Warms up, compares, then times the contenders in turn."""
+    results = {name: product() for name, product in contenders.items() if name != "gather"}
+    truth = results.pop("weft")
+    wrong = [name for name, y in results.items() if (y - truth).abs().max() > TOLERANCE * truth.abs().max()]
+    del results
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, product in contenders.items():
+            start = time.perf_counter()
+            product()
+            seconds[name].append(time.perf_counter() - start)
+    row: dict[str, Any] = {"product": kind, "width": width, "seconds": seconds, "differ": wrong}
+    rivals = [name for name in seconds if name not in ("weft", "gather", "weft with backward")]
+    if rivals and not wrong:
+        best = min(rivals, key=lambda name: statistics.median(seconds[name]))
+        row["best_rival"] = best
+        row["ratios"] = [theirs / ours for theirs, ours in zip(seconds[best], seconds["weft"], strict=True)]
+    return row
+
+
+def line(row: dict[str, Any]) -> str:
+    times = ", ".join(f"{name} {statistics.median(times):.4f} s" for name, times in row["seconds"].items())
+    verdict = f"  NO RATIO: {', '.join(row['differ'])} differ" if row["differ"] else ""
+    if "ratios" in row:
+        ratios = row["ratios"]
+        low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
+        verdict = f"  {middle:.2f}x ({low:.2f} to {high:.2f}) over {row['best_rival']}"
+    return f"{row['product']:>9} {row['width']:>4}: {times}{verdict}"
+
+
+def machine() -> dict[str, Any]:
+    names = [
+        text.split(":")[1].strip() for text in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in text
+    ]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "logical_processors": len(names),
+        "instruction_set": _native.current_isa(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip() or "not committed",
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+#include <nanobind/stl/optional.h>
+
+#include "bindings.h"
+#include "isa.h"
+
+namespace weft {
+namespace {
+
+using namespace nb::literals;
+
+template <class T, size_t Dims>
+using MaybeConst = std::optional<ConstArray<T, Dims>>;
+
+template <class T, size_t Dims>
+using Maybe = std::optional<Array<T, Dims>>;
+
+template <class A>
+auto data_or_null(const std::optional<A>& array) -> decltype(array->data()) {
+  return array ? array->data() : nullptr;
+}
+
+// The length, or `otherwise` where there is no array.
+template <class A>
+int64_t length_or(const std::optional<A>& array, int64_t otherwise) {
+  return array ? static_cast<int64_t>(array->shape(0)) : otherwise;
+}
+
+template <class A>
+int64_t size(const A& array, size_t dim) {
+  return static_cast<int64_t>(array.shape(dim));
+}
+
+template <class A>
+bool is(const A& array, int64_t rows, int64_t cols) {
+  return size(array, 0) == rows && size(array, 1) == cols;
+}
+
+using AnyIds = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+EdgeIds edge_ids_of(const AnyIds& ids) {
+  if (ids.dtype() == nb::dtype<int32_t>()) return {static_cast<const int32_t*>(ids.data()), nullptr};
+  require(ids.dtype() == nb::dtype<int64_t>(), "edge_ids must be int32 or int64");
+  return {nullptr, static_cast<const int64_t*>(ids.data())};
+}
+
+// Checked before any kernel walks a matrix: what ids cannot tell.
+template <class I>
+void check_rows(const ConstArray<int64_t, 1>& indptr, const ConstArray<I, 1>& indices, int num_threads) {
+  require(size(indptr, 0) >= 1 && indptr.data()[0] == 0, "indptr must start with 0");
+  require(indptr.data()[size(indptr, 0) - 1] == size(indices, 0), "indptr must end at the number of entries");
+  require(num_threads >= 1, "num_threads must be at least 1");
+}
+
+template <class T, class I>
+void bind_spmm(nb::module_& module) {
+  module.def(
+      "spmm",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, MaybeConst<T, 1> weight,
+         MaybeConst<T, 1> neighbour_scale, MaybeConst<T, 1> row_scale, MaybeConst<T, 1> loop_scale, ConstArray<T, 2> x,
+         Array<T, 2> y, int num_threads) {
+        check_rows(indptr, indices, num_threads);
+        const int64_t num_rows = size(indptr, 0) - 1, width = size(x, 1), num_loops = length_or(loop_scale, 0);
+        require(is(y, num_rows, width), "y must have a row per row of the matrix and the columns of x");
+        require(length_or(weight, size(indices, 0)) == size(indices, 0), "weight must have one number per entry");
+        require(length_or(neighbour_scale, size(x, 0)) == size(x, 0), "neighbour_scale must have one number per row of x");
+        require(length_or(row_scale, num_rows) == num_rows, "row_scale must have one number per row of the matrix");
+        require(num_loops <= num_rows && num_loops <= size(x, 0), "loop_scale must not be longer than x or y");
+        const Spmm<T, I> args{num_rows, width, indptr.data(), indices.data(), data_or_null(weight),
+                              data_or_null(neighbour_scale), data_or_null(row_scale), data_or_null(loop_scale),
+                              num_loops, x.data(), y.data(), num_threads};
+        nb::gil_scoped_release release;
+        graph_kernels<T, I>(kernels()).spmm(args);
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "weight"_a.noconvert().none(),
+      "neighbour_scale"_a.noconvert().none(), "row_scale"_a.noconvert().none(), "loop_scale"_a.noconvert().none(),
+      "x"_a.noconvert(), "y"_a.noconvert(), "num_threads"_a);
+}
+
+template <class T, class I>
+void bind_max(nb::module_& module) {
+  using Place = typename Position<T>::type;
+  module.def(
+      "spmm_max",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, ConstArray<T, 2> x, Array<T, 2> y,
+         Array<Place, 2> position, int num_threads) {
+        check_rows(indptr, indices, num_threads);
+        const int64_t num_rows = size(indptr, 0) - 1, width = size(x, 1);
+        require(is(y, num_rows, width) && is(position, num_rows, width),
+                "y and position must have a row per row of the matrix and the columns of x");
+        const SpmmMax<T, I> args{num_rows, width, indptr.data(), indices.data(), x.data(), y.data(), position.data(),
+                                 num_threads};
+        nb::gil_scoped_release release;
+        graph_kernels<T, I>(kernels()).spmm_max(args);
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "x"_a.noconvert(), "y"_a.noconvert(), "position"_a.noconvert(),
+      "num_threads"_a);
+  module.def(
+      "spmm_max_backward",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<int64_t, 1> indptr_t, ConstArray<I, 1> indices_t, AnyIds edge_ids,
+         ConstArray<Place, 2> position, ConstArray<T, 2> grad_y, Array<T, 2> grad_x, int num_threads) {
+        check_rows(indptr_t, indices_t, num_threads);
+        const int64_t num_targets = size(indptr, 0) - 1, num_sources = size(indptr_t, 0) - 1, width = size(grad_y, 1);
+        require(is(position, num_targets, width) && is(grad_y, num_targets, width) && is(grad_x, num_sources, width) &&
+                    size(edge_ids, 0) == size(indices_t, 0),
+                "position, grad_y and grad_x must share their columns, edge_ids have one id per entry");
+        const SpmmMaxBackward<T, I> args{num_sources,           width,           indptr.data(),
+                                         indptr_t.data(),       indices_t.data(), edge_ids_of(edge_ids),
+                                         position.data(),       grad_y.data(),   grad_x.data(),
+                                         num_threads};
+        nb::gil_scoped_release release;
+        graph_kernels<T, I>(kernels()).spmm_max_backward(args);
+      },
+      "indptr"_a.noconvert(), "indptr_t"_a.noconvert(), "indices_t"_a.noconvert(), "edge_ids"_a.noconvert(),
+      "position"_a.noconvert(), "grad_y"_a.noconvert(), "grad_x"_a.noconvert(), "num_threads"_a);
+}
+
+void check_bounds(const ConstArray<int64_t, 1>& bounds, int64_t num_heads, int64_t width) {
+  require(size(bounds, 0) == num_heads + 1, "bounds must have one number more than there are heads");
+  const int64_t* at = bounds.data();
+  bool ascending = at[0] == 0 && at[num_heads] == width;
+  for (int64_t head = 0; head < num_heads; ++head) ascending = ascending && at[head] <= at[head + 1];
+  require(ascending, "bounds must ascend from 0 to the width of h");
+}
+
+template <class T, class I>
+void bind_attend(nb::module_& module) {
+  module.def(
+      "attend_lse",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, ConstArray<T, 2> logit_src, ConstArray<T, 2> logit_dst,
+         MaybeConst<bool, 1> loop, T slope, Array<T, 2> lse, int num_threads) {
+        check_rows(indptr, indices, num_threads);
+        const int64_t num_targets = size(indptr, 0) - 1, num_heads = size(logit_src, 1);
+        require(is(logit_dst, num_targets, num_heads) && is(lse, num_targets, num_heads),
+                "logit_dst and lse must have a row per target and the heads of logit_src");
+        require(length_or(loop, num_targets) == num_targets, "loop must have one flag per target");
+        require(!loop || num_targets <= size(logit_src, 0), "loops need targets to be the first sources");
+        const AttendLse<T, I> args{num_targets,        num_heads,          indptr.data(), indices.data(), logit_src.data(),
+                                   logit_dst.data(),   data_or_null(loop), slope,         lse.data(),     num_threads};
+        nb::gil_scoped_release release;
+        graph_kernels<T, I>(kernels()).attend_lse(args);
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "logit_src"_a.noconvert(), "logit_dst"_a.noconvert(),
+      "loop"_a.noconvert().none(), "slope"_a, "lse"_a.noconvert(), "num_threads"_a);
+  module.def(
+      "attend_sum",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, ConstArray<T, 2> logit_src, ConstArray<T, 2> logit_dst,
+         ConstArray<T, 2> lse, MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, T slope, ConstArray<T, 2> h,
+         Array<T, 2> y, int num_threads) {
+        check_rows(indptr, indices, num_threads);
+        const int64_t num_targets = size(indptr, 0) - 1, num_heads = size(logit_src, 1), width = size(h, 1);
+        check_bounds(bounds, num_heads, width);
+        require(is(logit_dst, num_targets, num_heads) && is(lse, num_targets, num_heads) &&
+                    size(logit_src, 0) == size(h, 0) && is(y, num_targets, width),
+                "logits, lse, h and y must agree in targets, sources, heads and width");
+        require(length_or(loop, num_targets) == num_targets && (!loop || num_targets <= size(h, 0)),
+                "loop must have one flag per target, and targets be the first sources");
+        const AttendSum<T, I> args{num_targets,      num_heads,        width,      indptr.data(),      indices.data(),
+                                   logit_src.data(), logit_dst.data(), lse.data(), data_or_null(loop), bounds.data(),
+                                   slope,            h.data(),         y.data(),   num_threads};
+        nb::gil_scoped_release release;
+        graph_kernels<T, I>(kernels()).attend_sum(args);
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "logit_src"_a.noconvert(), "logit_dst"_a.noconvert(),
+      "lse"_a.noconvert(), "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a, "h"_a.noconvert(),
+      "y"_a.noconvert(), "num_threads"_a);
+}
+
+template <class T, class I>
+void bind_attend_backward(nb::module_& module) {
+  module.def(
+      "attend_backward",
+      [](ConstArray<int64_t, 1> indptr_t, ConstArray<I, 1> indices_t, AnyIds edge_ids, ConstArray<T, 2> logit_src,
+         ConstArray<T, 3> stats, MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, T slope, ConstArray<T, 2> h,
+         ConstArray<T, 2> grad_y, bool first, Maybe<T, 2> grad_h, Maybe<T, 2> grad_logit_src,
+         Maybe<T, 2> grad_logit_dst, Maybe<T, 2> grad_edge, int num_threads) {
+        check_rows(indptr_t, indices_t, num_threads);
+        const int64_t num_sources = size(indptr_t, 0) - 1, num_targets = size(stats, 0);
+        const int64_t num_heads = size(logit_src, 1), width = size(h, 1);
+        check_bounds(bounds, num_heads, width);
+        require(size(stats, 1) == 3 && size(stats, 2) == num_heads && size(logit_src, 0) == num_sources &&
+                    is(h, num_sources, width) && is(grad_y, num_targets, width) &&
+                    size(edge_ids, 0) == size(indices_t, 0),
+                "logit_src, stats, h, grad_y and edge_ids must agree in targets, sources, heads and width");
+        require((!grad_h || is(*grad_h, num_sources, width)) &&
+                    (!grad_logit_src || is(*grad_logit_src, num_sources, num_heads)) &&
+                    (!grad_logit_dst || is(*grad_logit_dst, num_targets, num_heads)) &&
+                    (!grad_edge || is(*grad_edge, size(indices_t, 0), num_heads)),
+                "gradients must have the shapes of what they are for");
+        require(bool(grad_logit_src) == bool(grad_logit_dst) && bool(grad_logit_src) == bool(grad_edge),
+                "the gradients of the logits and the edges go together");
+        require(length_or(loop, num_targets) == num_targets && (!loop || num_targets <= num_sources),
+                "loop must have one flag per target, and targets be the first sources");
+        const AttendBackward<T, I> args{num_sources, num_targets, num_heads, width, indptr_t.data(), indices_t.data(),
+                                        edge_ids_of(edge_ids), logit_src.data(), stats.data(), data_or_null(loop),
+                                        bounds.data(), slope, h.data(), grad_y.data(), first, data_or_null(grad_h),
+                                        data_or_null(grad_logit_src), data_or_null(grad_logit_dst),
+                                        data_or_null(grad_edge), num_threads};
+        nb::gil_scoped_release release;
+        graph_kernels<T, I>(kernels()).attend_backward(args);
+      },
+      "indptr_t"_a.noconvert(), "indices_t"_a.noconvert(), "edge_ids"_a.noconvert(), "logit_src"_a.noconvert(),
+      "stats"_a.noconvert(), "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a, "h"_a.noconvert(),
+      "grad_y"_a.noconvert(), "first"_a, "grad_h"_a.noconvert().none(), "grad_logit_src"_a.noconvert().none(),
+      "grad_logit_dst"_a.noconvert().none(), "grad_edge"_a.noconvert().none(), "num_threads"_a);
+}
+
+template <class T>
+void bind_rows(nb::module_& module) {
+  module.def(
+      "attend_stats",
+      [](ConstArray<T, 2> logit_dst, ConstArray<T, 2> lse, ConstArray<int64_t, 1> bounds, MaybeConst<T, 2> grad_y,
+         MaybeConst<T, 2> y, Array<T, 3> stats, int num_threads) {
+        const int64_t num_targets = size(logit_dst, 0), num_heads = size(logit_dst, 1), width = y ? size(*y, 1) : 0;
+        require(bool(grad_y) == bool(y), "grad_y and y go together");
+        require(is(lse, num_targets, num_heads) && is(stats, num_targets, 3) && size(stats, 2) == num_heads,
+                "lse and stats must have the rows and heads of logit_dst");
+        if (y) {
+          check_bounds(bounds, num_heads, width);
+          require(is(*y, num_targets, width) && is(*grad_y, num_targets, width), "grad_y and y must have the same shape");
+        }
+        const AttendStats<T> args{num_targets,   num_heads,            width,           logit_dst.data(), lse.data(),
+                                  bounds.data(), data_or_null(grad_y), data_or_null(y), stats.data(),     num_threads};
+        nb::gil_scoped_release release;
+        row_kernels<T>(kernels()).attend_stats(args);
+      },
+      "logit_dst"_a.noconvert(), "lse"_a.noconvert(), "bounds"_a.noconvert(), "grad_y"_a.noconvert().none(),
+      "y"_a.noconvert().none(), "stats"_a.noconvert(), "num_threads"_a);
+  module.def(
+      "attend_targets",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<T, 2> grad_edge, Array<T, 2> grad_logit_dst, int num_threads) {
+        const int64_t num_targets = size(indptr, 0) - 1, num_heads = size(grad_logit_dst, 1);
+        require(size(grad_logit_dst, 0) == num_targets && is(grad_edge, indptr.data()[num_targets], num_heads),
+                "grad_edge must have a row per edge and the heads of grad_logit_dst");
+        const AttendTargets<T> args{num_targets,           num_heads,  indptr.data(), grad_edge.data(),
+                                    grad_logit_dst.data(), num_threads};
+        nb::gil_scoped_release release;
+        row_kernels<T>(kernels()).attend_targets(args);
+      },
+      "indptr"_a.noconvert(), "grad_edge"_a.noconvert(), "grad_logit_dst"_a.noconvert(), "num_threads"_a);
+  module.def(
+      "dropout",
+      [](ConstArray<T, 2> x, ConstArray<int64_t, 1> rows, uint64_t key, uint32_t first_column, uint32_t threshold,
+         T scale, Array<T, 2> y, int num_threads) {
+        require(size(rows, 0) == size(x, 0) && is(y, size(x, 0), size(x, 1)),
+                "rows must have one id per row of x, y the shape of x");
+        const Dropout<T> args{size(x, 0), size(x, 1), x.data(), rows.data(), key,
+                              first_column, threshold, scale,    y.data(),    num_threads};
+        nb::gil_scoped_release release;
+        row_kernels<T>(kernels()).dropout(args);
+      },
+      "x"_a.noconvert(), "rows"_a.noconvert(), "key"_a, "first_column"_a, "threshold"_a, "scale"_a, "y"_a.noconvert(),
+      "num_threads"_a);
+}
+
+template <class T, class I>
+void bind_graph_kernels(nb::module_& module) {
+  bind_spmm<T, I>(module);
+  bind_max<T, I>(module);
+  bind_attend<T, I>(module);
+  bind_attend_backward<T, I>(module);
+}
+
+}  // namespace
+
+void bind_kernels(nb::module_& module) {
+  bind_graph_kernels<float, int32_t>(module);
+  bind_graph_kernels<float, int64_t>(module);
+  bind_graph_kernels<double, int32_t>(module);
+  bind_graph_kernels<double, int64_t>(module);
+  bind_rows<float>(module);
+  bind_rows<double>(module);
+}
+
+}  // namespace weft

@@ -1,0 +1,27 @@
+// How arrays cross from Python: C-contiguous, on the CPU, of exactly the dtype named, never copied or converted.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace weft {
+
+namespace nb = nanobind;
+
+template <class T, size_t Dims>
+using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
+
+template <class T, size_t Dims>
+using ConstArray = nb::ndarray<const T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
+
+inline void require(bool holds, const char* message) {
+  if (!holds) throw std::invalid_argument(message);
+}
+
+void bind_graph(nb::module_& module);
+void bind_kernels(nb::module_& module);
+
+}  // namespace weft

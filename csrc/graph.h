@@ -1,0 +1,23 @@
+// Building and transposing compressed sparse rows. Every result is unique, whatever the number of threads.
+#pragma once
+
+#include <cstdint>
+
+namespace weft {
+
+// Entry e goes from column cols[e] into row rows[e]. Fills indptr [num_rows + 1], indices [E] and edge_ids [E], ordered by
+// (row, column, position in the input). Throws std::invalid_argument where an id is out of range.
+template <class In, class Index, class Id>
+void coo_to_csr(const In* rows, const In* cols, int64_t num_edges, int64_t num_rows, int64_t num_cols, int64_t* indptr,
+                Index* indices, Id* edge_ids, int num_threads);
+
+// Fills indptr_t [num_cols + 1], indices_t [E] (rows, ascending) and edge_ids [E] (positions in `indices`).
+template <class In, class Index, class Id>
+void transpose(const int64_t* indptr, const In* indices, int64_t num_rows, int64_t num_cols, int64_t* indptr_t,
+               Index* indices_t, Id* edge_ids, int num_threads);
+
+// found[v] = whether row v holds column v; columns must ascend in each row.
+template <class Index>
+void find_loops(const int64_t* indptr, const Index* indices, int64_t num_rows, bool* found, int num_threads);
+
+}  // namespace weft

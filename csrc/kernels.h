@@ -1,0 +1,209 @@
+// What a kernel is given, and the table of kernels that each instruction set fills (csrc/kernels.cpp).
+//
+// n rows (targets), s neighbours (sources), E entries, F columns, H heads. All matrices are row-major without gaps. A pointer
+// that may be null says so. Every row is summed by one thread in the order of its entries, so that results have the same bits
+// whatever the number of threads.
+#pragma once
+
+#include <cstdint>
+
+namespace weft {
+
+// Positions among the forward edges; as wide as the number of edges asks for, which is not the width of the indices.
+struct EdgeIds {
+  const int32_t* narrow;
+  const int64_t* wide;
+  int64_t operator[](int64_t entry) const { return narrow ? narrow[entry] : wide[entry]; }
+};
+
+// y_r = row_scale_r * sum_e weight_e neighbour_scale_u x_u + loop_scale_r x_r, u = indices[e]; any scale or weight may be null.
+template <class T, class I>
+struct Spmm {
+  int64_t num_rows, width;
+  const int64_t* indptr;
+  const I* indices;
+  const T *weight, *neighbour_scale, *row_scale, *loop_scale;
+  int64_t num_loops;  // loop_scale is for the first rows only
+  const T* x;
+  T* y;
+  int num_threads;
+};
+
+// The integer as wide as T, which lets a vector of T and the positions of its maxima share their lanes.
+template <class T>
+struct Position;
+template <>
+struct Position<float> {
+  using type = int32_t;
+};
+template <>
+struct Position<double> {
+  using type = int64_t;
+};
+
+// y_r = max_e x_u, by column, 0 where row r is empty; position [n, F] is the place of the first maximum in its row.
+template <class T, class I>
+struct SpmmMax {
+  int64_t num_rows, width;
+  const int64_t* indptr;
+  const I* indices;
+  const T* x;
+  T* y;
+  typename Position<T>::type* position;
+  int num_threads;
+};
+
+// Backward of SpmmMax, over the transpose: grad_x_u = sum of grad_y_r where the entry (r, u) holds the maximum.
+template <class T, class I>
+struct SpmmMaxBackward {
+  int64_t num_sources, width;
+  const int64_t *indptr, *indptr_t;
+  const I* indices_t;
+  EdgeIds edge_ids;
+  const typename Position<T>::type* position;
+  const T* grad_y;
+  T* grad_x;
+  int num_threads;
+};
+
+// lse_v = log sum_e exp(leaky_relu(logit_src_u + logit_dst_v)) for each head; 0 where nothing has any weight.
+template <class T, class I>
+struct AttendLse {
+  int64_t num_targets, num_heads;
+  const int64_t* indptr;
+  const I* indices;
+  const T *logit_src, *logit_dst;
+  const bool* loop;  // [n] or null: whether v has one more edge, from itself
+  T slope;
+  T* lse;
+  int num_threads;
+};
+
+// y_v = sum_e alpha_e h_u, alpha_e = exp(leaky_relu(logit_src_u + logit_dst_v) - lse_v); head j owns columns
+// [bounds[j], bounds[j + 1]) of h.
+template <class T, class I>
+struct AttendSum {
+  int64_t num_targets, num_heads, width;
+  const int64_t* indptr;
+  const I* indices;
+  const T *logit_src, *logit_dst, *lse;
+  const bool* loop;
+  const int64_t* bounds;
+  T slope;
+  const T* h;
+  T* y;
+  int num_threads;
+};
+
+// stats [n, 3, H] = logit_dst, lse and, if grad_y is not null, the dot product of grad_y and y over the head's columns.
+template <class T>
+struct AttendStats {
+  int64_t num_targets, num_heads, width;
+  const T *logit_dst, *lse;
+  const int64_t* bounds;
+  const T *grad_y, *y;
+  T* stats;
+  int num_threads;
+};
+
+// Backward of AttendSum, over the transpose. grad_h is written. The logits' gradients are added to, but grad_edge [E, H] (by
+// forward position, of leaky_relu's argument) is written where `first`; of logit_dst only the virtual self edges come here,
+// AttendTargets adds the rest. grad_h may be null, and so may all three of the logits.
+template <class T, class I>
+struct AttendBackward {
+  int64_t num_sources, num_targets, num_heads, width;
+  const int64_t* indptr_t;
+  const I* indices_t;
+  EdgeIds edge_ids;
+  const T *logit_src, *stats;
+  const bool* loop;
+  const int64_t* bounds;
+  T slope;
+  const T *h, *grad_y;
+  bool first;
+  T *grad_h, *grad_logit_src, *grad_logit_dst, *grad_edge;
+  int num_threads;
+};
+
+// grad_logit_dst_v += sum of grad_edge [E, H] over the in-edges of v.
+template <class T>
+struct AttendTargets {
+  int64_t num_targets, num_heads;
+  const int64_t* indptr;
+  const T* grad_edge;
+  T* grad_logit_dst;
+  int num_threads;
+};
+
+// y_rc = x_rc * scale where the hash of (key, rows[r], first_column + c) is at least the threshold, else 0.
+template <class T>
+struct Dropout {
+  int64_t num_rows, width;
+  const T* x;
+  const int64_t* rows;
+  uint64_t key;
+  uint32_t first_column, threshold;
+  T scale;
+  T* y;
+  int num_threads;
+};
+
+template <class T, class I>
+struct GraphKernels {
+  void (*spmm)(const Spmm<T, I>&);
+  void (*spmm_max)(const SpmmMax<T, I>&);
+  void (*spmm_max_backward)(const SpmmMaxBackward<T, I>&);
+  void (*attend_lse)(const AttendLse<T, I>&);
+  void (*attend_sum)(const AttendSum<T, I>&);
+  void (*attend_backward)(const AttendBackward<T, I>&);
+};
+
+template <class T>
+struct RowKernels {
+  void (*attend_stats)(const AttendStats<T>&);
+  void (*attend_targets)(const AttendTargets<T>&);
+  void (*dropout)(const Dropout<T>&);
+};
+
+struct Kernels {
+  GraphKernels<float, int32_t> float_int32;
+  GraphKernels<float, int64_t> float_int64;
+  GraphKernels<double, int32_t> double_int32;
+  GraphKernels<double, int64_t> double_int64;
+  RowKernels<float> rows_float;
+  RowKernels<double> rows_double;
+};
+
+template <class T, class I>
+const GraphKernels<T, I>& graph_kernels(const Kernels& kernels) {
+  if constexpr (sizeof(T) == 4 && sizeof(I) == 4) {
+    return kernels.float_int32;
+  } else if constexpr (sizeof(T) == 4) {
+    return kernels.float_int64;
+  } else if constexpr (sizeof(I) == 4) {
+    return kernels.double_int32;
+  } else {
+    return kernels.double_int64;
+  }
+}
+
+template <class T>
+const RowKernels<T>& row_kernels(const Kernels& kernels) {
+  if constexpr (sizeof(T) == 4) {
+    return kernels.rows_float;
+  } else {
+    return kernels.rows_double;
+  }
+}
+
+namespace baseline {
+extern const Kernels kernels;
+}
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+
+}  // namespace weft

@@ -1,0 +1,16 @@
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "isa.h"
+
+NB_MODULE(_native, module) {
+  module.doc() = "The C++ layer of weft: graph building and the kernels, without a tie to a torch version.";
+  module.attr("INTERFACE") = 1;  // as in weft/core/native.py
+  weft::bind_graph(module);
+  weft::bind_kernels(module);
+  module.def("supported_isas", &weft::supported_isas);
+  module.def("current_isa", &weft::current_isa);
+  module.def("set_isa", &weft::set_isa, nanobind::arg("name"));
+  weft::current_isa();  // a wrong WEFT_ISA is an error now, not in the first kernel
+}

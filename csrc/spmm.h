@@ -1,0 +1,143 @@
+// Sums and maxima over the entries of each row.
+#pragma once
+
+#include "kernels.h"
+#include "vectors.h"
+
+namespace weft::WEFT_ISA {
+
+// Rows [first, end) of one block of columns. The sums stay in registers; a product without weights reads no number per entry.
+template <class T, class I, bool kWeight, bool kNeighbour>
+struct SpmmRows {
+  using Scalar = T;
+  using Run = void (*)(const Spmm<T, I>&, int64_t first, int64_t end, Columns columns);
+  static constexpr int max_vectors = kMaxVectors;
+
+  template <int L, int N>
+  static void run(const Spmm<T, I>& a, int64_t first, int64_t end, Columns columns) {
+    const int64_t last_entry = a.indptr[a.num_rows] - 1;
+    for (int64_t row = first; row < end; ++row) {
+      Vector<T, L> sum[N] = {};
+      for (int64_t entry = a.indptr[row]; entry < a.indptr[row + 1]; ++entry) {
+        const int64_t ahead = entry + kPrefetch < last_entry ? entry + kPrefetch : last_entry;
+        prefetch_row<L, N>(a.x + a.indices[ahead] * a.width, columns);
+        const int64_t source = a.indices[entry];
+        const T* x = a.x + source * a.width;
+        T scale = 1;
+        if (kWeight) scale *= a.weight[entry];
+        if (kNeighbour) scale *= a.neighbour_scale[source];
+#pragma GCC unroll 16
+        for (int i = 0; i < N; ++i) {
+          const Vector<T, L> value = load<L>(x + column_of<L, N>(i, columns));
+          sum[i] += kWeight || kNeighbour ? value * scale : value;
+        }
+      }
+      const T row_scale = a.row_scale ? a.row_scale[row] : T{1};
+      const bool has_loop = row < a.num_loops;
+#pragma GCC unroll 16
+      for (int i = 0; i < N; ++i) {
+        const int64_t at = row * a.width + column_of<L, N>(i, columns);
+        Vector<T, L> y = sum[i] * row_scale;
+        if (has_loop) y += load<L>(a.x + at) * a.loop_scale[row];
+        store<L>(a.y + at, y);
+      }
+    }
+  }
+};
+
+template <class T, class I, bool kWeight, bool kNeighbour>
+void spmm_as(const Spmm<T, I>& a) {
+  for_row_blocks(a.indptr, a.num_rows, a.num_threads, [&](int64_t first, int64_t end) {
+    for_columns<SpmmRows<T, I, kWeight, kNeighbour>>(
+        0, a.width, [&](auto run, Columns columns) { run(a, first, end, columns); });
+  });
+}
+
+template <class T, class I>
+void spmm(const Spmm<T, I>& a) {
+  if (a.weight && a.neighbour_scale) return spmm_as<T, I, true, true>(a);
+  if (a.weight) return spmm_as<T, I, true, false>(a);
+  if (a.neighbour_scale) return spmm_as<T, I, false, true>(a);
+  return spmm_as<T, I, false, false>(a);
+}
+
+// The maximum and the place where it was first met. NaN wins, as it does in PyTorch.
+template <class T, class I>
+struct MaxRows {
+  using Scalar = T;
+  using Place = typename Position<T>::type;
+  using Run = void (*)(const SpmmMax<T, I>&, int64_t first, int64_t end, Columns columns);
+  static constexpr int max_vectors = kMaxVectors / 2;
+
+  template <int L, int N>
+  static void run(const SpmmMax<T, I>& a, int64_t first, int64_t end, Columns columns) {
+    const int64_t last_entry = a.indptr[a.num_rows] - 1;
+    for (int64_t row = first; row < end; ++row) {
+      const int64_t begin = a.indptr[row];
+      Vector<T, L> best[N] = {};
+      Vector<Place, L> place[N] = {};
+      for (int64_t entry = begin; entry < a.indptr[row + 1]; ++entry) {
+        const int64_t ahead = entry + kPrefetch < last_entry ? entry + kPrefetch : last_entry;
+        prefetch_row<L, N>(a.x + a.indices[ahead] * a.width, columns);
+        const T* x = a.x + a.indices[entry] * a.width;
+        const Vector<Place, L> here = Vector<Place, L>{} + static_cast<Place>(entry - begin);
+#pragma GCC unroll 16
+        for (int i = 0; i < N; ++i) {
+          const Vector<T, L> value = load<L>(x + column_of<L, N>(i, columns));
+          const auto wins = (value > best[i]) | (value != value) | (here == Place{0});
+          best[i] = wins ? value : best[i];
+          place[i] = wins ? here : place[i];
+        }
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < N; ++i) {
+        const int64_t at = row * a.width + column_of<L, N>(i, columns);
+        store<L>(a.y + at, best[i]);
+        store<L>(a.position + at, place[i]);
+      }
+    }
+  }
+};
+
+template <class T, class I>
+void spmm_max(const SpmmMax<T, I>& a) {
+  for_row_blocks(a.indptr, a.num_rows, a.num_threads, [&](int64_t first, int64_t end) {
+    for_columns<MaxRows<T, I>>(0, a.width, [&](auto run, Columns columns) { run(a, first, end, columns); });
+  });
+}
+
+template <class T, class I>
+struct MaxBackwardRows {
+  using Scalar = T;
+  using Place = typename Position<T>::type;
+  using Run = void (*)(const SpmmMaxBackward<T, I>&, int64_t first, int64_t end, Columns columns);
+  static constexpr int max_vectors = kMaxVectors;
+
+  template <int L, int N>
+  static void run(const SpmmMaxBackward<T, I>& a, int64_t first, int64_t end, Columns columns) {
+    for (int64_t source = first; source < end; ++source) {
+      Vector<T, L> sum[N] = {};
+      for (int64_t entry = a.indptr_t[source]; entry < a.indptr_t[source + 1]; ++entry) {
+        const int64_t target = a.indices_t[entry];
+        const auto here = static_cast<Place>(a.edge_ids[entry] - a.indptr[target]);
+#pragma GCC unroll 16
+        for (int i = 0; i < N; ++i) {
+          const int64_t at = target * a.width + column_of<L, N>(i, columns);
+          const Vector<T, L> zero{};
+          sum[i] += load<L>(a.position + at) == here ? load<L>(a.grad_y + at) : zero;
+        }
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < N; ++i) store<L>(a.grad_x + source * a.width + column_of<L, N>(i, columns), sum[i]);
+    }
+  }
+};
+
+template <class T, class I>
+void spmm_max_backward(const SpmmMaxBackward<T, I>& a) {
+  for_row_blocks(a.indptr_t, a.num_sources, a.num_threads, [&](int64_t first, int64_t end) {
+    for_columns<MaxBackwardRows<T, I>>(0, a.width, [&](auto run, Columns columns) { run(a, first, end, columns); });
+  });
+}
+
+}  // namespace weft::WEFT_ISA

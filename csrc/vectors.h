@@ -1,0 +1,133 @@
+// Vectors, how columns are cut into them, and how rows are dealt to threads. Everything here lives in the namespace of one
+// instruction set and uses no inline function of the standard library, whose code the linker may take from another build.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#define WEFT_INLINE inline __attribute__((always_inline))
+
+namespace weft::WEFT_ISA {
+
+constexpr int kMaxVectors = WEFT_ACCUMULATORS;  // accumulators that fit the registers beside what else a loop needs
+constexpr int kPrefetch = 16;                   // rows fetched ahead of use; measured in benchmarks/kernels.py
+
+template <class T>
+constexpr int kLanes = WEFT_VECTOR_BYTES / sizeof(T);
+
+template <class T, int L>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(L * sizeof(T))));
+  typedef T unaligned __attribute__((vector_size(L * sizeof(T)), aligned(sizeof(T)), may_alias));
+};
+template <class T>
+struct VectorOf<T, 1> {
+  using type = T;
+  using unaligned = T;
+};
+
+template <class T, int L>
+using Vector = typename VectorOf<T, L>::type;
+
+template <int L, class T>
+WEFT_INLINE Vector<T, L> load(const T* from) {
+  return *reinterpret_cast<const typename VectorOf<T, L>::unaligned*>(from);
+}
+
+template <int L, class T>
+WEFT_INLINE void store(T* to, Vector<T, L> value) {
+  *reinterpret_cast<typename VectorOf<T, L>::unaligned*>(to) = value;
+}
+
+// The sum of the lanes, by halves.
+template <int L, class T>
+WEFT_INLINE T sum_lanes(Vector<T, L> value) {
+  if constexpr (L == 1) {
+    return value;
+  } else {
+    T lanes[L];
+    store<L>(lanes, value);
+    return sum_lanes<L / 2, T>(load<L / 2>(lanes) + load<L / 2>(lanes + L / 2));
+  }
+}
+
+// Columns [column, column + (N - 1) L) in whole vectors, then one that starts at `tail` and overlaps them where the width is no
+// multiple of L: it computes the same numbers again, and no loop has a remainder.
+struct Columns {
+  int64_t column, tail;
+};
+
+template <int L, int N>
+WEFT_INLINE int64_t column_of(int i, Columns columns) {
+  return i + 1 < N ? columns.column + i * L : columns.tail;
+}
+
+template <int L, int N, class T>
+WEFT_INLINE void prefetch_row(const T* row, Columns columns) {
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) {
+    if (i * L * sizeof(T) % 64 == 0) __builtin_prefetch(row + column_of<L, N>(i, columns));
+  }
+  if (N > 1) __builtin_prefetch(row + columns.tail + L - 1);
+}
+
+// Family::run<L, N> for the lanes and number of vectors wanted. Narrower vectors serve widths below a full one.
+template <class Family, int L, int... N>
+typename Family::Run run_of(int num_vectors, std::integer_sequence<int, N...>) {
+  constexpr typename Family::Run runs[] = {&Family::template run<L, N + 1>...};
+  return runs[num_vectors - 1];
+}
+
+template <class Family, int L>
+typename Family::Run find_run(int lanes, int num_vectors) {
+  if constexpr (L > 1) {
+    if (lanes < L) return find_run<Family, L / 2>(lanes, num_vectors);
+  }
+  constexpr bool full = L == kLanes<typename Family::Scalar>;
+  return run_of<Family, L>(num_vectors, std::make_integer_sequence<int, full ? Family::max_vectors : 2>());
+}
+
+// Cuts columns [begin, end) into blocks of at most max_vectors full vectors, of nearly equal size, and calls
+// visit(run, columns) for each.
+template <class Family, class Visit>
+WEFT_INLINE void for_columns(int64_t begin, int64_t end, Visit visit) {
+  constexpr int full = kLanes<typename Family::Scalar>;
+  constexpr int64_t widest = int64_t{full} * Family::max_vectors;
+  const int64_t num_blocks = (end - begin + widest - 1) / widest;
+  const int64_t step = num_blocks ? ((end - begin + num_blocks - 1) / num_blocks + full - 1) / full * full : 0;
+  for (int64_t column = begin; column < end; column += step) {
+    const int64_t width = end - column < step ? end - column : step;
+    int lanes = full;
+    while (lanes > width) lanes /= 2;
+    const int num_vectors = static_cast<int>((width + lanes - 1) / lanes);
+    visit(find_run<Family, full>(lanes, num_vectors), Columns{column, column + width - lanes});
+  }
+}
+
+// The first row at or after which `cost` entries-and-rows have passed.
+WEFT_INLINE int64_t row_at(const int64_t* indptr, int64_t num_rows, int64_t cost) {
+  int64_t low = 0, high = num_rows;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (indptr[middle] + middle < cost) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Calls body(first_row, end_row) for blocks of about equally many entries, dealt to threads as they come free.
+template <class Body>
+WEFT_INLINE void for_row_blocks(const int64_t* indptr, int64_t num_rows, int num_threads, Body body) {
+  const int64_t cost = indptr[num_rows] + num_rows;
+  const int64_t finest = cost / 2048 + 1, wanted = int64_t{64} * num_threads;
+  const int64_t num_blocks = finest < wanted ? finest : wanted;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    body(row_at(indptr, num_rows, cost * block / num_blocks), row_at(indptr, num_rows, cost * (block + 1) / num_blocks));
+  }
+}
+
+}  // namespace weft::WEFT_ISA

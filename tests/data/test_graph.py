@@ -1,0 +1,249 @@
+"""Graph: construction, validation with a good line for each mistake, relations and derived figures."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from graph_checks import CALM, assert_one_line, graphs
+from hypothesis import given
+from torch import Tensor
+
+from weft.core.errors import InputError
+from weft.data import Adjacency, DataWarning, Graph, require_trainable
+
+
+def ring(num_vertices: int = 5, **fields: object) -> Graph:
+    """v -> v + 1, with the given fields."""
+    source = torch.arange(num_vertices)
+    return Graph.from_edges(source, (source + 1) % num_vertices, num_vertices=num_vertices, **fields)  # type: ignore[arg-type]
+
+
+def test_from_edges_sorts_edges_and_what_belongs_to_them() -> None:
+    graph = Graph.from_edges(
+        torch.tensor([2, 0, 1, 0]),
+        torch.tensor([1, 1, 0, 1]),
+        num_vertices=4,
+        weight=torch.tensor([20.0, 1.0, 10.0, 2.0]),
+        edge_type=torch.tensor([0, 1, 1, 0]),
+        relations=("v|a|v", "v|b|v"),
+        vertex_types=("v",),
+        type_offsets=(0, 4),
+    )
+    assert graph.in_edges.indptr.tolist() == [0, 1, 4, 4, 4]
+    assert graph.in_edges.indices.tolist() == [1, 0, 0, 2]
+    assert graph.in_edges.weight is not None
+    assert graph.in_edges.weight.tolist() == [10.0, 2.0, 1.0, 20.0]  # 0 -> 1 of relation a stands before that of b
+    assert graph.edge_type is not None
+    assert (graph.edge_type.tolist(), graph.edge_type.dtype) == ([1, 0, 1, 0], torch.int16)
+    assert (graph.num_vertices, graph.num_edges, graph.num_features, graph.num_classes) == (4, 4, 0, 0)
+
+
+def test_relation_numbers_both_ends_within_their_type() -> None:
+    graph = Graph.from_edges(
+        torch.tensor([0, 1, 2, 3, 4]),
+        torch.tensor([3, 3, 4, 0, 2]),
+        num_vertices=5,
+        weight=torch.arange(5.0),
+        edge_type=torch.tensor([0, 0, 0, 1, 1]),
+        relations=("a|to|b", "b|back|a"),
+        vertex_types=("a", "b"),
+        type_offsets=(0, 3, 5),
+    )
+    to, back = graph.relation("a|to|b"), graph.relation("b|back|a")
+    assert [ids.tolist() for ids in to.edges()] == [[0, 1, 2], [0, 0, 1]]
+    assert [ids.tolist() for ids in back.edges()] == [[0, 1], [0, 2]]
+    assert (to.num_sources, to.num_targets, back.num_sources, back.num_targets) == (3, 2, 2, 3)
+    assert back.weight is not None
+    assert back.weight.tolist() == [3.0, 4.0]
+    with pytest.raises(InputError, match="did you mean 'a\\|to\\|b'"):
+        graph.relation("a|too|b")
+
+
+@CALM
+@given(graph=graphs())
+def test_relations_together_hold_every_edge(graph: Graph) -> None:
+    if graph.edge_type is None:
+        return
+    found = []
+    for name in graph.relations:
+        source, target = graph.relation(name).edges()
+        first, _, last = name.split("|")
+        found += zip(
+            (source + graph.type_range(first).start).tolist(),
+            (target + graph.type_range(last).start).tolist(),
+            [graph.relations.index(name)] * len(source),
+            strict=True,
+        )
+    stored = zip(*(ids.tolist() for ids in graph.in_edges.edges()), graph.edge_type.tolist(), strict=True)
+    assert sorted(found) == sorted(stored)
+
+
+def test_fingerprint_is_of_the_topology_alone() -> None:
+    plain = ring()
+    assert ring(x=torch.ones(5, 2)).fingerprint == plain.fingerprint
+    assert ring(6).fingerprint != plain.fingerprint
+    isolated = Graph.from_edges(*plain.in_edges.edges(), num_vertices=6)
+    assert isolated.fingerprint != plain.fingerprint
+
+
+def test_immutable() -> None:
+    graph = ring()
+    with pytest.raises(AttributeError):
+        graph.x = torch.ones(5, 1)  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        graph.features["a"] = torch.ones(5, 1)  # type: ignore[index]
+
+
+def test_lossless_casts() -> None:
+    graph = ring(
+        x=torch.tensor([[1.5]] * 5, dtype=torch.float64),
+        y=torch.tensor([0, 1, 2, 1, -1], dtype=torch.int8),
+        train_mask=torch.tensor([1, 0, 0, 0, 0], dtype=torch.uint8),
+        weight=torch.arange(5),
+    )
+    assert graph.x is not None
+    assert graph.y is not None
+    assert graph.train_mask is not None
+    assert graph.in_edges.weight is not None
+    dtypes = (graph.x.dtype, graph.y.dtype, graph.train_mask.dtype, graph.in_edges.weight.dtype)
+    assert dtypes == (torch.float32, torch.int64, torch.bool, torch.float32)
+    assert graph.num_classes == 3
+    several = ring(y=torch.tensor([[1, 0, 0, 1]] * 5, dtype=torch.uint8))
+    assert several.multilabel
+    assert several.num_classes == 4
+
+
+def with_entry(tensor: Tensor, index: tuple[int, ...], value: float) -> Tensor:
+    tensor[index] = value
+    return tensor
+
+
+MISTAKES = {
+    "feature nan": ({"x": with_entry(torch.ones(5, 3), (2, 1), float("nan"))}, ["x[2, 1]", "nan", "replace"]),
+    "feature inf": ({"x": with_entry(torch.ones(5, 3), (4, 0), float("inf"))}, ["x[4, 0]", "inf", "replace"]),
+    "feature rows": ({"x": torch.ones(4, 3)}, ["x", "[4, 3]", "5 vertices", "one entry for each"]),
+    "feature shape": ({"x": torch.ones(5)}, ["x", "[5]", "[vertices, features]"]),
+    "feature lossy": ({"x": torch.full((5, 1), 0.1).double() / 3}, ["x[0, 0]", "float64", "x.to(torch.float32)"]),
+    "label below -1": ({"y": torch.tensor([0, 1, -2, 0, 0])}, ["y[2]", "-2", "-1 is unlabelled"]),
+    "label fraction": ({"y": torch.tensor([0, 1, 0.5, 0, 0])}, ["y[2]", "0.5", "torch.int64"]),
+    "label nan": ({"y": torch.tensor([0, 1, float("nan"), 0, 0])}, ["y[2]", "nan", "torch.int64"]),
+    "label rows": ({"y": torch.zeros(6, dtype=torch.int64)}, ["y", "[6]", "5 vertices"]),
+    "label of several": ({"y": with_entry(torch.zeros(5, 2), (3, 1), 2.0)}, ["y[3, 1]", "2.0", "0 or 1"]),
+    "mask length": ({"val_mask": torch.ones(3, dtype=torch.bool)}, ["val_mask", "[3]", "5 vertices"]),
+    "mask of ids": ({"test_mask": torch.arange(5)}, ["test_mask[2]", "2", "torch.bool"]),
+    "weight nan": ({"weight": with_entry(torch.ones(5), (3,), float("nan"))}, ["edge_weight[3]", "nan", "finite"]),
+    "weight length": ({"weight": torch.ones(4)}, ["edge_weight", "[4]", "5 edges"]),
+    "type length": ({"edge_type": torch.zeros(2), "relations": ("v|a|v",)}, ["edge_type", "[2]", "5 edges"]),
+    "type alone": ({"edge_type": torch.zeros(5)}, ["edge_type and relations", "give both"]),
+    "features alone": ({"features": {"v": torch.ones(5, 1)}}, ["features['v']", "no vertex type"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_named(mistake: str) -> None:
+    fields, parts = MISTAKES[mistake]
+    with pytest.raises(InputError) as error:
+        ring(**fields)
+    assert_one_line(error, *parts)
+
+
+TYPED = {"edge_type": torch.tensor([0, 0, 0, 1, 1]), "vertex_types": ("a", "b"), "relations": ("a|r|a", "b|s|b")}
+TYPED_MISTAKES = {
+    "type out of range": ({"edge_type": torch.tensor([0, 0, 2, 0, 0])}, ["edge_type[", "2", "2 relations"]),
+    "ends": ({}, ["edge_type[", "'a|r|a'", "of type b", "correct"]),
+    "offsets": ({"type_offsets": (0, 3, 4)}, ["type_offsets", "[0, 3, 4]", "ascend from 0"]),
+    "offsets missing": ({"type_offsets": ()}, ["type_offsets", "2 vertex types"]),
+    "relation": ({"relations": ("a|r|a", "b|s|c")}, ["'b|s|c'", "a, b", "rename"]),
+    "relation twice": ({"relations": ("a|r|a", "a|r|a")}, ["repeat", "each its own"]),
+    "feature rows": ({"features": {"b": torch.ones(3, 1)}}, ["features['b']", "2 vertices of type b"]),
+    "feature nan": ({"features": {"a": torch.full((3, 1), float("nan"))}}, ["features['a'][0, 0]", "nan"]),
+    "both": ({"features": {"a": torch.ones(3, 1)}, "x": torch.ones(5, 1)}, ["x and features"]),
+}
+
+
+@pytest.mark.parametrize("mistake", TYPED_MISTAKES)
+def test_typed_mistakes_are_named(mistake: str) -> None:
+    fields, parts = TYPED_MISTAKES[mistake]
+    valid_ends = mistake != "ends"
+    source, target = torch.tensor([0, 1, 2, 3, 4]), torch.tensor([1, 2, 0, 4, 3] if valid_ends else [1, 3, 0, 4, 3])
+    with pytest.raises(InputError) as error:
+        Graph.from_edges(source, target, num_vertices=5, **{"type_offsets": (0, 3, 5), **TYPED, **fields})
+    assert_one_line(error, *parts)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "num_vertices", "parts"),
+    [
+        ([0, 1, 5], [1, 2, 0], 5, ["edge_index[0][2] is 5", "5 vertices", "raise num_vertices"]),
+        ([0, 1], [1, -1], 5, ["edge_index[1][1] is -1", "negative"]),
+        ([0, -3], [1, 1], None, ["edge_index[0][1] is -3", "negative"]),
+        ([0, 1], [1], None, ["[2] sources", "[1] targets", "one of each"]),
+        ([0.0, 1.0], [1.0, 0.0], None, ["edge_index[0]", "float", "int64"]),
+        ([0, 2**40], [1, 0], None, [str(2**40), "2 edges", "without gaps"]),
+    ],
+)
+def test_edge_mistakes_are_named(
+    source: list[int], target: list[int], num_vertices: int | None, parts: list[str]
+) -> None:
+    with pytest.raises(InputError) as error:
+        Graph.from_edges(torch.tensor(source), torch.tensor(target), num_vertices=num_vertices)
+    assert_one_line(error, *parts)
+
+
+def test_an_adjacency_from_elsewhere_is_checked() -> None:
+    indptr = torch.tensor([0, 1, 2])
+    for broken, part in (
+        (
+            Adjacency(indptr=indptr, indices=torch.tensor([0, 2], dtype=torch.int32), num_sources=2),
+            "in_edges.indices[1] is 2",
+        ),
+        (Adjacency(indptr=torch.tensor([0, 2, 1]), indices=torch.tensor([0, 1]), num_sources=2), "in_edges.indptr"),
+        (Adjacency(indptr=indptr, indices=torch.tensor([0, 1]), num_sources=3), "3 sources and 2 targets"),
+    ):
+        with pytest.raises(InputError) as error:
+            Graph(in_edges=broken)
+        assert_one_line(error, part)
+
+
+def test_legal_oddities() -> None:
+    none = torch.empty(0, dtype=torch.int64)
+    assert Graph.from_edges(none, none).num_vertices == 0
+    assert Graph.from_edges(none, none, num_vertices=3, x=torch.ones(3, 2)).num_edges == 0
+    loops = torch.tensor([1, 1, 1])
+    graph = Graph.from_edges(loops, loops, num_vertices=3)
+    assert graph.in_edges.has_loop.tolist() == [False, True, False]
+    assert Graph.from_edges(loops, loops, y=torch.tensor([0, -1, 4, 0])).num_vertices == 4
+
+
+def test_overlapping_masks_warn_once() -> None:
+    mask = torch.tensor([True, True, False, False, False])
+    with pytest.warns(DataWarning, match="2 vertices lie in both train_mask and test_mask") as caught:
+        ring(train_mask=mask, test_mask=mask)
+    assert len(caught) == 1
+
+
+def test_require_trainable() -> None:
+    mask = torch.tensor([True, False, False, False, False])
+    full = {"x": torch.ones(5, 2), "y": torch.zeros(5, dtype=torch.int64), "train_mask": mask}
+    require_trainable(ring(**full))
+    require_trainable(ring(**{**full, "x": None}), features=False)
+    for changed, parts in (
+        ({"x": None}, ["no features", "--random-features 256"]),
+        ({"y": None}, ["no labels", "--random-classes 16"]),
+        ({"train_mask": None}, ["train_mask is missing", "mark"]),
+        ({"train_mask": mask & False}, ["train_mask selects no vertex", "mark"]),
+        ({"y": torch.tensor([-1, 0, 0, 0, 0])}, ["train_mask[0]", "unlabelled", "clear"]),
+    ):
+        with pytest.raises(InputError) as error:
+            require_trainable(ring(**{**full, **changed}))
+        assert_one_line(error, *parts)
+
+
+def test_trusted_reads_no_values() -> None:
+    bad = torch.full((5, 1), float("nan"))
+    with warnings.catch_warnings():
+        graph = replace(ring(), x=bad, trusted=True)
+    assert graph.x is bad

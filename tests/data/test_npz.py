@@ -1,0 +1,195 @@
+"""Files as the real graphs come: every published count, and what a file may lack or get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from graph_checks import assert_one_line, same_graph
+
+from weft.core.errors import InputError
+from weft.data import Graph, load, require_trainable
+from weft.data.npz import read_npz
+
+# name: vertices, stored edges, features, classes, (train, val, test) or None, relations, both directions stored
+PUBLISHED = {
+    "cora": (2708, 10556, 1433, 7, (140, 500, 1000), 0, True),
+    "citeseer": (3327, 9104, 3703, 6, (120, 500, 1000), 0, True),
+    "amazon_photo": (7650, 238162, 745, 8, (4590, 1530, 1530), 0, True),
+    "coauthor_physics": (34493, 495924, 8415, 5, (20696, 6899, 6898), 0, True),
+    "tolokers": (11758, 1038000, 10, 2, (5879, 2939, 2940), 0, True),
+    "topo_cnr-2000": (325557, 3216152, 0, 0, None, 0, False),
+    "topo_road_NE": (1524453, 3868020, 0, 0, None, 0, True),
+    "topo_soc-Slashdot0902": (82168, 948464, 0, 0, None, 0, False),
+    "topo_dblp-2010": (326186, 1615400, 0, 0, None, 0, True),
+    "rdf_aifb": (8285, 29043, 0, 4, (140, None, 36), 45, False),
+    "hetero_acm": (11246, 17426, 0, 3, (60, 1000, 1000), 2, False),
+    "kg_wn18rr": (40943, 86835, 0, 0, None, 11, False),
+    "bipartite_amazon-book": (95594, 652514, 0, 0, None, 1, False),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_counts(name: str, weft_data: Callable[[str], Path]) -> None:
+    path = weft_data(name)
+    vertices, edges, features, classes, split, relations, symmetric = PUBLISHED[name]
+    graph = load(path)
+    assert (graph.num_vertices, graph.num_edges, graph.num_features, graph.num_classes) == (
+        vertices,
+        edges,
+        features,
+        classes,
+    )
+    masks = (graph.train_mask, graph.val_mask, graph.test_mask)
+    found = tuple(None if mask is None else int(mask.sum()) for mask in masks)
+    assert found == ((None, None, None) if split is None else split)
+    assert len(graph.relations) == relations
+    assert torch.equal(graph.in_edges.indices, graph.in_edges.transpose.indices) == symmetric
+    assert graph.name == name
+
+
+def test_features_equal_the_file(weft_data: Callable[[str], Path]) -> None:
+    from scipy.sparse import csr_matrix
+
+    path = weft_data("cora")
+    graph = load(path)
+    with np.load(path, allow_pickle=False) as file:
+        x = csr_matrix((file["x_data"], file["x_indices"], file["x_indptr"]), tuple(file["x_shape"]))
+        source, target = (torch.from_numpy(ids).long() for ids in file["edge_index"])
+    assert graph.x is not None
+    assert np.array_equal(graph.x.numpy(), x.toarray())
+    same_graph(graph, Graph.from_edges(source, target, x=graph.x, y=graph.y, **masks_of(graph), name="cora"))
+    require_trainable(graph)
+
+
+def masks_of(graph: Graph) -> dict[str, Any]:
+    return {mask: getattr(graph, mask) for mask in ("train_mask", "val_mask", "test_mask")}
+
+
+def test_typed_graph_places_the_target_type(weft_data: Callable[[str], Path]) -> None:
+    graph = load(weft_data("hetero_acm"))
+    assert graph.vertex_types == ("paper", "author", "subject")
+    assert graph.type_offsets == (0, 4019, 11186, 11246)
+    assert {name: tuple(x.shape) for name, x in graph.features.items()} == {
+        "paper": (4019, 1902),
+        "author": (7167, 1902),
+    }
+    assert graph.y is not None
+    assert int((graph.y >= 0).sum()) == 4019
+    assert bool((graph.y[4019:] == -1).all())
+    written = graph.relation("paper|written_by|author")
+    assert (written.num_sources, written.num_targets, written.num_edges) == (4019, 7167, 13407)
+    with pytest.raises(InputError) as error:
+        require_trainable(graph)
+    assert_one_line(error, "vertex type subject", "--random-features")
+    filled = load(weft_data("hetero_acm"), random_features=8)
+    assert filled.features["subject"].shape == (60, 8)
+    assert torch.equal(filled.features["paper"], graph.features["paper"])
+    require_trainable(filled)
+
+
+def test_ten_splits(weft_data: Callable[[str], Path]) -> None:
+    path = weft_data("tolokers")
+    with np.load(path, allow_pickle=False) as file:
+        masks = file["val_masks"]
+    graph = load(path, split=7)
+    assert graph.val_mask is not None
+    assert np.array_equal(graph.val_mask.numpy(), masks[7])
+    with pytest.raises(InputError) as error:
+        load(path, split=10)
+    assert_one_line(error, path, "split 10", "10 splits")
+
+
+def test_seeded_split_covers_the_labelled_vertices(tmp_path: Path) -> None:
+    y = np.arange(50) % 4 - 1
+    path = written(tmp_path, edge_index=np.array([[0], [1]]), y=y)
+    first, again, other = load(path), load(path), load(path, seed=1)
+    same_graph(first, again)
+    masks = [first.train_mask, first.val_mask, first.test_mask]
+    total = sum(mask.int() for mask in masks if mask is not None)
+    assert torch.equal(total, torch.from_numpy(y >= 0).int())
+    assert not torch.equal(masks[0], other.train_mask)  # type: ignore[arg-type]
+
+
+def written(folder: Path, **arrays: Any) -> Path:
+    np.savez(folder / "g.npz", **arrays)
+    return folder / "g.npz"
+
+
+EDGES = {"edge_index": np.array([[0, 1], [1, 2]], dtype=np.int32)}
+CSR = {"x_data": np.ones(2, np.float32), "x_indices": np.array([0, 4]), "x_indptr": np.array([0, 1, 1, 2])}
+TYPED = {
+    "node_types": np.array(["a", "b"]),
+    "num_nodes": np.array([2, 3]),
+    "edge_types": np.array(["a|r|b"]),
+    "edge_index|a|r|b": np.array([[0, 1], [2, 0]]),
+}
+
+
+def test_small_files(tmp_path: Path) -> None:
+    graph = read_npz(written(tmp_path, **EDGES, **CSR, x_shape=np.array([3, 5]), y=np.eye(3, dtype=np.uint8)))
+    assert graph.x is not None
+    assert graph.x.tolist() == [[1, 0, 0, 0, 0], [0] * 5, [0, 0, 0, 0, 1]]
+    assert graph.multilabel
+    assert graph.train_mask is not None
+    weighted = read_npz(
+        written(tmp_path, **EDGES, edge_weight=np.array([0.5, 2.0], np.float32), edge_type=np.array([0, 2]))
+    )
+    assert weighted.relations == ("vertex|0|vertex", "vertex|1|vertex", "vertex|2|vertex")
+    assert weighted.in_edges.weight is not None
+    assert weighted.in_edges.weight.tolist() == [0.5, 2.0]
+    several = read_npz(written(tmp_path, **TYPED, y=np.eye(3, dtype=np.uint8), target_type=np.array("b")))
+    assert several.y is not None
+    assert several.y[:2].sum() == 0
+    assert torch.equal(several.y[2:], torch.eye(3))
+    assert several.in_edges.indices.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "parts"),
+    [
+        ({"y": np.zeros(3)}, ["lacks 'edge_index'", "it holds y"]),
+        ({"edge_index": np.zeros((3, 2), int)}, ["edge_index has shape [3, 2]", "(2, E)"]),
+        ({"edge_index": np.array([[0, -1], [1, 2]])}, ["edge_index[0][1] is -1", "negative"]),
+        ({**EDGES, "num_nodes": np.array(2)}, ["edge_index[1][1] is 2", "2 vertices"]),
+        ({**EDGES, "num_nodes": np.array([2, 3])}, ["num_nodes", "[2]", "one whole number"]),
+        ({**EDGES, "y": np.array(["a", "b", "c"])}, ["y is <U1", "save numbers"]),
+        ({**EDGES, "num_nodes": np.array(3), "y": np.zeros(4, int)}, ["y", "[4]", "3 vertices"]),
+        ({**EDGES, "x": np.array([[1.0], [np.inf], [0.0]], np.float32)}, ["x[1, 0] is inf", "finite"]),
+        ({**EDGES, **CSR}, ["lacks 'x_shape'"]),
+        ({**EDGES, **CSR, "x_shape": np.array([4, 5])}, ["x_indptr has 4 entries", "4 rows"]),
+        ({**EDGES, **CSR, "x_shape": np.array([3, 4])}, ["x_indices[1] is 4", "4 "]),
+        ({**EDGES, "edge_type": np.array([0, 9]), "num_relations": np.array(3)}, ["edge_type[", "9", "3 relations"]),
+        ({**TYPED, "num_nodes": np.array([5])}, ["num_nodes has 1 entries", "2 node_types"]),
+        ({**TYPED, "edge_types": np.array(["a|r|c"])}, ["edge_types: 'a|r|c'", "a, b"]),
+        ({**TYPED, "edge_types": np.array(["b|r|a"])}, ["lacks 'edge_index|b|r|a'"]),
+        ({**TYPED, "num_nodes": np.array([2, 2])}, ["edge_index|a|r|b[1][0] is 2", "2 vertices"]),
+        ({**TYPED, "y": np.zeros(3, int), "target_type": np.array("c")}, ["unknown target_type 'c'"]),
+        ({**TYPED, "y": np.zeros(4, int), "target_type": np.array("b")}, ["y", "[4]", "3 vertices of type b"]),
+        ({**TYPED, "y": np.zeros(3, int)}, ["lacks 'target_type'"]),
+        ({**EDGES, "y": np.array([{}], dtype=object)}, ["no .npz file of plain arrays", "without objects"]),
+    ],
+)
+def test_mistakes_are_named(arrays: dict[str, Any], parts: list[str], tmp_path: Path) -> None:
+    path = written(tmp_path, **arrays)
+    with pytest.raises(InputError) as error:
+        load(path)
+    assert_one_line(error, path, *parts)
+
+
+def test_no_npz_file(tmp_path: Path) -> None:
+    path = tmp_path / "g.npz"
+    for content in (b"", b"PK\x03\x04 cut short", b"\x80\x04K*."):
+        path.write_bytes(content)
+        with pytest.raises(InputError) as error:
+            load(path)
+        assert_one_line(error, path, "no .npz file", "numpy.savez")
+    np.save(tmp_path / "one.npy", np.ones(3))
+    (tmp_path / "one.npy").rename(path)
+    with pytest.raises(InputError) as error:
+        load(path)
+    assert_one_line(error, path, "no .npz file")

@@ -1,0 +1,199 @@
+"""The store: what goes in comes out, and every kind of damage is named."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from graph_checks import CALM, assert_one_line, graphs, same_graph
+from hypothesis import given
+
+from weft.core.errors import InputError
+from weft.data import Graph, load, open_store, save, store
+from weft.data.manifest import map_array
+
+
+def sample() -> Graph:
+    """A directed, weighted graph with everything that an untyped one can have."""
+    mask = torch.tensor([True, False, False])
+    return Graph.from_edges(
+        torch.tensor([0, 1, 2, 2]),
+        torch.tensor([1, 2, 1, 1]),
+        weight=torch.tensor([0.5, 1.0, 2.0, 4.0]),
+        x=torch.arange(6.0).reshape(3, 2),
+        y=torch.tensor([0, 1, -1]),
+        train_mask=mask,
+        val_mask=mask.roll(1),
+        test_mask=mask & False,
+        name="sample",
+    )
+
+
+@CALM
+@given(graph=graphs())
+def test_round_trip(graph: Graph) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        graph.save(Path(folder) / "g")
+        for verify in (True, False):
+            opened = Graph.open(Path(folder) / "g", verify=verify)
+            same_graph(graph, opened)
+            assert opened.path == Path(folder) / "g"
+            assert replace(opened, name="changed").path is None
+        again = Path(folder) / "again"
+        opened.save(again)
+        same_graph(graph, load(again))
+        assert sorted(path.name for path in Path(folder).iterdir()) == ["again", "g"]
+
+
+def test_opened_tensors_are_mapped_and_writes_stay_here(tmp_path: Path) -> None:
+    save(sample(), tmp_path / "g")
+    opened = open_store(tmp_path / "g")
+    assert opened.x is not None
+    assert isinstance(map_array(tmp_path / "g" / "x.npy"), np.memmap)
+    opened.x[0, 0] = 99.0
+    same_graph(open_store(tmp_path / "g"), sample())
+
+
+def test_a_symmetric_graph_keeps_its_topology_once(tmp_path: Path) -> None:
+    source = torch.tensor([0, 1, 1, 2])
+    target = torch.tensor([1, 0, 2, 1])
+    Graph.from_edges(source, target).save(tmp_path / "g")
+    assert sorted(path.stem for path in (tmp_path / "g").iterdir()) == [
+        "indices",
+        "indptr",
+        "manifest",
+        "transpose_edge_ids",
+    ]
+    opened = open_store(tmp_path / "g")
+    assert opened.in_edges.transpose.indices is opened.in_edges.indices
+
+
+def test_only_a_store_is_replaced_and_only_when_asked(tmp_path: Path) -> None:
+    folder = tmp_path / "g"
+    sample().save(folder)
+    other = replace(sample(), name="other")
+    with pytest.raises(InputError) as error:
+        other.save(folder)
+    assert_one_line(error, folder, "overwrite")
+    assert open_store(folder).name == "sample"
+    other.save(folder, overwrite=True)
+    assert open_store(folder).name == "other"
+
+    foreign = tmp_path / "mine"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("years of work")
+    for place in (foreign, foreign / "thesis.txt"):
+        with pytest.raises(InputError) as error:
+            other.save(place, overwrite=True)
+        assert_one_line(error, place, "another folder")
+    assert (foreign / "thesis.txt").read_text() == "years of work"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g", "mine"]
+
+
+@pytest.mark.parametrize("broken", ["write_array", "replace_folder"])
+def test_nothing_is_left_half_written(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample().save(tmp_path / "old")
+    monkeypatch.setattr(store, broken, lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    for folder, overwrite in ((tmp_path / "new", False), (tmp_path / "old", True)):
+        with pytest.raises(OSError, match="disk full"):
+            replace(sample(), name="newer").save(folder, overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    same_graph(open_store(tmp_path / "old"), sample())
+
+
+def test_a_failed_rename_puts_the_old_store_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample().save(tmp_path / "old")
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.suffix == ".partial":
+            raise OSError("no")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="no"):
+        sample().save(tmp_path / "old", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    same_graph(open_store(tmp_path / "old"), sample())
+
+
+def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    """A damage that changes the manifest."""
+
+    def damage(folder: Path) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        change(manifest)
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    return damage
+
+
+def flip(folder: Path) -> None:
+    data = bytearray((folder / "x.npy").read_bytes())
+    data[-1] ^= 1
+    (folder / "x.npy").write_bytes(data)
+
+
+def cut(folder: Path) -> None:
+    (folder / "x.npy").write_bytes((folder / "x.npy").read_bytes()[:-3])
+
+
+def write(name: str, array: Any) -> Callable[[Path], object]:
+    return lambda folder: np.save(folder / name, array, allow_pickle=True)
+
+
+def set_values(folder: Path) -> None:
+    """A store whose checksums are right and whose values are not."""
+    graph = replace(sample(), x=torch.full((3, 2), float("nan")), trusted=True)
+    graph.save(folder, overwrite=True)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "missing file": (lambda folder: (folder / "x.npy").unlink(), ["x.npy", "missing", "import"]),
+    "truncated": (cut, ["x.npy", "bytes", "truncated", "import"]),
+    "empty": (lambda folder: (folder / "x.npy").write_bytes(b""), ["x.npy", "no .npy file", "import"]),
+    "header": (lambda folder: (folder / "x.npy").write_bytes(b"PK" * 99), ["x.npy", "no .npy file", "import"]),
+    "flipped bit": (flip, ["x.npy", "sha256", "import"]),
+    "shape": (write("x.npy", np.zeros((2, 3), np.float32)), ["x.npy", "'shape'", "[2, 3]", "[3, 2]", "import"]),
+    "dtype": (write("x.npy", np.zeros((3, 2))), ["x.npy", "'dtype'", "<f8", "<f4", "import"]),
+    "objects": (write("y.npy", np.array([{}] * 3)), ["y.npy", "never unpickles", "save numbers"]),
+    "values": (set_values, ["x[0, 0]", "nan", "finite"]),
+    "newer": (edit(lambda m: m.update(version=2)), ["manifest.json", "'version'", "2", "update weft"]),
+    "foreign": (edit(lambda m: m.update(format="zip")), ["manifest.json", "'format'", "weft data import"]),
+    "no field": (edit(lambda m: m.pop("symmetric")), ["manifest.json", "'symmetric'", "missing", "import"]),
+    "no version": (edit(lambda m: m.pop("version")), ["manifest.json", "'version'", "missing", "import"]),
+    "field type": (edit(lambda m: m.update(files=[])), ["manifest.json", "'files'", "dict", "import"]),
+    "no array": (edit(lambda m: m["files"].pop("indices")), ["manifest.json", "lacks 'indices'", "import"]),
+    "no checksum": (edit(lambda m: m["files"]["x"].pop("sha256")), ["manifest.json", "'sha256'", "missing"]),
+    "no dtype": (edit(lambda m: m["files"]["x"].pop("dtype")), ["manifest.json", "'dtype'", "missing"]),
+    "path outside": (edit(lambda m: m["files"].update({"../x": {}})), ["manifest.json", "'../x'", "import"]),
+    "no JSON": (lambda folder: (folder / "manifest.json").write_text("{"), ["manifest.json", "not JSON", "import"]),
+    "no text": (lambda folder: (folder / "manifest.json").write_bytes(b"\xff\xfe"), ["manifest.json", "not JSON"]),
+    "no manifest": (lambda folder: (folder / "manifest.json").unlink(), ["manifest.json", "missing", "import"]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_named(damage: str, tmp_path: Path) -> None:
+    folder = tmp_path / "g"
+    sample().save(folder)
+    spoil, parts = DAMAGE[damage]
+    spoil(folder)
+    with pytest.raises(InputError) as error:
+        open_store(folder)
+    assert_one_line(error, folder, *parts)
+
+
+def test_not_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place, part in ((tmp_path / "file", "is a file"), (tmp_path / "none", "no such folder")):
+        with pytest.raises(InputError) as error:
+            open_store(place)
+        assert_one_line(error, place, part)

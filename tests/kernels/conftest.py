@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.core.native import _native
+from weft.kernels import native, ops, torch_sparse
+
+
+@pytest.fixture(params=[*_native.supported_isas(), "torch_sparse"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Every build of the native kernels, then the other backend, all on CPU tensors."""
+    best = _native.current_isa()
+    if request.param == "torch_sparse":
+        monkeypatch.setattr(ops, "backend_of", lambda _: torch_sparse)
+    else:
+        monkeypatch.setattr(ops, "backend_of", lambda _: native)
+        _native.set_isa(request.param)
+    yield request.param
+    _native.set_isa(best)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fills what kernels are to write with NaN, so that an entry left out shows."""
+
+    def poisoned(make: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Tensor:
+            tensor: Tensor = make(*args, **kwargs)
+            return tensor.fill_(torch.nan if tensor.is_floating_point() else 77)
+
+        return wrapper
+
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))

@@ -1,0 +1,121 @@
+"""Graphs, operations and comparisons that the kernel tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from weft.data.adjacency import Adjacency
+from weft.kernels import Scale, ops, reference
+
+DTYPES = [torch.float32, torch.float64]
+
+
+def graph(
+    num_sources: int,
+    num_targets: int,
+    num_edges: int,
+    *,
+    seed: int = 0,
+    hub: bool = False,
+    index: torch.dtype = torch.int64,
+) -> Adjacency:
+    """Random weighted edges, with duplicates and self loops; with a hub, a third of them ends in one target."""
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randint(num_sources, (num_edges,), generator=generator)
+    target = torch.randint(num_targets, (num_edges,), generator=generator)
+    if hub:
+        target[: num_edges // 3] = num_targets // 2
+    weight = torch.rand(num_edges, generator=generator, dtype=torch.float64) + 0.5
+    adj = Adjacency.from_edges(source, target, num_sources=num_sources, num_targets=num_targets, weight=weight)
+    return replace(adj, indices=adj.indices.to(index))
+
+
+def graphs(index: torch.dtype) -> list[Adjacency]:
+    """What a kernel must survive: no edge, isolated vertices, blocks both ways, duplicates, rows beyond one chunk."""
+    return [
+        graph(1, 1, 0, index=index),
+        graph(9, 9, 0, index=index),
+        graph(40, 40, 25, seed=1, index=index),
+        graph(23, 7, 160, seed=2, index=index),
+        graph(5, 31, 90, seed=3, index=index),
+        graph(61, 61, 1500, seed=4, hub=True, index=index),
+    ]
+
+
+@st.composite
+def drawn_graphs(draw: st.DrawFn) -> Adjacency:
+    num_targets = draw(st.integers(1, 30))
+    num_sources = draw(st.integers(num_targets, 40) | st.just(num_targets))
+    num_edges = draw(st.sampled_from([0, 1, 5, 40, 400]))
+    return graph(num_sources, num_targets, num_edges, seed=draw(st.integers(0, 2**31)), hub=draw(st.booleans()))
+
+
+def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation of `ops` or `reference` on given tensors: `inputs` get gradients, `call` knows the rest."""
+
+    call: Callable[[ModuleType, Adjacency, list[Tensor]], Tensor]
+    inputs: list[Tensor]
+
+    def run(self, module: ModuleType, adj: Adjacency, dtype: torch.dtype) -> list[Tensor]:
+        """The result, then the gradient of every input for a fixed random gradient of the result."""
+        inputs = [tensor.to(dtype, copy=True).requires_grad_() for tensor in self.inputs]
+        y = self.call(module, adj.cast(dtype), inputs)
+        grads = torch.autograd.grad(y, inputs, randn(*y.shape, seed=99, dtype=dtype), materialize_grads=True)
+        return [y.detach(), *grads]
+
+
+def spmm_case(adj: Adjacency, width: int, *, source: bool, target: bool, loop: bool, weighted: bool) -> Case:
+    def vector(length: int, seed: int, dtype: torch.dtype) -> Tensor:
+        return randn(length, seed=seed).abs().add(0.1).to(dtype)
+
+    def call(module: ModuleType, adj: Adjacency, inputs: list[Tensor]) -> Tensor:
+        (x,) = inputs
+        scale = Scale(
+            source=vector(adj.num_sources, 1, x.dtype) if source else None,
+            target=vector(adj.num_targets, 2, x.dtype) if target else None,
+            loop=vector(adj.num_targets, 3, x.dtype) if loop and adj.num_targets <= adj.num_sources else None,
+        )
+        return module.spmm(adj, x, scale=scale, weighted=weighted)
+
+    return Case(call, [rounded(randn(adj.num_sources, width, seed=4))])
+
+
+def max_case(adj: Adjacency, width: int) -> Case:
+    x = randn(adj.num_sources, width, seed=5).mul(2).round()  # many ties
+    return Case(lambda module, adj, inputs: module.spmm_max(adj, *inputs), [x])
+
+
+def attend_case(adj: Adjacency, bounds: list[int], *, loop: bool = False, steps: int = 1, slope: float = 0.2) -> Case:
+    num_heads = len(bounds) - 1
+
+    def call(module: ModuleType, adj: Adjacency, inputs: list[Tensor]) -> Tensor:
+        square = adj.num_targets == adj.num_sources
+        flags = ~adj.has_loop if loop and adj.num_targets <= adj.num_sources else None
+        return module.attend(adj, *inputs, bounds=bounds, loop=flags, slope=slope, steps=steps if square else 1)
+
+    sizes = [(adj.num_sources, bounds[-1]), (adj.num_sources, num_heads), (adj.num_targets, num_heads)]
+    return Case(call, [rounded(randn(*size, seed=seed)) for seed, size in enumerate(sizes)])
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Numbers that float32 holds, so that both dtypes compute on the same ones."""
+    return x.float().double()
+
+
+def assert_same(adj: Adjacency, case: Case, dtype: torch.dtype) -> None:
+    """Result and gradients equal the reference in float64, up to what the dtype's rounding can do."""
+    truth = case.run(reference, replace(adj, indices=adj.indices.long()), torch.float64)
+    tolerance = 2e-5 if dtype == torch.float32 else 1e-12
+    for found, wanted in zip(case.run(ops, adj, dtype), truth, strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)

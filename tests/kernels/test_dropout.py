@@ -1,0 +1,83 @@
+"""Keyed dropout: its mask is the one defined, bit for bit, and does not depend on how rows and columns are blocked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import DTYPES
+
+from weft.core.random import mix64
+from weft.kernels import keyed_dropout, reference
+
+MASK32 = 2**32 - 1
+
+
+def keeps(key: int, row: int, column: int, p: float) -> bool:
+    """The definition, in Python's integers."""
+    mixed = mix64(key ^ row)
+    bits = ((mixed & MASK32) + column * 0x9E3779B9) & MASK32
+    bits ^= bits >> 16
+    bits = bits * 0x21F0AAAD & MASK32
+    bits ^= bits >> 15
+    bits ^= mixed >> 32
+    bits = bits * 0x735A2D97 & MASK32
+    bits ^= bits >> 15
+    return bits >= int(p * 2**32)
+
+
+@pytest.mark.usefixtures("backend")
+@given(
+    st.integers(0, 2**64 - 1),
+    st.lists(st.integers(0, 2**40), max_size=6),
+    st.integers(0, 40),
+    st.integers(0, 2**31),
+    st.floats(0.001, 0.999),
+    st.sampled_from(DTYPES),
+)
+@settings(deadline=None, max_examples=40)
+def test_mask_is_the_one_defined(key, rows, width, first_column, p, dtype):
+    x = torch.ones(len(rows), width, dtype=dtype)
+    y = keyed_dropout(x, torch.tensor(rows, dtype=torch.int64), key=key, p=p, first_column=first_column)
+    mask = [[keeps(key, row, first_column + column, p) for column in range(width)] for row in rows]
+    expected = torch.tensor(mask, dtype=dtype).reshape(x.shape) / (1 - p)
+    torch.testing.assert_close(y, expected)
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_blocking_does_not_matter(dtype):
+    x, rows = torch.rand(30, 41, dtype=dtype), torch.arange(30).flip(0) * 1_000_003
+    whole = keyed_dropout(x, rows, key=7, p=0.4)
+    part = keyed_dropout(x[11:25, 5:38], rows[11:25], key=7, p=0.4, first_column=5)
+    assert torch.equal(part, whole[11:25, 5:38])
+
+
+@pytest.mark.usefixtures("backend")
+def test_equals_the_reference_backwards_too():
+    rows = torch.arange(50)
+    x = torch.randn(50, 19, dtype=torch.float64, requires_grad=True)
+    y = keyed_dropout(x, rows, key=2**63 + 5, p=0.3)
+    assert torch.equal(y, reference.keyed_dropout(x, rows, key=2**63 + 5, p=0.3))
+    (grad,) = torch.autograd.grad(y, x, torch.full_like(x, 2.0))
+    assert torch.equal(grad, (y.detach() != 0).double() * (2 * (1 / (1 - 0.3))))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_rate_and_independence(p):
+    """Over a million draws: the rate, also by row and by column, and no tie between neighbours, keys or columns."""
+    rows = torch.arange(1000)
+    one, two = (keyed_dropout(torch.ones(1000, 1000), rows, key=key, p=p) == 0 for key in (1, 2))
+    spread = (p * (1 - p)) ** 0.5
+    assert abs(one.float().mean() - p) < 5 * spread / 1000
+    for dim in (0, 1):
+        assert (one.float().mean(dim) - p).abs().max() < 6 * spread / 1000**0.5
+    pairs = [(one, two), (one[1:], one[:-1]), (one[:, 1:], one[:, :-1]), (one[1:, 1:], one[:-1, :-1])]
+    for a, b in pairs:
+        assert abs((a & b).float().mean() - p * p) < 6 * spread / 1000
+
+
+def test_nothing_dropped_at_zero():
+    x = torch.rand(3, 4)
+    assert keyed_dropout(x, torch.arange(3), key=1, p=0.0) is x

@@ -1,0 +1,84 @@
+"""A mistake of the caller is a ValueError that names the argument; instruction sets are chosen by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from kernel_cases import graph
+
+from weft.core.native import _native
+from weft.data.adjacency import Adjacency
+from weft.kernels import Scale, attend, keyed_dropout, spmm, spmm_max
+
+X = torch.ones(5, 4)
+LOGITS = torch.zeros(5, 2)
+ROWS = torch.arange(5)
+
+
+def block() -> Adjacency:
+    return graph(3, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda adj: spmm(adj, X[:4]), r"x .* \[5, columns\]"),
+        (lambda adj: spmm(adj, X[0]), r"x .* \[5, columns\]"),
+        (lambda adj: spmm(adj, X.half()), "x .* float32 or float64"),
+        (lambda adj: spmm(adj.with_weight(None), X, weighted=True), "have no weight"),
+        (lambda adj: spmm(adj, X, weighted=True), "adj.cast"),
+        (lambda adj: spmm(adj, X, scale=Scale(source=torch.ones(4))), "scale.source .* must be"),
+        (lambda adj: spmm(adj, X, scale=Scale(target=torch.ones(5).double())), "scale.target .* must be"),
+        (
+            lambda adj: spmm(adj, X, scale=Scale(loop=torch.ones(5, requires_grad=True))),
+            "scale.loop asks for a gradient",
+        ),
+        (lambda _: spmm(block(), X[:3], scale=Scale(loop=torch.ones(5))), "scale.loop asks for targets"),
+        (lambda adj: spmm_max(adj, X.int()), "x .* float32 or float64"),
+        (lambda adj: attend(adj, X, LOGITS, LOGITS, bounds=[0, 4]), "bounds"),
+        (lambda adj: attend(adj, X, LOGITS, LOGITS, bounds=[0, 2, 3]), "bounds"),
+        (lambda adj: attend(adj, X, LOGITS, LOGITS, bounds=[0, 5, 4]), "bounds"),
+        (lambda adj: attend(adj, X, LOGITS[:3], LOGITS, bounds=[0, 2, 4]), "logit_src"),
+        (lambda adj: attend(adj, X, LOGITS, LOGITS[:, :1], bounds=[0, 2, 4]), "2 heads, logit_dst 1"),
+        (lambda adj: attend(adj, X, LOGITS.double(), LOGITS, bounds=[0, 2, 4]), "must agree"),
+        (lambda adj: attend(adj, X, LOGITS, LOGITS, bounds=[0, 2, 4], loop=torch.ones(5)), r"loop .* bool \[5\]"),
+        (lambda adj: attend(adj, X, LOGITS, LOGITS, bounds=[0, 2, 4], steps=0), "steps=0"),
+        (lambda _: attend(block(), X[:3], LOGITS[:3], LOGITS, bounds=[0, 2, 4], steps=2), "steps=2"),
+        (lambda _: keyed_dropout(X, ROWS, key=1, p=1.0), "p=1.0"),
+        (lambda _: keyed_dropout(X, ROWS[:3], key=1, p=0.5), "rows"),
+        (lambda _: keyed_dropout(X, ROWS.int(), key=1, p=0.5), "rows"),
+        (lambda _: keyed_dropout(X[0], ROWS, key=1, p=0.5), "x "),
+    ],
+)
+def test_mistakes_are_named(call: Callable[[Adjacency], torch.Tensor], match: str):
+    with pytest.raises(ValueError, match=match):
+        call(graph(5, 5, 12))
+
+
+def test_native_refuses_what_it_cannot_take():
+    """The last line of defence: no copy, no conversion, no array of another size."""
+    adj, y = graph(5, 5, 12), torch.empty(5, 4)
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        _native.spmm(adj.indptr, adj.indices, None, None, None, None, torch.ones(4, 5).t(), y, 1)
+    with pytest.raises(ValueError, match="y must have"):
+        _native.spmm(adj.indptr, adj.indices, None, None, None, None, X, y[:4], 1)
+    with pytest.raises(ValueError, match="must end at"):
+        _native.spmm(adj.indptr, adj.indices[:3], None, None, None, None, X, y, 1)
+
+
+def test_unknown_instruction_set():
+    with pytest.raises(ValueError, match="WEFT_ISA is one of baseline"):
+        _native.set_isa("mmx")
+
+
+@pytest.mark.parametrize("isa", _native.supported_isas())
+def test_environment_chooses_the_instruction_set(isa):
+    code = "from weft.core.native import _native; print(_native.current_isa())"
+    environment = {**os.environ, "WEFT_ISA": isa}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == isa

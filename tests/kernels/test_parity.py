@@ -1,0 +1,73 @@
+"""Every op, backend, instruction set and dtype equals the reference: results and all gradients."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import (
+    DTYPES,
+    assert_same,
+    attend_case,
+    drawn_graphs,
+    graph,
+    graphs,
+    max_case,
+    spmm_case,
+)
+
+WIDTHS = [0, 1, 2, 7, 16, 33, 100]
+BOUNDS = [[0, 0], [0, 5], [0, 16, 32], [0, 3, 3, 20], [0, 40, 41, 90, 131]]
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+class TestParity:
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_spmm(self, dtype, index, weighted):
+        for adj, width in itertools.product(graphs(index), WIDTHS):
+            source, target, loop = (bool(width >> bit & 1) ^ weighted for bit in range(3))
+            assert_same(adj, spmm_case(adj, width, source=source, target=target, loop=loop, weighted=weighted), dtype)
+
+    def test_spmm_max(self, dtype, index):
+        for adj, width in itertools.product(graphs(index), WIDTHS):
+            assert_same(adj, max_case(adj, width), dtype)
+
+    def test_attend(self, dtype, index):
+        for adj, bounds in itertools.product(graphs(index), BOUNDS):
+            assert_same(adj, attend_case(adj, bounds, loop=len(bounds) % 2 == 1), dtype)
+
+    def test_attend_steps(self, dtype, index):
+        for adj in graphs(index):
+            assert_same(adj, attend_case(adj, [0, 4, 21], loop=True, steps=3, slope=0.1), dtype)
+
+
+@pytest.mark.parametrize("factors", list(itertools.product([False, True], repeat=4)), ids=str)
+def test_every_mix_of_factors(factors):
+    source, target, loop, weighted = factors
+    adj = graph(30, 20, 200)
+    assert_same(adj, spmm_case(adj, 9, source=source, target=target, loop=loop, weighted=weighted), torch.float64)
+
+
+@pytest.mark.parametrize("width", [*range(1, 40), 64, 127, 128, 129, 256, 257, 300, 513])
+def test_every_width(width):
+    """Each cut of the columns into vectors and blocks, float32 and float64."""
+    adj = graph(20, 15, 60)
+    for dtype in DTYPES:
+        assert_same(adj, spmm_case(adj, width, source=True, target=False, loop=True, weighted=False), dtype)
+        assert_same(adj, max_case(adj, width), dtype)
+        assert_same(adj, attend_case(adj, [0, width // 3, width], loop=True), dtype)
+
+
+@given(drawn_graphs(), st.integers(0, 70), st.booleans(), st.booleans())
+@settings(deadline=None, max_examples=25)
+def test_drawn_graphs(adj, width, weighted, loop):
+    assert_same(adj, spmm_case(adj, width, source=True, target=True, loop=loop, weighted=weighted), torch.float64)
+    assert_same(adj, max_case(adj, width), torch.float64)
+    bounds = [0, width // 4, width // 2, width]
+    assert_same(adj, attend_case(adj, bounds, loop=loop, steps=2), torch.float64)

@@ -1,0 +1,185 @@
+"""What holds beyond parity: gradients against differences, the same bits however computed, slices that add up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import DTYPES, Case, attend_case, drawn_graphs, graph, max_case, randn, rounded, spmm_case
+
+from weft.data.adjacency import Adjacency
+from weft.kernels import attend, ops, reference, spmm, spmm_max
+
+
+def cases(adj: Adjacency, width: int) -> list[Case]:
+    return [
+        spmm_case(adj, width, source=False, target=False, loop=False, weighted=False),
+        spmm_case(adj, width, source=True, target=True, loop=True, weighted=True),
+        max_case(adj, width),
+        attend_case(adj, [0, width // 3, width], loop=True, steps=2),
+    ]
+
+
+def assert_same_bits(one: list[torch.Tensor], two: list[torch.Tensor]) -> None:
+    for a, b in zip(one, two, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_gradients_match_differences():
+    adj = graph(6, 6, 14)
+    for case in cases(adj, 5):
+        inputs = [(tensor + 0.1 * randn(*tensor.shape, seed=8)).requires_grad_() for tensor in case.inputs]
+        assert torch.autograd.gradcheck(lambda *args, case=case: case.call(ops, adj, list(args)), inputs)
+
+
+@given(drawn_graphs(), st.integers(1, 40), st.sampled_from(DTYPES), st.integers(0, 2**31))
+@settings(deadline=None, max_examples=40)
+def test_edge_order_does_not_matter(adj, width, dtype, seed):
+    """Shuffled edges give the same bits; the weights of duplicates are made equal, as their order is the input's."""
+    source, target = adj.edges()
+    weight = (source * 7 + target).double().cos()
+    shuffled = torch.randperm(adj.num_edges, generator=torch.Generator().manual_seed(seed))
+    one, two = (
+        Adjacency.from_edges(
+            source[order],
+            target[order],
+            num_sources=adj.num_sources,
+            num_targets=adj.num_targets,
+            weight=weight[order],
+        )
+        for order in (torch.arange(adj.num_edges), shuffled)
+    )
+    for case in cases(adj, width):
+        assert_same_bits(case.run(ops, one, dtype), case.run(ops, two, dtype))
+
+
+@pytest.mark.usefixtures("two_threads", "backend")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_threads_do_not_matter(dtype):
+    adj = graph(900, 900, 30_000, hub=True)
+    for case in cases(adj, 37):
+        two = case.run(ops, adj, dtype)
+        torch.set_num_threads(1)
+        one = case.run(ops, adj, dtype)
+        torch.set_num_threads(2)
+        assert_same_bits(one, two)
+        assert_same_bits(case.run(ops, adj, dtype), two)
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_columns_do_not_see_each_other(dtype):
+    """A rank's slice of the columns has the bits of the whole: what tensor parallelism rests on."""
+    adj = graph(50, 50, 700)
+    x = randn(50, 61, seed=1, dtype=dtype)
+    for op in (spmm, spmm_max):
+        whole = op(adj, x)
+        for begin, end in ((0, 13), (13, 14), (14, 61)):
+            torch.testing.assert_close(op(adj, x[:, begin:end]), whole[:, begin:end], rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("steps", [1, 3])
+def test_slices_of_heads_add_up(steps):
+    """Bounds may cut heads: results are slices of the whole, gradients of the logits sum to the whole."""
+    adj = graph(40, 40, 500)
+    h, logit_src, logit_dst, grad = (
+        randn(40, 23, seed=1),
+        randn(40, 3, seed=2),
+        randn(40, 3, seed=3),
+        randn(40, 23, seed=4),
+    )
+    loop = ~adj.has_loop
+
+    def run(begin: int, end: int) -> list[torch.Tensor]:
+        inputs = [
+            h[:, begin:end].clone().requires_grad_(),
+            logit_src.clone().requires_grad_(),
+            logit_dst.clone().requires_grad_(),
+        ]
+        bounds = [min(max(bound, begin), end) - begin for bound in (0, 10, 17, 23)]
+        y = attend(adj, *inputs, bounds=bounds, loop=loop, steps=steps)
+        return [y.detach(), *torch.autograd.grad(y, inputs, grad[:, begin:end])]
+
+    whole = run(0, 23)
+    slices = [run(begin, end) for begin, end in ((0, 4), (4, 4), (4, 12), (12, 23))]
+    torch.testing.assert_close(torch.cat([part[0] for part in slices], dim=1), whole[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.cat([part[1] for part in slices], dim=1), whole[1], rtol=1e-12, atol=1e-12)
+    for logits in (2, 3):
+        torch.testing.assert_close(sum(part[logits] for part in slices), whole[logits], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.usefixtures("backend")
+def test_gradients_only_where_needed():
+    adj = graph(20, 20, 100)
+    case = attend_case(adj, [0, 4, 9], loop=True, steps=2)
+    _, *whole = case.run(reference, adj, torch.float64)
+    for wanted in range(3):
+        inputs = [tensor.clone().requires_grad_(place == wanted) for place, tensor in enumerate(case.inputs)]
+        y = case.call(ops, adj, inputs)
+        (grad,) = torch.autograd.grad(y, inputs[wanted], randn(*y.shape, seed=99))
+        torch.testing.assert_close(grad, whole[wanted], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention_survives_extreme_logits(dtype):
+    """Large logits of either sign, and -inf, which takes an edge out; all out gives zero."""
+    adj = graph(30, 30, 300)
+    logit_src = rounded(randn(30, 2, seed=1)).mul(3000).to(dtype)
+    logit_src[::4] = -torch.inf
+    logit_dst = rounded(randn(30, 2, seed=2)).mul(3000).to(dtype)
+    logit_dst[5] = -torch.inf
+    h = rounded(randn(30, 6, seed=3)).to(dtype)
+    found = attend(adj, h, logit_src, logit_dst, bounds=[0, 3, 6])
+    assert found.isfinite().all()
+    assert (found[5] == 0).all()
+    double = [tensor.double() for tensor in (h, logit_src, logit_dst)]
+    torch.testing.assert_close(found.double(), reference.attend(adj, *double, bounds=[0, 3, 6]), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.usefixtures("backend")
+def test_nan_wins_a_maximum():
+    adj = graph(20, 20, 200)
+    x = randn(20, 5, seed=1)
+    x[3, 2] = torch.nan
+    torch.testing.assert_close(spmm_max(adj, x), reference.spmm_max(adj, x), equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("backend")
+def test_strides_are_taken_as_they_come():
+    adj = graph(20, 20, 90)
+    x = randn(7, 20, seed=1).t()
+    torch.testing.assert_close(spmm(adj, x), reference.spmm(adj, x))
+    leaf = randn(20, 7, seed=2).requires_grad_()
+    spmm(adj, leaf).sum().backward()  # the gradient arrives expanded, with strides of zero
+    assert leaf.grad.isfinite().all()
+
+
+def test_reference_is_the_dense_formula():
+    adj = graph(9, 9, 30)
+    source, target = adj.edges()
+    x, weight = randn(9, 4, seed=1), adj.weight
+    dense = torch.zeros(9, 9, dtype=torch.float64).index_put((target, source), weight, accumulate=True)
+    torch.testing.assert_close(reference.spmm(adj, x, weighted=True), dense @ x)
+    count = torch.zeros(9, 9, dtype=torch.float64).index_put((target, source), torch.ones(30).double(), accumulate=True)
+    logit_src, logit_dst = randn(9, 1, seed=2), randn(9, 1, seed=3)
+    powers = count * torch.nn.functional.leaky_relu(logit_dst + logit_src.T, 0.2).exp()
+    alpha = powers / powers.sum(1, keepdim=True).clamp(min=1e-300)
+    torch.testing.assert_close(
+        reference.attend(adj, x, logit_src, logit_dst, bounds=[0, 4], steps=2), alpha @ alpha @ x
+    )
+    largest = torch.where(count[:, :, None] > 0, x[None], -torch.inf).amax(1)
+    torch.testing.assert_close(reference.spmm_max(adj, x), torch.where(adj.degree[:, None] > 0, largest, 0))
+
+
+def test_wide_edge_ids():
+    """A transpose whose edge ids are int64, as beyond 2**31 edges."""
+    adj = graph(20, 20, 100)
+    wide = replace(adj.transpose, edge_ids=adj.transpose.edge_ids.long())
+    wide_adj = replace(adj, known_transpose=wide)
+    for case in cases(adj, 6):
+        assert_same_bits(case.run(ops, wide_adj, torch.float64), case.run(ops, adj, torch.float64))

@@ -1,0 +1,26 @@
+"""The parity matrix: every exact strategy x every model x P, in one spawn per P."""
+
+from __future__ import annotations
+
+import pytest
+from parity import EXACT, Case, cases, check_case, planted_error
+from ranks import spawn
+
+from weft.comm import Group
+
+
+def check_all(group: Group) -> int:
+    checked = 0
+    for name in EXACT:
+        for case in cases():
+            check_case(group, case, name)
+            checked += 1
+    if group.size > 1:
+        with planted_error(), pytest.raises(AssertionError, match="logits|gradient"):
+            check_case(group, Case(model="gcn"), "tensor")
+    return checked
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_equals_single(size: int) -> None:
+    assert spawn(size, check_all) == [len(EXACT) * len(cases())] * size

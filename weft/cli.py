@@ -1,0 +1,167 @@
+"""The command line. What it says on a mistake is one line, and its exit code is 2."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.table import Table
+
+from weft import data, engine, report
+from weft.core.config import Config
+from weft.core.errors import InputError, RunError, Stopped
+from weft.engine.folder import RunFolder
+from weft.engine.run import load_graph, run
+
+WIDE = 120
+DATA_OPTIONS = ("split", "random_features", "random_classes", "seed")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see {self.prog} --help)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; its exit code: 0 if it finished, 2 for a mistake of the caller, 1 for a run that failed."""
+    try:
+        options = _parser().parse_args(arguments)
+        return int(options.command(options))
+    except InputError as error:
+        code, text = 2, str(error)
+    except RunError as error:
+        code, text = 1, str(error)
+    except Stopped as stop:
+        print(f"weft: {stop}", file=sys.stderr, flush=True)
+        return 128 + stop.signal
+    except KeyboardInterrupt:
+        code, text = 128 + signal.SIGINT, "interrupted"
+    print(f"weft: error: {text}", file=sys.stderr, flush=True)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="weft", description="Trains graph neural networks on graphs that outgrow one device.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
+
+    command = commands.add_parser("train", help="train a model on a graph under a strategy")
+    _add_options(command)
+    command.add_argument("--out", type=Path, help="folder of the run (default: a new one in runs/)")
+    command.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    command.set_defaults(command=_train)
+
+    command = commands.add_parser("compare", help="train the same model under several strategies")
+    _add_options(command, leave_out=("strategy",))
+    command.add_argument("--strategies", required=True, help="names, separated by commas")
+    command.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of the runs (%(default)s)")
+    command.set_defaults(command=_compare)
+
+    commands = commands.add_parser("data", help="graphs on disk").add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser("import", help="turn a file or a named dataset into a graph folder")
+    command.add_argument("source", help="a file or a dataset name")
+    _add_options(command, only=DATA_OPTIONS)
+    command.add_argument("--out", type=Path, required=True, help="folder of the graph")
+    command.set_defaults(command=_import)
+    command = commands.add_parser("info", help="what a graph holds; verifies a folder's checksums")
+    command.add_argument("graph", help="a graph folder, a file or a dataset name")
+    command.set_defaults(command=_info)
+    return parser
+
+
+def _add_options(
+    parser: argparse.ArgumentParser, *, leave_out: Sequence[str] = (), only: Sequence[str] | None = None
+) -> None:
+    """One flag per field of Config; those not given are absent from the result."""
+    for spec in dataclasses.fields(Config):
+        if spec.name in leave_out or (only is not None and spec.name not in only):
+            continue
+        if spec.name == "graph":
+            parser.add_argument("graph", help=spec.metadata["help"])
+            continue
+        flag = "--" + spec.name.replace("_", "-")
+        text = f"{spec.metadata['help']} ({spec.default})".replace("%", "%%")
+        if isinstance(spec.default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        else:
+            kind: Any = type(spec.default)
+            parser.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar="X", help=text)
+
+
+def _config(options: argparse.Namespace, **defaults: Any) -> Config:
+    names = {spec.name for spec in dataclasses.fields(Config)}
+    given = {name: value for name, value in vars(options).items() if name in names}
+    return Config(**(defaults | given))
+
+
+def _train(options: argparse.Namespace) -> int:
+    saved = {}
+    if options.resume:
+        if options.out is None:
+            raise InputError("--resume needs --out: the folder of the run to go on with")
+        if RunFolder(options.out).config.exists():
+            saved = dataclasses.asdict(Config.read(RunFolder(options.out).config))
+    config = _config(options, **saved)
+    done = run(config, load_graph(config), None, out=options.out, resume=options.resume)
+    if os.environ.get("RANK", "0") == "0":
+        _print(report.run_table(done.summary))
+        print(f"records and model in {done.folder}")
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    runs = engine.compare(_config(options), options.strategies.split(","), options.out)
+    _print(report.compare_table({name: done.summary for name, done in runs.items()}))
+    print(f"records in {options.out}/compare.jsonl")
+    return 0
+
+
+def _print(table: Table) -> None:
+    """Prints a table, as wide as it needs to be where the output is no terminal."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(table)
+
+
+def _import(options: argparse.Namespace) -> int:
+    graph = load_graph(_config(options, graph=options.source))
+    graph.save(options.out)
+    _describe(graph)
+    print(f"saved in {options.out}")
+    return 0
+
+
+def _info(options: argparse.Namespace) -> int:
+    _describe(data.load(options.graph))
+    return 0
+
+
+def _describe(graph: data.Graph) -> None:
+    """Prints one fact a line."""
+    degree = graph.in_edges.degree
+    facts = {
+        "name": graph.name,
+        "vertices": f"{graph.num_vertices:,}",
+        "edges": f"{graph.num_edges:,}",
+        "in-degree": f"mean {graph.num_edges / max(graph.num_vertices, 1):.1f}, most {int(degree.max()) if len(degree) else 0}",
+        "isolated targets": f"{int((degree == 0).sum()):,}",
+        "edge weights": "yes" if graph.in_edges.weight is not None else "no",
+        "relations": len(graph.relations),
+        "features": graph.num_features,
+        "classes": f"{graph.num_classes}{' (several per vertex)' if graph.multilabel else ''}",
+        "fingerprint": graph.fingerprint,
+    }
+    for split in ("train", "val", "test"):
+        mask = getattr(graph, f"{split}_mask")
+        facts[f"{split} vertices"] = "no split" if mask is None else f"{int(mask.sum()):,}"
+    for name, value in facts.items():
+        print(f"{name:17} {value}")

@@ -1,0 +1,135 @@
+"""Rows to columns and back: the `split` and `gather` of NeutronTP (section 3.1, figure 6), each the other's adjoint.
+
+Rank r answers for the rows `rows[r]:rows[r + 1]` of all N vertices and holds the columns `columns[r]` of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from weft.comm.group import Group
+
+Range = tuple[int, int]
+
+
+def even_bounds(count: int, parts: int) -> tuple[int, ...]:
+    """Bounds of `parts` contiguous ranges over `count` items whose sizes differ by at most one."""
+    return tuple(count * part // parts for part in range(parts + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Who holds what of an [N, F] matrix. Column ranges of two ranks may overlap; then `cols_to_rows` sums them."""
+
+    rows: tuple[int, ...]
+    columns: tuple[tuple[Range, ...], ...]
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of the whole matrix: F."""
+        return max(stop for ranges in self.columns for _, stop in ranges)
+
+    def width(self, rank: int) -> int:
+        """Columns that `rank` holds: f."""
+        return sum(stop - start for start, stop in self.columns[rank])
+
+    def num_rows(self, rank: int) -> int:
+        """Rows that `rank` answers for: n."""
+        return self.rows[rank + 1] - self.rows[rank]
+
+
+def column_layout(rows: tuple[int, ...], width: int) -> Layout:
+    """Every rank gets its even share of `width` columns; ranks beyond the width get none."""
+    return Layout(
+        rows=rows, columns=tuple(((start, stop),) for start, stop in pairwise(even_bounds(width, len(rows) - 1)))
+    )
+
+
+def rows_to_cols(x_nF: Tensor, layout: Layout, group: Group) -> Tensor:
+    """Split: from the rows [n, F] this rank answers for to its columns [N, f] of all rows."""
+    return _RowsToCols.apply(x_nF, layout, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def cols_to_rows(x_Nf: Tensor, layout: Layout, group: Group) -> Tensor:
+    """Gather: from this rank's columns [N, f] of all rows to the rows [n, F] it answers for."""
+    return _ColsToRows.apply(x_Nf, layout, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def sum_over_ranks(values: Tensor, group: Group, *, tag: str) -> Tensor:
+    """The sum of a tensor over the ranks, on every rank; its adjoint is the same sum."""
+    return _SumOverRanks.apply(values, group, tag)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def sum_gradients(parameters: Sequence[torch.nn.Parameter], group: Group) -> None:
+    """Adds every parameter's gradient over the ranks, in one collective; a parameter without one counts as zero."""
+    if group.size == 1:
+        return
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    total = group.all_reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]), tag="gradients")
+    for parameter, part in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
+        parameter.grad = part.view_as(parameter)
+
+
+def _split(x_nF: Tensor, layout: Layout, group: Group) -> Tensor:
+    n, f = len(x_nF), layout.width(group.rank)
+    messages = [torch.cat([x_nF[:, start:stop] for start, stop in ranges], 1).reshape(-1) for ranges in layout.columns]
+    sent = [n * layout.width(rank) for rank in range(group.size)]
+    received = [layout.num_rows(rank) * f for rank in range(group.size)]
+    return group.all_to_all(torch.cat(messages), sent, received, tag="split").view(layout.rows[-1], f)
+
+
+def _gather(x_Nf: Tensor, layout: Layout, group: Group) -> Tensor:
+    n, f = layout.num_rows(group.rank), layout.width(group.rank)
+    sent = [layout.num_rows(rank) * f for rank in range(group.size)]
+    received = [n * layout.width(rank) for rank in range(group.size)]
+    messages = group.all_to_all(x_Nf.reshape(-1), sent, received, tag="gather").split(received)
+    x_nF = x_Nf.new_zeros(n, layout.num_columns)
+    for message, ranges in zip(messages, layout.columns, strict=True):
+        widths = [stop - start for start, stop in ranges]
+        for part, (start, stop) in zip(message.view(n, sum(widths)).split(widths, 1), ranges, strict=True):
+            x_nF[:, start:stop] += part
+    return x_nF
+
+
+class _RowsToCols(Function):
+    @staticmethod
+    def forward(ctx: Any, x_nF: Tensor, layout: Layout, group: Group) -> Tensor:
+        ctx.layout, ctx.group = layout, group
+        return _split(x_nF, layout, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_Nf: Tensor) -> tuple[Tensor, None, None]:
+        return _gather(grad_Nf, ctx.layout, ctx.group), None, None
+
+
+class _ColsToRows(Function):
+    @staticmethod
+    def forward(ctx: Any, x_Nf: Tensor, layout: Layout, group: Group) -> Tensor:
+        ctx.layout, ctx.group = layout, group
+        return _gather(x_Nf, layout, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_nF: Tensor) -> tuple[Tensor, None, None]:
+        return _split(grad_nF, ctx.layout, ctx.group), None, None
+
+
+class _SumOverRanks(Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: Group, tag: str) -> Tensor:
+        ctx.group, ctx.tag = group, tag
+        return group.all_reduce(values, tag=tag)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.group.all_reduce(grad, tag=ctx.tag), None, None

@@ -1,0 +1,141 @@
+"""The ranks of a run, and the only door to the network: every byte that moves is counted here."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from weft.core.errors import RunError
+from weft.core.meter import Meter
+
+GRACE_SECONDS = 3.0
+"""How long a rank that lost a peer waits for the others to say that they live."""
+
+
+class Group:
+    """`size` ranks, of which this is number `rank`. Made by `join`, or directly for one rank, which talks to nobody."""
+
+    def __init__(self, rank: int = 0, size: int = 1, meter: Meter | None = None, device: str = "cpu") -> None:
+        self.rank, self.size, self.device = rank, size, torch.device(device)
+        self.meter = meter or Meter()
+
+    def all_to_all(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str) -> Tensor:
+        """Sends slice q of the flat `send` to rank q; returns what the ranks sent here, in rank order, flat.
+
+        Counts are elements per rank; zero is legal.
+        """
+        if self.size == 1:
+            return send
+        received = torch.empty(sum(recv_counts), dtype=send.dtype, device=send.device)
+        with self._collective("all_to_all", tag, _others(send, send_counts, self), _others(send, recv_counts, self)):
+            dist.all_to_all_single(received, send, list(recv_counts), list(send_counts))
+        return received
+
+    def all_reduce(self, values: Tensor, *, tag: str) -> Tensor:
+        """The sum of `values` over the ranks, in a fixed order; bytes are those of a ring."""
+        if self.size == 1:
+            return values
+        total = values.clone(memory_format=torch.contiguous_format)
+        payload = 2 * values.numel() * values.element_size() * (self.size - 1) // self.size
+        with self._collective("all_reduce", tag, payload, payload):
+            dist.all_reduce(total)
+        return total
+
+    def broadcast(self, values: Tensor, *, tag: str) -> None:
+        """Overwrites `values` with rank 0's."""
+        if self.size > 1:
+            payload = values.numel() * values.element_size()
+            with self._collective("broadcast", tag, 0 if self.rank else payload, payload if self.rank else 0):
+                dist.broadcast(values, 0)
+
+    def share(self, report: dict[str, Any]) -> list[dict[str, Any]]:
+        """Every rank's `report` (plain JSON values), in rank order, on every rank."""
+        if self.size == 1:
+            return [report]
+        text = torch.frombuffer(bytearray(json.dumps(report).encode()), dtype=torch.uint8).to(self.device)
+        lengths = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
+        with self._collective("all_gather", "report", 8 * (self.size - 1), 8 * (self.size - 1)):
+            dist.all_gather(lengths, torch.tensor([len(text)], device=self.device))
+        counts = [int(length) for length in lengths]
+        texts = self.all_to_all(text.repeat(self.size), [len(text)] * self.size, counts, tag="report")
+        return [json.loads(bytes(part.tolist())) for part in texts.split(counts)]
+
+    def leave(self) -> None:
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _synchronize(self) -> None:
+        """Waits for the device, so that seconds are counted where they are spent."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @contextmanager
+    def _collective(self, operation: str, tag: str, sent: int, received: int) -> Iterator[None]:
+        self.meter.show(f"{self.meter.where}, {operation} '{tag}'")
+        self._synchronize()
+        start = time.perf_counter()
+        try:
+            yield
+            self._synchronize()
+        except RuntimeError as error:
+            seconds = time.perf_counter() - start
+            reason = str(error).splitlines()[0]
+            raise RunError(
+                f"rank {self.rank} lost {_missing_ranks(self)} in {self.meter.where}, {operation} '{tag}', "
+                f"after {seconds:.1f} s ({reason})"
+            ) from error
+        self.meter.collective(tag, sent, received, time.perf_counter() - start)
+        self.meter.show(self.meter.where)
+
+
+def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_method: str = "env://") -> Group:
+    """Joins the ranks that torchrun or the launcher started (RANK, WORLD_SIZE, LOCAL_RANK in the environment).
+
+    RunError if the others do not come within the timeout.
+    """
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if size == 1:
+        return Group(meter=meter, device=device)
+    if device == "cuda":
+        local = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(local)
+        device = f"cuda:{local}"
+    backend = "nccl" if device.startswith("cuda") else "gloo"
+    timeout = timedelta(seconds=timeout_seconds)
+    try:
+        dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=timeout)
+    except (RuntimeError, dist.DistError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(
+            f"rank {rank} did not meet the other {size - 1} within {timeout_seconds:.0f} s ({reason})"
+        ) from error
+    return Group(rank, size, meter, device)
+
+
+def _others(values: Tensor, counts: Sequence[int], group: Group) -> int:
+    return (sum(counts) - counts[group.rank]) * values.element_size()
+
+
+def _missing_ranks(group: Group) -> str:
+    """Names the ranks that do not say within a grace time that they live; they meet in the store, not the network."""
+    try:
+        store = distributed_c10d.PrefixStore("weft/alive", distributed_c10d._get_default_store())
+        store.set(str(group.rank), "here")
+        deadline = time.monotonic() + GRACE_SECONDS
+        silent = list(range(group.size))
+        while silent and time.monotonic() < deadline:
+            silent = [rank for rank in silent if not store.check([str(rank)])]
+            time.sleep(0.05)
+    except RuntimeError:
+        return "a peer"
+    return " and ".join(f"rank {rank}" for rank in silent) or "a peer that lives but is late"

@@ -1,0 +1,1 @@
+"""Configuration, records, errors and keyed randomness. Knows no graph and no network."""

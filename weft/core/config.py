@@ -1,0 +1,109 @@
+"""The one schema of a run: the command line, the TOML file, the checkpoint and `weft.train` all read these fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from weft.core.errors import InputError, unknown
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    least: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] = (),
+    fixed: bool = False,
+) -> Any:
+    """A field with its help text and its legal values; `fixed` ones decide the numbers, so a resumed run keeps them."""
+    metadata = {"help": help, "least": least, "below": below, "choices": choices, "fixed": fixed}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides a run. Frozen: a changed one is a new one (`dataclasses.replace`)."""
+
+    graph: str = option("", "a built-in or dataset name, a generator such as rmat:100k,1m, or a path", fixed=True)
+    split: int = option(0, "which of a dataset's public splits to use", least=0, fixed=True)
+    random_features: int = option(0, "width of seeded random features for a graph without any", least=0, fixed=True)
+    random_classes: int = option(0, "number of seeded random classes for a graph without labels", least=0, fixed=True)
+
+    model: str = option("gcn", "gcn, sage, gin or gat", fixed=True)
+    decoupled: bool = option(False, "all updates first, then all propagations (a different model)", fixed=True)
+    layers: int = option(2, "number of layers", least=1, fixed=True)
+    hidden: int = option(64, "width of the hidden layers (all heads together)", least=1, fixed=True)
+    heads: int = option(4, "attention heads of the hidden layers of gat", least=1, fixed=True)
+    dropout: float = option(0.5, "dropout before every layer but the first", least=0, below=1, fixed=True)
+    input_dropout: float = option(0.0, "dropout on the features", least=0, below=1, fixed=True)
+    norm: str = option("none", "normalisation of hidden rows", choices=("none", "layer", "batch"), fixed=True)
+    residual: bool = option(False, "add a layer's input to its output where the widths agree", fixed=True)
+
+    epochs: int = option(100, "number of epochs", least=1)
+    lr: float = option(0.01, "learning rate of Adam", least=0, fixed=True)
+    weight_decay: float = option(5e-4, "L2 penalty of Adam", least=0, fixed=True)
+    seed: int = option(0, "seed of weights, dropout and random data", least=0, fixed=True)
+    dtype: str = option("float32", "floating-point type", choices=("float32", "float64"), fixed=True)
+    eval_every: int = option(1, "epochs between evaluations", least=1, fixed=True)
+    patience: int = option(0, "stop after this many epochs without a better validation score; 0: never", least=0)
+
+    strategy: str = option("single", "where rows, columns and edges live: single or tensor")
+    workers: int = option(1, "number of local ranks", least=1)
+    device: str = option("cpu", "device of every rank", choices=("cpu", "cuda"))
+    reuse: bool = option(True, "aggregate constant features once, not every epoch")
+    timeout: float = option(300.0, "seconds after which a silent peer counts as lost", least=1)
+    checkpoint_every: int = option(10, "epochs between checkpoints; 0: only when stopped and at the end", least=0)
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            object.__setattr__(self, spec.name, _checked(spec, getattr(self, spec.name)))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], source: str) -> Config:
+        """A Config from a mapping; InputError names `source` and a field that does not exist, with the nearest."""
+        known = [spec.name for spec in dataclasses.fields(cls)]
+        for name in values:
+            if name not in known:
+                raise InputError(f"{source}: {unknown('option', name, known)}")
+        return cls(**values)
+
+    @classmethod
+    def read(cls, path: Path) -> Config:
+        """The Config saved at `path`; InputError if it cannot be read."""
+        try:
+            values = tomllib.loads(path.read_text())
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise InputError(f"{path}: cannot read the run's configuration ({error}); give a new --out") from error
+        return cls.from_dict(values, str(path))
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(dataclasses.asdict(self))
+
+    def changed(self, other: Config) -> list[str]:
+        """Names of the fields that decide the numbers and differ between the two."""
+        fixed = (spec.name for spec in dataclasses.fields(self) if spec.metadata["fixed"])
+        return [name for name in fixed if getattr(self, name) != getattr(other, name)]
+
+
+def _checked(spec: dataclasses.Field[Any], value: Any) -> Any:
+    flag = "--" + spec.name.replace("_", "-")
+    kind = type(spec.default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise InputError(f"{flag} {value!r}: give a value of type {kind.__name__}")
+    least, below, choices = spec.metadata["least"], spec.metadata["below"], spec.metadata["choices"]
+    if least is not None and not value >= least:
+        raise InputError(f"{flag} {value}: give at least {least}")
+    if below is not None and not value < below:
+        raise InputError(f"{flag} {value}: give less than {below}")
+    if choices and value not in choices:
+        raise unknown(flag, str(value), choices)
+    return value

@@ -1,0 +1,86 @@
+"""Counts what one rank does: bytes and seconds on the network, edges aggregated. Reads clocks, knows no network."""
+
+from __future__ import annotations
+
+import mmap
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+STATUS_BYTES = 128
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """What a rank did in one phase of one epoch. Counters are by tag: split, gather, gradients, ..."""
+
+    collectives: Counter[str] = field(default_factory=Counter)
+    bytes_sent: Counter[str] = field(default_factory=Counter)
+    bytes_received: Counter[str] = field(default_factory=Counter)
+    edges: int = 0
+    """Edges x width aggregated, forward and backward."""
+    durations: list[float] = field(default_factory=list)
+    """Seconds inside each collective, in order: the same order on every rank."""
+
+    def plain(self) -> dict[str, Any]:
+        """The counts as values that JSON knows."""
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+
+
+class Meter:
+    """The counters of one rank, by phase: 'setup' (once), 'train', 'eval' and 'record' (bookkeeping)."""
+
+    def __init__(self) -> None:
+        self.phase = "setup"
+        self.where = "setup"
+        self._counts: dict[str, Counts] = {}
+        self._status: mmap.mmap | None = None
+
+    @property
+    def counts(self) -> Counts:
+        return self._counts.setdefault(self.phase, Counts())
+
+    @contextmanager
+    def during(self, phase: str, where: str | None = None) -> Iterator[None]:
+        """Counts what happens inside under `phase`; `where` is what a person reads ('epoch 3, training')."""
+        before = self.phase, self.where
+        self.phase, self.where = phase, where or self.where
+        self.show(self.where)
+        try:
+            yield
+        finally:
+            self.phase, self.where = before
+
+    def take(self, phase: str) -> Counts:
+        """The counts of `phase` since the last call, which start again from zero."""
+        return self._counts.pop(phase, Counts())
+
+    def collective(self, tag: str, sent: int, received: int, seconds: float) -> None:
+        counts = self.counts
+        counts.collectives[tag] += 1
+        counts.bytes_sent[tag] += sent
+        counts.bytes_received[tag] += received
+        counts.durations.append(seconds)
+
+    def aggregate(self, edges: int, width: int) -> None:
+        self.counts.edges += edges * width
+
+    def show_in(self, path: Path, rank: int) -> None:
+        """From now on keeps what this rank does in its slot of a shared file, where it outlives a killed process."""
+        with path.open("r+b") as file:
+            self._status = mmap.mmap(file.fileno(), 0)
+        self._slot = rank * STATUS_BYTES
+
+    def show(self, text: str) -> None:
+        if self._status is not None:
+            line = text.encode()[: STATUS_BYTES - 1]
+            self._status[self._slot : self._slot + STATUS_BYTES] = line.ljust(STATUS_BYTES, b"\0")
+
+
+def read_status(path: Path, rank: int) -> str:
+    """What `rank` was last doing, from the file its Meter was told to show it in."""
+    slot = path.read_bytes()[rank * STATUS_BYTES : (rank + 1) * STATUS_BYTES]
+    return slot.rstrip(b"\0").decode(errors="replace") or "starting"

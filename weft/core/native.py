@@ -1,0 +1,67 @@
+"""The C++ extension, loaded once and the right way round, and the two graph builders above it."""
+
+from __future__ import annotations
+
+import torch  # first: its wheel carries the OpenMP runtime that the extension then shares
+from torch import Tensor
+
+try:
+    from weft import _native
+except ImportError as error:
+    raise ImportError(f"weft's C++ extension did not load ({error}); build it with: pip install -e .") from error
+
+INTERFACE = 1  # grows with every change to what _native offers; csrc/module.cpp has the same line
+
+if INTERFACE != _native.INTERFACE:
+    raise ImportError(f"weft's C++ extension is of another version ({_native.__file__}); rebuild: pip install -e .")
+
+__all__ = ["_native", "coo_to_csr", "find_loops", "id_dtype", "transpose"]
+
+
+def id_dtype(count: int) -> torch.dtype:
+    """The narrowest integer that numbers `count` things: int32 below 2**31, else int64."""
+    return torch.int32 if count < 2**31 else torch.int64
+
+
+def coo_to_csr(
+    rows: Tensor, cols: Tensor, num_rows: int, num_cols: int, num_threads: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges as compressed rows, ordered by (row, column, position in the input).
+
+    Args:
+        rows, cols: int32 or int64 [E], on the CPU, within [0, num_rows) and [0, num_cols).
+
+    Returns:
+        indptr int64 [num_rows + 1], indices [E] (columns), edge_ids [E] (positions in the input); the last two are
+        int32 where num_cols and E allow it, else int64.
+    """
+    if rows.shape != cols.shape or rows.dim() != 1:
+        raise ValueError(f"rows {list(rows.shape)} and cols {list(cols.shape)} must be one id per edge each")
+    if rows.dtype != cols.dtype or rows.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"rows ({rows.dtype}) and cols ({cols.dtype}) must both be int32 or both int64")
+    indptr = torch.empty(num_rows + 1, dtype=torch.int64)
+    indices = torch.empty(len(cols), dtype=id_dtype(num_cols))
+    edge_ids = torch.empty(len(cols), dtype=id_dtype(len(cols)))
+    threads = num_threads or torch.get_num_threads()
+    _native.coo_to_csr(rows.contiguous(), cols.contiguous(), num_cols, indptr, indices, edge_ids, threads)
+    return indptr, indices, edge_ids
+
+
+def transpose(
+    indptr: Tensor, indices: Tensor, num_cols: int, num_threads: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The transposed matrix: indptr_t int64 [num_cols + 1], indices_t [E] (rows, ascending in each transposed row) and
+    edge_ids [E], the position of each entry in `indices`. Tensors on the CPU."""
+    indptr_t = torch.empty(num_cols + 1, dtype=torch.int64)
+    indices_t = torch.empty(len(indices), dtype=indices.dtype)
+    edge_ids = torch.empty(len(indices), dtype=id_dtype(len(indices)))
+    threads = num_threads or torch.get_num_threads()
+    _native.transpose(indptr.contiguous(), indices.contiguous(), indptr_t, indices_t, edge_ids, threads)
+    return indptr_t, indices_t, edge_ids
+
+
+def find_loops(indptr: Tensor, indices: Tensor, num_threads: int | None = None) -> Tensor:
+    """Whether row v holds column v, bool [num_rows]; columns ascend in each row. Tensors on the CPU."""
+    found = torch.empty(len(indptr) - 1, dtype=torch.bool)
+    _native.find_loops(indptr.contiguous(), indices.contiguous(), found, num_threads or torch.get_num_threads())
+    return found

@@ -1,0 +1,64 @@
+"""A trace: what one epoch of a strategy will do on one rank, promised before it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation of a rank, in the order of execution.
+
+    kind: 'aggregate' (edges x width) or 'collective' (bytes sent to and received from other ranks).
+    tag: split, gather, gradients, statistics; empty for an aggregate.
+    """
+
+    kind: Literal["aggregate", "collective"]
+    tag: str = ""
+    edges: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """The operations of one epoch's training step, or of one evaluation."""
+
+    operations: tuple[Operation, ...]
+
+    @property
+    def edges(self) -> int:
+        """Edges x width aggregated, forward and backward."""
+        return sum(operation.edges for operation in self.operations)
+
+    @property
+    def collectives(self) -> Counter[str]:
+        """Collectives by tag."""
+        return Counter(operation.tag for operation in self._network())
+
+    @property
+    def bytes_sent(self) -> Counter[str]:
+        return _total((operation.tag, operation.bytes_sent) for operation in self._network())
+
+    @property
+    def bytes_received(self) -> Counter[str]:
+        return _total((operation.tag, operation.bytes_received) for operation in self._network())
+
+    def _network(self) -> Iterable[Operation]:
+        return (operation for operation in self.operations if operation.kind == "collective")
+
+
+def all_reduce(tag: str, numbers: int, itemsize: int, size: int) -> Operation:
+    """The sum of `numbers` numbers over `size` ranks, as a ring moves it: 2 (P - 1) / P of them each way."""
+    payload = 2 * numbers * itemsize * (size - 1) // size
+    return Operation(kind="collective", tag=tag, bytes_sent=payload, bytes_received=payload)
+
+
+def _total(items: Iterable[tuple[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for tag, amount in items:
+        total[tag] += amount
+    return total

@@ -1,0 +1,11 @@
+"""Graphs: what they are, where they come from, and how they are kept."""
+
+from weft.data.adjacency import Adjacency as Adjacency
+from weft.data.adjacency import Transpose as Transpose
+from weft.data.datasets import load as load
+from weft.data.edgelist import read_edges as read_edges
+from weft.data.graph import Graph as Graph
+from weft.data.store import open_store as open_store
+from weft.data.store import save as save
+from weft.data.validate import DataWarning as DataWarning
+from weft.data.validate import require_trainable as require_trainable

@@ -1,0 +1,143 @@
+"""Edges into targets as compressed rows, and their transpose, which every backward pass walks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from weft.core import native
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Transpose:
+    """The same edges by source: row u lists the targets that u reaches, ascending.
+
+    `edge_ids` is the position of each entry among the forward ones, and `weight` the forward weights in this order.
+    """
+
+    indptr: Tensor  # int64 [s + 1]
+    indices: Tensor  # int32 or int64 [E], targets
+    edge_ids: Tensor  # int32 or int64 [E]
+    weight: Tensor | None = None  # float32 or float64 [E]
+
+    def to(self, device: torch.device | str) -> Transpose:
+        """This transpose on a device; itself where it is there already."""
+        if self.indptr.device == torch.device(device):
+            return self
+        return Transpose(
+            indptr=self.indptr.to(device),
+            indices=self.indices.to(device),
+            edge_ids=self.edge_ids.to(device),
+            weight=None if self.weight is None else self.weight.to(device),
+        )
+
+    def with_weight(self, weight: Tensor | None) -> Transpose:
+        """The same edges with other weights, given in forward order."""
+        permuted = None if weight is None else weight.index_select(0, self.edge_ids)
+        return Transpose(indptr=self.indptr, indices=self.indices, edge_ids=self.edge_ids, weight=permuted)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Adjacency:
+    """Edges into targets: a CSR matrix; its rows are destinations, its entries source ids, ascending in a row.
+
+    Duplicate edges and self loops are legal. Ids are trusted here: `from_edges` checks them, and so must whoever reads
+    arrays from elsewhere. `known_transpose` is for a store that kept the transpose too; otherwise it is made when first
+    asked for.
+    """
+
+    indptr: Tensor  # int64 [n + 1]
+    indices: Tensor  # int32 or int64 [E]
+    num_sources: int
+    weight: Tensor | None = None  # float32 or float64 [E], constant
+    known_transpose: Transpose | None = None
+
+    @classmethod
+    def from_edges(
+        cls, source: Tensor, target: Tensor, *, num_sources: int, num_targets: int, weight: Tensor | None = None
+    ) -> Adjacency:
+        """Sorts edges source[e] -> target[e] (int32 or int64 [E], any order) by (target, source), duplicates as given.
+
+        Raises ValueError where an id is out of range.
+        """
+        if weight is not None and weight.shape != source.shape:
+            raise ValueError(f"weight {list(weight.shape)} must hold one number per edge {list(source.shape)}")
+        indptr, indices, edge_ids = native.coo_to_csr(target.cpu(), source.cpu(), num_targets, num_sources)
+        if weight is not None:
+            weight = weight.cpu().index_select(0, edge_ids)
+        return cls(indptr=indptr, indices=indices, num_sources=num_sources, weight=weight).to(source.device)
+
+    @property
+    def num_targets(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.indices)
+
+    @property
+    def device(self) -> torch.device:
+        return self.indptr.device
+
+    @cached_property
+    def transpose(self) -> Transpose:
+        """The edges by source, made once (on the CPU, wherever the edges live)."""
+        if self.known_transpose is not None:
+            return self.known_transpose
+        arrays = native.transpose(self.indptr.cpu(), self.indices.cpu(), self.num_sources)
+        indptr, indices, edge_ids = (array.to(self.device) for array in arrays)
+        return Transpose(indptr=indptr, indices=indices, edge_ids=edge_ids).with_weight(self.weight)
+
+    @cached_property
+    def degree(self) -> Tensor:
+        """In-degree of each target, int64 [n]; duplicates count."""
+        return self.indptr[1:] - self.indptr[:-1]
+
+    @cached_property
+    def has_loop(self) -> Tensor:
+        """Whether v is among its own in-neighbours, bool [n]; meant where targets are the first n sources."""
+        return native.find_loops(self.indptr.cpu(), self.indices.cpu()).to(self.device)
+
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """(source, target) of every edge in stored order, int64 [E] each."""
+        targets = torch.arange(self.num_targets, device=self.device)
+        return self.indices.long(), targets.repeat_interleave(self.degree, output_size=self.num_edges)
+
+    def to(self, device: torch.device | str) -> Adjacency:
+        """These edges on a device, with the transpose if it is known; itself where they are there already."""
+        if self.device == torch.device(device):
+            return self
+        known = self._made_transpose()
+        return Adjacency(
+            indptr=self.indptr.to(device),
+            indices=self.indices.to(device),
+            num_sources=self.num_sources,
+            weight=None if self.weight is None else self.weight.to(device),
+            known_transpose=None if known is None else known.to(device),
+        )
+
+    def with_weight(self, weight: Tensor | None) -> Adjacency:
+        """The same edges with other weights [E] in stored order; shares the topology, and the transpose if known."""
+        if weight is not None and weight.shape != self.indices.shape:
+            raise ValueError(f"weight {list(weight.shape)} must hold one number per edge [{self.num_edges}]")
+        known = self._made_transpose()
+        return Adjacency(
+            indptr=self.indptr,
+            indices=self.indices,
+            num_sources=self.num_sources,
+            weight=weight,
+            known_transpose=None if known is None else known.with_weight(weight),
+        )
+
+    def cast(self, dtype: torch.dtype) -> Adjacency:
+        """The same edges with weights of a dtype; itself where nothing changes."""
+        if self.weight is None or self.weight.dtype == dtype:
+            return self
+        return self.with_weight(self.weight.to(dtype))
+
+    def _made_transpose(self) -> Transpose | None:
+        made: Transpose | None = self.__dict__.get("transpose", self.known_transpose)
+        return made

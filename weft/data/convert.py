@@ -1,0 +1,235 @@
+"""To and from PyG's Data and HeteroData, every value kept; edges come back in weft's order (target, then source)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import InputError
+from weft.data.edges import count_vertices
+from weft.data.graph import Graph
+from weft.data.typed import VERTEX, merge_features, put_rows, vertex_relations
+from weft.data.validate import MASKS, check_ids, check_length
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
+
+
+def from_pyg(data: Data | HeteroData, *, name: str = "graph") -> Graph:
+    """A graph from PyG's Data or HeteroData.
+
+    Reads `edge_index` (or `adj_t` as a torch.sparse matrix), `edge_weight` [E] or [E, 1], `edge_type`, `x` (dense or
+    sparse), `y` and the three masks. `edge_attr` is never taken for a weight: call it `edge_weight` if it is one. In a
+    HeteroData where only some relations have weights, the edges of the others weigh 1.
+
+    Raises InputError that names the attribute which does not fit.
+    """
+    from torch_geometric.data import HeteroData
+
+    return from_hetero(data, name) if isinstance(data, HeteroData) else from_data(data, name)
+
+
+def to_pyg(graph: Graph) -> Data | HeteroData:
+    """PyG's HeteroData for a graph with vertex types, else Data, which keeps relation names in `data.relations`."""
+    return to_data(graph) if graph.vertex_types in ((), (VERTEX,)) else to_hetero(graph)
+
+
+def from_data(data: Data, name: str) -> Graph:
+    """A graph from PyG's Data."""
+    source, target, weight = read_edges(data, "data")
+    edge_type = read(data, "edge_type")
+    num_vertices = read_size(data)
+    relations: tuple[str, ...] = ()
+    if edge_type is not None:
+        if num_vertices is None:
+            num_vertices = count_vertices(source, target, "edge_index")
+        count = int(edge_type.max()) + 1 if len(edge_type) else 0
+        relations = (
+            tuple(data["relations"]) if "relations" in data else vertex_relations([str(i) for i in range(count)])
+        )
+    return Graph.from_edges(
+        source,
+        target,
+        num_vertices=num_vertices,
+        weight=weight,
+        x=read(data, "x"),
+        y=read(data, "y"),
+        train_mask=read(data, "train_mask"),
+        val_mask=read(data, "val_mask"),
+        test_mask=read(data, "test_mask"),
+        name=name,
+        edge_type=edge_type if relations else None,
+        relations=relations,
+        vertex_types=(VERTEX,) if relations else (),
+        type_offsets=(0, num_vertices or 0) if relations else (),
+    )
+
+
+def from_hetero(data: HeteroData, name: str) -> Graph:
+    """A graph from PyG's HeteroData: its vertex types one after the other, in the order of `data.node_types`."""
+    types = tuple(data.node_types)
+    counts = []
+    for vertex_type in types:
+        count = read_size(data[vertex_type])
+        if count is None:
+            raise InputError(f"data['{vertex_type}'] has neither x nor num_nodes: set data['{vertex_type}'].num_nodes")
+        counts.append(count)
+    offsets = (0, *itertools.accumulate(counts))
+    in_edges = merge_edges(data, types, counts, offsets)
+    found = {t: x for t in types if (x := read(data[t], "x")) is not None}
+    for t, x in found.items():
+        check_length(f"data['{t}'].x", x, counts[types.index(t)], f"vertices of type {t}")
+    x, features = merge_features(types, found)
+    rows = {field: merge_rows(data, field, offsets, -1 if field == "y" else 0) for field in ("y", *MASKS)}
+    return Graph.from_edges(
+        in_edges.source,
+        in_edges.target,
+        num_vertices=offsets[-1],
+        weight=in_edges.weight,
+        x=x,
+        y=rows["y"],
+        train_mask=rows["train_mask"],
+        val_mask=rows["val_mask"],
+        test_mask=rows["test_mask"],
+        name=name,
+        edge_type=in_edges.edge_type,
+        relations=tuple("|".join(relation) for relation in data.edge_types),
+        vertex_types=types,
+        type_offsets=offsets,
+        features=features,
+    )
+
+
+class MergedEdges(NamedTuple):
+    """The edges of all relations, over all vertices."""
+
+    source: Tensor
+    target: Tensor
+    weight: Tensor | None
+    edge_type: Tensor | None
+
+
+def merge_edges(data: HeteroData, types: Sequence[str], counts: Sequence[int], offsets: Sequence[int]) -> MergedEdges:
+    """All relations' edges in one; InputError for an id that its vertex type does not have."""
+    none = torch.empty(0, dtype=torch.int64)
+    sources, targets, weights = [none], [none], []
+    for relation in data.edge_types:
+        place = f"data[{', '.join(relation)}]"
+        source, target, weight = read_edges(data[relation], place)
+        for row, ids, end, merged in ((0, source, relation[0], sources), (1, target, relation[2], targets)):
+            check_ids(f"{place}.edge_index[{row}]", ids, counts[types.index(end)])
+            merged.append(ids.long() + offsets[types.index(end)])
+        weights.append(weight)
+    sizes = torch.tensor([len(source) for source in sources[1:]], dtype=torch.int64)
+    weight = None
+    if any(part is not None for part in weights):
+        weight = torch.cat([torch.ones(n) if part is None else part for n, part in zip(sizes, weights, strict=True)])
+    edge_type = torch.arange(len(sizes)).repeat_interleave(sizes) if len(sizes) else None
+    return MergedEdges(torch.cat(sources), torch.cat(targets), weight, edge_type)
+
+
+def merge_rows(data: HeteroData, field: str, offsets: Sequence[int], fill: int) -> Tensor | None:
+    """Labels or masks of all types in one tensor; None if no type has any."""
+    parts = {}
+    for i, vertex_type in enumerate(data.node_types):
+        part = read(data[vertex_type], field)
+        if part is not None:
+            check_length(
+                f"data['{vertex_type}'].{field}", part, offsets[i + 1] - offsets[i], f"vertices of type {vertex_type}"
+            )
+            parts[offsets[i]] = part
+    if not parts:
+        return None
+    shapes = {tuple(part.shape[1:]) for part in parts.values()}
+    if len(shapes) > 1:
+        raise InputError(f"{field} has rows of different shapes {sorted(shapes)} per vertex type: make them one")
+    return put_rows(parts, offsets[-1], fill if shapes == {()} else 0)
+
+
+def to_data(graph: Graph) -> Data:
+    """PyG's Data, edges in stored order."""
+    from torch_geometric.data import Data
+
+    data = Data(edge_index=torch.stack(graph.in_edges.edges()), num_nodes=graph.num_vertices)
+    for field, tensor in (("x", graph.x), ("y", graph.y), ("edge_type", graph.edge_type)):
+        if tensor is not None:
+            data[field] = tensor.long() if field == "edge_type" else tensor
+    for mask in MASKS:
+        if getattr(graph, mask) is not None:
+            data[mask] = getattr(graph, mask)
+    if graph.in_edges.weight is not None:
+        data["edge_weight"] = graph.in_edges.weight
+    if graph.relations:
+        data["relations"] = list(graph.relations)
+    return data
+
+
+def to_hetero(graph: Graph) -> HeteroData:
+    """PyG's HeteroData; types in which nothing is labelled or masked get no y and no masks."""
+    from torch_geometric.data import HeteroData
+
+    data = HeteroData()
+    for vertex_type in graph.vertex_types:
+        span = graph.type_range(vertex_type)
+        rows = slice(span.start, span.stop)
+        data[vertex_type].num_nodes = len(span)
+        x = graph.features.get(vertex_type) if graph.x is None else graph.x[rows]
+        if x is not None:
+            data[vertex_type].x = x
+        parts = {field: None if (t := getattr(graph, field)) is None else t[rows] for field in ("y", *MASKS)}
+        y = parts["y"]
+        labelled = y is not None and bool((y >= 0).any() if y.dim() == 1 else y.any())
+        if labelled or any(part is not None and part.any() for field, part in parts.items() if field != "y"):
+            for field, part in parts.items():
+                if part is not None:
+                    data[vertex_type][field] = part
+    for name in graph.relations:
+        adjacency = graph.relation(name)
+        store = data[tuple(name.split("|"))]
+        store.edge_index = torch.stack(adjacency.edges())
+        if adjacency.weight is not None:
+            store.edge_weight = adjacency.weight
+    return data
+
+
+def read_edges(store: Any, place: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Source, target and weight [E] of a Data or of one relation; InputError if there are no edges to read."""
+    edge_index = read(store, "edge_index")
+    if edge_index is not None:
+        if edge_index.dim() != 2 or len(edge_index) != 2:
+            raise InputError(
+                f"{place}.edge_index has shape {list(edge_index.shape)}: edges are [2, E], source row first"
+            )
+        weight = read(store, "edge_weight")
+        return edge_index[0], edge_index[1], weight.squeeze(1) if weight is not None and weight.dim() == 2 else weight
+    if "adj_t" not in store:
+        raise InputError(f"{place} has neither edge_index nor adj_t: set {place}.edge_index, [2, E]")
+    adj_t = store["adj_t"]
+    if not isinstance(adj_t, Tensor) or adj_t.layout == torch.strided:
+        raise InputError(f"{place}.adj_t is no torch.sparse matrix: set {place}.edge_index, [2, E]")
+    entries = adj_t.detach().cpu().to_sparse(layout=torch.sparse_coo)
+    target, source = entries._indices()
+    weight = entries._values()
+    return source, target, None if (weight == 1).all() else weight  # PyG fills in ones where there are no weights
+
+
+def read_size(store: Any) -> int | None:
+    """The number of vertices that a Data, or one vertex type, states or shows by its tensors, else None."""
+    if "num_nodes" in store:
+        return int(store["num_nodes"])
+    return next((len(store[field]) for field in ("x", "y", *MASKS) if field in store), None)
+
+
+def read(store: Any, field: str) -> Tensor | None:
+    """A tensor of a Data, or of one vertex or edge type, dense and on the CPU; None if it lacks it."""
+    if field not in store or store[field] is None:
+        return None
+    value = store[field]
+    if not isinstance(value, Tensor):
+        raise InputError(f"{field} is a {type(value).__name__}: give a torch tensor")
+    value = value.detach().cpu()
+    return value if value.layout == torch.strided else value.to_dense()

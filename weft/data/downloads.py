@@ -1,0 +1,86 @@
+"""Public data sets through PyG's own loaders, which fetch, unpack and convert.
+
+weft unpickles nothing. PyG does: its Planetoid loader unpickles the raw files that it fetched, and all its loaders keep
+a processed copy as a torch file. Where that is not wanted, give an .npz file instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from weft.core.errors import InputError
+from weft.data.convert import from_pyg
+from weft.data.graph import Graph
+from weft.data.splits import split_labelled
+from weft.data.validate import MASKS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """A class of torch_geometric.datasets, its name argument if it takes one, and its raw folder under the root."""
+
+    kind: str
+    argument: str | None = None
+    raw: str = "raw"
+
+
+LOADERS = {
+    "amazon_computers": Loader(kind="Amazon", argument="Computers", raw="Computers/raw"),
+    "amazon_photo": Loader(kind="Amazon", argument="Photo", raw="Photo/raw"),
+    "citeseer": Loader(kind="Planetoid", argument="CiteSeer", raw="CiteSeer/raw"),
+    "coauthor_cs": Loader(kind="Coauthor", argument="CS", raw="CS/raw"),
+    "coauthor_physics": Loader(kind="Coauthor", argument="Physics", raw="Physics/raw"),
+    "cora": Loader(kind="Planetoid", argument="Cora", raw="Cora/raw"),
+    "cora_full": Loader(kind="CitationFull", argument="cora", raw="cora/raw"),
+    "cora_ml": Loader(kind="CitationFull", argument="cora_ml", raw="cora_ml/raw"),
+    "dblp": Loader(kind="CitationFull", argument="dblp", raw="dblp/raw"),
+    "flickr": Loader(kind="Flickr"),
+    "pubmed": Loader(kind="Planetoid", argument="PubMed", raw="PubMed/raw"),
+    "reddit": Loader(kind="Reddit"),
+    "yelp": Loader(kind="Yelp"),
+}
+
+
+def download(name: str, root: Path, *, seed: int = 0) -> Graph:
+    """The data set that LOADERS calls `name`, fetched into `root`/`name` unless it is there already.
+
+    Data sets without a public split get a seeded 60/20/20 one. Raises InputError with the address and the folder to
+    fill by hand where the network does not answer, and where the files in that folder cannot be read.
+    """
+    try:
+        from torch_geometric import datasets
+    except ImportError:
+        raise InputError(f"{name}: needs torch-geometric to fetch it: pip install 'weft[pyg]'") from None
+    loader = LOADERS[name]
+    kind = getattr(datasets, loader.kind)
+    arguments = [str(root / name)] if loader.argument is None else [str(root / name), loader.argument]
+    raw = root / name / loader.raw
+    try:
+        data = kind(*arguments)[0]
+    except Exception as error:  # PyG raises whatever its network, archive and array libraries raise
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        if unreachable(error):
+            remedy = f"put the raw files into {raw} yourself, or give a graph file"
+            raise InputError(f"{name}: cannot fetch {address(kind, loader)} ({cause}): {remedy}") from error
+        raise InputError(
+            f"{name}: PyG cannot read the files in {raw} ({cause}): delete that folder to fetch anew"
+        ) from error
+    graph = from_pyg(data, name=name)
+    if graph.y is not None and all(getattr(graph, mask) is None for mask in MASKS):
+        train, val, test = split_labelled(graph.y, seed)
+        return replace(graph, train_mask=train, val_mask=val, test_mask=test, trusted=True)
+    return graph
+
+
+def unreachable(error: Exception) -> bool:
+    """Whether an error came from the network: urllib's and most of aiohttp's are OSErrors, a refused request is not."""
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in ("aiohttp", "http")
+
+
+def address(kind: Any, loader: Loader) -> str:
+    """Where a loader's raw files come from: PyG states an address, or the id of a first file on Google Drive."""
+    if hasattr(kind, "url"):
+        return str(kind.url).format(loader.argument)
+    return f"https://drive.usercontent.google.com/download?id={kind.adj_full_id}"

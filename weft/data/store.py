@@ -1,0 +1,186 @@
+"""Graphs as folders of .npy files with one JSON manifest: written whole or not at all, opened memory-mapped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.core.errors import InputError
+from weft.data.adjacency import Adjacency, Transpose
+from weft.data.graph import Graph
+from weft.data.manifest import CHUNK_BYTES, FORMAT, MANIFEST, REMEDY, VERSION, entry, read_arrays, read_manifest
+from weft.data.validate import MASKS, located
+
+
+def save(graph: Graph, folder: str | Path, *, overwrite: bool = False) -> None:
+    """Writes a graph as a store folder.
+
+    Everything goes to a hidden sibling folder first, is flushed to disk and then renamed: no reader sees half of it.
+
+    Raises InputError if `folder` exists, unless it is a store and `overwrite` is given.
+    """
+    folder = Path(folder).absolute()
+    if folder.exists() or folder.is_symlink():
+        if not (folder / MANIFEST).is_file():
+            raise InputError(f"{folder}: exists and is no graph store: choose another folder")
+        if not overwrite:
+            raise InputError(f"{folder}: holds a graph store already: choose another folder, or ask to overwrite it")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
+    partial.mkdir()
+    try:
+        write_store(graph, partial)
+        replace_folder(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def replace_folder(new: Path, folder: Path) -> None:
+    """Renames `new` to `folder`, whose former content is put aside first and then removed."""
+    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.old")
+    replaces = folder.exists()
+    if replaces:
+        folder.rename(aside)
+    try:
+        new.rename(folder)
+    except BaseException:
+        if replaces:
+            aside.rename(folder)
+        raise
+    sync(folder.parent)
+    if replaces:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_store(graph: Graph, folder: Path) -> None:
+    """Writes arrays and manifest into an empty folder, and flushes them."""
+    in_edges, transpose = graph.in_edges, graph.in_edges.transpose
+    symmetric = torch.equal(in_edges.indptr, transpose.indptr) and torch.equal(in_edges.indices, transpose.indices)
+    arrays: dict[str, Tensor | None] = {
+        "indptr": in_edges.indptr,
+        "indices": in_edges.indices,
+        "weight": in_edges.weight,
+        "transpose_indptr": None if symmetric else transpose.indptr,
+        "transpose_indices": None if symmetric else transpose.indices,
+        "transpose_edge_ids": transpose.edge_ids,
+        "transpose_weight": transpose.weight,
+        "edge_type": graph.edge_type,
+        "x": graph.x,
+        "y": graph.y,
+        **{mask: getattr(graph, mask) for mask in MASKS},
+        **{feature_key(graph.vertex_types, name): tensor for name, tensor in graph.features.items()},
+    }
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": graph.name,
+        "num_vertices": graph.num_vertices,
+        "num_edges": graph.num_edges,
+        "symmetric": symmetric,
+        "relations": list(graph.relations),
+        "vertex_types": list(graph.vertex_types),
+        "type_offsets": list(graph.type_offsets),
+        "fingerprint": graph.fingerprint,
+        "files": {key: write_array(folder / f"{key}.npy", t) for key, t in arrays.items() if t is not None},
+    }
+    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    sync(folder)
+
+
+def feature_key(vertex_types: tuple[str, ...], name: str) -> str:
+    """The file of a vertex type's features, by number: a type's name need not be a file name."""
+    return f"features_{vertex_types.index(name)}"
+
+
+def write_array(path: Path, tensor: Tensor) -> dict[str, Any]:
+    """Writes one .npy file and flushes it; returns its manifest entry, with the sha256 of the data after the header."""
+    array = np.ascontiguousarray(tensor.numpy())
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        data = array.reshape(-1).view(np.uint8).data
+        for start in range(0, len(data), CHUNK_BYTES):
+            chunk = data[start : start + CHUNK_BYTES]
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "sha256": digest.hexdigest()}
+
+
+def sync(folder: Path) -> None:
+    """Flushes a folder's entries to disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def open_store(folder: str | Path, *, verify: bool = True) -> Graph:
+    """A graph from a store folder, memory-mapped: what is not touched is not read, and ranks of one host share pages.
+
+    `verify` reads every file once, compares checksums and checks the values; without it the files are trusted.
+    Dtypes, shapes and sizes are always compared. Writing to a tensor does not reach the files.
+
+    Raises InputError with the file, the field and the remedy for a store that is damaged, newer, or none at all.
+    """
+    folder = Path(folder).absolute()
+    manifest = read_manifest(folder)
+    path = folder / MANIFEST
+    vertex_types = tuple(entry(manifest, "vertex_types", list, path))
+    arrays = read_arrays(folder, manifest, verify)
+    with located(folder):
+        graph = Graph(
+            in_edges=open_adjacency(arrays, entry(manifest, "symmetric", bool, path), path),
+            x=arrays.get("x"),
+            y=arrays.get("y"),
+            train_mask=arrays.get("train_mask"),
+            val_mask=arrays.get("val_mask"),
+            test_mask=arrays.get("test_mask"),
+            name=entry(manifest, "name", str, path),
+            edge_type=arrays.get("edge_type"),
+            relations=tuple(entry(manifest, "relations", list, path)),
+            vertex_types=vertex_types,
+            type_offsets=tuple(entry(manifest, "type_offsets", list, path)),
+            features={name: arrays[key] for name in vertex_types if (key := feature_key(vertex_types, name)) in arrays},
+            trusted=not verify,
+        )
+    object.__setattr__(graph, "path", folder)
+    return graph
+
+
+def open_adjacency(arrays: dict[str, Tensor], symmetric: bool, manifest: Path) -> Adjacency:
+    """In-edges with the stored transpose; a symmetric graph's two share arrays. InputError where one is lacking."""
+    needed = ["indptr", "indices", "transpose_edge_ids"]
+    needed += [] if symmetric else ["transpose_indptr", "transpose_indices"]
+    needed += ["transpose_weight"] if "weight" in arrays else []
+    for key in needed:
+        if key not in arrays:
+            raise InputError(f"{manifest}: field 'files' lacks '{key}': {REMEDY}")
+    transpose = Transpose(
+        indptr=arrays["indptr" if symmetric else "transpose_indptr"],
+        indices=arrays["indices" if symmetric else "transpose_indices"],
+        edge_ids=arrays["transpose_edge_ids"],
+        weight=arrays.get("transpose_weight"),
+    )
+    return Adjacency(
+        indptr=arrays["indptr"],
+        indices=arrays["indices"],
+        num_sources=len(transpose.indptr) - 1,
+        weight=arrays.get("weight"),
+        known_transpose=transpose,
+    )

@@ -1,0 +1,124 @@
+"""Checkpoints: complete or absent, the newest valid one wins, independent of the strategy and the number of ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from weft.core.config import Config
+
+KEPT = 2
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Where a run stands between two epochs, its tensors aside."""
+
+    epoch: int = 0
+    """The next epoch."""
+    best_score: float = -1.0
+    best_epoch: int = -1
+    best_scores: dict[str, float | None] | None = None
+
+
+@dataclass(kw_only=True)
+class Checkpoint:
+    """A run between two epochs. `tensors` holds model.*, best.* and optimizer.*; none of it knows ranks or columns."""
+
+    config: Config
+    fingerprint: str
+    progress: Progress
+    tensors: dict[str, Tensor]
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Writes a new checkpoint beside the old ones and drops all but the newest; a crash leaves the old ones whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"epoch-{checkpoint.progress.epoch:08d}"
+    draft = folder / f".{name}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in checkpoint.tensors.items()}
+    save_file(tensors, draft / "state.safetensors")
+    state = {
+        "config": asdict(checkpoint.config),
+        "fingerprint": checkpoint.fingerprint,
+        "progress": asdict(checkpoint.progress),
+        "sha256": _sha256(draft / "state.safetensors"),
+    }
+    (draft / "state.json").write_text(json.dumps(state))
+    for path in (*draft.iterdir(), draft):
+        _sync(path)
+    shutil.rmtree(folder / name, ignore_errors=True)
+    os.rename(draft, folder / name)
+    _sync(folder)
+    for old in _newest_first(folder)[KEPT:]:
+        shutil.rmtree(old)
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None."""
+    for path in _newest_first(folder):
+        try:
+            state: dict[str, Any] = json.loads((path / "state.json").read_text())
+            if state["sha256"] == _sha256(path / "state.safetensors"):
+                return Checkpoint(
+                    config=Config(**state["config"]),
+                    fingerprint=state["fingerprint"],
+                    progress=Progress(**state["progress"]),
+                    tensors=load_file(path / "state.safetensors"),
+                )
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Adam's state by parameter number and name."""
+    state = optimizer.state_dict()["state"]
+    return {f"{number}.{name}": value for number, values in state.items() for name, value in values.items()}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Gives an optimiser the state that `optimizer_tensors` took from another."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, name = key.split(".")
+        state.setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under `prefix`, without it."""
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of a model's parameters and buffers by name."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("epoch-*"), reverse=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

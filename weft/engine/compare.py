@@ -1,0 +1,35 @@
+"""The same model on the same graph under several strategies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from weft.core.config import Config
+from weft.core.errors import InputError
+from weft.core.record import Recorder
+from weft.engine.run import Run, load_graph, run
+from weft.strategies import get_strategy
+
+
+def compare(config: Config, strategies: list[str], out: Path, *, quiet: bool = False) -> dict[str, Run]:
+    """Trains once per strategy into `out`/NAME, one after the other, and records the summaries in `out`/compare.jsonl.
+
+    `single` runs on one rank, the others on the configuration's workers. InputError before anything runs.
+    """
+    if not strategies or len(set(strategies)) < len(strategies):
+        raise InputError(f"--strategies {','.join(strategies)}: give different names, separated by commas")
+    for name in strategies:
+        get_strategy(name)
+    if out.exists() and any(out.iterdir()):
+        raise InputError(f"--out {out} holds another run: give another folder")
+    graph = load_graph(config)
+    runs: dict[str, Run] = {}
+    for name in strategies:
+        workers = 1 if name == "single" else config.workers
+        runs[name] = run(replace(config, strategy=name, workers=workers), graph, None, out=out / name, quiet=quiet)
+    recorder = Recorder(out / "compare.jsonl")
+    for name, done in runs.items():
+        recorder.write("summary", strategy=name, **done.summary)
+    recorder.close()
+    return runs

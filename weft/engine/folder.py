@@ -1,0 +1,56 @@
+"""A run's folder: config.toml, metrics.jsonl, checkpoints/, model.safetensors. Only rank 0 touches it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.core import record
+from weft.core.config import Config
+from weft.core.errors import InputError
+from weft.engine import checkpoint
+from weft.engine.checkpoint import Checkpoint
+
+
+class RunFolder:
+    """The paths of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model.safetensors"
+
+    def start(self, config: Config) -> None:
+        """Makes the folder of a new run; InputError if there is anything in it already."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise InputError(f"--out {self.path} holds another run: give another folder, or --resume to continue it")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.config.write_text(config.to_toml())
+        except OSError as error:
+            raise InputError(f"--out {self.path}: {error.strerror}; give a folder that can be written") from error
+
+    def resume(self, config: Config, fingerprint: str) -> Checkpoint | None:
+        """Prepares a stopped run to go on; its newest checkpoint, or None if it had not got that far.
+
+        InputError if there is no run, if it has finished, or if an option that decides its numbers has changed.
+        """
+        if not self.config.exists():
+            raise InputError(f"--resume: {self.path} holds no run (no config.toml): leave out --resume to start one")
+        changed = config.changed(Config.read(self.config))
+        if changed:
+            flags = ", ".join("--" + name.replace("_", "-") for name in changed)
+            raise InputError(
+                f"--resume: {flags} differs from the run in {self.path}: leave it out, or start a new --out"
+            )
+        found = checkpoint.newest(self.checkpoints)
+        if found and found.fingerprint != fingerprint:
+            raise InputError(
+                f"--resume: the graph is not the one that {self.path} was trained on: give that, or a new --out"
+            )
+        if found and found.progress.epoch >= config.epochs:
+            raise InputError(f"--resume: {self.path} has finished its {config.epochs} epochs: give more --epochs")
+        record.keep_until(self.metrics, found.progress.epoch if found else 0)
+        self.config.write_text(config.to_toml())
+        return found

@@ -1,0 +1,95 @@
+"""How ranks start: torch's own elastic launcher on this machine. How they work is elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from weft.core.errors import InputError, RunError
+from weft.core.meter import STATUS_BYTES, read_status
+
+
+def launch(entry: Callable[..., Any], arguments: tuple[Any, ...], *, workers: int) -> tuple[Any, int]:
+    """Runs `entry(*arguments, status)` on `workers` local ranks; rank 0's result, and the signal that ended it (0: none).
+
+    `status` is the file in which each rank shows what it does. A rank that fails or is killed stops the others; RunError
+    then names it and what it was doing, InputError if the caller's mistake made it fail.
+    """
+    with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
+        status = Path(scratch) / "status"
+        status.write_bytes(bytes(workers * STATUS_BYTES))
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=workers,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            monitor_interval=0.1,
+            start_method="spawn",
+        )
+        with _quiet(), _signal_handlers_restored():
+            try:
+                results = elastic_launch(config, entry)(*arguments, status)
+            except ChildFailedError as error:
+                raise _explained(*error.get_first_failure(), status) from None
+            except SignalException as error:
+                return None, int(error.sigval)
+        return results[0], 0
+
+
+def _explained(rank: int, failure: ProcessFailure, status: Path) -> InputError | RunError:
+    where = read_status(status, rank)
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return RunError(
+            f"rank {rank} (pid {failure.pid}) was killed by {name}{hint} in {where}; the others were stopped"
+        )
+    report = failure.error_file_data.get("message")
+    if not isinstance(report, dict):
+        return RunError(f"rank {rank} (pid {failure.pid}) ended with exit code {failure.exitcode} in {where}")
+    message = str(report["message"])
+    for kind in (InputError, RunError):
+        if message.startswith(f"{kind.__name__}: "):
+            return kind(message.removeprefix(f"{kind.__name__}: "))
+    print(report["extraInfo"]["py_callstack"], file=sys.stderr)
+    return RunError(f"rank {rank} failed in {where}: {message.splitlines()[0]}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The launcher logs what `launch` says in one line."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
+def _signal_handlers_restored() -> Iterator[None]:
+    """The launcher replaces handlers and leaves its own behind."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)

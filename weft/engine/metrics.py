@@ -1,0 +1,63 @@
+"""What a run is scored by: sums over the rows that a rank answers for, which the ranks then add."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from weft.data import Graph
+
+SPLITS = ("train", "val", "test")
+Counts = dict[str, tuple[int, int]]
+
+
+class NodeTask:
+    """Node classification: cross entropy and accuracy, or, with several labels, its binary form and micro-F1.
+
+    The loss is the sum over this rank's training rows divided by the number of all training vertices.
+    """
+
+    def __init__(self, graph: Graph, rows: range, device: torch.device) -> None:
+        assert graph.y is not None
+        self.multilabel = graph.multilabel
+        labelled = torch.ones(graph.num_vertices, dtype=torch.bool) if self.multilabel else graph.y >= 0
+        self.masks: dict[str, Tensor] = {}
+        self.num_train = 0
+        for split in SPLITS:
+            mask: Tensor | None = getattr(graph, f"{split}_mask")
+            if mask is not None:
+                mask = mask & labelled
+                self.num_train = self.num_train or int(mask.sum())
+                self.masks[split] = mask[rows.start : rows.stop].to(device)
+        self.y = graph.y[rows.start : rows.stop].to(device)
+
+    def loss(self, logits: Tensor) -> tuple[float, Tensor]:
+        """This rank's part of the loss, and its gradient [n, C] by the logits."""
+        logits = logits.detach().requires_grad_()
+        chosen, y = logits[self.masks["train"]], self.y[self.masks["train"]]
+        if self.multilabel:
+            loss = functional.binary_cross_entropy_with_logits(chosen, y.to(chosen.dtype), reduction="sum")
+            loss = loss / self.y.shape[1]
+        else:
+            loss = functional.cross_entropy(chosen, y, reduction="sum")
+        loss = loss / self.num_train
+        (grad,) = torch.autograd.grad(loss, logits)
+        return loss.item(), grad
+
+    def counts(self, logits: Tensor) -> Counts:
+        """Per split, the two sums whose ratio is the score: correct and all, or 2 TP and 2 TP + FP + FN."""
+        return {split: self._pair(logits[mask], self.y[mask]) for split, mask in self.masks.items()}
+
+    def _pair(self, logits: Tensor, y: Tensor) -> tuple[int, int]:
+        if not self.multilabel:
+            return int((logits.argmax(1) == y).sum()), len(y)
+        predicted, true = logits > 0, y > 0.5
+        return 2 * int((predicted & true).sum()), int(predicted.sum()) + int(true.sum())
+
+
+def score(counts: list[Counts], split: str) -> float | None:
+    """The ranks' score of a split, from 0 to 1; None where the split is empty."""
+    pairs = [rank[split] for rank in counts if split in rank]
+    total = sum(pair[1] for pair in pairs)
+    return sum(pair[0] for pair in pairs) / total if total else None

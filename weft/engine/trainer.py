@@ -1,0 +1,124 @@
+"""The training loop. It knows a strategy's steps, a task's loss and scores, and nothing of rows or ranks beyond that."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core.config import Config
+from weft.core.errors import InputError
+from weft.engine import checkpoint
+from weft.engine.checkpoint import Checkpoint, Progress
+from weft.engine.metrics import SPLITS, NodeTask, score
+from weft.engine.stop import StopRequest
+from weft.engine.writer import RunWriter
+from weft.strategies import Step, Strategy
+
+Report = dict[str, Any]
+PHASES = ("setup", "train", "eval", "record")
+
+
+class Trainer:
+    """Trains a model under a strategy. Every rank runs this loop and, from the same reports, decides the same."""
+
+    def __init__(self, config: Config, strategy: Strategy, task: NodeTask) -> None:
+        self.config, self.strategy, self.task = config, strategy, task
+        self.model, self.group, self.meter = strategy.model, strategy.group, strategy.group.meter
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        self.progress = Progress()
+        self.best = checkpoint.model_tensors(self.model)
+
+    def restore(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
+        """Goes on from a checkpoint's state, bit for bit where strategy and ranks are the same."""
+        self.progress = progress
+        self.best = checkpoint.named("best.", tensors)
+        self.model.load_state_dict(checkpoint.named("model.", tensors))
+        checkpoint.load_optimizer(self.optimizer, checkpoint.named("optimizer.", tensors))
+
+    def checkpoint(self) -> Checkpoint:
+        """The run as it stands between two epochs."""
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        tensors |= {f"best.{name}": value for name, value in self.best.items()}
+        tensors |= {f"optimizer.{name}": value for name, value in checkpoint.optimizer_tensors(self.optimizer).items()}
+        fingerprint = self.strategy.graph.fingerprint
+        return Checkpoint(config=self.config, fingerprint=fingerprint, progress=self.progress, tensors=tensors)
+
+    def run(self, stop: StopRequest, writer: RunWriter | None) -> int:
+        """Trains until the last epoch, until patience is at an end, or until a rank was told to stop: that signal, or 0.
+
+        writer: rank 0's, for records, checkpoints and progress.
+        """
+        for epoch in range(self.progress.epoch, self.config.epochs):
+            reports = self._epoch(epoch, stop)
+            loss = sum(report["loss"] for report in reports)
+            if not math.isfinite(loss):
+                raise InputError(f"--lr {self.config.lr}: the loss became {loss} in epoch {epoch}; give a lower one")
+            scores = self._scores(epoch, reports)
+            signal = max(report["stop"] for report in reports)
+            over = self._patience_is_out(epoch) or epoch + 1 == self.config.epochs
+            self.progress.epoch = epoch + 1
+            if writer:
+                writer.epoch(epoch, loss, scores, reports)
+                every = self.config.checkpoint_every
+                if signal or over or (every and (epoch + 1) % every == 0):
+                    writer.checkpoint(self.checkpoint())
+            if signal or over:
+                return int(signal)
+        return 0
+
+    def _epoch(self, epoch: int, stop: StopRequest) -> list[Report]:
+        """Trains one epoch and evaluates where it is time to; every rank's report of it."""
+        counts = None
+        with self.meter.during("train", f"epoch {epoch}, training"):
+            start = time.perf_counter()
+            loss = sum(self._train(step) for step in self.strategy.steps(epoch))
+            seconds = {"train": time.perf_counter() - start}
+        if (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.epochs:
+            with self.meter.during("eval", f"epoch {epoch}, evaluation"):
+                start = time.perf_counter()
+                counts = self.task.counts(self.strategy.forward(self.strategy.evaluation(epoch)))
+                seconds["eval"] = time.perf_counter() - start
+        report = {
+            "loss": loss,
+            "counts": counts,
+            "stop": stop.signal,
+            "seconds": seconds,
+            "phases": {phase: self.meter.take(phase).plain() for phase in PHASES},
+            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+        with self.meter.during("record", f"epoch {epoch}, report"):
+            return self.group.share(report)
+
+    def _train(self, step: Step) -> float:
+        self.optimizer.zero_grad()
+        logits = self.strategy.forward(step)
+        loss, grad = self.task.loss(logits)
+        self.strategy.backward(logits, grad)
+        self.optimizer.step()
+        return loss
+
+    def _scores(self, epoch: int, reports: list[Report]) -> dict[str, float | None]:
+        """The scores of an evaluated epoch ({} of another), keeping weights and scores where validation is best.
+
+        Without validation vertices, the last epoch is the best.
+        """
+        counts = [report["counts"] for report in reports]
+        if counts[0] is None:
+            return {}
+        scores = {split: score(counts, split) for split in SPLITS}
+        val = scores["val"]
+        if val is None or val > self.progress.best_score:
+            self.progress.best_score = -1.0 if val is None else val
+            self.progress.best_epoch = epoch
+            self.progress.best_scores = scores
+            self.best = checkpoint.model_tensors(self.model)
+        return scores
+
+    def _patience_is_out(self, epoch: int) -> bool:
+        patience = self.config.patience
+        return patience > 0 and epoch - self.progress.best_epoch >= patience

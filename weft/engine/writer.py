@@ -1,0 +1,119 @@
+"""What rank 0 writes while a run goes on: records, checkpoints, progress, and at the end the summary and the model."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import asdict
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from weft.core import record
+from weft.core.config import Config
+from weft.core.record import Recorder
+from weft.engine import checkpoint
+from weft.engine.checkpoint import Checkpoint, Progress
+from weft.engine.folder import RunFolder
+from weft.engine.progress import ProgressShow
+
+
+class RunWriter:
+    """Writes one run's folder and shows its progress."""
+
+    def __init__(self, folder: RunFolder, config: Config, show: ProgressShow) -> None:
+        self.folder, self.config, self.show = folder, config, show
+        self.recorder = Recorder(folder.metrics)
+        self.start = time.perf_counter()
+
+    def begin(self, epoch: int, **facts: Any) -> None:
+        """The run starts, or goes on, at `epoch`; `facts` are of the graph and the machine."""
+        self.recorder.write("config", epoch=epoch, config=asdict(self.config), **facts)
+
+    def epoch(self, epoch: int, loss: float, scores: dict[str, float | None], reports: list[dict[str, Any]]) -> None:
+        """One line for the epoch and one for each rank and phase of it."""
+        named = {f"{split}_accuracy": value for split, value in scores.items() if value is not None}
+        seconds = max(report["seconds"]["train"] for report in reports)
+        self.recorder.write("epoch", epoch=epoch, loss=loss, seconds=seconds, **named)
+        for phase in reports[0]["phases"]:
+            parts = [report["phases"][phase] for report in reports]
+            if not (parts[0]["edges"] or parts[0]["collectives"] or phase in reports[0]["seconds"]):
+                continue
+            communication = _communication_seconds([part["durations"] for part in parts])
+            for rank, (report, part) in enumerate(zip(reports, parts, strict=True)):
+                inside = sum(part.pop("durations"))
+                whole = report["seconds"].get(phase, inside)
+                self.recorder.write(
+                    "rank",
+                    epoch=epoch,
+                    rank=rank,
+                    phase=phase,
+                    compute_seconds=whole - inside,
+                    communication_seconds=communication,
+                    waiting_seconds=inside - communication,
+                    peak_memory_bytes=report["peak_memory_bytes"],
+                    **part,
+                )
+        self.show.epoch(epoch, loss, scores)
+
+    def checkpoint(self, state: Checkpoint) -> None:
+        """Writes a checkpoint, and the record that says so."""
+        checkpoint.save(self.folder.checkpoints, state)
+        self.recorder.write("event", event="checkpoint", epoch=state.progress.epoch - 1)
+
+    def stopped(self, epoch: int, signal: int) -> None:
+        """The run was told to stop after `epoch`."""
+        self.recorder.write("event", event="stopped", epoch=epoch, signal=signal)
+        self.recorder.close()
+
+    def finish(self, progress: Progress, best: dict[str, Tensor]) -> None:
+        """The run has reached its end: the best weights, and the summary as the record's last line."""
+        draft = self.folder.model.with_suffix(".tmp")
+        save_file({name: value.contiguous() for name, value in best.items()}, draft)
+        draft.replace(self.folder.model)
+        self.recorder.write("summary", **summarise(record.read(self.folder.metrics), progress))
+        self.recorder.close()
+
+
+def summarise(records: list[dict[str, Any]], progress: Progress) -> dict[str, Any]:
+    """A run in one object: scores at the best validation epoch, medians over epochs, and per rank the same."""
+    epochs = [line for line in records if line["kind"] == "epoch"]
+    trained = [line for line in records if line["kind"] == "rank" and line["phase"] == "train"]
+    ranks = []
+    for rank in range(1 + max(line["rank"] for line in trained)):
+        lines = [line for line in trained if line["rank"] == rank]
+        last = lines[-1]
+        ranks.append(
+            {
+                "rank": rank,
+                **{f"{kind}_seconds": statistics.median(line[f"{kind}_seconds"] for line in lines) for kind in KINDS},
+                "bytes_sent": sum(last["bytes_sent"].values()),
+                "bytes_received": sum(last["bytes_received"].values()),
+                "collectives": last["collectives"],
+                "edges": last["edges"],
+                "peak_memory_bytes": max(line["peak_memory_bytes"] for line in lines),
+            }
+        )
+    scores = {f"{split}_accuracy": value for split, value in (progress.best_scores or {}).items()}
+    return {
+        **scores,
+        "best_epoch": progress.best_epoch,
+        "epochs": progress.epoch,
+        "loss": epochs[-1]["loss"],
+        "epoch_seconds": statistics.median(line["seconds"] for line in epochs),
+        "ranks": ranks,
+    }
+
+
+KINDS = ("compute", "communication", "waiting")
+
+
+def _communication_seconds(durations: list[list[float]]) -> float:
+    """Seconds of one phase's collectives without the waiting for late ranks.
+
+    The last rank to arrive at a collective waits for nobody, so the shortest stay of any rank is the transfer alone. This
+    needs no common clock.
+    """
+    return math.fsum(min(stays) for stays in zip(*durations, strict=True))

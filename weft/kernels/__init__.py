@@ -1,0 +1,7 @@
+"""Sums, maxima and attention over in-edges, and keyed dropout: differentiable, on whatever device the tensors are."""
+
+from weft.kernels.backend import Scale as Scale
+from weft.kernels.ops import attend as attend
+from weft.kernels.ops import keyed_dropout as keyed_dropout
+from weft.kernels.ops import spmm as spmm
+from weft.kernels.ops import spmm_max as spmm_max

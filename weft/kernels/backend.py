@@ -1,0 +1,82 @@
+"""What a backend offers to `ops`: products and their adjoints on plain tensors, without autograd and without checks.
+
+n targets, s sources, E edges, F columns, H heads, as in `docs/notation.md`. Tensors arrive contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from weft.data.adjacency import Adjacency
+
+
+class Scale(NamedTuple):
+    """Constant factors by row: `y_v = target_v * sum_e w_e source_u x_u + loop_v x_v`; None is no factor, no loop."""
+
+    source: Tensor | None = None  # [s]
+    target: Tensor | None = None  # [n]
+    loop: Tensor | None = None  # [n]; uses row v of x, so targets must be the first n sources
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """What an attention is over, besides its tensors.
+
+    Head j owns columns bounds[j]:bounds[j + 1] of h. Where `loop` [n] is true, v has one more edge, from itself.
+    """
+
+    adj: Adjacency
+    bounds: Sequence[int]
+    loop: Tensor | None
+    slope: float
+    steps: int
+
+
+class LogitGrads(NamedTuple):
+    source: Tensor  # [s, H]
+    target: Tensor  # [n, H]
+
+
+class Backend(Protocol):
+    def spmm(self, adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
+        """x [s, F] -> y [n, F]."""
+        ...
+
+    def spmm_transposed(self, adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool) -> Tensor:
+        """The adjoint: grad_y [n, F] -> grad_x [s, F]."""
+        ...
+
+    def spmm_max(self, adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [s, F] -> y [n, F] and the place [n, F] of each maximum in its row, the first of equals."""
+        ...
+
+    def spmm_max_backward(self, adj: Adjacency, position: Tensor, grad_y: Tensor) -> Tensor:
+        """grad_y [n, F] -> grad_x [s, F]."""
+        ...
+
+    def attend(self, over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor) -> tuple[list[Tensor], Tensor]:
+        """h [s, f] -> the result [n, f] of every step, and the log of the softmax's denominator [n, H]."""
+        ...
+
+    def attend_backward(
+        self,
+        over: Attention,
+        inputs: Sequence[Tensor],
+        lse: Tensor,
+        logit_src: Tensor,
+        logit_dst: Tensor,
+        grad_y: Tensor,
+        *,
+        needs_h: bool,
+        needs_logits: bool,
+    ) -> tuple[Tensor | None, LogitGrads | None]:
+        """inputs: h, then the result of every step. Gradients of h [s, f] and of the logits, None where not needed."""
+        ...
+
+    def keyed_dropout(self, x: Tensor, rows: Tensor, key: int, p: float, first_column: int) -> Tensor:
+        """x [n, F], rows int64 [n] -> [n, F]; its own adjoint."""
+        ...

@@ -1,0 +1,219 @@
+"""The public kernels: they check what they are given, pick a backend by device, and know their gradients.
+
+n targets, s sources, E edges, F columns, H heads. Gradients flow to x, h and logits; scales, weights and topology are
+constants. Results have the same bits from run to run, whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from weft.data.adjacency import Adjacency
+from weft.kernels import native, torch_sparse
+from weft.kernels.backend import Attention, Backend, Scale
+
+
+def backend_of(x: Tensor) -> Backend:
+    """Our own kernels on the CPU; PyTorch's sparse products elsewhere."""
+    return native if x.device.type == "cpu" else torch_sparse
+
+
+def spmm(adj: Adjacency, x: Tensor, *, scale: Scale = Scale(), weighted: bool = False) -> Tensor:  # noqa: B008
+    """`y_v = target_v * sum_e w_e source_u x_u + loop_v x_v` over in-edges e = (u, v), x [s, F] -> y [n, F].
+
+    w_e is the edge's weight if weighted, else 1. Zero where v has no in-edge (and no loop).
+    """
+    _check_rows("x", x, adj, adj.num_sources)
+    _check_vector("scale.source", scale.source, x, adj.num_sources)
+    _check_vector("scale.target", scale.target, x, adj.num_targets)
+    _check_vector("scale.loop", scale.loop, x, adj.num_targets)
+    if scale.loop is not None:
+        _check_square_start("scale.loop", adj)
+    if weighted:
+        if adj.weight is None:
+            raise ValueError("weighted=True, but the edges have no weight: give the Adjacency one")
+        if adj.weight.dtype != x.dtype:
+            raise ValueError(f"the edge weights are {adj.weight.dtype}, x is {x.dtype}: use adj.cast({x.dtype})")
+        _check_vector("weight", adj.weight, x, adj.num_edges)
+    scale = Scale(*(None if vector is None else vector.contiguous() for vector in scale))
+    y: Tensor = _Spmm.apply(x, backend_of(x), adj, scale, weighted)  # type: ignore[no-untyped-call]
+    return y
+
+
+def spmm_max(adj: Adjacency, x: Tensor) -> Tensor:
+    """`y_v = max x_u` over in-edges (u, v) by column, 0 where v has none; x [s, F] -> y [n, F].
+
+    The gradient goes to one source: of equal ones, the lowest id.
+    """
+    _check_rows("x", x, adj, adj.num_sources)
+    y: Tensor = _SpmmMax.apply(x, backend_of(x), adj)  # type: ignore[no-untyped-call]
+    return y
+
+
+def attend(
+    adj: Adjacency,
+    h: Tensor,
+    logit_src: Tensor,
+    logit_dst: Tensor,
+    *,
+    bounds: Sequence[int],
+    loop: Tensor | None = None,
+    slope: float = 0.2,
+    steps: int = 1,
+) -> Tensor:
+    """`y_v = sum_e alpha_e h_u`, alpha the softmax of `leaky_relu(logit_src_u + logit_dst_v)` over the in-edges of v.
+
+    (Velickovic et al. 2018, eqs. 3 and 4.) Zero where v has no in-edge. With more steps, y = alpha y again by the same
+    alpha.
+
+    Args:
+        h: [s, f]; head j owns columns bounds[j]:bounds[j + 1], which may be none: a rank may hold a slice that cuts
+            heads, and the sum of the logits' gradients over all slices is that of the whole.
+        logit_src, logit_dst: [s, H] and [n, H].
+        loop: bool [n]; where true, v has one more edge, from itself. Targets must then be the first n sources.
+        steps: more than one asks for n = s.
+    """
+    _check_rows("h", h, adj, adj.num_sources)
+    _check_rows("logit_src", logit_src, adj, adj.num_sources)
+    _check_rows("logit_dst", logit_dst, adj, adj.num_targets)
+    if not h.dtype == logit_src.dtype == logit_dst.dtype:
+        raise ValueError(f"h ({h.dtype}), logit_src ({logit_src.dtype}) and logit_dst ({logit_dst.dtype}) must agree")
+    if logit_src.shape[1] != logit_dst.shape[1]:
+        raise ValueError(f"logit_src has {logit_src.shape[1]} heads, logit_dst {logit_dst.shape[1]}: give as many")
+    ascending = list(bounds) == sorted(bounds) and len(bounds) == logit_src.shape[1] + 1
+    if not ascending or bounds[0] != 0 or bounds[-1] != h.shape[1]:
+        raise ValueError(
+            f"bounds {list(bounds)} must ascend from 0 to {h.shape[1]} and have {logit_src.shape[1] + 1} entries"
+        )
+    if loop is not None:
+        if loop.dtype != torch.bool or loop.shape != (adj.num_targets,):
+            raise ValueError(f"loop ({loop.dtype} {list(loop.shape)}) must be bool [{adj.num_targets}]")
+        _check_square_start("loop", adj)
+        loop = loop.contiguous()
+    if steps < 1 or (steps > 1 and adj.num_targets != adj.num_sources):
+        raise ValueError(
+            f"steps={steps} over {adj.num_sources} sources, {adj.num_targets} targets: use steps=1 in a block"
+        )
+    over = Attention(adj=adj, bounds=bounds, loop=loop, slope=slope, steps=steps)
+    y: Tensor = _Attend.apply(h, logit_src, logit_dst, backend_of(h), over)  # type: ignore[no-untyped-call]
+    return y
+
+
+def keyed_dropout(x: Tensor, rows: Tensor, *, key: int, p: float, first_column: int = 0) -> Tensor:
+    """Dropout of x [n, F] that depends on (key, vertex, column) alone: `keep / (1 - p)`, or 0 with probability p.
+
+    Args:
+        rows: int64 [n], the global vertex of each row.
+        first_column: the global column of x's first.
+    """
+    if not 0 <= p < 1:
+        raise ValueError(f"p={p} must be in [0, 1)")
+    if x.dim() != 2 or x.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"x ({x.dtype} {list(x.shape)}) must be float32 or float64 [n, F]")
+    if rows.dtype != torch.int64 or rows.shape != x.shape[:1]:
+        raise ValueError(f"rows ({rows.dtype} {list(rows.shape)}) must be int64 [{x.shape[0]}], a vertex per row of x")
+    if p == 0:
+        return x
+    y: Tensor = _KeyedDropout.apply(x, rows, backend_of(x), key, p, first_column)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Spmm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, backend: Backend, adj: Adjacency, scale: Scale, weighted: bool) -> Tensor:
+        ctx.args = backend, adj, scale, weighted
+        return backend.spmm(adj, x.detach().contiguous(), scale, weighted)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        backend, adj, scale, weighted = ctx.args
+        return backend.spmm_transposed(adj, grad_y.contiguous(), scale, weighted), None, None, None, None
+
+
+class _SpmmMax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, backend: Backend, adj: Adjacency) -> Tensor:
+        y, position = backend.spmm_max(adj, x.detach().contiguous())
+        ctx.args = backend, adj
+        ctx.save_for_backward(position)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        backend, adj = ctx.args
+        (position,) = ctx.saved_tensors
+        return backend.spmm_max_backward(adj, position, grad_y.contiguous()), None, None
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, logit_src: Tensor, logit_dst: Tensor, backend: Backend, over: Attention) -> Tensor:
+        h, logit_src, logit_dst = (tensor.detach().contiguous() for tensor in (h, logit_src, logit_dst))
+        results, lse = backend.attend(over, h, logit_src, logit_dst)
+        ctx.args = backend, over
+        ctx.save_for_backward(lse, logit_src, logit_dst, h, *results)
+        return results[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        backend, over = ctx.args
+        lse, logit_src, logit_dst, *inputs = ctx.saved_tensors
+        needs_h, needs_src, needs_dst = ctx.needs_input_grad[:3]
+        grad_h, grads = backend.attend_backward(
+            over,
+            [tensor.detach() for tensor in inputs],
+            lse,
+            logit_src,
+            logit_dst,
+            grad_y.contiguous(),
+            needs_h=needs_h,
+            needs_logits=needs_src or needs_dst,
+        )
+        if grads is None:
+            return grad_h, None, None, None, None
+        return grad_h, grads.source, grads.target, None, None
+
+
+class _KeyedDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor, backend: Backend, key: int, p: float, first_column: int) -> Tensor:
+        ctx.args = rows, backend, key, p, first_column
+        return backend.keyed_dropout(x.detach().contiguous(), rows, key, p, first_column)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        rows, backend, key, p, first_column = ctx.args
+        grad_x = backend.keyed_dropout(grad_y.contiguous(), rows, key, p, first_column)
+        return grad_x, None, None, None, None, None
+
+
+def _check_rows(name: str, x: Tensor, adj: Adjacency, num_rows: int) -> None:
+    if x.dim() != 2 or x.shape[0] != num_rows or x.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"{name} ({x.dtype} {list(x.shape)}) must be float32 or float64 [{num_rows}, columns]")
+    if x.device != adj.device:
+        raise ValueError(f"{name} is on {x.device}, the edges on {adj.device}: use adj.to(...) once, beforehand")
+
+
+def _check_vector(name: str, vector: Tensor | None, x: Tensor, length: int) -> None:
+    if vector is None:
+        return
+    if vector.shape != (length,) or vector.dtype != x.dtype or vector.device != x.device:
+        found = f"{vector.dtype} {list(vector.shape)} on {vector.device}"
+        raise ValueError(f"{name} ({found}) must be {x.dtype} [{length}] on {x.device}, as x is")
+    if vector.requires_grad:
+        raise ValueError(f"{name} asks for a gradient, but only x gets one: pass {name}.detach()")
+
+
+def _check_square_start(name: str, adj: Adjacency) -> None:
+    if adj.num_targets > adj.num_sources:
+        sizes = f"{adj.num_targets} targets, {adj.num_sources} sources"
+        raise ValueError(f"{name} asks for targets to be the first sources, but there are {sizes}: leave it None")

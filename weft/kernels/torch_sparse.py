@@ -1,0 +1,196 @@
+"""The backend for tensors that are not on the CPU: PyTorch's own sparse products, attention one head at a time.
+
+Nothing is as large as edges x heads x width; what must be gathered by edge is gathered a block at a time.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu
+
+from weft.data.adjacency import Adjacency
+from weft.kernels import reference
+from weft.kernels.backend import Attention, LogitGrads, Scale
+
+MAX_GATHERED = 1 << 24  # numbers gathered by edge at a time: 64 MiB of float32
+
+
+def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
+    weight = adj.weight if weighted else None
+    y = _scaled_product(adj.indptr, adj.indices, weight, x, scale.source, scale.target)
+    if scale.loop is not None:
+        y += x[: adj.num_targets] * scale.loop[:, None]
+    return y
+
+
+def spmm_transposed(adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool) -> Tensor:
+    edges = adj.transpose
+    weight = edges.weight if weighted else None
+    grad_x = _scaled_product(edges.indptr, edges.indices, weight, grad_y, scale.target, scale.source)
+    if scale.loop is not None:
+        grad_x[: adj.num_targets] += grad_y * scale.loop[:, None]
+    return grad_x
+
+
+def spmm_max(adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:
+    step = max(MAX_GATHERED // max(adj.num_edges, 1), 1)
+    blocks = [reference.max_position(adj, block) for block in torch.split(x, step, dim=1)]
+    position = torch.cat(blocks, dim=1)
+    return x.gather(0, _winners(adj, position)) * (adj.degree > 0)[:, None], position
+
+
+def spmm_max_backward(adj: Adjacency, position: Tensor, grad_y: Tensor) -> Tensor:
+    grad_y = grad_y * (adj.degree > 0)[:, None]
+    return grad_y.new_zeros(adj.num_sources, grad_y.shape[1]).scatter_add_(0, _winners(adj, position), grad_y)
+
+
+def attend(over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor) -> tuple[list[Tensor], Tensor]:
+    adj = over.adj
+    logits = _edge_arguments(over, logit_src, logit_dst)
+    logits = leaky_relu(logits, over.slope)
+    own = leaky_relu(logit_src[: adj.num_targets] + logit_dst, over.slope) if over.loop is not None else None
+    largest = torch.segment_reduce(logits, "max", offsets=adj.indptr, initial=-torch.inf)
+    if own is not None and over.loop is not None:
+        own = own.masked_fill(~over.loop[:, None], -torch.inf)
+        largest = torch.maximum(largest, own)
+    largest = largest.masked_fill(largest == -torch.inf, 0)
+    target = adj.edges()[1]
+    sums = _segment_sum((logits - largest[target]).exp_(), adj.indptr)
+    if own is not None:
+        sums += (own - largest).exp()
+    lse = torch.where(sums == 0, 0, largest + sums.log())
+    results: list[Tensor] = []
+    alpha, own_alpha = _weights(over, logit_src, logit_dst, lse)
+    for _ in range(over.steps):
+        h = _weighted_sum(over, adj.indptr, adj.indices, alpha, own_alpha, h, adj.num_targets)
+        results.append(h)
+    return results, lse
+
+
+def attend_backward(
+    over: Attention,
+    inputs: Sequence[Tensor],
+    lse: Tensor,
+    logit_src: Tensor,
+    logit_dst: Tensor,
+    grad_y: Tensor,
+    *,
+    needs_h: bool,
+    needs_logits: bool,
+) -> tuple[Tensor | None, LogitGrads | None]:
+    adj, edges = over.adj, over.adj.transpose
+    source, target = adj.edges()
+    alpha, own_alpha = _weights(over, logit_src, logit_dst, lse)
+    alpha_t = alpha[edges.edge_ids.long()]
+    grad_alpha, grad_own = torch.zeros_like(alpha), torch.zeros_like(lse)
+    grad_h: Tensor | None = None
+    for step in reversed(range(over.steps)):
+        x = inputs[step]
+        if needs_logits:
+            dots = _head_dots(over, grad_y, inputs[step + 1])
+            for block in _edge_blocks(adj, x.shape[1]):
+                grad_alpha[block] += _head_dots(over, grad_y[target[block]], x[source[block]]) - dots[target[block]]
+            if own_alpha is not None:
+                grad_own += _head_dots(over, grad_y, x[: adj.num_targets]) - dots
+        if needs_h or step > 0:
+            grad_h = grad_y = _weighted_sum(over, edges.indptr, edges.indices, alpha_t, own_alpha, grad_y, len(x))
+    if not needs_logits:
+        return grad_h, None
+    grad_edge = grad_alpha.mul_(alpha).mul_(_slopes(_edge_arguments(over, logit_src, logit_dst), over.slope))
+    grads = LogitGrads(
+        _segment_sum(grad_edge[edges.edge_ids.long()], edges.indptr), _segment_sum(grad_edge, adj.indptr)
+    )
+    if own_alpha is not None:
+        own = grad_own * own_alpha * _slopes(logit_src[: adj.num_targets] + logit_dst, over.slope)
+        grads.source[: adj.num_targets] += own
+        grads.target.add_(own)
+    return grad_h, grads
+
+
+def keyed_dropout(x: Tensor, rows: Tensor, key: int, p: float, first_column: int) -> Tensor:
+    return reference.keyed_dropout(x, rows, key=key, p=p, first_column=first_column)
+
+
+def _scaled_product(
+    indptr: Tensor, indices: Tensor, weight: Tensor | None, x: Tensor, before: Tensor | None, after: Tensor | None
+) -> Tensor:
+    if weight is None:
+        weight = x.new_ones(len(indices))
+    y = _product(indptr, indices, weight, x if before is None else x * before[:, None])
+    return y if after is None else y.mul_(after[:, None])
+
+
+def _product(indptr: Tensor, indices: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    """The CSR matrix of `weight` times x; PyTorch wants both index arrays of one type."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        size = (len(indptr) - 1, len(x))
+        matrix = torch.sparse_csr_tensor(indptr, indices.long(), weight, size, check_invariants=False)
+    y: Tensor = torch.sparse.mm(matrix, x)
+    return y
+
+
+def _winners(adj: Adjacency, position: Tensor) -> Tensor:
+    """The source [n, F] that holds each maximum; any one where a row is empty."""
+    entry = (adj.indptr[:-1, None] + position).clamp_(max=max(adj.num_edges - 1, 0))
+    if adj.num_edges == 0:
+        return torch.zeros_like(entry)
+    return adj.indices.long()[entry]
+
+
+def _edge_arguments(over: Attention, logit_src: Tensor, logit_dst: Tensor) -> Tensor:
+    """leaky_relu's argument of every edge, [E, H]."""
+    source, target = over.adj.edges()
+    return logit_src[source].add_(logit_dst[target])
+
+
+def _weights(over: Attention, logit_src: Tensor, logit_dst: Tensor, lse: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Softmax weights of the edges [E, H] and of the virtual self edges [n, H]."""
+    target = over.adj.edges()[1]
+    logits = leaky_relu(_edge_arguments(over, logit_src, logit_dst), over.slope)
+    alpha = logits.sub_(lse[target]).exp_()
+    if over.loop is None:
+        return alpha, None
+    own = leaky_relu(logit_src[: len(lse)] + logit_dst, over.slope)
+    return alpha, (own - lse).exp() * over.loop[:, None]
+
+
+def _weighted_sum(
+    over: Attention, indptr: Tensor, indices: Tensor, alpha: Tensor, own: Tensor | None, x: Tensor, num_rows: int
+) -> Tensor:
+    """Each head's product with its own weights, then the self edges; x [., f] -> [num_rows, f]."""
+    y = x.new_empty(num_rows, x.shape[1])
+    for head, columns in enumerate(_heads(over)):
+        y[:, columns] = _product(indptr, indices, alpha[:, head].contiguous(), x[:, columns].contiguous())
+        if own is not None:
+            num_loops = len(own)
+            y[:num_loops, columns] += own[:, head, None] * x[:num_loops, columns]
+    return y
+
+
+def _heads(over: Attention) -> Iterator[slice]:
+    for begin, end in zip(over.bounds[:-1], over.bounds[1:], strict=True):
+        yield slice(begin, end)
+
+
+def _head_dots(over: Attention, a: Tensor, b: Tensor) -> Tensor:
+    """Dot products by row and head, [., H]."""
+    return torch.stack([(a[:, columns] * b[:, columns]).sum(1) for columns in _heads(over)], dim=1)
+
+
+def _edge_blocks(adj: Adjacency, width: int) -> Iterator[slice]:
+    step = max(MAX_GATHERED // max(width, 1), 1)
+    for begin in range(0, adj.num_edges, step):
+        yield slice(begin, begin + step)
+
+
+def _segment_sum(values: Tensor, indptr: Tensor) -> Tensor:
+    return torch.segment_reduce(values, "sum", offsets=indptr, initial=0)
+
+
+def _slopes(argument: Tensor, slope: float) -> Tensor:
+    return torch.ones_like(argument).masked_fill_(argument <= 0, slope)

@@ -1,0 +1,34 @@
+"""Layers and models, written for one device, over a View."""
+
+from weft.nn.conv import GATConv, GCNConv, GINConv, SAGEConv
+from weft.nn.models import GAT, GCN, GIN, MODELS, SAGE, Decoupled, RowLayer, Stack, from_config, make_model
+from weft.nn.norm import BatchNorm, LayerNorm
+from weft.nn.outline import GraphOperation, outline
+from weft.nn.view import GraphView, Inputs, Product, Topology, UnitCost, View
+
+__all__ = [
+    "GAT",
+    "GCN",
+    "GIN",
+    "MODELS",
+    "SAGE",
+    "BatchNorm",
+    "Decoupled",
+    "GATConv",
+    "GCNConv",
+    "GINConv",
+    "GraphOperation",
+    "GraphView",
+    "Inputs",
+    "LayerNorm",
+    "Product",
+    "RowLayer",
+    "SAGEConv",
+    "Stack",
+    "Topology",
+    "UnitCost",
+    "View",
+    "from_config",
+    "make_model",
+    "outline",
+]

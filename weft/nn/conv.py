@@ -1,0 +1,118 @@
+"""Graph layers, written for one device: row by row, then over in-edges by the view, then row by row again.
+
+Formulas: x_v is v's row, N(v) its in-neighbours, W and b are weights and bias. Every layer maps rows [n, in_width] to
+rows [n, out_width], takes `steps` to repeat its middle phase, and leaves out its own map where `update` is False (the
+propagation of a decoupled model).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from weft.nn.view import View
+
+
+class LinearConv(nn.Module):
+    """A layer whose map commutes with its aggregate, A (x W) = (A x) W: the order that costs less is taken."""
+
+    def __init__(self, in_width: int, out_width: int, *, update: bool = True) -> None:
+        super().__init__()
+        self.in_width, self.out_width = in_width, out_width
+        self.weight = glorot(in_width, out_width) if update else None
+        self.bias = nn.Parameter(torch.zeros(out_width))
+
+    def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
+        if self.weight is None:
+            a = self.aggregate(view, x, steps)
+        elif view.cost(self.out_width) < view.cost(self.in_width, x):
+            a = self.aggregate(view, x @ self.weight, steps)
+        else:
+            a = self.aggregate(view, x, steps) @ self.weight
+        return self.after(view.targets(x), a)
+
+    def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
+        raise NotImplementedError
+
+    def after(self, x: Tensor, a: Tensor) -> Tensor:
+        """The layer's output from own rows [n, in_width] and the transformed aggregate [n, out_width]."""
+        raise NotImplementedError
+
+
+class GCNConv(LinearConv):
+    """y = D^-1/2 (A + I) D^-1/2 x W + b, D the in-degrees with the loop (Kipf and Welling 2017, eq. 2)."""
+
+    def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
+        return view.propagate(x, norm="gcn", weighted=True, steps=steps)
+
+    def after(self, x: Tensor, a: Tensor) -> Tensor:
+        return a + self.bias
+
+
+class SAGEConv(LinearConv):
+    """y_v = x_v W_self + mean of N(v) W + b (Hamilton, Ying, Leskovec 2017, algorithm 1, mean aggregator)."""
+
+    def __init__(self, in_width: int, out_width: int, *, update: bool = True) -> None:
+        super().__init__(in_width, out_width, update=update)
+        self.weight_self = glorot(in_width, out_width) if update else None
+
+    def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
+        return view.propagate(x, reduce="mean", steps=steps)
+
+    def after(self, x: Tensor, a: Tensor) -> Tensor:
+        own = x if self.weight_self is None else x @ self.weight_self
+        return own + a + self.bias
+
+
+class GINConv(nn.Module):
+    """y_v = MLP((1 + eps) x_v + sum of N(v)), eps learned (Xu et al. 2019, eq. 4.1)."""
+
+    def __init__(self, in_width: int, out_width: int, *, update: bool = True) -> None:
+        super().__init__()
+        self.in_width, self.out_width = in_width, out_width
+        self.eps = nn.Parameter(torch.zeros(()))
+        self.mlp = mlp(in_width, out_width) if update else nn.Identity()
+
+    def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
+        a = view.propagate(x, steps=steps)
+        y: Tensor = self.mlp((1 + self.eps) * view.targets(x) + a)
+        return y
+
+
+class GATConv(nn.Module):
+    """Attention over N(v) and v: y_v = sum of alpha_uv h_u + b, h = x W, softmax over leaky_relu(a_src h_u + a_dst h_v).
+
+    Velickovic et al. 2018, eq. 1-6. The heads' outputs are side by side (`concat`) or averaged; out_width is the result's.
+    """
+
+    def __init__(
+        self, in_width: int, out_width: int, *, heads: int, concat: bool = True, slope: float = 0.2, update: bool = True
+    ) -> None:
+        super().__init__()
+        self.in_width, self.out_width = in_width, out_width
+        self.heads, self.concat, self.slope = heads, concat, slope
+        self.head_width = out_width // heads if concat else out_width
+        self.weight = glorot(in_width, heads * self.head_width) if update else None
+        self.attention_src = glorot(heads, self.head_width)
+        self.attention_dst = glorot(heads, self.head_width)
+        self.bias = nn.Parameter(torch.zeros(out_width))
+
+    def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
+        h = x if self.weight is None else x @ self.weight
+        heads = h.view(len(h), self.heads, self.head_width)
+        logit_src = (heads * self.attention_src).sum(2)
+        logit_dst = view.targets((heads * self.attention_dst).sum(2))
+        a = view.attend(h, logit_src, logit_dst, slope=self.slope, steps=steps)
+        if not self.concat:
+            a = a.view(len(a), self.heads, self.head_width).mean(1)
+        return a + self.bias
+
+
+def glorot(rows: int, columns: int) -> nn.Parameter:
+    """A weight matrix drawn uniformly as in Glorot and Bengio 2010, eq. 16."""
+    return nn.Parameter(nn.init.xavier_uniform_(torch.empty(rows, columns)))
+
+
+def mlp(in_width: int, out_width: int) -> nn.Sequential:
+    """The two-layer perceptron of GIN."""
+    return nn.Sequential(nn.Linear(in_width, out_width), nn.ReLU(), nn.Linear(out_width, out_width))

@@ -1,0 +1,65 @@
+"""Normalisations of hidden rows. Each takes the view, because a batch's statistics couple the rows of all ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from weft.core.errors import unknown
+from weft.nn.view import View
+
+
+class NoNorm(nn.Module):
+    """Rows as they are."""
+
+    def forward(self, _view: View, x: Tensor) -> Tensor:
+        return x
+
+
+class LayerNorm(nn.Module):
+    """Each row to mean 0 and variance 1 (Ba, Kiros, Hinton 2016)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, _view: View, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x)
+        return y
+
+
+class BatchNorm(nn.Module):
+    """Each column to mean 0 and variance 1 over all vertices, each counted once (Ioffe and Szegedy 2015)."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, width: int, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.momentum, self.eps = momentum, eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        if self.training:
+            mean = view.total(x) / view.num_vertices
+            var = view.total((x - mean).square()) / view.num_vertices
+            with torch.no_grad():
+                self.running_mean.lerp_(mean, self.momentum)
+                self.running_var.lerp_(var, self.momentum)
+        else:
+            mean, var = self.running_mean, self.running_var
+        return (x - mean) * (var + self.eps).rsqrt() * self.weight + self.bias
+
+
+def make_norm(name: str, width: int) -> nn.Module:
+    """The normalisation of that name for rows of that width."""
+    if name == "none":
+        return NoNorm()
+    if name == "layer":
+        return LayerNorm(width)
+    if name == "batch":
+        return BatchNorm(width)
+    raise unknown("norm", name, ("none", "layer", "batch"))

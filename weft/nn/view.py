@@ -1,0 +1,255 @@
+"""What a layer sees of the graph: `View`, and the view of one device that holds all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import InputError
+from weft.core.meter import Meter
+from weft.core.random import key as make_key
+from weft.data import Adjacency
+from weft.kernels import Scale, attend, keyed_dropout, spmm, spmm_max
+
+Reduce = Literal["sum", "mean", "max"]
+Norm = Literal["gcn"] | None
+
+
+class View(Protocol):
+    """A layer's middle phase, over in-edges, and what else couples rows or names them. Rows are [n, F]."""
+
+    def propagate(
+        self, x: Tensor, *, reduce: Reduce = "sum", norm: Norm = None, weighted: bool = False, steps: int = 1
+    ) -> Tensor:
+        """`A^steps x`: the sum, mean or maximum over in-neighbours, zero where there are none.
+
+        norm 'gcn' is D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, eq. 2). weighted uses the graph's edge weights.
+        """
+        ...
+
+    def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
+        """Edge softmax of leaky_relu(logit_src_u + logit_dst_v) over in-edges and v itself; the weighted sum of h [n, H D].
+
+        Logits are [n, H]. The weights are kept for all steps.
+        """
+        ...
+
+    def targets(self, x: Tensor) -> Tensor:
+        """The destination rows of a source tensor."""
+        ...
+
+    def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        """(source rows, edge_index [2, E], number of targets), for a layer that wants the edges themselves."""
+        ...
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum [F] of the rows, every vertex counted once."""
+        ...
+
+    @property
+    def num_vertices(self) -> int:
+        """The number of rows that `total` sums."""
+        ...
+
+    def dropout(self, x: Tensor, p: float) -> Tensor:
+        """Dropout whose mask depends on (seed, epoch, stage, call, vertex, column) alone."""
+        ...
+
+    def cost(self, width: int, x: Tensor | None = None) -> float:
+        """What propagating `width` columns costs a training step, in the view's own unit.
+
+        Of `x` if given, which may be constant, else of rows that need a gradient.
+        """
+        ...
+
+
+class UnitCost(NamedTuple):
+    """Passes over the edges, or over the network, that one column costs a training step, by where it comes from."""
+
+    inputs: float
+    dropped: float
+    rows: float
+
+
+Origin = Literal["inputs", "dropped", "rows"]
+
+
+class Product(NamedTuple):
+    """One kind of product with the adjacency, `steps` times."""
+
+    reduce: Reduce
+    norm: Norm
+    weighted: bool
+    steps: int
+
+
+class Topology:
+    """An adjacency with the scalings that its degrees define, each made once per dtype."""
+
+    def __init__(self, adjacency: Adjacency) -> None:
+        self.adjacency = adjacency
+        self._scales: dict[object, Scale] = {}
+
+    def scale(self, product: Product, dtype: torch.dtype) -> Scale:
+        """The vertex scalings of a normalised sum, so that the product needs no float per edge."""
+        name = product._replace(steps=1), dtype
+        if name not in self._scales:
+            self._scales[name] = self._scale(product, dtype)
+        return self._scales[name]
+
+    @cached_property
+    def loop(self) -> Tensor:
+        """Where an edge v -> v is missing: bool [n]."""
+        return ~self.adjacency.has_loop
+
+    @cached_property
+    def edge_index(self) -> Tensor:
+        """Sources and targets of the edges: int64 [2, E]."""
+        return torch.stack(self.adjacency.edges())
+
+    def degree(self, weighted: bool) -> Tensor:
+        """In-degree, or the sum of the weights of the in-edges: float64 [n]."""
+        adjacency = self.adjacency
+        if not weighted or adjacency.weight is None:
+            return adjacency.degree.double()
+        ends = adjacency.weight.double().cumsum(0)
+        ends = torch.cat([ends.new_zeros(1), ends])
+        return ends[adjacency.indptr[1:]] - ends[adjacency.indptr[:-1]]
+
+    def _scale(self, product: Product, dtype: torch.dtype) -> Scale:
+        if product.norm == "gcn":
+            loop = self.loop.double()
+            root = (self.degree(product.weighted) + loop).rsqrt()
+            root[root.isinf()] = 0
+            return Scale(source=root.to(dtype), target=root.to(dtype), loop=(loop * root * root).to(dtype))
+        if product.reduce == "mean":
+            return Scale(target=self.degree(False).clamp(min=1).reciprocal().to(dtype))
+        return Scale()
+
+
+@dataclass(kw_only=True)
+class Inputs:
+    """The constant features of a run, and the aggregates of them that need to be computed only once."""
+
+    rows: Tensor | None = None
+    reuse: bool = True
+    kept: dict[Product, Tensor] = field(default_factory=dict)
+
+
+class GraphView:
+    """The view of one device that holds every row and every edge."""
+
+    unit_cost = UnitCost(inputs=1, dropped=1, rows=2)
+    no_block = ""
+    """Why a layer cannot have the edges themselves, where it cannot."""
+
+    def __init__(
+        self, topology: Topology, *, key: int = 0, inputs: Inputs | None = None, meter: Meter | None = None
+    ) -> None:
+        self.topology = topology
+        self.inputs = inputs or Inputs()
+        self.meter = meter or Meter()
+        self._key = key
+        self._calls = 0
+        self._dropped: Tensor | None = None
+
+    @classmethod
+    def of(cls, adjacency: Adjacency, *, key: int = 0) -> GraphView:
+        """The view that a plain script hands to a layer."""
+        return cls(Topology(adjacency), key=key)
+
+    @property
+    def num_vertices(self) -> int:
+        return self.topology.adjacency.num_targets
+
+    def propagate(
+        self, x: Tensor, *, reduce: Reduce = "sum", norm: Norm = None, weighted: bool = False, steps: int = 1
+    ) -> Tensor:
+        weighted = weighted and self.topology.adjacency.weight is not None
+        product = Product(reduce, norm, weighted, steps)
+        if self.origin(x) != "inputs" or not self.inputs.reuse:
+            return self._propagate(x, product)
+        if product not in self.inputs.kept:
+            with self.meter.during("setup"), torch.no_grad():
+                self.inputs.kept[product] = self._propagate(x, product)
+        return self.inputs.kept[product]
+
+    def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
+        num_heads = logit_src.shape[1]
+        width = h.shape[1] // num_heads
+        bounds = [width * head for head in range(num_heads + 1)]
+        return self._attention(h, logit_src, logit_dst, bounds, slope, steps)
+
+    def targets(self, x: Tensor) -> Tensor:
+        return x
+
+    def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        if self.no_block:
+            raise InputError(self.no_block)
+        return x, self.topology.edge_index, self.num_vertices
+
+    def total(self, x: Tensor) -> Tensor:
+        return x.sum(0)
+
+    def dropout(self, x: Tensor, p: float) -> Tensor:
+        if p == 0:
+            return x
+        self._calls += 1
+        dropped = self._drop(x, make_key(self._key, self._calls), p)
+        if self.origin(x) == "inputs":
+            self._dropped = dropped
+        return dropped
+
+    def cost(self, width: int, x: Tensor | None = None) -> float:
+        origin = "rows" if x is None else self.origin(x)
+        if origin == "inputs" and self.inputs.reuse:
+            return 0
+        unit: float = getattr(self.unit_cost, origin)
+        return width * unit
+
+    def origin(self, x: Tensor) -> Origin:
+        """Whether x is the run's constant features, those features under dropout, or rows that a layer computed."""
+        if x is self.inputs.rows:
+            return "inputs"
+        return "dropped" if x is self._dropped else "rows"
+
+    def _propagate(self, x: Tensor, product: Product) -> Tensor:
+        return self._product(x, product)
+
+    def _drop(self, x: Tensor, key: int, p: float) -> Tensor:
+        return keyed_dropout(x, torch.arange(len(x), device=x.device), key=key, p=p)
+
+    def _product(self, x: Tensor, product: Product) -> Tensor:
+        """The product on the columns at hand, counted forward and backward."""
+        adjacency = self.topology.adjacency
+        for _ in range(product.steps):
+            if product.reduce == "max":
+                y = spmm_max(adjacency, x)
+            else:
+                y = spmm(adjacency, x, scale=self.topology.scale(product, x.dtype), weighted=product.weighted)
+            self._count(y, 1)
+            x = y
+        return x
+
+    def _attention(
+        self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, bounds: Sequence[int], slope: float, steps: int
+    ) -> Tensor:
+        """Attention on the columns at hand, of which head j has `bounds[j]:bounds[j + 1]`; counted like a product."""
+        topology = self.topology
+        y = attend(
+            topology.adjacency, h, logit_src, logit_dst, bounds=bounds, loop=topology.loop, slope=slope, steps=steps
+        )
+        self._count(y, steps)
+        return y
+
+    def _count(self, y: Tensor, steps: int) -> None:
+        """Counts products on y's columns now, and the transposed ones when y's gradient arrives."""
+        meter, edges, width = self.meter, self.topology.adjacency.num_edges * steps, y.shape[1]
+        meter.aggregate(edges, width)
+        if y.requires_grad:
+            y.register_hook(lambda _: meter.aggregate(edges, width))

@@ -1,0 +1,76 @@
+"""Tables of finished runs. Reads records only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+
+def run_table(summary: Mapping[str, Any]) -> Table:
+    """One run: scores and epoch time above, a line for each rank below."""
+    scores = [
+        f"{split} {summary[f'{split}_accuracy']:.4f}" for split in ("test", "val", "train") if _has(summary, split)
+    ]
+    title = (
+        f"accuracy {', '.join(scores) or 'unknown'} (best of {summary['epochs']} epochs: {summary['best_epoch'] + 1})\n"
+        f"epoch {_seconds(summary['epoch_seconds'])}; per rank and training step, seconds as medians:"
+    )
+    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("rank", "sent", "received", "split+gather", "edges x width", "compute", "network", "waiting", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for rank in summary["ranks"]:
+        collectives = rank["collectives"]
+        table.add_row(
+            str(rank["rank"]),
+            _bytes(rank["bytes_sent"]),
+            _bytes(rank["bytes_received"]),
+            str(collectives.get("split", 0) + collectives.get("gather", 0)),
+            f"{rank['edges']:,}",
+            _seconds(rank["compute_seconds"]),
+            _seconds(rank["communication_seconds"]),
+            _seconds(rank["waiting_seconds"]),
+            _bytes(rank["peak_memory_bytes"]),
+        )
+    return table
+
+
+def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The same model under several strategies: each against the first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("strategy", "ranks", "test", "loss", "loss - first", "epoch", "sent by all", "max/min edges", "memory"):
+        table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
+    first = next(iter(summaries.values()))
+    for name, summary in summaries.items():
+        ranks = summary["ranks"]
+        edges = [rank["edges"] for rank in ranks]
+        table.add_row(
+            name,
+            str(len(ranks)),
+            f"{summary['test_accuracy']:.4f}" if _has(summary, "test") else "-",
+            f"{summary['loss']:.6f}",
+            f"{summary['loss'] - first['loss']:+.1e}",
+            _seconds(summary["epoch_seconds"]),
+            _bytes(sum(rank["bytes_sent"] for rank in ranks)),
+            f"{max(edges) / min(edges):.3f}" if min(edges) else "-",
+            _bytes(max(rank["peak_memory_bytes"] for rank in ranks)),
+        )
+    return table
+
+
+def _has(summary: Mapping[str, Any], split: str) -> bool:
+    return summary.get(f"{split}_accuracy") is not None
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.2f} ms"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.2f} GB"

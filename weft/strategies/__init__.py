@@ -1,0 +1,18 @@
+"""Where rows, columns and edges live: one file per strategy, one table of names."""
+
+from weft.core.errors import unknown
+from weft.strategies.base import GraphShape, Step, Strategy
+from weft.strategies.single import Single
+from weft.strategies.tensor import TensorParallel
+
+STRATEGIES: dict[str, type[Strategy]] = {"single": Single, "tensor": TensorParallel}
+
+
+def get_strategy(name: str) -> type[Strategy]:
+    """The strategy of that name; InputError with the nearest name if there is none."""
+    if name not in STRATEGIES:
+        raise unknown("strategy", name, STRATEGIES)
+    return STRATEGIES[name]
+
+
+__all__ = ["STRATEGIES", "GraphShape", "Step", "Strategy", "get_strategy"]

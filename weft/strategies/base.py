@@ -1,0 +1,114 @@
+"""A strategy places a graph and a model on the ranks and runs them; the trainer knows only this."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from weft.comm import Group, sum_gradients
+from weft.core.random import key
+from weft.cost import Trace
+from weft.data import Graph
+from weft.nn import GraphOperation, GraphView, Inputs, Topology, outline
+
+
+class GraphShape(NamedTuple):
+    """As much of a graph as a trace needs."""
+
+    num_vertices: int
+    num_edges: int
+    num_features: int
+
+    @classmethod
+    def of(cls, graph: Graph) -> GraphShape:
+        return cls(graph.num_vertices, graph.num_edges, graph.num_features)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One forward pass, with a backward pass where it trains."""
+
+    epoch: int
+    training: bool
+
+
+class Strategy(ABC):
+    """A full-graph placement. Subclasses say which rows a rank answers for and what view it has.
+
+    graph: the whole graph, the same on every rank; model: its weights are the same on every rank, on the group's device.
+    reuse: aggregate the constant features once. InputError if the strategy cannot serve the number of ranks.
+    """
+
+    view_type: ClassVar[type[GraphView]] = GraphView
+
+    def __init__(self, graph: Graph, model: nn.Module, group: Group, *, seed: int = 0, reuse: bool = True) -> None:
+        self.graph, self.model, self.group, self.seed = graph, model, group, seed
+        self.dtype = dtype_of(model)
+        self.rows = self.place()
+        self.topology = Topology(graph.in_edges.cast(self.dtype).to(group.device))
+        assert graph.x is not None
+        features = graph.x[self.rows.start : self.rows.stop].to(group.device, self.dtype)
+        self.inputs = Inputs(rows=features, reuse=reuse)
+
+    @abstractmethod
+    def place(self) -> range:
+        """The vertices this rank answers for."""
+
+    @abstractmethod
+    def view(self, view_key: int) -> GraphView:
+        """The view of one stage, whose dropout masks depend on `view_key`."""
+
+    @classmethod
+    @abstractmethod
+    def trace(
+        cls, model: nn.Module, shape: GraphShape, *, rank: int, size: int, training: bool, reuse: bool = True
+    ) -> Trace:
+        """What one training step, or one evaluation, of `model` does on `rank` of `size`.
+
+        InputError, from the model, for a layer that the strategy cannot run.
+        """
+
+    @classmethod
+    def operations(cls, model: nn.Module, shape: GraphShape, training: bool, reuse: bool) -> list[GraphOperation]:
+        """What `model` asks of this strategy's views in one forward pass, without what is computed only once."""
+        asked = outline(
+            model,
+            num_vertices=shape.num_vertices,
+            num_features=shape.num_features,
+            training=training,
+            view_type=cls.view_type,
+            reuse=reuse,
+        )
+        return [one for one in asked if not (reuse and one.origin == "inputs" and one.is_product)]
+
+    def steps(self, epoch: int) -> Sequence[Step]:
+        """The training steps of an epoch."""
+        return [Step(epoch=epoch, training=True)]
+
+    def evaluation(self, epoch: int) -> Step:
+        """The step that gives the logits of every vertex, without dropout."""
+        return Step(epoch=epoch, training=False)
+
+    def forward(self, step: Step) -> Tensor:
+        """Logits [n, C] of the rows this rank answers for."""
+        self.model.train(step.training)
+        stages = range(cast(int, self.model.num_stages))
+        views = [self.view(key(self.seed, step.epoch, stage)) for stage in stages]
+        with torch.set_grad_enabled(step.training):
+            logits: Tensor = self.model(views, self.inputs.rows)
+        return logits
+
+    def backward(self, logits: Tensor, grad: Tensor) -> None:
+        """Leaves every parameter's gradient, summed over the ranks, from the gradient [n, C] of the logits."""
+        logits.backward(grad)
+        sum_gradients(list(self.model.parameters()), self.group)
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """The floating-point type of a model's parameters."""
+    return next((parameter.dtype for parameter in model.parameters()), torch.float32)
