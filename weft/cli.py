@@ -21,7 +21,7 @@ from weft.engine.folder import RunFolder
 from weft.engine.run import load_graph, run
 
 WIDE = 120
-DATA_OPTIONS = ("split", "random_features", "random_classes", "seed")
+DATA_OPTIONS = ("split", "normalize_features", "random_features", "random_classes", "seed")
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code, text = 2, str(error)
     except RunError as error:
         code, text = 1, str(error)
+    except OSError as error:
+        code, text = 1, f"{error.filename or 'input or output'}: {error.strerror or error}"
     except Stopped as stop:
         print(f"weft: {stop}", file=sys.stderr, flush=True)
         return 128 + stop.signal

@@ -50,7 +50,7 @@ def assert_one_line(error: pytest.ExceptionInfo[InputError], *parts: object) -> 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """Small graphs: directed, with loops, duplicates, isolated vertices, no edges or no vertices at all; half of them typed."""
+    """Small graphs: directed, with loops, duplicates, isolated vertices, or nothing at all; half of them typed."""
     counts = draw(st.lists(st.integers(0, 6), min_size=2, max_size=3)) if draw(st.booleans()) else []
     num_vertices = sum(counts) if counts else draw(st.integers(0, 12))
     seed = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -88,7 +88,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 def drawn_edges(
     draw: st.DrawFn, seed: torch.Generator, counts: list[int], num_vertices: int
 ) -> tuple[Tensor, Tensor | None, tuple[str, ...], tuple[str, ...], tuple[int, ...]]:
-    """(edges [2, E], edge types, relations, vertex types, offsets); all but the first empty without vertex counts per type."""
+    """(edges [2, E], edge types, relations, vertex types, offsets); all but the first empty in an untyped graph."""
     if not counts:
         num_edges = draw(st.integers(0, 30)) if num_vertices else 0
         return torch.randint(0, max(num_vertices, 1), (2, num_edges), generator=seed), None, (), (), ()

@@ -157,3 +157,11 @@ def test_a_download_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wef
     assert isinstance(graph, Graph)
     assert (graph.num_vertices, graph.num_edges, graph.num_features, graph.num_classes) == (7650, 238162, 745, 8)
     require_trainable(graph)
+
+
+def test_normalized_features_sum_to_one() -> None:
+    graph = load("digits", normalize_features=True)
+    assert graph.x is not None
+    torch.testing.assert_close(graph.x.sum(1), torch.ones(graph.num_vertices))
+    with pytest.raises(InputError, match="no features to normalize"):
+        load("rmat:vertices=10,edges=20", normalize_features=True)

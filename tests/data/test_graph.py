@@ -12,7 +12,7 @@ from hypothesis import given
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.data import Adjacency, DataWarning, Graph, require_trainable
+from weft.data import Adjacency, DataWarning, Graph, require_trainable, validate
 
 
 def ring(num_vertices: int = 5, **fields: object) -> Graph:
@@ -133,6 +133,8 @@ MISTAKES = {
     "label rows": ({"y": torch.zeros(6, dtype=torch.int64)}, ["y", "[6]", "5 vertices"]),
     "label of several": ({"y": with_entry(torch.zeros(5, 2), (3, 1), 2.0)}, ["y[3, 1]", "2.0", "0 or 1"]),
     "mask length": ({"val_mask": torch.ones(3, dtype=torch.bool)}, ["val_mask", "[3]", "5 vertices"]),
+    "mask of splits": ({"val_mask": torch.ones(5, 10, dtype=torch.bool)}, ["val_mask", "[5, 10]", "val_mask[:, 0]"]),
+    "weight columns": ({"weight": torch.ones(5, 2)}, ["edge_weight", "[5, 2]", "edge_weight[:, 0]"]),
     "mask of ids": ({"test_mask": torch.arange(5)}, ["test_mask[2]", "2", "torch.bool"]),
     "weight nan": ({"weight": with_entry(torch.ones(5), (3,), float("nan"))}, ["edge_weight[3]", "nan", "finite"]),
     "weight length": ({"weight": torch.ones(4)}, ["edge_weight", "[4]", "5 edges"]),
@@ -148,6 +150,14 @@ def test_mistakes_are_named(mistake: str) -> None:
     with pytest.raises(InputError) as error:
         ring(**fields)
     assert_one_line(error, *parts)
+
+
+def test_large_features_are_checked_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validate, "BLOCK_ENTRIES", 4)
+    assert ring(x=torch.ones(5, 2)).num_features == 2
+    with pytest.raises(InputError) as error:
+        ring(x=with_entry(torch.ones(5, 2), (3, 1), float("-inf")))
+    assert_one_line(error, "x[3, 1] is -inf")
 
 
 TYPED = {"edge_type": torch.tensor([0, 0, 0, 1, 1]), "vertex_types": ("a", "b"), "relations": ("a|r|a", "b|s|b")}

@@ -89,6 +89,7 @@ def test_only_a_store_is_replaced_and_only_when_asked(tmp_path: Path) -> None:
     foreign = tmp_path / "mine"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("years of work")
+    (foreign / "manifest.json").write_text('{"name": "some other program\'s"}')
     for place in (foreign, foreign / "thesis.txt"):
         with pytest.raises(InputError) as error:
             other.save(place, overwrite=True)

@@ -149,9 +149,7 @@ class Session:
 
     def trace(self, rank: int, size: int, *, training: bool) -> Trace:
         shape = GraphShape.of(self.graph)
-        return self.strategy.trace(
-            self.model, shape, rank=rank, size=size, training=training, reuse=self.case.reuse
-        )
+        return self.strategy.trace(self.model, shape, rank=rank, size=size, training=training, reuse=self.case.reuse)
 
 
 def check_case(group: Group, case: Case, name: str) -> None:

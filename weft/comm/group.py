@@ -38,7 +38,7 @@ class Group:
             return send
         received = torch.empty(sum(recv_counts), dtype=send.dtype, device=send.device)
         with self._collective("all_to_all", tag, _others(send, send_counts, self), _others(send, recv_counts, self)):
-            dist.all_to_all_single(received, send, list(recv_counts), list(send_counts))
+            dist.all_to_all_single(received, send.contiguous(), list(recv_counts), list(send_counts))
         return received
 
     def all_reduce(self, values: Tensor, *, tag: str) -> Tensor:

@@ -33,6 +33,9 @@ class Config:
 
     graph: str = option("", "a built-in or dataset name, a generator such as rmat:100k,1m, or a path", fixed=True)
     split: int = option(0, "which of a dataset's public splits to use", least=0, fixed=True)
+    normalize_features: bool = option(
+        False, "divide a vertex's features by the sum of their absolute values", fixed=True
+    )
     random_features: int = option(0, "width of seeded random features for a graph without any", least=0, fixed=True)
     random_classes: int = option(0, "number of seeded random classes for a graph without labels", least=0, fixed=True)
 

@@ -10,8 +10,8 @@ from weft.data import edgelist, generate, npz
 from weft.data.digits import digits
 from weft.data.downloads import LOADERS, download
 from weft.data.graph import Graph
-from weft.data.manifest import MANIFEST
-from weft.data.splits import with_random_classes, with_random_features
+from weft.data.manifest import is_store
+from weft.data.splits import with_normalized_features, with_random_classes, with_random_features
 from weft.data.store import open_store
 
 BUILT_IN = {"digits": digits}
@@ -26,6 +26,7 @@ def load(
     seed: int = 0,
     root: str | Path | None = None,
     split: int = 0,
+    normalize_features: bool = False,
     verify: bool = True,
 ) -> Graph:
     """A graph by name, path or recipe; the first of these that fits:
@@ -39,7 +40,8 @@ def load(
 
     random_features and random_classes draw that many features per vertex, or classes with a random split, for a graph
     that has none. `seed` is for these, for splits of labelled graphs that come without, and for recipes that state
-    none. `split` picks one of several public splits.
+    none. `split` picks one of several public splits. normalize_features divides every vertex's features by the sum of
+    their absolute values.
 
     Raises InputError for an unknown name, with the nearest known one, and for everything that makes a file no graph.
     """
@@ -48,7 +50,7 @@ def load(
         graph = with_random_features(graph, random_features, seed)
     if random_classes:
         graph = with_random_classes(graph, random_classes, seed)
-    return graph
+    return with_normalized_features(graph) if normalize_features else graph
 
 
 def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool) -> Graph:
@@ -72,7 +74,7 @@ def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool
 def is_path(name: str, path: Path) -> bool:
     """Whether a name means a file or a folder."""
     separators = {os.sep, os.altsep or os.sep}
-    return any(s in name for s in separators) or path.suffix in SUFFIXES or (path / MANIFEST).is_file()
+    return any(s in name for s in separators) or path.suffix in SUFFIXES or is_store(path)
 
 
 def load_path(path: Path, seed: int, split: int, verify: bool) -> Graph:

@@ -6,12 +6,11 @@ import numpy as np
 import torch
 
 from weft.data.graph import Graph
-from weft.data.splits import stream
+from weft.data.splits import DIGITS, stream
 
 NUM_NEIGHBOURS = 8
 NUM_CLASSES = 10
 TRAIN_PER_CLASS, NUM_VAL, NUM_TEST = 20, 300, 1000
-DIGITS = 21
 
 
 def digits() -> Graph:

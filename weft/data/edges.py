@@ -8,7 +8,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.core.native import coo_to_csr
 from weft.data.adjacency import Adjacency
-from weft.data.validate import cast, check_finite, check_ids, check_length
+from weft.data.validate import cast, check_finite, check_ids, check_vector
 
 # Above both, ids are arbitrary identifiers and no vertex numbers: the row pointers alone might not fit.
 MAX_SPARSE_IDS = 1 << 31
@@ -37,13 +37,13 @@ def build(
             f"{field} has {list(source.shape)} sources and {list(target.shape)} targets: give one of each per edge"
         )
     if weight is not None:
-        check_length("edge_weight", weight, len(source), "edges")
+        check_vector("edge_weight", weight, len(source), "edges")
         check_finite("edge_weight", weight, "edge weights must be finite")
         weight = (
             weight if weight.dtype in (torch.float32, torch.float64) else cast("edge_weight", weight, torch.float32)
         )
     if edge_type is not None:
-        check_length("edge_type", edge_type, len(source), "edges")
+        check_vector("edge_type", edge_type, len(source), "edges")
     if num_vertices is None:
         num_vertices = count_vertices(source, target, field)
     check_ids(f"{field}[0]", source, num_vertices)

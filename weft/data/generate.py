@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError, unknown
 from weft.data.graph import Graph
-from weft.data.splits import balanced_classes, random_matrix, random_split, stream
+from weft.data.splits import RMAT, SBM, balanced_classes, random_matrix, random_split, stream
 
 # Edges drawn together, from a random stream of their own: memory stays bounded, the result depends on the seed alone.
 BLOCK_EDGES = 1 << 20
@@ -27,8 +27,6 @@ CLASS_DISTANCE = 2.0
 # Rows that get their class mean together.
 BLOCK_ROWS = 1 << 14
 
-# Keys of the random streams.
-RMAT, SBM = 11, 12
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 

@@ -48,6 +48,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def is_store(folder: Path) -> bool:
+    """Whether a folder is a graph store, of any version and state: many programs write a manifest.json."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
+
+
 def entry(fields: dict[str, Any], name: str, kind: type[Value], path: Path) -> Value:
     """One field of a JSON object. Raises InputError if it is missing or of another kind."""
     if name not in fields:

@@ -15,7 +15,7 @@ from weft.data.graph import Graph
 TRAIN_SHARE, VAL_SHARE = 0.6, 0.2
 
 # What a random stream is for: part of its key, so that no two purposes share a stream.
-SPLIT, FEATURES, CLASSES = 1, 2, 3
+SPLIT, FEATURES, CLASSES, RMAT, SBM, DIGITS = range(1, 7)
 
 
 def stream(seed: int, *purpose: int) -> np.random.Generator:
@@ -73,3 +73,11 @@ def with_random_classes(graph: Graph, num_classes: int, seed: int) -> Graph:
     y = balanced_classes(graph.num_vertices, num_classes, seed)
     train, val, test = random_split(torch.ones(len(y), dtype=torch.bool), seed)
     return replace(graph, y=y, train_mask=train, val_mask=val, test_mask=test, trusted=True)
+
+
+def with_normalized_features(graph: Graph) -> Graph:
+    """A copy whose rows of x have absolute values that sum to 1; a row of zeros stays. InputError without x."""
+    if graph.x is None:
+        raise InputError(f"{graph.name} has no features to normalize: leave out --normalize-features")
+    total = graph.x.abs().sum(1, keepdim=True)
+    return replace(graph, x=graph.x / total.where(total > 0, 1.0))

@@ -17,7 +17,17 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.data.adjacency import Adjacency, Transpose
 from weft.data.graph import Graph
-from weft.data.manifest import CHUNK_BYTES, FORMAT, MANIFEST, REMEDY, VERSION, entry, read_arrays, read_manifest
+from weft.data.manifest import (
+    CHUNK_BYTES,
+    FORMAT,
+    MANIFEST,
+    REMEDY,
+    VERSION,
+    entry,
+    is_store,
+    read_arrays,
+    read_manifest,
+)
 from weft.data.validate import MASKS, located
 
 
@@ -30,7 +40,7 @@ def save(graph: Graph, folder: str | Path, *, overwrite: bool = False) -> None:
     """
     folder = Path(folder).absolute()
     if folder.exists() or folder.is_symlink():
-        if not (folder / MANIFEST).is_file():
+        if not is_store(folder):
             raise InputError(f"{folder}: exists and is no graph store: choose another folder")
         if not overwrite:
             raise InputError(f"{folder}: holds a graph store already: choose another folder, or ask to overwrite it")

@@ -86,6 +86,13 @@ def check_length(field: str, tensor: Tensor, length: int, unit: str) -> None:
         )
 
 
+def check_vector(field: str, tensor: Tensor, length: int, unit: str) -> None:
+    """Raises InputError unless the tensor is a vector with one entry for each of `length` units."""
+    check_length(field, tensor, length, unit)
+    if tensor.dim() != 1:
+        raise InputError(f"{field} has shape {list(tensor.shape)}: give one column of it, for example {field}[:, 0]")
+
+
 def check_shapes(graph: Graph) -> None:
     """Raises InputError where the parts of a graph disagree in size or kind; reads no large array."""
     num_vertices = graph.num_vertices
@@ -96,7 +103,8 @@ def check_shapes(graph: Graph) -> None:
     for field in ("x", "y", *MASKS):
         tensor = getattr(graph, field)
         if tensor is not None:
-            check_length(field, tensor, num_vertices, "vertices")
+            check = check_vector if field in MASKS else check_length
+            check(field, tensor, num_vertices, "vertices")
     if graph.x is not None and graph.x.dim() != 2:
         raise InputError(f"x has shape {list(graph.x.shape)}: features are [vertices, features]")
     if graph.y is not None and graph.y.dim() > 2:
@@ -130,7 +138,7 @@ def check_types(graph: Graph) -> None:
     if (graph.edge_type is None) != (not graph.relations):
         raise InputError("edge_type and relations belong together: give both, or neither")
     if graph.edge_type is not None:
-        check_length("edge_type", graph.edge_type, graph.num_edges, "edges")
+        check_vector("edge_type", graph.edge_type, graph.num_edges, "edges")
     for name, tensor in graph.features.items():
         if name not in graph.vertex_types:
             raise InputError(f"features['{name}'] names no vertex type: known are {', '.join(graph.vertex_types)}")
@@ -155,7 +163,9 @@ def check_values(graph: Graph) -> None:
         if wrong.any():
             place, value = first(graph.y, wrong)
             kind = (
-                "labels of [vertices, classes] are 0 or 1" if multilabel else "classes count from 0, -1 is unlabelled"
+                "labels of [vertices, classes] are 0 or 1, give class numbers as [vertices]"
+                if multilabel
+                else "classes count from 0, -1 is unlabelled"
             )
             raise InputError(f"y{place} is {value}: {kind}")
     if graph.edge_type is not None:
@@ -170,7 +180,7 @@ def check_adjacency(adjacency: Adjacency) -> None:
         raise InputError(f"in_edges.indptr does not ascend from 0 to the {len(indices)} edges: use Graph.from_edges")
     check_ids("in_edges.indices", indices, adjacency.num_sources)
     if adjacency.weight is not None:
-        check_length("in_edges.weight", adjacency.weight, len(indices), "edges")
+        check_vector("in_edges.weight", adjacency.weight, len(indices), "edges")
         check_finite("in_edges.weight", adjacency.weight, "edge weights must be finite")
 
 

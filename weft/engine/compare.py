@@ -30,6 +30,6 @@ def compare(config: Config, strategies: list[str], out: Path, *, quiet: bool = F
         runs[name] = run(replace(config, strategy=name, workers=workers), graph, None, out=out / name, quiet=quiet)
     recorder = Recorder(out / "compare.jsonl")
     for name, done in runs.items():
-        recorder.write("summary", strategy=name, **done.summary)
+        recorder.write("comparison", strategy=name, workers=len(done.summary["ranks"]), summary=done.summary)
     recorder.close()
     return runs

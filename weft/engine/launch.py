@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -40,6 +40,7 @@ def launch(entry: Callable[..., Any], arguments: tuple[Any, ...], *, workers: in
             max_restarts=0,
             monitor_interval=0.1,
             start_method="spawn",
+            logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
         with _quiet(), _signal_handlers_restored():
             try:
@@ -73,13 +74,15 @@ def _explained(rank: int, failure: ProcessFailure, status: Path) -> InputError |
 @contextmanager
 def _quiet() -> Iterator[None]:
     """The launcher logs what `launch` says in one line."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.multiprocessing")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager

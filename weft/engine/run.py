@@ -97,7 +97,7 @@ def run(
 ) -> Run:
     """`train` for a graph that is loaded and a configuration; without a model, the one that the configuration names."""
     require_trainable(graph)
-    model = model or from_config(config, graph.num_features, graph.num_classes)
+    model = from_config(config, graph.num_features, graph.num_classes) if model is None else model
     joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     _check(config, graph, model, int(os.environ["WORLD_SIZE"]) if joined else config.workers)
     job = Job(config=config, folder=out or _new_folder(config), resume=resume, quiet=quiet)
@@ -121,6 +121,7 @@ def load_graph(config: Config) -> Graph:
         random_features=config.random_features,
         random_classes=config.random_classes,
         split=config.split,
+        normalize_features=config.normalize_features,
         seed=config.seed,
     )
 
@@ -129,6 +130,8 @@ def _check(config: Config, graph: Graph, model: nn.Module, size: int) -> None:
     """Finds a caller's mistake before ranks start or anything is written."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
+    if graph.x is None:
+        raise InputError(f"{graph.name} has features by vertex type: no model of this version takes them")
     get_strategy(config.strategy).trace(model, GraphShape.of(graph), rank=0, size=size, training=True)
 
 

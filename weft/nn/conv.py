@@ -1,8 +1,8 @@
 """Graph layers, written for one device: row by row, then over in-edges by the view, then row by row again.
 
 Formulas: x_v is v's row, N(v) its in-neighbours, W and b are weights and bias. Every layer maps rows [n, in_width] to
-rows [n, out_width], takes `steps` to repeat its middle phase, and leaves out its own map where `update` is False (the
-propagation of a decoupled model).
+rows [n, out_width], takes `steps` to repeat its middle phase, leaves out its own map where `update` is False (the
+propagation of a decoupled model), and its bias where `bias` is (in front of a batch norm).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from weft.nn.view import View
 class LinearConv(nn.Module):
     """A layer whose map commutes with its aggregate, A (x W) = (A x) W: the order that costs less is taken."""
 
-    def __init__(self, in_width: int, out_width: int, *, update: bool = True) -> None:
+    def __init__(self, in_width: int, out_width: int, *, update: bool = True, bias: bool = True) -> None:
         super().__init__()
         self.in_width, self.out_width = in_width, out_width
         self.weight = glorot(in_width, out_width) if update else None
-        self.bias = nn.Parameter(torch.zeros(out_width))
+        self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
 
     def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
         if self.weight is None:
@@ -46,14 +46,14 @@ class GCNConv(LinearConv):
         return view.propagate(x, norm="gcn", weighted=True, steps=steps)
 
     def after(self, x: Tensor, a: Tensor) -> Tensor:
-        return a + self.bias
+        return biased(a, self.bias)
 
 
 class SAGEConv(LinearConv):
     """y_v = x_v W_self + mean of N(v) W + b (Hamilton, Ying, Leskovec 2017, algorithm 1, mean aggregator)."""
 
-    def __init__(self, in_width: int, out_width: int, *, update: bool = True) -> None:
-        super().__init__(in_width, out_width, update=update)
+    def __init__(self, in_width: int, out_width: int, *, update: bool = True, bias: bool = True) -> None:
+        super().__init__(in_width, out_width, update=update, bias=bias)
         self.weight_self = glorot(in_width, out_width) if update else None
 
     def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
@@ -61,17 +61,17 @@ class SAGEConv(LinearConv):
 
     def after(self, x: Tensor, a: Tensor) -> Tensor:
         own = x if self.weight_self is None else x @ self.weight_self
-        return own + a + self.bias
+        return biased(own + a, self.bias)
 
 
 class GINConv(nn.Module):
     """y_v = MLP((1 + eps) x_v + sum of N(v)), eps learned (Xu et al. 2019, eq. 4.1)."""
 
-    def __init__(self, in_width: int, out_width: int, *, update: bool = True) -> None:
+    def __init__(self, in_width: int, out_width: int, *, update: bool = True, bias: bool = True) -> None:
         super().__init__()
         self.in_width, self.out_width = in_width, out_width
         self.eps = nn.Parameter(torch.zeros(()))
-        self.mlp = mlp(in_width, out_width) if update else nn.Identity()
+        self.mlp = mlp(in_width, out_width, bias=bias) if update else nn.Identity()
 
     def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
         a = view.propagate(x, steps=steps)
@@ -86,7 +86,15 @@ class GATConv(nn.Module):
     """
 
     def __init__(
-        self, in_width: int, out_width: int, *, heads: int, concat: bool = True, slope: float = 0.2, update: bool = True
+        self,
+        in_width: int,
+        out_width: int,
+        *,
+        heads: int,
+        concat: bool = True,
+        slope: float = 0.2,
+        update: bool = True,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.in_width, self.out_width = in_width, out_width
@@ -95,7 +103,7 @@ class GATConv(nn.Module):
         self.weight = glorot(in_width, heads * self.head_width) if update else None
         self.attention_src = glorot(heads, self.head_width)
         self.attention_dst = glorot(heads, self.head_width)
-        self.bias = nn.Parameter(torch.zeros(out_width))
+        self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
 
     def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
         h = x if self.weight is None else x @ self.weight
@@ -105,7 +113,7 @@ class GATConv(nn.Module):
         a = view.attend(h, logit_src, logit_dst, slope=self.slope, steps=steps)
         if not self.concat:
             a = a.view(len(a), self.heads, self.head_width).mean(1)
-        return a + self.bias
+        return biased(a, self.bias)
 
 
 def glorot(rows: int, columns: int) -> nn.Parameter:
@@ -113,6 +121,11 @@ def glorot(rows: int, columns: int) -> nn.Parameter:
     return nn.Parameter(nn.init.xavier_uniform_(torch.empty(rows, columns)))
 
 
-def mlp(in_width: int, out_width: int) -> nn.Sequential:
+def mlp(in_width: int, out_width: int, *, bias: bool = True) -> nn.Sequential:
     """The two-layer perceptron of GIN."""
-    return nn.Sequential(nn.Linear(in_width, out_width), nn.ReLU(), nn.Linear(out_width, out_width))
+    return nn.Sequential(nn.Linear(in_width, out_width), nn.ReLU(), nn.Linear(out_width, out_width, bias=bias))
+
+
+def biased(x: Tensor, bias: Tensor | None) -> Tensor:
+    """Rows plus a bias, where there is one."""
+    return x if bias is None else x + bias

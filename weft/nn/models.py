@@ -120,18 +120,30 @@ def make_model(
     last = layers - 1
     if not decoupled:
         widths = [in_width, *[hidden] * last, out_width]
-        return stack([_conv(model, a, b, heads, stage == last) for stage, (a, b) in enumerate(pairwise(widths))])
+        return stack(
+            [
+                _conv(model, a, b, heads, last=stage == last, bias=stage == last or norm != "batch")
+                for stage, (a, b) in enumerate(pairwise(widths))
+            ]
+        )
     widths = [in_width, *[hidden] * last, heads * out_width if model == "gat" else out_width]
     update = mlp if model == "gin" else nn.Linear
-    updates = stack([RowLayer(update(a, b), b) for a, b in pairwise(widths)])
-    return Decoupled(updates, _conv(model, out_width, out_width, heads, True, update=False))
+    updates = stack(
+        [
+            RowLayer(update(a, b, bias=stage == last or norm != "batch"), b)
+            for stage, (a, b) in enumerate(pairwise(widths))
+        ]
+    )
+    return Decoupled(updates, _conv(model, out_width, out_width, heads, last=True, update=False))
 
 
-def _conv(model: str, in_width: int, out_width: int, heads: int, last: bool, *, update: bool = True) -> nn.Module:
+def _conv(
+    model: str, in_width: int, out_width: int, heads: int, *, last: bool, update: bool = True, bias: bool = True
+) -> nn.Module:
     if model == "gat":
-        return GATConv(in_width, out_width, heads=heads, concat=not last, update=update)
+        return GATConv(in_width, out_width, heads=heads, concat=not last, update=update, bias=bias)
     layer = {"gcn": GCNConv, "sage": SAGEConv, "gin": GINConv}[model]
-    return layer(in_width, out_width, update=update)
+    return layer(in_width, out_width, update=update, bias=bias)
 
 
 MODELS = ("gcn", "sage", "gin", "gat")

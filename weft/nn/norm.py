@@ -29,7 +29,11 @@ class LayerNorm(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Each column to mean 0 and variance 1 over all vertices, each counted once (Ioffe and Szegedy 2015)."""
+    """Each column to mean 0 and variance 1 over all vertices, each counted once (Ioffe and Szegedy 2015).
+
+    Leave out the bias of the layer in front: nothing depends on it, so its gradient is rounding noise, which Adam would
+    blow up to full steps, another one under every strategy.
+    """
 
     running_mean: Tensor
     running_var: Tensor

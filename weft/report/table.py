@@ -19,7 +19,17 @@ def run_table(summary: Mapping[str, Any]) -> Table:
         f"epoch {_seconds(summary['epoch_seconds'])}; per rank and training step, seconds as medians:"
     )
     table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("rank", "sent", "received", "split+gather", "edges x width", "compute", "network", "waiting", "memory"):
+    for name in (
+        "rank",
+        "sent",
+        "received",
+        "split+gather",
+        "edges x width",
+        "compute",
+        "network",
+        "waiting",
+        "memory",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for rank in summary["ranks"]:
         collectives = rank["collectives"]
@@ -40,7 +50,17 @@ def run_table(summary: Mapping[str, Any]) -> Table:
 def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     """The same model under several strategies: each against the first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("strategy", "ranks", "test", "loss", "loss - first", "epoch", "sent by all", "max/min edges", "memory"):
+    for name in (
+        "strategy",
+        "ranks",
+        "test",
+        "loss",
+        "loss - first",
+        "epoch",
+        "sent by all",
+        "max/min edges",
+        "memory",
+    ):
         table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
     first = next(iter(summaries.values()))
     for name, summary in summaries.items():

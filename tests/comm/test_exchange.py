@@ -1,0 +1,78 @@
+"""Split and gather are each other's inverse and adjoint, counted byte by byte; a lost peer is an error."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+from ranks import spawn
+from torch import Tensor
+
+from weft.comm import Group, Layout, cols_to_rows, column_layout, even_bounds, rows_to_cols, sum_over_ranks
+from weft.core.errors import RunError
+
+
+def whole(num_rows: int, width: int) -> Tensor:
+    return torch.arange(num_rows * width, dtype=torch.float64).view(num_rows, width) + 1
+
+
+def check_exchange(group: Group) -> None:
+    rank, size = group.rank, group.size
+    for num_rows, width in [(11, 7), (2, 3), (5, 1), (0, 4), (6, 0)]:
+        layout = column_layout(even_bounds(num_rows, size), width)
+        x_NF = whole(num_rows, width)
+        x_nF = x_NF[layout.rows[rank] : layout.rows[rank + 1]].clone().requires_grad_()
+        ((start, stop),) = layout.columns[rank]
+        group.meter.take("setup")
+        x_Nf = rows_to_cols(x_nF, layout, group)
+        counts = group.meter.take("setup")
+        assert counts.bytes_sent["split"] == 8 * x_nF[:, : width - (stop - start)].numel()
+        assert counts.bytes_received["split"] == 8 * (x_Nf.numel() - len(x_nF) * (stop - start))
+        assert torch.equal(x_Nf, x_NF[:, start:stop])
+        assert torch.equal(cols_to_rows(x_Nf, layout, group), x_nF)
+        x_Nf.backward(x_NF[:, start:stop] * 2)
+        assert x_nF.grad is not None
+        assert torch.equal(x_nF.grad, x_nF * 2)
+
+    # Overlapping columns: the adjoint of handing a column to several ranks is to sum what comes back.
+    everywhere = Layout(rows=even_bounds(5, size), columns=(((0, 1), (2, 3)),) * size)
+    rows = whole(5, 3)[everywhere.rows[rank] : everywhere.rows[rank + 1]].requires_grad_()
+    held = rows_to_cols(rows, everywhere, group)
+    assert torch.equal(held, whole(5, 3)[:, [0, 2]])
+    held.sum().backward()
+    assert rows.grad is not None
+    assert torch.equal(rows.grad, torch.tensor([[size, 0.0, size]], dtype=torch.float64).expand(len(rows), 3))
+
+    values = torch.full((3,), float(rank + 1), requires_grad=True)
+    total = sum_over_ranks(values, group, tag="statistics")
+    assert total.tolist() == [size * (size + 1) / 2] * 3
+    (total * (rank + 1)).sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == total.tolist()
+
+    reports = group.share({"rank": rank, "text": "a" * rank})
+    assert reports == [{"rank": other, "text": "a" * other} for other in range(size)]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_exchange(size: int) -> None:
+    spawn(size, check_exchange)
+
+
+def lose_a_peer(group: Group) -> str:
+    if group.rank == 1:
+        group.leave = lambda: None  # type: ignore[method-assign]
+        return "gone"
+    time.sleep(1)
+    group.leave = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(RunError) as caught, group.meter.during("train", "epoch 3, training"):
+        group.all_reduce(torch.ones(3), tag="gradients")
+    return str(caught.value)
+
+
+def test_a_lost_peer_is_named() -> None:
+    first, _ = spawn(2, lose_a_peer)
+    assert first.startswith("rank 0 lost rank 1 in epoch 3, training, all_reduce 'gradients', after")
+    assert "\n" not in first

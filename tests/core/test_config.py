@@ -1,0 +1,68 @@
+"""The schema of a run: what it takes, what it refuses in one line, and that it survives its file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.core import record
+from weft.core.config import Config
+from weft.core.errors import InputError
+from weft.core.record import Recorder
+
+
+def test_survives_its_file(tmp_path: Path) -> None:
+    config = Config(graph="cora", hidden=7, lr=0.5, decoupled=True)
+    path = tmp_path / "config.toml"
+    path.write_text(config.to_toml())
+    assert Config.read(path) == config
+
+
+def test_every_option_has_a_help_text() -> None:
+    assert all(spec.metadata["help"] for spec in dataclasses.fields(Config))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": 0}, "--layers 0: give at least 1"),
+        ({"workers": -2}, "--workers -2: give at least 1"),
+        ({"dropout": 1.0}, "--dropout 1.0: give less than 1"),
+        ({"lr": float("nan")}, "--lr nan: give at least 0"),
+        ({"dtype": "float46"}, "unknown --dtype 'float46': did you mean 'float64'?"),
+        ({"hidden": "64"}, "--hidden '64': give a value of type int"),
+    ],
+)
+def test_refuses(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Config(**options)
+    assert str(caught.value) == message
+
+
+def test_names_the_nearest_option() -> None:
+    with pytest.raises(InputError, match="run.toml: unknown option 'layer': did you mean 'layers'"):
+        Config.from_dict({"layer": 3}, "run.toml")
+
+
+def test_changed_counts_only_what_decides_the_numbers() -> None:
+    assert Config(epochs=3, workers=2).changed(Config(epochs=9, strategy="tensor")) == []
+    assert Config(seed=1).changed(Config(seed=2)) == ["seed"]
+
+
+def test_record_forgives_only_a_cut_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    recorder = Recorder(path)
+    for epoch in range(3):
+        recorder.write("epoch", epoch=epoch, loss=0.1)
+    recorder.write("summary", loss=0.1)
+    recorder.close()
+    path.write_text(path.read_text() + '{"kind": "ep')
+    assert [line["kind"] for line in record.read(path)] == ["epoch"] * 3 + ["summary"]
+    record.keep_until(path, 2)
+    assert [line["epoch"] for line in record.read(path)] == [0, 1]
+    path.write_text('{"kind": "ep\n' + path.read_text())
+    with pytest.raises(ValueError, match="Unterminated"):
+        record.read(path)

@@ -1,0 +1,193 @@
+"""Bad input: one line that names what is wrong and the remedy, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from weft.cli import main
+from weft.data import Graph, load
+
+Damage = Callable[[Path], None]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A small graph's folder."""
+    folder = tmp_path / "graph"
+    load("sbm:vertices=60,degree=4,classes=3,features=5").save(folder)
+    return folder
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one line that a command says before it exits with 2."""
+    assert main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("weft: error: ")
+    return line.removeprefix("weft: error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "digits", "--layers", "0"], "--layers 0: give at least 1"),
+        (["train", "digits", "--workers", "-2"], "--workers -2: give at least 1"),
+        (["train", "digits", "--lr", "fast"], "argument --lr: invalid float value: 'fast'"),
+        (["train", "digits", "--model", "gcnn"], "unknown model 'gcnn': did you mean 'gcn'?"),
+        (["train", "digits", "--strategy", "tensors"], "unknown strategy 'tensors': did you mean 'tensor'?"),
+        (["train", "digits", "--strategy", "single", "--workers", "2"], "strategy single runs on one rank"),
+        (["train", "digit"], "unknown dataset 'digit': did you mean 'digits'?"),
+        (["train", "no/such/graph"], "no/such/graph: no such file or folder"),
+        (["train", "rmat:vertices=100,edges=300"], "--random-features 256"),
+        (["train", "rmat:vertices=100,edges=300", "--random-features", "4"], "--random-classes 16"),
+        (["train", "digits", "--resume"], "--resume needs --out"),
+        (["train", "digits", "--resume", "--out", "nothing/here"], "nothing/here holds no run"),
+        (["train", "digits", "--device", "cuda"], "--device cuda: torch finds no GPU here"),
+        (["train"], "the following arguments are required: graph"),
+        (["compare", "digits", "--strategies", "single,single"], "give different names"),
+        (["compare", "digits", "--strategies", "single,tnesor"], "did you mean 'tensor'?"),
+    ],
+)
+def test_mistakes_in_the_command(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: list[str],
+    said: str,
+) -> None:
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.chdir(tmp_path)
+    assert said in mistake(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def damage_checksum(folder: Path) -> None:
+    array = np.load(folder / "x.npy")
+    array[0, 0] += 1
+    np.save(folder / "x.npy", array)
+
+
+def truncate(folder: Path) -> None:
+    content = (folder / "indices.npy").read_bytes()
+    (folder / "indices.npy").write_bytes(content[:-8])
+
+
+def newer(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"version": 99, "format": 99, "format_version": 99}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (damage_checksum, "x.npy"),
+        (truncate, "indices.npy"),
+        (newer, "manifest.json"),
+        (lambda folder: (folder / "x.npy").unlink(), "x.npy"),
+    ],
+)
+def test_a_damaged_store(capsys: pytest.CaptureFixture[str], store: Path, damage: Damage, said: str) -> None:
+    damage(store)
+    out = store.parent / "run"
+    line = mistake(capsys, "train", store, "--out", out)
+    assert str(store) in line
+    assert said in line
+    assert not out.exists()
+
+
+def test_a_damaged_archive(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Each wrong value names file, field and position; nothing is written."""
+    edges = np.array([[0, 1, 2], [1, 2, 0]], dtype=np.int32)
+    good = {
+        "edge_index": edges,
+        "num_nodes": np.array(3),
+        "x": np.eye(3, dtype=np.float32),
+        "y": np.array([0, 1, 1]),
+        "train_mask": np.array([True, True, False]),
+    }
+    wrong: dict[str, tuple[str, np.ndarray]] = {
+        "out of range": ("edge_index", edges + 1),
+        "negative": ("edge_index", edges - 1),
+        "ragged": ("y", np.array([0, 1])),
+        "nan": ("x", np.full((3, 3), np.nan, dtype=np.float32)),
+        "inf": ("x", np.full((3, 3), np.inf, dtype=np.float32)),
+        "label": ("y", np.array([0, 1, -3])),
+        "no train": ("train_mask", np.zeros(3, dtype=bool)),
+    }
+    out = tmp_path / "out"
+    for name, (field, value) in wrong.items():
+        path = tmp_path / f"{name}.npz"
+        np.savez(path, **(good | {field: value}))
+        line = mistake(capsys, "train", path, "--out", out)
+        assert field in line or ("edge" in line and field == "edge_index"), line
+        assert name in line, line
+        if name != "no train":
+            assert field in mistake(capsys, "data", "import", path, "--out", out).replace("source", field).replace(
+                "target", field
+            )
+        assert not out.exists()
+
+
+def test_an_output_folder_of_another_run(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert main(["train", str(store), "--epochs", "3", "--out", str(out)]) == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert "holds another run" in mistake(capsys, "train", store, "--epochs", "5", "--out", out)
+    assert "has finished its 3 epochs: give more --epochs" in mistake(capsys, "train", store, "--resume", "--out", out)
+    changed = mistake(capsys, "train", store, "--resume", "--out", out, "--hidden", "8", "--epochs", "5")
+    assert "--hidden differs from the run" in changed
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_resume_keeps_what_the_run_was_given(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
+    """Flags that are left out are the run's own, not the defaults; the graph must be the same one."""
+    out = tmp_path / "run"
+    assert main(["train", str(store), "--hidden", "8", "--epochs", "3", "--out", str(out)]) == 0
+    assert main(["train", str(store), "--resume", "--epochs", "5", "--out", str(out)]) == 0
+    capsys.readouterr()
+    Graph.open(store)
+    load("sbm:vertices=61,degree=4,classes=3,features=5").save(store, overwrite=True)
+    assert "the graph is not the one" in mistake(capsys, "train", store, "--resume", "--epochs", "9", "--out", out)
+
+
+def test_import_and_info(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    edges = tmp_path / "edges.csv"
+    edges.write_text("source,target\n0,1\n1,2\n2,0\n")
+    assert main(["data", "import", str(edges), "--out", str(tmp_path / "graph"), "--random-features", "4"]) == 0
+    assert main(["data", "info", str(tmp_path / "graph")]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("vertices          3\n") == 2
+    assert "features          4\n" in printed
+    assert "already" in mistake(capsys, "data", "import", edges, "--out", tmp_path / "graph")
+
+
+def test_compare(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "compare"
+    command = [
+        "compare",
+        str(store),
+        "--strategies",
+        "single,tensor",
+        "--workers",
+        "2",
+        "--epochs",
+        "3",
+        "--out",
+        str(out),
+    ]
+    assert main([*command, "--dtype", "float64"]) == 0
+    single, tensor = (json.loads(line)["summary"] for line in (out / "compare.jsonl").read_text().splitlines())
+    assert single["loss"] == pytest.approx(tensor["loss"], rel=1e-9)
+    assert single["test_accuracy"] == tensor["test_accuracy"]
+    table = capsys.readouterr().out
+    assert "single" in table
+    assert "tensor" in table

@@ -1,0 +1,280 @@
+"""Runs as a person starts them: several ranks, stopped, killed, resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import weft
+from weft.core import record
+
+WEFT = [sys.executable, "-m", "weft"]
+RUN = ["train", "digits", "--hidden", "16", "--dtype", "float64", "--norm", "batch"]
+EPOCHS = 12
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    """A command in a session of its own, so that a signal reaches all of it and nothing else."""
+    command = [*WEFT, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 100) -> tuple[int, str]:
+    """Exit code and standard error, once nothing of the process's session is left."""
+    _, errors = process.communicate(timeout=seconds)
+    deadline = time.monotonic() + 10
+    while members(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not members(process.pid), "orphans"
+    return process.returncode, errors
+
+
+def members(session: int) -> list[int]:
+    """Living processes of a session."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def ranks(process: subprocess.Popen[str]) -> list[int]:
+    """Pids of the launcher's ranks."""
+    found = []
+    for pid in members(process.pid):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"spawn_main" in command:
+            found.append(pid)
+    return sorted(found)
+
+
+def wait_for_epoch(folder: Path, epoch: int) -> None:
+    deadline = time.monotonic() + 60
+    while not any(line.get("epoch", -1) >= epoch for line in record.read(folder / "metrics.jsonl")):
+        assert time.monotonic() < deadline, "the run does not start"
+        time.sleep(0.05)
+
+
+def losses(folder: Path) -> list[float]:
+    lines = record.read(folder / "metrics.jsonl")
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    assert [line["epoch"] for line in epochs] == list(range(len(epochs)))
+    return [line["loss"] for line in epochs]
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["kind"] == "summary"
+    return dict(last)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run on 2 ranks."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    code, errors = finish(
+        start(*RUN, "--strategy", "tensor", "--workers", "2", "--epochs", str(EPOCHS), "--out", folder)
+    )
+    assert code == 0, errors
+    return folder
+
+
+def test_a_finished_run(whole: Path) -> None:
+    """The folder, the record's last line, and the same numbers as one rank's."""
+    names = {path.name for path in whole.iterdir()}
+    assert names == {"config.toml", "metrics.jsonl", "checkpoints", "model.safetensors"}
+    last = summary(whole)
+    assert last["test_accuracy"] > 0.5
+    assert last["epochs"] == EPOCHS
+    assert [rank["rank"] for rank in last["ranks"]] == [0, 1]
+    for rank in last["ranks"]:
+        assert rank["collectives"]["split"] + rank["collectives"]["gather"] == 4
+        assert rank["bytes_sent"] > 0
+        assert rank["edges"] > 0
+        assert rank["compute_seconds"] > 0
+
+    single = weft.train(
+        "digits", out=whole.parent / "single", quiet=True, hidden=16, dtype="float64", norm="batch", epochs=EPOCHS
+    )
+    torch.testing.assert_close(losses(whole), losses(single.folder), rtol=1e-9, atol=1e-9)
+    assert single.summary["test_accuracy"] == last["test_accuracy"]
+    for name, value in load_file(whole / "model.safetensors").items():
+        torch.testing.assert_close(value, load_file(single.folder / "model.safetensors")[name], rtol=1e-9, atol=1e-9)
+
+
+def test_kill_and_resume(whole: Path, tmp_path: Path) -> None:
+    """kill -9 of a rank: one line, nothing left running; resumed on 2 ranks bit for bit, on 3 and on 1 to 1e-9."""
+    folder = tmp_path / "killed"
+    run = [
+        *RUN,
+        "--strategy",
+        "tensor",
+        "--workers",
+        "2",
+        "--checkpoint-every",
+        "2",
+        "--epochs",
+        "100000",
+        "--out",
+        folder,
+    ]
+    process = start(*run)
+    wait_for_epoch(folder, 6)
+    os.kill(ranks(process)[1], signal.SIGKILL)
+    code, errors = finish(process)
+    assert code == 1
+    assert "Traceback" not in errors
+    said = [line for line in errors.splitlines() if not line.startswith("epoch ")]
+    assert len(said) == 1
+    assert "was killed by SIGKILL" in said[0]
+    assert f"continue with --resume --out {folder}" in said[0]
+
+    saved = sorted((folder / "checkpoints").iterdir())
+    wanted = losses(whole)
+    newest = int(saved[-1].name.removeprefix("epoch-"))
+    assert newest >= 6
+    epochs = max(EPOCHS, newest + 3)
+    if epochs > EPOCHS:
+        longer = weft.train(
+            "digits",
+            out=tmp_path / "longer",
+            quiet=True,
+            hidden=16,
+            dtype="float64",
+            norm="batch",
+            epochs=epochs,
+            strategy="tensor",
+            workers=2,
+        )
+        wanted = losses(longer.folder)
+
+    for workers in (3, 1, 2):
+        copy = tmp_path / f"resumed-{workers}"
+        subprocess.run(["cp", "-r", folder, copy], check=True)
+        strategy = "single" if workers == 1 else "tensor"
+        code, errors = finish(
+            start(
+                "train",
+                "digits",
+                "--resume",
+                "--out",
+                copy,
+                "--workers",
+                str(workers),
+                "--strategy",
+                strategy,
+                "--epochs",
+                str(epochs),
+            )
+        )
+        assert code == 0, errors
+        if workers == 2:
+            assert losses(copy) == wanted
+        else:
+            torch.testing.assert_close(losses(copy), wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_told_to_stop(tmp_path: Path, workers: int) -> None:
+    """SIGTERM, and Ctrl-C in a terminal: every rank stops, a checkpoint is left, nothing is."""
+    number = signal.SIGTERM if workers == 2 else signal.SIGINT
+    folder = tmp_path / "stopped"
+    strategy = "single" if workers == 1 else "tensor"
+    process = start(
+        *RUN,
+        "--strategy",
+        strategy,
+        "--workers",
+        str(workers),
+        "--checkpoint-every",
+        "0",
+        "--epochs",
+        "100000",
+        "--out",
+        folder,
+    )
+    wait_for_epoch(folder, 3)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    code, errors = finish(process)
+    assert code == 128 + number
+    assert f"stopped by {number.name}; continue with --resume" in errors.splitlines()[-1]
+    last = record.read(folder / "metrics.jsonl")[-1]
+    assert (last["kind"], last["event"]) == ("event", "stopped")
+    (saved,) = (folder / "checkpoints").iterdir()
+    assert int(saved.name.removeprefix("epoch-")) == last["epoch"] + 1
+
+
+def test_joins_the_ranks_of_torchrun(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "joined"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "weft", *RUN]
+    command += ["--strategy", "tensor", "--epochs", str(EPOCHS), "--out", str(folder)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert losses(folder) == losses(whole)
+    assert done.stdout.count("accuracy test") == 1
+
+
+def test_k_and_k_epochs_are_2k(tmp_path: Path) -> None:
+    """On one rank, bit for bit, early stopping and best weights included; the model in hand gets the best weights."""
+    graph = weft.load("digits")
+
+    def train(name: str, epochs: int, *, resume: bool = False) -> tuple[Path, torch.nn.Module]:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = weft.nn.SAGE(graph.num_features, out_width=graph.num_classes, hidden=8)
+        run = weft.train(
+            graph, model, out=tmp_path / name, resume=resume, quiet=True, epochs=epochs, checkpoint_every=0
+        )
+        return run.folder, model
+
+    at_once, model = train("at once", 8)
+    train("in two", 4)
+    in_two, again = train("in two", 8, resume=True)
+    assert losses(in_two) == losses(at_once)
+    saved = load_file(at_once / "model.safetensors")
+    assert set(saved) == set(model.state_dict())
+    for name, value in saved.items():
+        assert torch.equal(value, load_file(in_two / "model.safetensors")[name])
+        assert torch.equal(value, model.state_dict()[name])
+        assert torch.equal(value, again.state_dict()[name])
+
+
+def test_patience(tmp_path: Path) -> None:
+    run = weft.train("digits", out=tmp_path / "run", quiet=True, epochs=500, patience=3, lr=0.05)
+    epochs = [line for line in run.records if line["kind"] == "epoch"]
+    assert len(epochs) < 500
+    assert run.summary["best_epoch"] == len(epochs) - 4
+    assert run.summary["val_accuracy"] == max(line["val_accuracy"] for line in epochs)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    weft.train("digits", out=folder, quiet=True, epochs=4, checkpoint_every=2)
+    newest = max((folder / "checkpoints").iterdir())
+    with (newest / "state.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\xff")
+    weft.train("digits", out=folder, quiet=True, epochs=6, resume=True)
+    begun = [line["epoch"] for line in record.read(folder / "metrics.jsonl") if line["kind"] == "config"]
+    assert begun == [0, 2]
+    assert len(losses(folder)) == 6

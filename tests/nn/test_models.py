@@ -1,0 +1,94 @@
+"""Stacks, normalisations, dropout and the order of a layer's map and aggregate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parity import make_graph
+from torch import Tensor
+
+from weft.core.config import Config
+from weft.core.errors import InputError
+from weft.nn import BatchNorm, GCNConv, GraphView, Inputs, RowLayer, Stack, Topology, from_config, make_model, outline
+
+
+def test_batch_norm_equals_torch() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(23, 5, dtype=torch.float64)
+    view = GraphView.of(make_graph(23).in_edges)
+    ours, theirs = BatchNorm(5).double(), torch.nn.BatchNorm1d(5).double()
+    for _ in range(3):
+        torch.testing.assert_close(ours(view, x), theirs(x))
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    ours.eval()
+    spread = (ours.running_var + ours.eps).sqrt()
+    torch.testing.assert_close(ours(view, x), (x - ours.running_mean) / spread)
+
+
+def test_weights_depend_on_the_seed_alone() -> None:
+    def weights(seed: int, dtype: str) -> Tensor:
+        torch.manual_seed(seed + 100)  # the global state must not matter
+        return torch.cat(
+            [p.detach().reshape(-1) for p in from_config(Config(seed=seed, dtype=dtype), 7, 3).parameters()]
+        )
+
+    assert torch.equal(weights(1, "float32"), weights(1, "float32"))
+    assert torch.equal(weights(1, "float32").double(), weights(1, "float64"))
+    assert not torch.equal(weights(1, "float32"), weights(2, "float32"))
+
+
+def test_dropout_depends_on_its_key() -> None:
+    adjacency = make_graph(23).in_edges
+    x = torch.ones(23, 50)
+
+    def masks(key: int) -> tuple[Tensor, Tensor]:
+        view = GraphView.of(adjacency, key=key)
+        return view.dropout(x, 0.5), view.dropout(x, 0.5)
+
+    assert torch.equal(masks(1)[0], masks(1)[0])
+    assert not torch.equal(*masks(1))
+    assert not torch.equal(masks(1)[0], masks(2)[0])
+
+
+@pytest.mark.parametrize(("in_width", "out_width"), [(7, 3), (7, 30)])
+def test_the_narrower_order_is_taken(in_width: int, out_width: int) -> None:
+    """A product on the narrower rows, on none for constant features, and always the same numbers."""
+    graph = make_graph(23)
+    x = torch.randn(23, in_width, dtype=torch.float64)
+    layer = GCNConv(in_width, out_width).double()
+    view = GraphView.of(graph.in_edges)
+    y = layer(view, x)
+    assert view.meter.take("setup").edges == graph.num_edges * min(in_width, out_width)
+
+    kept = GraphView(Topology(graph.in_edges), inputs=Inputs(rows=x))
+    first, again = layer(kept, x), layer(kept, x)
+    assert kept.meter.take("setup").edges == graph.num_edges * in_width
+    torch.testing.assert_close(first, y)
+    assert torch.equal(first, again)
+
+
+def test_residual_needs_equal_widths() -> None:
+    stack = Stack([RowLayer(torch.nn.Linear(4, 4), 4), RowLayer(torch.nn.Linear(4, 2), 2)], residual=True)
+    view = GraphView.of(make_graph(23).in_edges)
+    x = torch.randn(23, 4)
+    first, second = (layer.update for layer in stack.layers)
+    torch.testing.assert_close(stack([view, view], x), second(torch.relu(first(x)) + x))
+
+
+def test_outline_reads_a_model_without_data() -> None:
+    operations = outline(
+        make_model("gat", 7, 3, hidden=8, heads=4, decoupled=True, layers=5),
+        num_vertices=10**9,
+        num_features=7,
+        training=True,
+    )
+    (operation,) = operations
+    assert (operation.kind, operation.width, operation.heads, operation.steps) == ("attend", 12, 4, 5)
+    assert operation.backward
+
+
+def test_mistakes_name_the_remedy() -> None:
+    with pytest.raises(InputError, match="unknown model 'gcm': did you mean 'gcn'"):
+        make_model("gcm", 7, 3)
+    with pytest.raises(InputError, match="--hidden 10 is no multiple of --heads 4: give 12"):
+        make_model("gat", 7, 3, hidden=10)

@@ -1,0 +1,73 @@
+"""What traces promise of tensor parallelism, by the paper's formulas; that counts equal them is in test_parity."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from weft.core.errors import InputError
+from weft.cost import Trace
+from weft.nn import Stack, View, make_model
+from weft.strategies import GraphShape, get_strategy
+
+SHAPE = GraphShape(num_vertices=1003, num_edges=5000, num_features=17)
+
+
+def traces(size: int, *, training: bool = True, **options: object) -> list[Trace]:
+    model = make_model("gcn", SHAPE.num_features, 5, **options)  # type: ignore[arg-type]
+    tensor = get_strategy("tensor")
+    return [tensor.trace(model, SHAPE, rank=rank, size=size, training=training) for rank in range(size)]
+
+
+def rounds(trace: Trace) -> int:
+    return trace.collectives["split"] + trace.collectives["gather"]
+
+
+@pytest.mark.parametrize("layers", [2, 3, 7])
+def test_decoupled_rounds_are_4_whatever_the_depth(layers: int) -> None:
+    assert {rounds(trace) for trace in traces(3, decoupled=True, layers=layers)} == {4}
+
+
+def test_coupled_rounds_are_at_most_the_papers() -> None:
+    """Section 4.1.2: 10 for 3 layers. The first aggregate of constant features is kept, so it needs none."""
+    assert {rounds(trace) for trace in traces(3, layers=3)} == {8}
+    assert {rounds(trace) for trace in traces(3, layers=3, input_dropout=0.5)} == {9}
+
+
+def test_edges_differ_by_at_most_one_column() -> None:
+    for hidden in (1, 2, 7, 64):
+        edges = [trace.edges for trace in traces(4, layers=2, hidden=hidden)]
+        assert max(edges) - min(edges) <= 2 * SHAPE.num_edges  # one column, forward and backward
+
+
+def test_volume_is_constant_in_the_number_of_ranks() -> None:
+    """Section 3.2: 2 V D (P - 1) / P a layer and direction, over all ranks."""
+    for size in (2, 3, 4):
+        trace = traces(size, decoupled=True, layers=2)
+        sent = sum(one.bytes_sent["split"] + one.bytes_sent["gather"] for one in trace)
+        assert sent == pytest.approx(4 * SHAPE.num_vertices * 5 * 4 * (size - 1) / size, rel=0.01)
+
+
+def test_sent_equals_received() -> None:
+    trace = traces(4, layers=3)
+    for tag in ("split", "gather"):
+        assert sum(one.bytes_sent[tag] for one in trace) == sum(one.bytes_received[tag] for one in trace)
+
+
+class Opaque(torch.nn.Module):
+    """A layer that wants the edges themselves."""
+
+    out_width = 7
+
+    def forward(self, view: View, x: torch.Tensor) -> torch.Tensor:
+        source, edge_index, num_targets = view.block(x)
+        return torch.zeros(num_targets, 7).index_add(0, edge_index[1], source[edge_index[0]])
+
+
+def test_what_a_strategy_cannot_run_is_said_beforehand() -> None:
+    with pytest.raises(InputError, match=r"view.block.*use --strategy single"):
+        get_strategy("tensor").trace(Stack([Opaque()]), SHAPE, rank=0, size=2, training=True)
+    with pytest.raises(InputError, match="single runs on one rank"):
+        get_strategy("single").trace(make_model("gcn", 17, 5), SHAPE, rank=0, size=2, training=True)
+    with pytest.raises(InputError, match="unknown strategy 'tensr': did you mean 'tensor'"):
+        get_strategy("tensr")
