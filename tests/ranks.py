@@ -1,4 +1,4 @@
-"""Runs a function on P ranks: gloo, rendezvous by file, one thread a rank, a hard limit, the first failure's traceback."""
+"""Runs a function on P ranks: gloo, rendezvous by file, one thread a rank, a hard limit, the first traceback."""
 
 from __future__ import annotations
 

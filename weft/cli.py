@@ -154,7 +154,7 @@ def _describe(graph: data.Graph) -> None:
         "name": graph.name,
         "vertices": f"{graph.num_vertices:,}",
         "edges": f"{graph.num_edges:,}",
-        "in-degree": f"mean {graph.num_edges / max(graph.num_vertices, 1):.1f}, most {int(degree.max()) if len(degree) else 0}",
+        "in-degree": f"mean {graph.num_edges / max(len(degree), 1):.1f}, most {max(degree.tolist(), default=0)}",
         "isolated targets": f"{int((degree == 0).sum()):,}",
         "edge weights": "yes" if graph.in_edges.weight is not None else "no",
         "relations": len(graph.relations),

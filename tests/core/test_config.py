@@ -43,7 +43,7 @@ def test_refuses(options: dict[str, Any], message: str) -> None:
 
 
 def test_names_the_nearest_option() -> None:
-    with pytest.raises(InputError, match="run.toml: unknown option 'layer': did you mean 'layers'"):
+    with pytest.raises(InputError, match=r"run\.toml: unknown option 'layer': did you mean 'layers'"):
         Config.from_dict({"layer": 3}, "run.toml")
 
 

@@ -98,7 +98,7 @@ def test_sbm_neighbours_help() -> None:
 @pytest.mark.parametrize(
     ("recipe", "parts"),
     [
-        ("rmat:vertexes=3,edges=4", ["rmat key 'vertexes'", "did you mean 'vertices'"]),
+        ("rmat:vertice=3,edges=4", ["rmat key 'vertice'", "did you mean 'vertices'"]),
         ("sbm:vertices=3,edges=4", ["sbm key 'edges'"]),
         ("rmat:vertices=3", ["'edges' is missing", "rmat:vertices=100k,edges=1m"]),
         ("rmat:", ["vertices=", "no number"]),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,19 @@ def test_a_finished_run(whole: Path) -> None:
     assert single.summary["test_accuracy"] == last["test_accuracy"]
     for name, value in load_file(whole / "model.safetensors").items():
         torch.testing.assert_close(value, load_file(single.folder / "model.safetensors")[name], rtol=1e-9, atol=1e-9)
+
+
+def test_a_real_graph_gives_the_same_scores(weft_data: Callable[[str], Path], tmp_path: Path) -> None:
+    """Cora on 3 ranks, whose rows and columns 3 does not divide: every score of every epoch, digit for digit."""
+    path = weft_data("cora")
+    scores = []
+    for strategy, workers in (("single", 1), ("tensor", 3)):
+        run = weft.train(
+            path, out=tmp_path / strategy, quiet=True, dtype="float64", epochs=40, strategy=strategy, workers=workers
+        )
+        keys = ("train_accuracy", "val_accuracy", "test_accuracy")
+        scores.append([[line[key] for key in keys] for line in run.records if line["kind"] == "epoch"])
+    assert scores[0] == scores[1]
 
 
 def test_kill_and_resume(whole: Path, tmp_path: Path) -> None:

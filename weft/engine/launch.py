@@ -19,12 +19,15 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from weft.core.errors import InputError, RunError
 from weft.core.meter import STATUS_BYTES, read_status
 
+STOPPED = 128
 
-def launch(entry: Callable[..., Any], arguments: tuple[Any, ...], *, workers: int) -> tuple[Any, int]:
-    """Runs `entry(*arguments, status)` on `workers` local ranks; rank 0's result, and the signal that ended it (0: none).
 
-    `status` is the file in which each rank shows what it does. A rank that fails or is killed stops the others; RunError
-    then names it and what it was doing, InputError if the caller's mistake made it fail.
+def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: int) -> int:
+    """Runs `entry(*arguments, status)` on `workers` local ranks; the signal that they were told to stop by, or 0.
+
+    `status` is the file in which each rank shows what it does. A rank that stops as it was told exits with STOPPED + the
+    signal. One that fails or is killed stops the others; RunError then names it and what it was doing, InputError if
+    the caller's mistake made it fail.
     """
     with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
         status = Path(scratch) / "status"
@@ -44,12 +47,15 @@ def launch(entry: Callable[..., Any], arguments: tuple[Any, ...], *, workers: in
         )
         with _quiet(), _signal_handlers_restored():
             try:
-                results = elastic_launch(config, entry)(*arguments, status)
+                elastic_launch(config, entry)(*arguments, status)
             except ChildFailedError as error:
-                raise _explained(*error.get_first_failure(), status) from None
+                rank, failure = error.get_first_failure()
+                if failure.exitcode > STOPPED:
+                    return failure.exitcode - STOPPED
+                raise _explained(rank, failure, status) from None
             except SignalException as error:
-                return None, int(error.sigval)
-        return results[0], 0
+                return int(error.sigval)
+        return 0
 
 
 def _explained(rank: int, failure: ProcessFailure, status: Path) -> InputError | RunError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from weft.data import Graph, load, require_trainable
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Progress
 from weft.engine.folder import RunFolder
-from weft.engine.launch import launch
+from weft.engine.launch import STOPPED, launch
 from weft.engine.metrics import NodeTask
 from weft.engine.progress import ProgressShow
 from weft.engine.stop import StopRequest
@@ -75,8 +76,11 @@ def train(
     own (see weft.nn.Stack), which has the weights of the best validation score afterwards.
     out: the run's folder; by default a new one in runs/. resume: go on from the newest checkpoint in `out`.
     options: the fields of weft.Config: strategy="tensor", workers=4, epochs=100, ...
-    InputError for a mistake of the caller; RunError if a rank is lost; Stopped, a KeyboardInterrupt, after SIGTERM or
-    Ctrl-C, which the run obeys at the end of the epoch, when its checkpoint is written. Under torchrun, joins the ranks that are there.
+    Under torchrun, joins the ranks that are there. In a script, call it under `if __name__ == "__main__":`, since local
+    ranks import the script anew.
+
+    Raises InputError for a mistake of the caller; RunError if a rank is lost; Stopped, a KeyboardInterrupt, after
+    SIGTERM or Ctrl-C, which the run obeys at the end of the epoch, when its checkpoint is written.
     """
     name = graph.name if isinstance(graph, Graph) else str(graph)
     kind = model if isinstance(model, str) else type(model).__name__
@@ -176,7 +180,7 @@ def _work_joined(job: Job, graph: Graph, model: nn.Module) -> int:
 
 
 def _work_launched(job: Job, graph: Graph, model: nn.Module) -> int:
-    """Starts local ranks. They share the graph through the page cache, and get the model's structure and its weights."""
+    """Starts local ranks, which share the graph through the page cache and get the model's structure and weights."""
     with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
         weights = Path(scratch) / "weights.safetensors"
         save_file({name: value.detach().cpu().contiguous().clone() for name, value in _tensors(model)}, weights)
@@ -186,13 +190,12 @@ def _work_launched(job: Job, graph: Graph, model: nn.Module) -> int:
             graph.save(store)
         skeleton = copy.deepcopy(model).to("meta")
         try:
-            result, stopped_by = launch(_local_rank, (job, store, skeleton, weights), workers=job.config.workers)
+            return launch(_local_rank, (job, store, skeleton, weights), workers=job.config.workers)
         except RunError as error:
             raise RunError(f"{error}; continue with --resume --out {job.folder}") from None
-    return stopped_by or int(result)
 
 
-def _local_rank(job: Job, store: Path, skeleton: nn.Module, weights: Path, status: Path) -> int:
+def _local_rank(job: Job, store: Path, skeleton: nn.Module, weights: Path, status: Path) -> None:
     """What each process of the launcher runs."""
     meter = Meter()
     meter.show_in(status, int(os.environ["RANK"]))
@@ -208,7 +211,8 @@ def _local_rank(job: Job, store: Path, skeleton: nn.Module, weights: Path, statu
     with StopRequest(impatient=False) as stop:
         stopped_by = _work(job, graph, model, group, stop)
     group.leave()
-    return stopped_by
+    if stopped_by:
+        sys.exit(STOPPED + stopped_by)
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""The training loop. It knows a strategy's steps, a task's loss and scores, and nothing of rows or ranks beyond that."""
+"""The training loop. It knows a strategy's steps, a task's loss and scores, and nothing of rows beyond that."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Trainer:
         return Checkpoint(config=self.config, fingerprint=fingerprint, progress=self.progress, tensors=tensors)
 
     def run(self, stop: StopRequest, writer: RunWriter | None) -> int:
-        """Trains until the last epoch, until patience is at an end, or until a rank was told to stop: that signal, or 0.
+        """Trains until the last epoch, the end of patience, or until a rank was told to stop: that signal, or 0.
 
         writer: rank 0's, for records, checkpoints and progress.
         """

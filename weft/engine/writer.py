@@ -113,7 +113,7 @@ KINDS = ("compute", "communication", "waiting")
 def _communication_seconds(durations: list[list[float]]) -> float:
     """Seconds of one phase's collectives without the waiting for late ranks.
 
-    The last rank to arrive at a collective waits for nobody, so the shortest stay of any rank is the transfer alone. This
-    needs no common clock.
+    The last rank to arrive at a collective waits for nobody, so the shortest stay of any rank is the transfer alone.
+    This needs no common clock.
     """
     return math.fsum(min(stays) for stays in zip(*durations, strict=True))

@@ -45,7 +45,7 @@ class GCNConv(LinearConv):
     def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
         return view.propagate(x, norm="gcn", weighted=True, steps=steps)
 
-    def after(self, x: Tensor, a: Tensor) -> Tensor:
+    def after(self, x: Tensor, a: Tensor) -> Tensor:  # noqa: ARG002
         return biased(a, self.bias)
 
 
@@ -80,9 +80,10 @@ class GINConv(nn.Module):
 
 
 class GATConv(nn.Module):
-    """Attention over N(v) and v: y_v = sum of alpha_uv h_u + b, h = x W, softmax over leaky_relu(a_src h_u + a_dst h_v).
+    """Attention over N(v) and v: y_v = sum of alpha_uv h_u + b with h = x W (Velickovic et al. 2018, eq. 1-6).
 
-    Velickovic et al. 2018, eq. 1-6. The heads' outputs are side by side (`concat`) or averaged; out_width is the result's.
+    alpha is the softmax of leaky_relu(a_src h_u + a_dst h_v). The heads' outputs are side by side (`concat`) or
+    averaged; out_width is the result's.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from weft.nn.view import GraphView, Inputs, Norm, Origin, Reduce
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOperation:
-    """One call of a view: `steps` products on `width` columns ('propagate', 'attend'), or a sum of all rows ('total')."""
+    """One call of a view: `steps` products on `width` columns ('propagate', 'attend'), or a sum of rows ('total')."""
 
     kind: Literal["propagate", "attend", "total", "block"]
     width: int

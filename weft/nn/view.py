@@ -33,9 +33,9 @@ class View(Protocol):
         ...
 
     def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
-        """Edge softmax of leaky_relu(logit_src_u + logit_dst_v) over in-edges and v itself; the weighted sum of h [n, H D].
+        """The sum of h [n, H D] over in-edges and v itself, weighted by edge softmax; the weights serve all steps.
 
-        Logits are [n, H]. The weights are kept for all steps.
+        The softmax is of leaky_relu(logit_src_u + logit_dst_v), logits [n, H].
         """
         ...
 

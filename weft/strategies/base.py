@@ -40,7 +40,7 @@ class Step:
 class Strategy(ABC):
     """A full-graph placement. Subclasses say which rows a rank answers for and what view it has.
 
-    graph: the whole graph, the same on every rank; model: its weights are the same on every rank, on the group's device.
+    graph: the whole graph. model: on the group's device. Both are the same on every rank.
     reuse: aggregate the constant features once. InputError if the strategy cannot serve the number of ranks.
     """
 

@@ -23,6 +23,7 @@ class Single(Strategy):
     def trace(
         cls, model: nn.Module, shape: GraphShape, *, rank: int = 0, size: int = 1, training: bool, reuse: bool = True
     ) -> Trace:
+        assert rank < size
         if size > 1:
             raise InputError(f"strategy single runs on one rank: give --workers 1, or --strategy tensor for {size}")
         forward, backward = [], []

@@ -16,7 +16,7 @@ def check_all(group: Group) -> int:
             check_case(group, case, name)
             checked += 1
     if group.size > 1:
-        with planted_error(), pytest.raises(AssertionError, match="logits|gradient"):
+        with planted_error(), pytest.raises(AssertionError, match=r"logits|gradient"):
             check_case(group, Case(model="gcn"), "tensor")
     return checked
 
