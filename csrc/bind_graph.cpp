@@ -24,14 +24,15 @@ void bind_builders(nb::module_& module) {
       "edge_ids"_a.noconvert(), "num_threads"_a);
   module.def(
       "transpose",
-      [](ConstArray<int64_t, 1> indptr, ConstArray<In, 1> indices, Array<int64_t, 1> indptr_t, Array<Index, 1> indices_t,
-         Array<Id, 1> edge_ids, int num_threads) {
+      [](ConstArray<int64_t, 1> indptr, ConstArray<In, 1> indices, Array<int64_t, 1> indptr_t,
+         Array<Index, 1> indices_t, Array<Id, 1> edge_ids, int num_threads) {
         const size_t num_edges = indices.shape(0);
         require(indices_t.shape(0) == num_edges && edge_ids.shape(0) == num_edges,
                 "indices, indices_t and edge_ids must have the same length");
         require(indptr.shape(0) >= 1 && indptr_t.shape(0) >= 1 && num_threads >= 1,
                 "indptr must not be empty, num_threads not below 1");
-        require(indptr.data()[indptr.shape(0) - 1] == static_cast<int64_t>(num_edges), "indptr must end at the number of edges");
+        require(indptr.data()[indptr.shape(0) - 1] == static_cast<int64_t>(num_edges),
+                "indptr must end at the number of edges");
         nb::gil_scoped_release release;
         transpose(indptr.data(), indices.data(), static_cast<int64_t>(indptr.shape(0)) - 1,
                   static_cast<int64_t>(indptr_t.shape(0)) - 1, indptr_t.data(), indices_t.data(), edge_ids.data(),

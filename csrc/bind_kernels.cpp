@@ -62,12 +62,22 @@ void bind_spmm(nb::module_& module) {
         const int64_t num_rows = size(indptr, 0) - 1, width = size(x, 1), num_loops = length_or(loop_scale, 0);
         require(is(y, num_rows, width), "y must have a row per row of the matrix and the columns of x");
         require(length_or(weight, size(indices, 0)) == size(indices, 0), "weight must have one number per entry");
-        require(length_or(neighbour_scale, size(x, 0)) == size(x, 0), "neighbour_scale must have one number per row of x");
+        require(length_or(neighbour_scale, size(x, 0)) == size(x, 0),
+                "neighbour_scale must have one number per row of x");
         require(length_or(row_scale, num_rows) == num_rows, "row_scale must have one number per row of the matrix");
         require(num_loops <= num_rows && num_loops <= size(x, 0), "loop_scale must not be longer than x or y");
-        const Spmm<T, I> args{num_rows, width, indptr.data(), indices.data(), data_or_null(weight),
-                              data_or_null(neighbour_scale), data_or_null(row_scale), data_or_null(loop_scale),
-                              num_loops, x.data(), y.data(), num_threads};
+        const Spmm<T, I> args{num_rows,
+                              width,
+                              indptr.data(),
+                              indices.data(),
+                              data_or_null(weight),
+                              data_or_null(neighbour_scale),
+                              data_or_null(row_scale),
+                              data_or_null(loop_scale),
+                              num_loops,
+                              x.data(),
+                              y.data(),
+                              num_threads};
         nb::gil_scoped_release release;
         graph_kernels<T, I>(kernels()).spmm(args);
       },
@@ -87,8 +97,8 @@ void bind_max(nb::module_& module) {
         const int64_t num_rows = size(indptr, 0) - 1, width = size(x, 1);
         require(is(y, num_rows, width) && is(position, num_rows, width),
                 "y and position must have a row per row of the matrix and the columns of x");
-        const SpmmMax<T, I> args{num_rows, width, indptr.data(), indices.data(), x.data(), y.data(), position.data(),
-                                 num_threads};
+        const SpmmMax<T, I> args{num_rows, width,    indptr.data(),   indices.data(),
+                                 x.data(), y.data(), position.data(), num_threads};
         nb::gil_scoped_release release;
         graph_kernels<T, I>(kernels()).spmm_max(args);
       },
@@ -103,10 +113,9 @@ void bind_max(nb::module_& module) {
         require(is(position, num_targets, width) && is(grad_y, num_targets, width) && is(grad_x, num_sources, width) &&
                     size(edge_ids, 0) == size(indices_t, 0),
                 "position, grad_y and grad_x must share their columns, edge_ids have one id per entry");
-        const SpmmMaxBackward<T, I> args{num_sources,           width,           indptr.data(),
-                                         indptr_t.data(),       indices_t.data(), edge_ids_of(edge_ids),
-                                         position.data(),       grad_y.data(),   grad_x.data(),
-                                         num_threads};
+        const SpmmMaxBackward<T, I> args{
+            num_sources,           width,           indptr.data(), indptr_t.data(), indices_t.data(),
+            edge_ids_of(edge_ids), position.data(), grad_y.data(), grad_x.data(),   num_threads};
         nb::gil_scoped_release release;
         graph_kernels<T, I>(kernels()).spmm_max_backward(args);
       },
@@ -125,126 +134,135 @@ void check_bounds(const ConstArray<int64_t, 1>& bounds, int64_t num_heads, int64
 template <class T, class I>
 void bind_attend(nb::module_& module) {
   module.def(
-      "attend_lse",
-      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, ConstArray<T, 2> logit_src, ConstArray<T, 2> logit_dst,
-         MaybeConst<bool, 1> loop, T slope, Array<T, 2> lse, int num_threads) {
-        check_rows(indptr, indices, num_threads);
-        const int64_t num_targets = size(indptr, 0) - 1, num_heads = size(logit_src, 1);
-        require(is(logit_dst, num_targets, num_heads) && is(lse, num_targets, num_heads),
-                "logit_dst and lse must have a row per target and the heads of logit_src");
-        require(length_or(loop, num_targets) == num_targets, "loop must have one flag per target");
-        require(!loop || num_targets <= size(logit_src, 0), "loops need targets to be the first sources");
-        const AttendLse<T, I> args{num_targets,        num_heads,          indptr.data(), indices.data(), logit_src.data(),
-                                   logit_dst.data(),   data_or_null(loop), slope,         lse.data(),     num_threads};
-        nb::gil_scoped_release release;
-        graph_kernels<T, I>(kernels()).attend_lse(args);
-      },
-      "indptr"_a.noconvert(), "indices"_a.noconvert(), "logit_src"_a.noconvert(), "logit_dst"_a.noconvert(),
-      "loop"_a.noconvert().none(), "slope"_a, "lse"_a.noconvert(), "num_threads"_a);
-  module.def(
-      "attend_sum",
-      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, ConstArray<T, 2> logit_src, ConstArray<T, 2> logit_dst,
-         ConstArray<T, 2> lse, MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, T slope, ConstArray<T, 2> h,
-         Array<T, 2> y, int num_threads) {
+      "attend",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, ConstArray<T, 2> logit_src,
+         ConstArray<T, 2> logit_dst, MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, T slope,
+         ConstArray<T, 2> h, bool lse_known, Array<T, 2> lse, Array<T, 2> y, Maybe<T, 2> plus, Maybe<T, 2> share,
+         int num_threads) {
         check_rows(indptr, indices, num_threads);
         const int64_t num_targets = size(indptr, 0) - 1, num_heads = size(logit_src, 1), width = size(h, 1);
         check_bounds(bounds, num_heads, width);
         require(is(logit_dst, num_targets, num_heads) && is(lse, num_targets, num_heads) &&
                     size(logit_src, 0) == size(h, 0) && is(y, num_targets, width),
                 "logits, lse, h and y must agree in targets, sources, heads and width");
+        require(bool(plus) == bool(share) &&
+                    (!plus || (is(*plus, num_targets, width) && is(*share, num_targets, num_heads))),
+                "plus and share go together, with the shapes of y and lse");
         require(length_or(loop, num_targets) == num_targets && (!loop || num_targets <= size(h, 0)),
                 "loop must have one flag per target, and targets be the first sources");
-        const AttendSum<T, I> args{num_targets,      num_heads,        width,      indptr.data(),      indices.data(),
-                                   logit_src.data(), logit_dst.data(), lse.data(), data_or_null(loop), bounds.data(),
-                                   slope,            h.data(),         y.data(),   num_threads};
+        const Attend<T, I> args{num_targets,
+                                num_heads,
+                                width,
+                                indptr.data(),
+                                indices.data(),
+                                logit_src.data(),
+                                logit_dst.data(),
+                                data_or_null(loop),
+                                bounds.data(),
+                                slope,
+                                h.data(),
+                                lse_known,
+                                lse.data(),
+                                y.data(),
+                                data_or_null(plus),
+                                data_or_null(share),
+                                num_threads};
         nb::gil_scoped_release release;
-        graph_kernels<T, I>(kernels()).attend_sum(args);
+        graph_kernels<T, I>(kernels()).attend(args);
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "logit_src"_a.noconvert(), "logit_dst"_a.noconvert(),
-      "lse"_a.noconvert(), "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a, "h"_a.noconvert(),
-      "y"_a.noconvert(), "num_threads"_a);
-}
-
-template <class T, class I>
-void bind_attend_backward(nb::module_& module) {
+      "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a, "h"_a.noconvert(), "lse_known"_a,
+      "lse"_a.noconvert(), "y"_a.noconvert(), "plus"_a.noconvert().none(), "share"_a.noconvert().none(),
+      "num_threads"_a);
   module.def(
       "attend_backward",
-      [](ConstArray<int64_t, 1> indptr_t, ConstArray<I, 1> indices_t, AnyIds edge_ids, ConstArray<T, 2> logit_src,
-         ConstArray<T, 3> stats, MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, T slope, ConstArray<T, 2> h,
-         ConstArray<T, 2> grad_y, bool first, Maybe<T, 2> grad_h, Maybe<T, 2> grad_logit_src,
-         Maybe<T, 2> grad_logit_dst, Maybe<T, 2> grad_edge, int num_threads) {
+      [](ConstArray<int64_t, 1> indptr_t, ConstArray<I, 1> indices_t, ConstArray<T, 2> logit_src,
+         ConstArray<T, 3> stats, MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, T slope, MaybeConst<T, 2> h,
+         ConstArray<T, 2> grad_y, Maybe<T, 2> grad_h, Maybe<T, 2> grad_logit_src, int num_threads) {
         check_rows(indptr_t, indices_t, num_threads);
         const int64_t num_sources = size(indptr_t, 0) - 1, num_targets = size(stats, 0);
-        const int64_t num_heads = size(logit_src, 1), width = size(h, 1);
+        const int64_t num_heads = size(logit_src, 1), width = size(grad_y, 1);
         check_bounds(bounds, num_heads, width);
         require(size(stats, 1) == 3 && size(stats, 2) == num_heads && size(logit_src, 0) == num_sources &&
-                    is(h, num_sources, width) && is(grad_y, num_targets, width) &&
-                    size(edge_ids, 0) == size(indices_t, 0),
-                "logit_src, stats, h, grad_y and edge_ids must agree in targets, sources, heads and width");
+                    size(grad_y, 0) == num_targets && (!h || is(*h, num_sources, width)),
+                "logit_src, stats, h and grad_y must agree in targets, sources, heads and width");
         require((!grad_h || is(*grad_h, num_sources, width)) &&
-                    (!grad_logit_src || is(*grad_logit_src, num_sources, num_heads)) &&
-                    (!grad_logit_dst || is(*grad_logit_dst, num_targets, num_heads)) &&
-                    (!grad_edge || is(*grad_edge, size(indices_t, 0), num_heads)),
-                "gradients must have the shapes of what they are for");
-        require(bool(grad_logit_src) == bool(grad_logit_dst) && bool(grad_logit_src) == bool(grad_edge),
-                "the gradients of the logits and the edges go together");
+                    (!grad_logit_src || is(*grad_logit_src, num_sources, num_heads)) && bool(grad_logit_src) == bool(h),
+                "gradients must have the shapes of what they are for, and h comes with that of logit_src");
         require(length_or(loop, num_targets) == num_targets && (!loop || num_targets <= num_sources),
                 "loop must have one flag per target, and targets be the first sources");
-        const AttendBackward<T, I> args{num_sources, num_targets, num_heads, width, indptr_t.data(), indices_t.data(),
-                                        edge_ids_of(edge_ids), logit_src.data(), stats.data(), data_or_null(loop),
-                                        bounds.data(), slope, h.data(), grad_y.data(), first, data_or_null(grad_h),
-                                        data_or_null(grad_logit_src), data_or_null(grad_logit_dst),
-                                        data_or_null(grad_edge), num_threads};
+        const AttendBackward<T, I> args{num_sources,
+                                        num_targets,
+                                        num_heads,
+                                        width,
+                                        indptr_t.data(),
+                                        indices_t.data(),
+                                        logit_src.data(),
+                                        stats.data(),
+                                        data_or_null(loop),
+                                        bounds.data(),
+                                        slope,
+                                        data_or_null(h),
+                                        grad_y.data(),
+                                        data_or_null(grad_h),
+                                        data_or_null(grad_logit_src),
+                                        num_threads};
         nb::gil_scoped_release release;
         graph_kernels<T, I>(kernels()).attend_backward(args);
       },
-      "indptr_t"_a.noconvert(), "indices_t"_a.noconvert(), "edge_ids"_a.noconvert(), "logit_src"_a.noconvert(),
-      "stats"_a.noconvert(), "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a, "h"_a.noconvert(),
-      "grad_y"_a.noconvert(), "first"_a, "grad_h"_a.noconvert().none(), "grad_logit_src"_a.noconvert().none(),
-      "grad_logit_dst"_a.noconvert().none(), "grad_edge"_a.noconvert().none(), "num_threads"_a);
+      "indptr_t"_a.noconvert(), "indices_t"_a.noconvert(), "logit_src"_a.noconvert(), "stats"_a.noconvert(),
+      "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a, "h"_a.noconvert().none(), "grad_y"_a.noconvert(),
+      "grad_h"_a.noconvert().none(), "grad_logit_src"_a.noconvert().none(), "num_threads"_a);
 }
 
 template <class T>
 void bind_rows(nb::module_& module) {
   module.def(
       "attend_stats",
-      [](ConstArray<T, 2> logit_dst, ConstArray<T, 2> lse, ConstArray<int64_t, 1> bounds, MaybeConst<T, 2> grad_y,
-         MaybeConst<T, 2> y, Array<T, 3> stats, int num_threads) {
+      [](ConstArray<T, 2> logit_dst, ConstArray<T, 2> lse, ConstArray<int64_t, 1> bounds, T slope, Array<T, 3> stats,
+         MaybeConst<T, 2> grad_y, MaybeConst<T, 2> y, MaybeConst<T, 2> plus, MaybeConst<T, 2> share,
+         Maybe<T, 2> grad_logit_dst, int num_threads) {
         const int64_t num_targets = size(logit_dst, 0), num_heads = size(logit_dst, 1), width = y ? size(*y, 1) : 0;
-        require(bool(grad_y) == bool(y), "grad_y and y go together");
         require(is(lse, num_targets, num_heads) && is(stats, num_targets, 3) && size(stats, 2) == num_heads,
                 "lse and stats must have the rows and heads of logit_dst");
+        require(bool(grad_y) == bool(y) && bool(y) == bool(plus) && bool(y) == bool(share) &&
+                    bool(y) == bool(grad_logit_dst),
+                "grad_y, y, plus, share and grad_logit_dst go together");
         if (y) {
           check_bounds(bounds, num_heads, width);
-          require(is(*y, num_targets, width) && is(*grad_y, num_targets, width), "grad_y and y must have the same shape");
+          require(is(*y, num_targets, width) && is(*grad_y, num_targets, width) && is(*plus, num_targets, width),
+                  "grad_y, y and plus must have the same shape");
+          require(is(*share, num_targets, num_heads) && is(*grad_logit_dst, num_targets, num_heads),
+                  "share and grad_logit_dst must have the shape of logit_dst");
         }
-        const AttendStats<T> args{num_targets,   num_heads,            width,           logit_dst.data(), lse.data(),
-                                  bounds.data(), data_or_null(grad_y), data_or_null(y), stats.data(),     num_threads};
+        const AttendStats<T> args{num_targets,
+                                  num_heads,
+                                  width,
+                                  logit_dst.data(),
+                                  lse.data(),
+                                  bounds.data(),
+                                  slope,
+                                  stats.data(),
+                                  data_or_null(grad_y),
+                                  data_or_null(y),
+                                  data_or_null(plus),
+                                  data_or_null(share),
+                                  data_or_null(grad_logit_dst),
+                                  num_threads};
         nb::gil_scoped_release release;
         row_kernels<T>(kernels()).attend_stats(args);
       },
-      "logit_dst"_a.noconvert(), "lse"_a.noconvert(), "bounds"_a.noconvert(), "grad_y"_a.noconvert().none(),
-      "y"_a.noconvert().none(), "stats"_a.noconvert(), "num_threads"_a);
-  module.def(
-      "attend_targets",
-      [](ConstArray<int64_t, 1> indptr, ConstArray<T, 2> grad_edge, Array<T, 2> grad_logit_dst, int num_threads) {
-        const int64_t num_targets = size(indptr, 0) - 1, num_heads = size(grad_logit_dst, 1);
-        require(size(grad_logit_dst, 0) == num_targets && is(grad_edge, indptr.data()[num_targets], num_heads),
-                "grad_edge must have a row per edge and the heads of grad_logit_dst");
-        const AttendTargets<T> args{num_targets,           num_heads,  indptr.data(), grad_edge.data(),
-                                    grad_logit_dst.data(), num_threads};
-        nb::gil_scoped_release release;
-        row_kernels<T>(kernels()).attend_targets(args);
-      },
-      "indptr"_a.noconvert(), "grad_edge"_a.noconvert(), "grad_logit_dst"_a.noconvert(), "num_threads"_a);
+      "logit_dst"_a.noconvert(), "lse"_a.noconvert(), "bounds"_a.noconvert(), "slope"_a, "stats"_a.noconvert(),
+      "grad_y"_a.noconvert().none(), "y"_a.noconvert().none(), "plus"_a.noconvert().none(),
+      "share"_a.noconvert().none(), "grad_logit_dst"_a.noconvert().none(), "num_threads"_a);
   module.def(
       "dropout",
       [](ConstArray<T, 2> x, ConstArray<int64_t, 1> rows, uint64_t key, uint32_t first_column, uint32_t threshold,
          T scale, Array<T, 2> y, int num_threads) {
         require(size(rows, 0) == size(x, 0) && is(y, size(x, 0), size(x, 1)),
                 "rows must have one id per row of x, y the shape of x");
-        const Dropout<T> args{size(x, 0), size(x, 1), x.data(), rows.data(), key,
-                              first_column, threshold, scale,    y.data(),    num_threads};
+        const Dropout<T> args{size(x, 0),   size(x, 1), x.data(), rows.data(), key,
+                              first_column, threshold,  scale,    y.data(),    num_threads};
         nb::gil_scoped_release release;
         row_kernels<T>(kernels()).dropout(args);
       },
@@ -257,7 +275,6 @@ void bind_graph_kernels(nb::module_& module) {
   bind_spmm<T, I>(module);
   bind_max<T, I>(module);
   bind_attend<T, I>(module);
-  bind_attend_backward<T, I>(module);
 }
 
 }  // namespace

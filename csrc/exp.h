@@ -1,4 +1,4 @@
-// The exponential function in a form that compilers turn into vector code.
+// The exponential function of a vector of numbers (or, with one lane, of a number).
 #pragma once
 
 #include <cstdint>
@@ -7,58 +7,57 @@
 
 namespace weft::WEFT_ISA {
 
-template <class Int, class T>
-WEFT_INLINE Int bits_of(T value) {
-  Int bits;
-  __builtin_memcpy(&bits, &value, sizeof(bits));
-  return bits;
+// e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln 2 / 2, where the Taylor series to this degree is as good as the
+// type. `shift` rounds to an integer when added, and leaves it in the low bits. ln 2 is in two parts, so that n times
+// the first is exact. Below `smallest` results would be subnormal and are 0, above `largest` they are infinite; NaN
+// stays NaN.
+template <class T>
+struct Exponential;
+
+template <>
+struct Exponential<float> {
+  using Bits = int32_t;
+  static constexpr int degree = 7, mantissa_bits = 23, bias = 127;
+  static constexpr float shift = 0x1.8p23f, ln2_high = 0x1.62ep-1f, ln2_low = 0x1.0bfbe8p-15f;
+  static constexpr float smallest = -87.3f, largest = 88.3f;
+};
+
+template <>
+struct Exponential<double> {
+  using Bits = int64_t;
+  static constexpr int degree = 13, mantissa_bits = 52, bias = 1023;
+  static constexpr double shift = 0x1.8p52, ln2_high = 0x1.62e42fee0p-1, ln2_low = 0x1.a39ef35793c76p-33;
+  static constexpr double smallest = -708.3, largest = 709.0;
+};
+
+constexpr double inverse_factorial(int n) { return n < 2 ? 1.0 : inverse_factorial(n - 1) / n; }
+
+template <class T, int L, int kDegree, class V>
+WEFT_INLINE V taylor(V r) {
+  V sum = V{} + static_cast<T>(inverse_factorial(Exponential<T>::degree));
+  if constexpr (kDegree < Exponential<T>::degree)
+    sum = taylor<T, L, kDegree + 1>(r) * r + static_cast<T>(inverse_factorial(kDegree));
+  return sum;
 }
 
-// e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln 2 / 2, where the Taylor series is as good as the type. Adding `shift`
-// rounds to an integer and leaves it in the low bits. ln 2 is split so that n times its first part is exact. Results that would
-// be subnormal are 0; above `largest` the result is infinite; NaN stays NaN.
-WEFT_INLINE float exponential(float x) {
-  const float shift = 0x1.8p23f, largest = 88.3f, smallest = -87.3f;
-  const float clamped = x > largest ? largest : (x < smallest ? smallest : x);
-  const float shifted = clamped * 0x1.715476p0f + shift;
-  const float n = shifted - shift;
-  const float r = (clamped - n * 0x1.62ep-1f) - n * 0x1.0bfbe800p-15f;
-  float sum = 1.0f / 5040;
-  sum = sum * r + 1.0f / 720;
-  sum = sum * r + 1.0f / 120;
-  sum = sum * r + 1.0f / 24;
-  sum = sum * r + 1.0f / 6;
-  sum = sum * r + 0.5f;
-  sum = sum * r + 1.0f;
-  sum = sum * r + 1.0f;
-  const uint32_t power = (bits_of<uint32_t>(shifted) + 127) << 23;
-  const float result = sum * bits_of<float>(power);
-  return x < smallest ? 0.0f : (x > largest ? __builtin_inff() : result);
-}
-
-WEFT_INLINE double exponential(double x) {
-  const double shift = 0x1.8p52, largest = 709.0, smallest = -708.3;
-  const double clamped = x > largest ? largest : (x < smallest ? smallest : x);
-  const double shifted = clamped * 0x1.71547652b82fep0 + shift;
-  const double n = shifted - shift;
-  const double r = (clamped - n * 0x1.62e42fee0p-1) - n * 0x1.a39ef35793c76p-33;
-  double sum = 1.0 / 6227020800;
-  sum = sum * r + 1.0 / 479001600;
-  sum = sum * r + 1.0 / 39916800;
-  sum = sum * r + 1.0 / 3628800;
-  sum = sum * r + 1.0 / 362880;
-  sum = sum * r + 1.0 / 40320;
-  sum = sum * r + 1.0 / 5040;
-  sum = sum * r + 1.0 / 720;
-  sum = sum * r + 1.0 / 120;
-  sum = sum * r + 1.0 / 24;
-  sum = sum * r + 1.0 / 6;
-  sum = sum * r + 0.5;
-  sum = sum * r + 1.0;
-  sum = sum * r + 1.0;
-  const uint64_t power = (bits_of<uint64_t>(shifted) + 1023) << 52;
-  const double result = sum * bits_of<double>(power);
-  return x < smallest ? 0.0 : (x > largest ? __builtin_inf() : result);
+template <class T, int L>
+WEFT_INLINE Vector<T, L> exponential(Vector<T, L> x) {
+  using E = Exponential<T>;
+  using V = Vector<T, L>;
+  using Bits = Vector<typename E::Bits, L>;
+  const V zero{}, low = zero + E::smallest, high = zero + E::largest, infinite = zero + static_cast<T>(__builtin_inf());
+  V clamped = x < low ? low : x;
+  clamped = clamped > high ? high : clamped;
+  const V shifted = clamped * static_cast<T>(0x1.71547652b82fep0) + E::shift;
+  const V n = shifted - E::shift;
+  const V r = (clamped - n * E::ln2_high) - n * E::ln2_low;
+  Bits bits;
+  __builtin_memcpy(&bits, &shifted, sizeof(bits));
+  bits = (bits + E::bias) << E::mantissa_bits;
+  V power;
+  __builtin_memcpy(&power, &bits, sizeof(power));
+  const V result = taylor<T, L, 0>(r) * power;
+  return x < low ? zero : (x > high ? infinite : result);
 }
 
 WEFT_INLINE float logarithm(float x) { return __builtin_logf(x); }

@@ -10,7 +10,7 @@
 namespace weft {
 namespace {
 
-// How many parts to cut the input into: one a thread, but the counters of all parts together stay within the result's size.
+// How many parts to cut the input into: one a thread, but the counters of all together stay within the result's size.
 int num_parts(int64_t num_keys, int64_t num_buckets, int num_threads) {
   const int64_t affordable = num_keys / std::max<int64_t>(num_buckets, 1);
   return static_cast<int>(std::clamp<int64_t>(affordable, 1, num_threads));
@@ -20,7 +20,8 @@ int num_parts(int64_t num_keys, int64_t num_buckets, int num_threads) {
 // visit(bucket, entry...) for the entries of a range in order; emit(slot, entry...) is then called once for each.
 // Each part of the input counts on its own; its first slot in a bucket follows from the parts before it.
 template <class Count, class Stream, class Emit>
-void counting_sort(int64_t num_entries, int64_t num_buckets, int64_t* indptr, int num_threads, Stream stream, Emit emit) {
+void counting_sort(int64_t num_entries, int64_t num_buckets, int64_t* indptr, int num_threads, Stream stream,
+                   Emit emit) {
   const int parts = num_parts(num_entries, num_buckets, num_threads);
   std::unique_ptr<Count[]> next(new Count[static_cast<size_t>(parts) * num_buckets]);
   bool in_range = true;
@@ -148,8 +149,8 @@ void find_loops(const int64_t* indptr, const Index* indices, int64_t num_rows, b
   }
 }
 
-#define WEFT_INSTANTIATE(In, Index, Id)                                                                                \
-  template void coo_to_csr(const In*, const In*, int64_t, int64_t, int64_t, int64_t*, Index*, Id*, int);               \
+#define WEFT_INSTANTIATE(In, Index, Id)                                                                  \
+  template void coo_to_csr(const In*, const In*, int64_t, int64_t, int64_t, int64_t*, Index*, Id*, int); \
   template void transpose(const int64_t*, const In*, int64_t, int64_t, int64_t*, Index*, Id*, int);
 WEFT_INSTANTIATE(int32_t, int32_t, int32_t)
 WEFT_INSTANTIATE(int32_t, int32_t, int64_t)

@@ -5,8 +5,8 @@
 
 namespace weft {
 
-// Entry e goes from column cols[e] into row rows[e]. Fills indptr [num_rows + 1], indices [E] and edge_ids [E], ordered by
-// (row, column, position in the input). Throws std::invalid_argument where an id is out of range.
+// Entry e goes from column cols[e] into row rows[e]. Fills indptr [num_rows + 1], indices [E] and edge_ids [E], ordered
+// by (row, column, position in the input). Throws std::invalid_argument where an id is out of range.
 template <class In, class Index, class Id>
 void coo_to_csr(const In* rows, const In* cols, int64_t num_edges, int64_t num_rows, int64_t num_cols, int64_t* indptr,
                 Index* indices, Id* edge_ids, int num_threads);

@@ -9,16 +9,19 @@ namespace weft::WEFT_ISA {
 
 template <class T, class I>
 constexpr GraphKernels<T, I> graph_table() {
-  return {&spmm<T, I>,       &spmm_max<T, I>,   &spmm_max_backward<T, I>,
-          &attend_lse<T, I>, &attend_sum<T, I>, &attend_backward<T, I>};
+  return {&spmm<T, I>, &spmm_max<T, I>, &spmm_max_backward<T, I>, &attend<T, I>, &attend_backward<T, I>};
 }
 
 template <class T>
 constexpr RowKernels<T> row_table() {
-  return {&attend_stats<T>, &attend_targets<T>, &dropout<T>};
+  return {&attend_stats<T>, &dropout<T>};
 }
 
-const Kernels kernels{graph_table<float, int32_t>(),  graph_table<float, int64_t>(), graph_table<double, int32_t>(),
-                      graph_table<double, int64_t>(), row_table<float>(),            row_table<double>()};
+const Kernels kernels{graph_table<float, int32_t>(),
+                      graph_table<float, int64_t>(),
+                      graph_table<double, int32_t>(),
+                      graph_table<double, int64_t>(),
+                      row_table<float>(),
+                      row_table<double>()};
 
 }  // namespace weft::WEFT_ISA

@@ -1,8 +1,8 @@
 // What a kernel is given, and the table of kernels that each instruction set fills (csrc/kernels.cpp).
 //
-// n rows (targets), s neighbours (sources), E entries, F columns, H heads. All matrices are row-major without gaps. A pointer
-// that may be null says so. Every row is summed by one thread in the order of its entries, so that results have the same bits
-// whatever the number of threads.
+// n rows (targets), s neighbours (sources), E entries, F columns, H heads. All matrices are row-major without gaps. A
+// pointer that may be null says so. Every row is summed by one thread in the order of its entries, so that results have
+// the same bits whatever the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct EdgeIds {
   int64_t operator[](int64_t entry) const { return narrow ? narrow[entry] : wide[entry]; }
 };
 
-// y_r = row_scale_r * sum_e weight_e neighbour_scale_u x_u + loop_scale_r x_r, u = indices[e]; any scale or weight may be null.
+// y_r = row_scale_r * sum_e weight_e neighbour_scale_u x_u + loop_scale_r x_r, u = indices[e]; factors may be null.
 template <class T, class I>
 struct Spmm {
   int64_t num_rows, width;
@@ -66,72 +66,51 @@ struct SpmmMaxBackward {
   int num_threads;
 };
 
-// lse_v = log sum_e exp(leaky_relu(logit_src_u + logit_dst_v)) for each head; 0 where nothing has any weight.
+// y_v = sum_e alpha_e h_u, alpha_e = exp(leaky_relu(logit_src_u + logit_dst_v) - lse_v) and lse_v what makes them sum
+// to 1; head j owns columns [bounds[j], bounds[j + 1]) of h. lse is written, or read where lse_known; 0 where nothing
+// has any weight. For the backward pass, unless null: plus_v = sum of alpha_e h_u where leaky_relu's argument is
+// positive, and share_v, which is written with lse, the sum of those alpha_e.
 template <class T, class I>
-struct AttendLse {
-  int64_t num_targets, num_heads;
+struct Attend {
+  int64_t num_targets, num_heads, width;
   const int64_t* indptr;
   const I* indices;
   const T *logit_src, *logit_dst;
   const bool* loop;  // [n] or null: whether v has one more edge, from itself
-  T slope;
-  T* lse;
-  int num_threads;
-};
-
-// y_v = sum_e alpha_e h_u, alpha_e = exp(leaky_relu(logit_src_u + logit_dst_v) - lse_v); head j owns columns
-// [bounds[j], bounds[j + 1]) of h.
-template <class T, class I>
-struct AttendSum {
-  int64_t num_targets, num_heads, width;
-  const int64_t* indptr;
-  const I* indices;
-  const T *logit_src, *logit_dst, *lse;
-  const bool* loop;
   const int64_t* bounds;
   T slope;
   const T* h;
-  T* y;
+  bool lse_known;
+  T *lse, *y, *plus, *share;
   int num_threads;
 };
 
-// stats [n, 3, H] = logit_dst, lse and, if grad_y is not null, the dot product of grad_y and y over the head's columns.
+// What the backward pass gathers by target, stats [n, 3, H]: logit_dst, lse, and the dot product of grad_y and y over
+// the head's columns. Adds to grad_logit_dst. From grad_y on all may be null together; then the dot products are 0.
 template <class T>
 struct AttendStats {
   int64_t num_targets, num_heads, width;
   const T *logit_dst, *lse;
   const int64_t* bounds;
-  const T *grad_y, *y;
+  T slope;
   T* stats;
+  const T *grad_y, *y, *plus, *share;
+  T* grad_logit_dst;
   int num_threads;
 };
 
-// Backward of AttendSum, over the transpose. grad_h is written. The logits' gradients are added to, but grad_edge [E, H] (by
-// forward position, of leaky_relu's argument) is written where `first`; of logit_dst only the virtual self edges come here,
-// AttendTargets adds the rest. grad_h may be null, and so may all three of the logits.
+// Backward of Attend, over the transpose: writes grad_h, adds to grad_logit_src (null, with h, where it is not needed).
 template <class T, class I>
 struct AttendBackward {
   int64_t num_sources, num_targets, num_heads, width;
   const int64_t* indptr_t;
   const I* indices_t;
-  EdgeIds edge_ids;
   const T *logit_src, *stats;
   const bool* loop;
   const int64_t* bounds;
   T slope;
   const T *h, *grad_y;
-  bool first;
-  T *grad_h, *grad_logit_src, *grad_logit_dst, *grad_edge;
-  int num_threads;
-};
-
-// grad_logit_dst_v += sum of grad_edge [E, H] over the in-edges of v.
-template <class T>
-struct AttendTargets {
-  int64_t num_targets, num_heads;
-  const int64_t* indptr;
-  const T* grad_edge;
-  T* grad_logit_dst;
+  T *grad_h, *grad_logit_src;
   int num_threads;
 };
 
@@ -153,15 +132,13 @@ struct GraphKernels {
   void (*spmm)(const Spmm<T, I>&);
   void (*spmm_max)(const SpmmMax<T, I>&);
   void (*spmm_max_backward)(const SpmmMaxBackward<T, I>&);
-  void (*attend_lse)(const AttendLse<T, I>&);
-  void (*attend_sum)(const AttendSum<T, I>&);
+  void (*attend)(const Attend<T, I>&);
   void (*attend_backward)(const AttendBackward<T, I>&);
 };
 
 template <class T>
 struct RowKernels {
   void (*attend_stats)(const AttendStats<T>&);
-  void (*attend_targets)(const AttendTargets<T>&);
   void (*dropout)(const Dropout<T>&);
 };
 

@@ -6,7 +6,7 @@
 
 namespace weft::WEFT_ISA {
 
-// Rows [first, end) of one block of columns. The sums stay in registers; a product without weights reads no number per entry.
+// Rows [first, end) of one block of columns. Sums stay in registers; without weights, no number is read per entry.
 template <class T, class I, bool kWeight, bool kNeighbour>
 struct SpmmRows {
   using Scalar = T;
@@ -19,8 +19,8 @@ struct SpmmRows {
     for (int64_t row = first; row < end; ++row) {
       Vector<T, L> sum[N] = {};
       for (int64_t entry = a.indptr[row]; entry < a.indptr[row + 1]; ++entry) {
-        const int64_t ahead = entry + kPrefetch < last_entry ? entry + kPrefetch : last_entry;
-        prefetch_row<L, N>(a.x + a.indices[ahead] * a.width, columns);
+        const int64_t ahead = entry + kAhead<T, L * N> < last_entry ? entry + kAhead<T, L * N> : last_entry;
+        prefetch<L * N>(a.x + a.indices[ahead] * a.width + columns.column);
         const int64_t source = a.indices[entry];
         const T* x = a.x + source * a.width;
         T scale = 1;
@@ -48,8 +48,8 @@ struct SpmmRows {
 template <class T, class I, bool kWeight, bool kNeighbour>
 void spmm_as(const Spmm<T, I>& a) {
   for_row_blocks(a.indptr, a.num_rows, a.num_threads, [&](int64_t first, int64_t end) {
-    for_columns<SpmmRows<T, I, kWeight, kNeighbour>>(
-        0, a.width, [&](auto run, Columns columns) { run(a, first, end, columns); });
+    for_columns<SpmmRows<T, I, kWeight, kNeighbour>>(0, a.width,
+                                                     [&](auto run, Columns columns) { run(a, first, end, columns); });
   });
 }
 
@@ -77,8 +77,8 @@ struct MaxRows {
       Vector<T, L> best[N] = {};
       Vector<Place, L> place[N] = {};
       for (int64_t entry = begin; entry < a.indptr[row + 1]; ++entry) {
-        const int64_t ahead = entry + kPrefetch < last_entry ? entry + kPrefetch : last_entry;
-        prefetch_row<L, N>(a.x + a.indices[ahead] * a.width, columns);
+        const int64_t ahead = entry + kAhead<T, L * N> < last_entry ? entry + kAhead<T, L * N> : last_entry;
+        prefetch<L * N>(a.x + a.indices[ahead] * a.width + columns.column);
         const T* x = a.x + a.indices[entry] * a.width;
         const Vector<Place, L> here = Vector<Place, L>{} + static_cast<Place>(entry - begin);
 #pragma GCC unroll 16

@@ -1,5 +1,6 @@
-// Vectors, how columns are cut into them, and how rows are dealt to threads. Everything here lives in the namespace of one
-// instruction set and uses no inline function of the standard library, whose code the linker may take from another build.
+// Vectors, how columns are cut into them, and how rows are dealt to threads. This and what builds on it live in the
+// namespace of one instruction set and use no inline function of the standard library: the linker could take its code
+// from the build for another one.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,6 @@
 namespace weft::WEFT_ISA {
 
 constexpr int kMaxVectors = WEFT_ACCUMULATORS;  // accumulators that fit the registers beside what else a loop needs
-constexpr int kPrefetch = 16;                   // rows fetched ahead of use; measured in benchmarks/kernels.py
 
 template <class T>
 constexpr int kLanes = WEFT_VECTOR_BYTES / sizeof(T);
@@ -39,20 +39,45 @@ WEFT_INLINE void store(T* to, Vector<T, L> value) {
   *reinterpret_cast<typename VectorOf<T, L>::unaligned*>(to) = value;
 }
 
-// The sum of the lanes, by halves.
-template <int L, class T>
-WEFT_INLINE T sum_lanes(Vector<T, L> value) {
+// combine(...) of all lanes, by halves.
+template <int L, class T, class Combine>
+WEFT_INLINE T reduce_lanes(Vector<T, L> value, Combine combine) {
   if constexpr (L == 1) {
     return value;
   } else {
-    T lanes[L];
-    store<L>(lanes, value);
-    return sum_lanes<L / 2, T>(load<L / 2>(lanes) + load<L / 2>(lanes + L / 2));
+    Vector<T, L / 2> halves[2];
+    __builtin_memcpy(halves, &value, sizeof(value));
+    return reduce_lanes<L / 2, T>(combine(halves[0], halves[1]), combine);
   }
 }
 
-// Columns [column, column + (N - 1) L) in whole vectors, then one that starts at `tail` and overlaps them where the width is no
-// multiple of L: it computes the same numbers again, and no loop has a remainder.
+template <int L, class T>
+WEFT_INLINE T sum_lanes(Vector<T, L> value) {
+  return reduce_lanes<L, T>(value, [](auto a, auto b) __attribute__((always_inline)) { return a + b; });
+}
+
+template <int L, class T>
+WEFT_INLINE T max_lanes(Vector<T, L> value) {
+  return reduce_lanes<L, T>(value, [](auto a, auto b) __attribute__((always_inline)) { return b > a ? b : a; });
+}
+
+// How many entries ahead to fetch a row of which `kValues` are read: about 8 KiB, measured with benchmarks/kernels.py.
+template <class T, int kValues>
+constexpr int kAhead = 8192 / (kValues * int{sizeof(T)}) < 8    ? 8
+                       : 8192 / (kValues * int{sizeof(T)}) > 32 ? 32
+                                                                : 8192 / (kValues * int{sizeof(T)});
+
+// Fetches the cache lines of kValues numbers; a row may start anywhere in its first line.
+template <int kValues, class T>
+WEFT_INLINE void prefetch(const T* row) {
+  constexpr int line = 64 / sizeof(T);
+#pragma GCC unroll 32
+  for (int value = 0; value < kValues; value += line) __builtin_prefetch(row + value);
+  __builtin_prefetch(row + kValues - 1);
+}
+
+// Columns [column, column + (N - 1) L) in whole vectors, then one that starts at `tail` and overlaps them where the
+// width is no multiple of L: it computes the same numbers again, and no loop has a remainder.
 struct Columns {
   int64_t column, tail;
 };
@@ -60,15 +85,6 @@ struct Columns {
 template <int L, int N>
 WEFT_INLINE int64_t column_of(int i, Columns columns) {
   return i + 1 < N ? columns.column + i * L : columns.tail;
-}
-
-template <int L, int N, class T>
-WEFT_INLINE void prefetch_row(const T* row, Columns columns) {
-#pragma GCC unroll 16
-  for (int i = 0; i < N; ++i) {
-    if (i * L * sizeof(T) % 64 == 0) __builtin_prefetch(row + column_of<L, N>(i, columns));
-  }
-  if (N > 1) __builtin_prefetch(row + columns.tail + L - 1);
 }
 
 // Family::run<L, N> for the lanes and number of vectors wanted. Narrower vectors serve widths below a full one.
@@ -126,7 +142,8 @@ WEFT_INLINE void for_row_blocks(const int64_t* indptr, int64_t num_rows, int num
   const int64_t num_blocks = finest < wanted ? finest : wanted;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
   for (int64_t block = 0; block < num_blocks; ++block) {
-    body(row_at(indptr, num_rows, cost * block / num_blocks), row_at(indptr, num_rows, cost * (block + 1) / num_blocks));
+    body(row_at(indptr, num_rows, cost * block / num_blocks),
+         row_at(indptr, num_rows, cost * (block + 1) / num_blocks));
   }
 }
 

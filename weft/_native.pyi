@@ -34,57 +34,49 @@ def spmm_max_backward(
     grad_x: Tensor,
     num_threads: int,
 ) -> None: ...
-def attend_lse(
+def attend(
     indptr: Tensor,
     indices: Tensor,
     logit_src: Tensor,
     logit_dst: Tensor,
-    loop: Tensor | None,
-    slope: float,
-    lse: Tensor,
-    num_threads: int,
-) -> None: ...
-def attend_sum(
-    indptr: Tensor,
-    indices: Tensor,
-    logit_src: Tensor,
-    logit_dst: Tensor,
-    lse: Tensor,
     loop: Tensor | None,
     bounds: Tensor,
     slope: float,
     h: Tensor,
+    lse_known: bool,
+    lse: Tensor,
     y: Tensor,
+    plus: Tensor | None,
+    share: Tensor | None,
     num_threads: int,
 ) -> None: ...
 def attend_stats(
     logit_dst: Tensor,
     lse: Tensor,
     bounds: Tensor,
+    slope: float,
+    stats: Tensor,
     grad_y: Tensor | None,
     y: Tensor | None,
-    stats: Tensor,
+    plus: Tensor | None,
+    share: Tensor | None,
+    grad_logit_dst: Tensor | None,
     num_threads: int,
 ) -> None: ...
 def attend_backward(
     indptr_t: Tensor,
     indices_t: Tensor,
-    edge_ids: Tensor,
     logit_src: Tensor,
     stats: Tensor,
     loop: Tensor | None,
     bounds: Tensor,
     slope: float,
-    h: Tensor,
+    h: Tensor | None,
     grad_y: Tensor,
-    first: bool,
     grad_h: Tensor | None,
     grad_logit_src: Tensor | None,
-    grad_logit_dst: Tensor | None,
-    grad_edge: Tensor | None,
     num_threads: int,
 ) -> None: ...
-def attend_targets(indptr: Tensor, grad_edge: Tensor, grad_logit_dst: Tensor, num_threads: int) -> None: ...
 def dropout(
     x: Tensor,
     rows: Tensor,

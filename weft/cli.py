@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,6 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code, text = 2, str(error)
     except RunError as error:
         code, text = 1, str(error)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the output has left
+        return 1
+    except MemoryError:
+        code, text = 1, "out of memory: give smaller widths, or more ranks under --strategy tensor"
     except OSError as error:
         code, text = 1, f"{error.filename or 'input or output'}: {error.strerror or error}"
     except Stopped as stop:
@@ -53,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="weft", description="Trains graph neural networks on graphs that outgrow one device.")
+    parser.add_argument("--version", action="version", version=version("weft"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
 
     command = commands.add_parser("train", help="train a model on a graph under a strategy")
@@ -64,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("compare", help="train the same model under several strategies")
     _add_options(command, leave_out=("strategy",))
     command.add_argument("--strategies", required=True, help="names, separated by commas")
-    command.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of the runs (%(default)s)")
+    command.add_argument("--out", type=Path, help="folder of the runs (default: a new one in runs/)")
     command.set_defaults(command=_compare)
 
     commands = commands.add_parser("data", help="graphs on disk").add_subparsers(required=True, metavar="COMMAND")
@@ -122,7 +129,7 @@ def _train(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     runs = engine.compare(_config(options), options.strategies.split(","), options.out)
     _print(report.compare_table({name: done.summary for name, done in runs.items()}))
-    print(f"records in {options.out}/compare.jsonl")
+    print(f"records in {next(iter(runs.values())).folder.parent}/compare.jsonl")
     return 0
 
 

@@ -31,7 +31,7 @@ def test_every_option_has_a_help_text() -> None:
         ({"layers": 0}, "--layers 0: give at least 1"),
         ({"workers": -2}, "--workers -2: give at least 1"),
         ({"dropout": 1.0}, "--dropout 1.0: give less than 1"),
-        ({"lr": float("nan")}, "--lr nan: give at least 0"),
+        ({"lr": float("nan")}, "--lr nan: give a finite number"),
         ({"dtype": "float46"}, "unknown --dtype 'float46': did you mean 'float64'?"),
         ({"hidden": "64"}, "--hidden '64': give a value of type int"),
     ],
@@ -64,5 +64,5 @@ def test_record_forgives_only_a_cut_last_line(tmp_path: Path) -> None:
     record.keep_until(path, 2)
     assert [line["epoch"] for line in record.read(path)] == [0, 1]
     path.write_text('{"kind": "ep\n' + path.read_text())
-    with pytest.raises(ValueError, match="Unterminated"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl: line 1 is damaged"):
         record.read(path)

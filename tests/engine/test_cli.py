@@ -142,7 +142,9 @@ def test_an_output_folder_of_another_run(capsys: pytest.CaptureFixture[str], sto
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     capsys.readouterr()
     assert "holds another run" in mistake(capsys, "train", store, "--epochs", "5", "--out", out)
-    assert "has finished its 3 epochs: give more --epochs" in mistake(capsys, "train", store, "--resume", "--out", out)
+    assert "has finished its 3 epochs: give more --epochs or --patience" in mistake(
+        capsys, "train", store, "--resume", "--out", out
+    )
     changed = mistake(capsys, "train", store, "--resume", "--out", out, "--hidden", "8", "--epochs", "5")
     assert "--hidden differs from the run" in changed
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

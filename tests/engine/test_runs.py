@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 
 import weft
 from weft.core import record
+from weft.core.errors import InputError
 
 WEFT = [sys.executable, "-m", "weft"]
 RUN = ["train", "digits", "--hidden", "16", "--dtype", "float64", "--norm", "batch"]
@@ -228,7 +230,8 @@ def test_told_to_stop(tmp_path: Path, workers: int) -> None:
         process.send_signal(number)
     code, errors = finish(process)
     assert code == 128 + number
-    assert f"stopped by {number.name}; continue with --resume" in errors.splitlines()[-1]
+    (said,) = [line for line in errors.splitlines() if not line.startswith("epoch ")]
+    assert f"stopped by {number.name}; continue with --resume" in said
     last = record.read(folder / "metrics.jsonl")[-1]
     assert (last["kind"], last["event"]) == ("event", "stopped")
     (saved,) = (folder / "checkpoints").iterdir()
@@ -292,3 +295,67 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     begun = [line["epoch"] for line in record.read(folder / "metrics.jsonl") if line["kind"] == "config"]
     assert begun == [0, 2]
     assert len(losses(folder)) == 6
+
+
+def test_patience_counts_evaluated_epochs_and_stays_at_an_end(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run = weft.train("digits", out=out, quiet=True, epochs=500, patience=3, eval_every=5, lr=0.05)
+    assert run.summary["epochs"] % 5 == 0
+    assert run.summary["test_accuracy"] > 0.8
+    with pytest.raises(InputError, match="has finished its"):
+        weft.train("digits", out=out, quiet=True, epochs=500, patience=3, eval_every=5, lr=0.05, resume=True)
+    graph = dataclasses.replace(weft.load("digits"), val_mask=None)
+    with pytest.raises(InputError, match="no validation vertices"):
+        weft.train(graph, out=tmp_path / "none", quiet=True, patience=3)
+
+
+def test_a_run_cut_off_before_its_summary_is_completed(tmp_path: Path) -> None:
+    """The last checkpoint is there, the weights and the summary are not."""
+    out = tmp_path / "run"
+    summary = weft.train("digits", out=out, quiet=True, epochs=4).summary
+    (out / "model.safetensors").unlink()
+    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_text("".join(lines[:-1]))
+    again = weft.train("digits", out=out, quiet=True, epochs=4, resume=True).summary
+    assert again["test_accuracy"] == summary["test_accuracy"]
+    assert again["loss"] == summary["loss"]
+    assert (out / "model.safetensors").exists()
+
+
+def test_damaged_newer_checkpoints_do_not_outlive_a_resume(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    weft.train("digits", out=out, quiet=True, epochs=8, checkpoint_every=4)
+    for folder in (out / "checkpoints").iterdir():
+        if folder.name.endswith("8"):
+            (folder / "state.json").write_text("{")
+    (out / "checkpoints" / ".epoch-00000007").mkdir()
+    weft.train("digits", out=out, quiet=True, epochs=6, resume=True, checkpoint_every=1)
+    assert sorted(path.name[-1] for path in (out / "checkpoints").iterdir()) == ["5", "6"]
+    for folder in (out / "checkpoints").iterdir():
+        (folder / "state.json").write_text("{")
+    with pytest.raises(InputError, match="no checkpoint is whole"):
+        weft.train("digits", out=out, quiet=True, epochs=9, resume=True)
+
+
+def test_a_summary_is_of_the_ranks_that_ended_it(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    weft.train("digits", out=out, quiet=True, epochs=3, strategy="tensor", workers=2, hidden=8)
+    summary = weft.train("digits", out=out, quiet=True, epochs=6, resume=True, hidden=8).summary
+    assert len(summary["ranks"]) == 1
+    assert summary["ranks"][0]["bytes_sent"] == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (torch.nn.Linear(64, 10), "set its num_stages"),
+        (weft.nn.GCN(63, out_width=10), "cannot take rows of 64 features"),
+        (weft.nn.GCN(64, out_width=9), "gives \\[9\\] logits a vertex, the graph has 10 classes"),
+        (weft.nn.Stack([weft.nn.GCNConv(64, 10)], activation=lambda x: x), "cannot be sent to local ranks"),
+    ],
+)
+def test_models_that_cannot_run(tmp_path: Path, model: torch.nn.Module, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        weft.train("digits", model, out=tmp_path / "run", quiet=True, strategy="tensor", workers=2)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()

@@ -40,6 +40,7 @@ class Case:
     weighted: bool = False
     multilabel: bool = False
     reuse: bool = True
+    frozen: bool = False
 
     def build(self) -> tuple[Graph, Stack | nn.Module]:
         graph = make_graph(self.num_vertices, weighted=self.weighted, multilabel=self.multilabel)
@@ -57,6 +58,9 @@ class Case:
             norm=self.norm,
             residual=self.residual,
         )
+        if self.frozen:
+            next(model.parameters()).requires_grad_(False)
+            model.register_parameter("unused", nn.Parameter(torch.ones(3)))
         for parameter in model.parameters():  # biases and eps start at zero, where an error in them would not show
             nn.init.uniform_(parameter, -0.6, 0.6)
         return graph, model.double()
@@ -70,6 +74,7 @@ def cases() -> list[Case]:
         found.append(Case(model=model, hidden=2, heads=2, layers=2, reuse=False))  # P beyond the width
         found.append(Case(model=model, num_vertices=3, layers=2))  # P = 4: a rank answers for no row
     found.append(Case(model="gcn", weighted=True, input_dropout=0.3, hidden=4, layers=2))
+    found.append(Case(model="sage", frozen=True, layers=2))
     found.append(Case(model="gcn", decoupled=True, norm="layer", multilabel=True, layers=4))
     found.append(Case(model="gat", hidden=20, heads=5, layers=3, norm="layer"))  # heads that no P in 2..4 divides
     return found

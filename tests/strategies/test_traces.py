@@ -1,4 +1,4 @@
-"""What traces promise of tensor parallelism, by the paper's formulas; that counts equal them is in test_parity."""
+"""What traces promise of tensor parallelism, by the paper's formulas. That counts equal them is shown beside."""
 
 from __future__ import annotations
 

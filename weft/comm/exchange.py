@@ -69,13 +69,18 @@ def sum_over_ranks(values: Tensor, group: Group, *, tag: str) -> Tensor:
 
 
 def sum_gradients(parameters: Sequence[torch.nn.Parameter], group: Group) -> None:
-    """Adds every parameter's gradient over the ranks, in one collective; a parameter without one counts as zero."""
+    """Adds the gradients of all parameters that want one over the ranks, in one collective.
+
+    A parameter that the model does not use has none afterwards either, so that the optimiser passes it over.
+    """
     if group.size == 1:
         return
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    wanting = [parameter for parameter in parameters if parameter.requires_grad]
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in wanting]
     total = group.all_reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]), tag="gradients")
-    for parameter, part in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
-        parameter.grad = part.view_as(parameter)
+    for parameter, part in zip(wanting, total.split([p.numel() for p in wanting]), strict=True):
+        if parameter.grad is not None:
+            parameter.grad = part.view_as(parameter)
 
 
 def _split(x_nF: Tensor, layout: Layout, group: Group) -> Tensor:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from weft.core.errors import RunError
+from weft.core.errors import InputError, RunError
 from weft.core.meter import Meter
 
 GRACE_SECONDS = 3.0
@@ -71,6 +71,7 @@ class Group:
         return [json.loads(bytes(part.tolist())) for part in texts.split(counts)]
 
     def leave(self) -> None:
+        """Parts from the others, when all of them are done."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -89,7 +90,7 @@ class Group:
             self._synchronize()
         except RuntimeError as error:
             seconds = time.perf_counter() - start
-            reason = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0].partition(". ")[0]
             raise RunError(
                 f"rank {self.rank} lost {_missing_ranks(self)} in {self.meter.where}, {operation} '{tag}', "
                 f"after {seconds:.1f} s ({reason})"
@@ -101,20 +102,23 @@ class Group:
 def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_method: str = "env://") -> Group:
     """Joins the ranks that torchrun or the launcher started (RANK, WORLD_SIZE, LOCAL_RANK in the environment).
 
-    RunError if the others do not come within the timeout.
+    InputError if the environment is not torchrun's; RunError if the others do not come within the timeout.
     """
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local = int(os.environ["LOCAL_RANK"])
+    except (KeyError, ValueError) as error:
+        raise InputError(f"RANK, WORLD_SIZE or LOCAL_RANK is not as torchrun sets it ({error}): unset them") from error
     if size == 1:
         return Group(meter=meter, device=device)
     if device == "cuda":
-        local = int(os.environ["LOCAL_RANK"])
         torch.cuda.set_device(local)
         device = f"cuda:{local}"
     backend = "nccl" if device.startswith("cuda") else "gloo"
     timeout = timedelta(seconds=timeout_seconds)
     try:
         dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=timeout)
-    except (RuntimeError, dist.DistError) as error:
+    except (RuntimeError, ValueError, dist.DistError) as error:
         reason = str(error).splitlines()[0]
         raise RunError(
             f"rank {rank} did not meet the other {size - 1} within {timeout_seconds:.0f} s ({reason})"

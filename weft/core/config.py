@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ def option(
 class Config:
     """Everything that decides a run. Frozen: a changed one is a new one (`dataclasses.replace`)."""
 
-    graph: str = option("", "a built-in or dataset name, a generator such as rmat:100k,1m, or a path", fixed=True)
+    graph: str = option("", "a built-in or dataset name, a generator such as rmat:100k,1m, or a path")
     split: int = option(0, "which of a dataset's public splits to use", least=0, fixed=True)
     normalize_features: bool = option(
         False, "divide a vertex's features by the sum of their absolute values", fixed=True
@@ -52,15 +53,16 @@ class Config:
     epochs: int = option(100, "number of epochs", least=1)
     lr: float = option(0.01, "learning rate of Adam", least=0, fixed=True)
     weight_decay: float = option(5e-4, "L2 penalty of Adam", least=0, fixed=True)
-    seed: int = option(0, "seed of weights, dropout and random data", least=0, fixed=True)
+    seed: int = option(0, "seed of weights, dropout and random data", least=0, below=2**63, fixed=True)
     dtype: str = option("float32", "floating-point type", choices=("float32", "float64"), fixed=True)
-    eval_every: int = option(1, "epochs between evaluations", least=1, fixed=True)
+    eval_every: int = option(1, "epochs between evaluations; the last epoch is always evaluated", least=1, fixed=True)
     patience: int = option(0, "stop after this many epochs without a better validation score; 0: never", least=0)
 
     strategy: str = option("single", "where rows, columns and edges live: single or tensor")
     workers: int = option(1, "number of local ranks", least=1)
     device: str = option("cpu", "device of every rank", choices=("cpu", "cuda"))
     reuse: bool = option(True, "aggregate constant features once, not every epoch")
+    keep_pages: bool = option(True, "keep the memory that an epoch frees for the next one")
     timeout: float = option(300.0, "seconds after which a silent peer counts as lost", least=1)
     checkpoint_every: int = option(10, "epochs between checkpoints; 0: only when stopped and at the end", least=0)
 
@@ -82,11 +84,12 @@ class Config:
         """The Config saved at `path`; InputError if it cannot be read."""
         try:
             values = tomllib.loads(path.read_text())
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise InputError(f"{path}: cannot read the run's configuration ({error}); give a new --out") from error
         return cls.from_dict(values, str(path))
 
     def to_toml(self) -> str:
+        """The text that `read` takes."""
         return tomli_w.dumps(dataclasses.asdict(self))
 
     def changed(self, other: Config) -> list[str]:
@@ -103,6 +106,8 @@ def _checked(spec: dataclasses.Field[Any], value: Any) -> Any:
     if type(value) is not kind:
         raise InputError(f"{flag} {value!r}: give a value of type {kind.__name__}")
     least, below, choices = spec.metadata["least"], spec.metadata["below"], spec.metadata["choices"]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{flag} {value}: give a finite number")
     if least is not None and not value >= least:
         raise InputError(f"{flag} {value}: give at least {least}")
     if below is not None and not value < below:

@@ -21,7 +21,7 @@ class RunError(RuntimeError):
 
 
 class Stopped(KeyboardInterrupt):
-    """A run that a signal ended between two epochs, its checkpoint written. `signal` is its number.
+    """A run that a signal ended, as a rule between two epochs and with a checkpoint. `signal` is its number.
 
     The command line prints the one line that says how to go on, and exits with 128 + signal.
     """

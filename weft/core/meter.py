@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ class Counts:
     collectives: Counter[str] = field(default_factory=Counter)
     bytes_sent: Counter[str] = field(default_factory=Counter)
     bytes_received: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    """Time in the phase, without the phases inside it."""
     edges: int = 0
     """Edges x width aggregated, forward and backward."""
     durations: list[float] = field(default_factory=list)
@@ -38,27 +41,38 @@ class Meter:
         self.where = "setup"
         self._counts: dict[str, Counts] = {}
         self._status: mmap.mmap | None = None
+        self._since = time.perf_counter()
 
     @property
     def counts(self) -> Counts:
+        """Those of the present phase."""
         return self._counts.setdefault(self.phase, Counts())
 
     @contextmanager
     def during(self, phase: str, where: str | None = None) -> Iterator[None]:
         """Counts what happens inside under `phase`; `where` is what a person reads ('epoch 3, training')."""
         before = self.phase, self.where
+        self._tick()
         self.phase, self.where = phase, where or self.where
         self.show(self.where)
         try:
             yield
         finally:
+            self._tick()
             self.phase, self.where = before
+
+    def _tick(self) -> None:
+        """Books the time since the last change of phase to the present one."""
+        now = time.perf_counter()
+        self.counts.seconds += now - self._since
+        self._since = now
 
     def take(self, phase: str) -> Counts:
         """The counts of `phase` since the last call, which start again from zero."""
         return self._counts.pop(phase, Counts())
 
     def collective(self, tag: str, sent: int, received: int, seconds: float) -> None:
+        """Counts a collective: bytes to and from other ranks, and the time inside it."""
         counts = self.counts
         counts.collectives[tag] += 1
         counts.bytes_sent[tag] += sent
@@ -66,6 +80,7 @@ class Meter:
         counts.durations.append(seconds)
 
     def aggregate(self, edges: int, width: int) -> None:
+        """Counts a product over `edges` edges on `width` columns."""
         self.counts.edges += edges * width
 
     def show_in(self, path: Path, rank: int) -> None:
@@ -75,6 +90,7 @@ class Meter:
         self._slot = rank * STATUS_BYTES
 
     def show(self, text: str) -> None:
+        """Writes what this rank does into its slot, if it has one."""
         if self._status is not None:
             line = text.encode()[: STATUS_BYTES - 1]
             self._status[self._slot : self._slot + STATUS_BYTES] = line.ljust(STATUS_BYTES, b"\0")

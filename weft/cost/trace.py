@@ -41,10 +41,12 @@ class Trace:
 
     @property
     def bytes_sent(self) -> Counter[str]:
+        """Bytes to other ranks by tag."""
         return _total((operation.tag, operation.bytes_sent) for operation in self._network())
 
     @property
     def bytes_received(self) -> Counter[str]:
+        """Bytes from other ranks by tag."""
         return _total((operation.tag, operation.bytes_received) for operation in self._network())
 
     def _network(self) -> Iterable[Operation]:

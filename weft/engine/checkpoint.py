@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from weft.core.config import Config
+from weft.core.errors import InputError, RunError
 
 KEPT = 2
 
@@ -28,6 +30,12 @@ class Progress:
     best_score: float = -1.0
     best_epoch: int = -1
     best_scores: dict[str, float | None] | None = None
+    waited: int = 0
+    """Epochs from the best to the last evaluation."""
+
+    def is_over(self, config: Config) -> bool:
+        """Whether the epochs, or the patience for a better validation score, are at an end."""
+        return self.epoch >= config.epochs or 0 < config.patience <= self.waited
 
 
 @dataclass(kw_only=True)
@@ -41,12 +49,28 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Writes a new checkpoint beside the old ones and drops all but the newest; a crash leaves the old ones whole."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes a new checkpoint beside the old ones and drops all but the newest; a crash leaves the old ones whole.
+
+    RunError if it cannot be written; nothing of it is left then.
+    """
     name = f"epoch-{checkpoint.progress.epoch:08d}"
     draft = folder / f".{name}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
+    try:
+        for left in folder.glob(".epoch-*"):
+            shutil.rmtree(left)
+        draft.mkdir(parents=True)
+        _write(draft, checkpoint)
+        shutil.rmtree(folder / name, ignore_errors=True)
+        os.rename(draft, folder / name)
+        _sync(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise RunError(f"{folder / name}: cannot write the checkpoint ({error})") from error
+    for old in _newest_first(folder)[KEPT:]:
+        shutil.rmtree(old)
+
+
+def _write(draft: Path, checkpoint: Checkpoint) -> None:
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in checkpoint.tensors.items()}
     save_file(tensors, draft / "state.safetensors")
     state = {
@@ -58,16 +82,12 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     (draft / "state.json").write_text(json.dumps(state))
     for path in (*draft.iterdir(), draft):
         _sync(path)
-    shutil.rmtree(folder / name, ignore_errors=True)
-    os.rename(draft, folder / name)
-    _sync(folder)
-    for old in _newest_first(folder)[KEPT:]:
-        shutil.rmtree(old)
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None."""
-    for path in _newest_first(folder):
+    """The newest checkpoint that is whole, or None if there is none at all. InputError if all are damaged."""
+    found = _newest_first(folder)
+    for path in found:
         try:
             state: dict[str, Any] = json.loads((path / "state.json").read_text())
             if state["sha256"] == _sha256(path / "state.safetensors"):
@@ -79,7 +99,16 @@ def newest(folder: Path) -> Checkpoint | None:
                 )
         except (OSError, ValueError, KeyError, TypeError):
             continue
+    if found:
+        raise InputError(f"{folder}: no checkpoint is whole; give a new --out to start again")
     return None
+
+
+def drop_after(folder: Path, epoch: int) -> None:
+    """Removes checkpoints of later epochs than the one that a run goes on from: they are damaged."""
+    for path in _newest_first(folder):
+        if int(path.name.removeprefix("epoch-")) > epoch:
+            shutil.rmtree(path)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

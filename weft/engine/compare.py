@@ -8,26 +8,34 @@ from pathlib import Path
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.record import Recorder
-from weft.engine.run import Run, load_graph, run
+from weft.data import require_trainable
+from weft.engine.run import Run, load_graph, new_folder, run, under_torchrun
 from weft.strategies import get_strategy
 
 
-def compare(config: Config, strategies: list[str], out: Path, *, quiet: bool = False) -> dict[str, Run]:
+def compare(config: Config, strategies: list[str], out: Path | None = None, *, quiet: bool = False) -> dict[str, Run]:
     """Trains once per strategy into `out`/NAME, one after the other, and records the summaries in `out`/compare.jsonl.
 
-    `single` runs on one rank, the others on the configuration's workers. InputError before anything runs.
+    `single` runs on one rank, the others on the configuration's workers, all in processes of their own. InputError for
+    a mistake of the caller.
     """
+    if under_torchrun():
+        raise InputError("compare starts its own ranks: call it without torchrun")
     if not strategies or len(set(strategies)) < len(strategies):
         raise InputError(f"--strategies {','.join(strategies)}: give different names, separated by commas")
     for name in strategies:
         get_strategy(name)
-    if out.exists() and any(out.iterdir()):
+    if out and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out} holds another run: give another folder")
     graph = load_graph(config)
+    require_trainable(graph)
+    out = out or new_folder(f"{Path(config.graph).stem}-compare")
     runs: dict[str, Run] = {}
     for name in strategies:
         workers = 1 if name == "single" else config.workers
-        runs[name] = run(replace(config, strategy=name, workers=workers), graph, None, out=out / name, quiet=quiet)
+        runs[name] = run(
+            replace(config, strategy=name, workers=workers), graph, None, out=out / name, quiet=quiet, apart=True
+        )
     recorder = Recorder(out / "compare.jsonl")
     for name, done in runs.items():
         recorder.write("comparison", strategy=name, workers=len(done.summary["ranks"]), summary=done.summary)

@@ -8,7 +8,6 @@ from weft.core import record
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.engine import checkpoint
-from weft.engine.checkpoint import Checkpoint
 
 
 class RunFolder:
@@ -27,12 +26,12 @@ class RunFolder:
             raise InputError(f"--out {self.path} holds another run: give another folder, or --resume to continue it")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.config.write_text(config.to_toml())
+            self._write_config(config)
         except OSError as error:
             raise InputError(f"--out {self.path}: {error.strerror}; give a folder that can be written") from error
 
-    def resume(self, config: Config, fingerprint: str) -> Checkpoint | None:
-        """Prepares a stopped run to go on; its newest checkpoint, or None if it had not got that far.
+    def resume(self, config: Config, fingerprint: str) -> None:
+        """Prepares a stopped run to go on from its newest checkpoint, or from the start if it had not got that far.
 
         InputError if there is no run, if it has finished, or if an option that decides its numbers has changed.
         """
@@ -49,8 +48,17 @@ class RunFolder:
             raise InputError(
                 f"--resume: the graph is not the one that {self.path} was trained on: give that, or a new --out"
             )
-        if found and found.progress.epoch >= config.epochs:
-            raise InputError(f"--resume: {self.path} has finished its {config.epochs} epochs: give more --epochs")
-        record.keep_until(self.metrics, found.progress.epoch if found else 0)
-        self.config.write_text(config.to_toml())
-        return found
+        if found and found.progress.is_over(config) and record.read(self.metrics)[-1]["kind"] == "summary":
+            epochs = found.progress.epoch
+            raise InputError(
+                f"--resume: {self.path} has finished its {epochs} epochs: give more --epochs or --patience"
+            )
+        epoch = found.progress.epoch if found else 0
+        checkpoint.drop_after(self.checkpoints, epoch)
+        record.keep_until(self.metrics, epoch)
+        self._write_config(config)
+
+    def _write_config(self, config: Config) -> None:
+        draft = self.config.with_suffix(".tmp")
+        draft.write_text(config.to_toml())
+        draft.replace(self.config)

@@ -18,6 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from weft.core.errors import InputError, RunError
 from weft.core.meter import STATUS_BYTES, read_status
+from weft.engine.stop import SIGNALS
 
 STOPPED = 128
 
@@ -25,9 +26,9 @@ STOPPED = 128
 def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: int) -> int:
     """Runs `entry(*arguments, status)` on `workers` local ranks; the signal that they were told to stop by, or 0.
 
-    `status` is the file in which each rank shows what it does. A rank that stops as it was told exits with STOPPED + the
-    signal. One that fails or is killed stops the others; RunError then names it and what it was doing, InputError if
-    the caller's mistake made it fail.
+    `status` is the file in which each rank shows what it does. A rank that stops as it was told exits with STOPPED +
+    the signal. One that fails or is killed stops the others; RunError then names it and what it was doing, InputError
+    if the caller's mistake made it fail.
     """
     with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
         status = Path(scratch) / "status"
@@ -50,7 +51,7 @@ def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: i
                 elastic_launch(config, entry)(*arguments, status)
             except ChildFailedError as error:
                 rank, failure = error.get_first_failure()
-                if failure.exitcode > STOPPED:
+                if failure.exitcode - STOPPED in SIGNALS:
                     return failure.exitcode - STOPPED
                 raise _explained(rank, failure, status) from None
             except SignalException as error:
@@ -80,7 +81,8 @@ def _explained(rank: int, failure: ProcessFailure, status: Path) -> InputError |
 @contextmanager
 def _quiet() -> Iterator[None]:
     """The launcher logs what `launch` says in one line."""
-    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.multiprocessing")]
+    parts = ("torch.distributed.elastic", "torch.multiprocessing")
+    loggers = [logging.getLogger(name) for name in (*parts, *logging.root.manager.loggerDict) if name.startswith(parts)]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)

@@ -22,32 +22,33 @@ class NodeTask:
         assert graph.y is not None
         self.multilabel = graph.multilabel
         labelled = torch.ones(graph.num_vertices, dtype=torch.bool) if self.multilabel else graph.y >= 0
-        self.masks: dict[str, Tensor] = {}
-        self.num_train = 0
+        self.chosen: dict[str, Tensor] = {}
+        self.num_labelled: dict[str, int] = {}
         for split in SPLITS:
             mask: Tensor | None = getattr(graph, f"{split}_mask")
             if mask is not None:
                 mask = mask & labelled
-                self.num_train = self.num_train or int(mask.sum())
-                self.masks[split] = mask[rows.start : rows.stop].to(device)
+                self.num_labelled[split] = int(mask.sum())
+                self.chosen[split] = mask[rows.start : rows.stop].nonzero().view(-1).to(device)
+        self.has_validation = self.num_labelled.get("val", 0) > 0
         self.y = graph.y[rows.start : rows.stop].to(device)
 
     def loss(self, logits: Tensor) -> tuple[float, Tensor]:
         """This rank's part of the loss, and its gradient [n, C] by the logits."""
         logits = logits.detach().requires_grad_()
-        chosen, y = logits[self.masks["train"]], self.y[self.masks["train"]]
+        chosen, y = logits.index_select(0, self.chosen["train"]), self.y[self.chosen["train"]]
         if self.multilabel:
             loss = functional.binary_cross_entropy_with_logits(chosen, y.to(chosen.dtype), reduction="sum")
             loss = loss / self.y.shape[1]
         else:
             loss = functional.cross_entropy(chosen, y, reduction="sum")
-        loss = loss / self.num_train
+        loss = loss / self.num_labelled["train"]
         (grad,) = torch.autograd.grad(loss, logits)
         return loss.item(), grad
 
     def counts(self, logits: Tensor) -> Counts:
         """Per split, the two sums whose ratio is the score: correct and all, or 2 TP and 2 TP + FP + FN."""
-        return {split: self._pair(logits[mask], self.y[mask]) for split, mask in self.masks.items()}
+        return {split: self._pair(logits[rows], self.y[rows]) for split, rows in self.chosen.items()}
 
     def _pair(self, logits: Tensor, y: Tensor) -> tuple[int, int]:
         if not self.multilabel:

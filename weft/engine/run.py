@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import signal
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from weft.comm import Group, join
 from weft.core import record
 from weft.core.config import Config
 from weft.core.errors import InputError, RunError, Stopped
+from weft.core.memory import keep_pages
 from weft.core.meter import Meter
 from weft.data import Graph, load, require_trainable
 from weft.engine import checkpoint
@@ -30,25 +32,21 @@ from weft.engine.progress import ProgressShow
 from weft.engine.stop import StopRequest
 from weft.engine.trainer import Trainer
 from weft.engine.writer import RunWriter
-from weft.nn import from_config
+from weft.nn import from_config, outline
 from weft.strategies import GraphShape, get_strategy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A finished run, as its folder holds it."""
+    """A finished run: its folder, and its last line, with scores, seconds, and what each rank did."""
 
     folder: Path
+    summary: dict[str, Any]
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
+        """The lines of metrics.jsonl, where the folder is (under torchrun, on rank 0's host)."""
         return record.read(RunFolder(self.folder).metrics)
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The last line: scores at the best validation score, seconds, and what each rank did."""
-        return self.records[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +54,7 @@ class Job:
     """What the ranks of a run have in common."""
 
     config: Config
-    folder: Path
+    out: Path | None
     resume: bool
     quiet: bool
 
@@ -98,24 +96,41 @@ def run(
     out: Path | None,
     resume: bool = False,
     quiet: bool = False,
+    apart: bool = False,
 ) -> Run:
-    """`train` for a graph that is loaded and a configuration; without a model, the one that the configuration names."""
+    """`train` for a graph that is loaded and a configuration; without a model, the one that the configuration names.
+
+    apart: even one rank gets a process of its own, so that its memory is its own.
+    """
+    if config.keep_pages:
+        keep_pages()
     require_trainable(graph)
     model = from_config(config, graph.num_features, graph.num_classes) if model is None else model
-    joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    _check(config, graph, model, int(os.environ["WORLD_SIZE"]) if joined else config.workers)
-    job = Job(config=config, folder=out or _new_folder(config), resume=resume, quiet=quiet)
-    if joined:
-        stopped_by = _work_joined(job, graph, model)
+    if under_torchrun():
+        config = replace(config, workers=int(os.environ["WORLD_SIZE"]))
+        resume = resume or restarted()
+    launched = (apart or config.workers > 1) and not under_torchrun()
+    _check(config, graph, model, launched)
+    job = Job(config=config, out=out, resume=resume, quiet=quiet)
+    if under_torchrun():
+        folder, ended = _work_joined(job, graph, model)
     else:
-        _open_folder(job, graph)
-        stopped_by = _work_alone(job, graph, model) if config.workers == 1 else _work_launched(job, graph, model)
-    if stopped_by:
-        name = signal.Signals(stopped_by).name
-        raise Stopped(f"stopped by {name}; continue with --resume --out {job.folder}", stopped_by)
-    if RunFolder(job.folder).model.exists():
-        model.load_state_dict(load_file(RunFolder(job.folder).model))
-    return Run(folder=job.folder)
+        folder = _open_folder(job, graph)
+        ended = (_work_launched if launched else _work_alone)(job, folder, graph, model)
+    if isinstance(ended, int):
+        name = signal.Signals(ended).name
+        raise Stopped(f"stopped by {name}; continue with --resume --out {folder.path}", ended)
+    return Run(folder=folder.path, summary=ended)
+
+
+def under_torchrun() -> bool:
+    """Whether this process is a rank that torchrun started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def restarted() -> bool:
+    """Whether torchrun has started the ranks again after one was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def load_graph(config: Config) -> Graph:
@@ -130,56 +145,94 @@ def load_graph(config: Config) -> Graph:
     )
 
 
-def _check(config: Config, graph: Graph, model: nn.Module, size: int) -> None:
+def _check(config: Config, graph: Graph, model: nn.Module, launched: bool) -> None:
     """Finds a caller's mistake before ranks start or anything is written."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
     if graph.x is None:
         raise InputError(f"{graph.name} has features by vertex type: no model of this version takes them")
-    get_strategy(config.strategy).trace(model, GraphShape.of(graph), rank=0, size=size, training=True)
+    if config.patience and (graph.val_mask is None or not graph.val_mask.any()):
+        raise InputError(f"--patience {config.patience}: {graph.name} has no validation vertices; leave it out")
+    shape = GraphShape.of(graph)
+    strategy = get_strategy(config.strategy)
+    outline(
+        model,
+        num_vertices=shape.num_vertices,
+        num_features=shape.num_features,
+        num_classes=graph.num_classes,
+        training=True,
+        view_type=strategy.view_type,
+    )
+    strategy.trace(model, shape, rank=0, size=config.workers, training=True)
+    if launched:
+        if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
+            raise InputError(
+                "the model uses one parameter in two places, which local ranks cannot: start it by torchrun"
+            )
+        try:
+            pickle.dumps(copy.deepcopy(model).to("meta"))
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise InputError(
+                f"the model cannot be sent to local ranks ({error}): define its parts in a module"
+            ) from error
 
 
-def _new_folder(config: Config) -> Path:
-    """A folder in runs/ that is not there yet."""
-    stem = f"{Path(config.graph).stem.replace(':', '-').replace(',', '-')}-{config.model}-{config.strategy}"
+def _stem(config: Config) -> str:
+    stem = Path(config.graph).stem.replace(":", "-").replace(",", "-")
+    return f"{stem}-{config.model}-{config.strategy}"
+
+
+def new_folder(stem: str) -> Path:
+    """A folder in runs/ that was not there, made so that no other run takes it too."""
     number = 1
-    while (folder := Path("runs") / f"{stem}-{number}").exists():
-        number += 1
-    return folder
+    while True:
+        folder = Path("runs") / f"{stem}-{number}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
 
 
-def _open_folder(job: Job, graph: Graph) -> None:
-    folder = RunFolder(job.folder)
-    if job.resume:
+def _open_folder(job: Job, graph: Graph) -> RunFolder:
+    folder = RunFolder(job.out or new_folder(_stem(job.config)))
+    if job.resume and not (restarted() and not folder.config.exists()):
         folder.resume(job.config, graph.fingerprint)
     else:
         folder.start(job.config)
+    return folder
 
 
-def _work_alone(job: Job, graph: Graph, model: nn.Module) -> int:
+Ended = int | dict[str, Any]
+"""The signal that stopped a run, or its summary."""
+
+
+def _work_alone(job: Job, folder: RunFolder, graph: Graph, model: nn.Module) -> Ended:
     with StopRequest(impatient=True) as stop:
-        return _work(job, graph, model, Group(device=job.config.device), stop)
+        return _work(job, folder, graph, model, Group(device=job.config.device), stop)
 
 
-def _work_joined(job: Job, graph: Graph, model: nn.Module) -> int:
+def _work_joined(job: Job, graph: Graph, model: nn.Module) -> tuple[RunFolder, Ended]:
     """A rank that torchrun started. Rank 0 opens the folder; its mistake is every rank's."""
     group = join(timeout_seconds=job.config.timeout, meter=Meter(), device=job.config.device)
-    mistake = None
+    said = {}
     if group.rank == 0:
         try:
-            _open_folder(job, graph)
+            said = {"folder": str(_open_folder(job, graph).path)}
         except InputError as error:
-            mistake = str(error)
-    mistake = group.share({"mistake": mistake})[0]["mistake"]
-    if mistake:
-        raise InputError(mistake)
+            said = {"mistake": str(error)}
+    said = group.share(said)[0]
+    if "mistake" in said:
+        raise InputError(said["mistake"])
+    folder = RunFolder(Path(said["folder"]))
     with StopRequest(impatient=False) as stop:
-        stopped_by = _work(job, graph, model, group, stop)
+        ended = _work(job, folder, graph, model, group, stop)
     group.leave()
-    return stopped_by
+    return folder, ended
 
 
-def _work_launched(job: Job, graph: Graph, model: nn.Module) -> int:
+def _work_launched(job: Job, folder: RunFolder, graph: Graph, model: nn.Module) -> Ended:
     """Starts local ranks, which share the graph through the page cache and get the model's structure and weights."""
     with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
         weights = Path(scratch) / "weights.safetensors"
@@ -190,13 +243,19 @@ def _work_launched(job: Job, graph: Graph, model: nn.Module) -> int:
             graph.save(store)
         skeleton = copy.deepcopy(model).to("meta")
         try:
-            return launch(_local_rank, (job, store, skeleton, weights), workers=job.config.workers)
+            stopped_by = launch(_local_rank, (job, folder, store, skeleton, weights), workers=job.config.workers)
         except RunError as error:
-            raise RunError(f"{error}; continue with --resume --out {job.folder}") from None
+            raise RunError(f"{error}; continue with --resume --out {folder.path}") from None
+    if stopped_by:
+        return stopped_by
+    model.load_state_dict(load_file(folder.model))
+    return record.read(folder.metrics)[-1]
 
 
-def _local_rank(job: Job, store: Path, skeleton: nn.Module, weights: Path, status: Path) -> None:
+def _local_rank(job: Job, folder: RunFolder, store: Path, skeleton: nn.Module, weights: Path, status: Path) -> None:
     """What each process of the launcher runs."""
+    if job.config.keep_pages:
+        keep_pages()
     meter = Meter()
     meter.show_in(status, int(os.environ["RANK"]))
     if "OMP_NUM_THREADS" not in os.environ:
@@ -209,10 +268,10 @@ def _local_rank(job: Job, store: Path, skeleton: nn.Module, weights: Path, statu
             tensor.copy_(values[name])
     group = join(timeout_seconds=job.config.timeout, meter=meter, device=job.config.device)
     with StopRequest(impatient=False) as stop:
-        stopped_by = _work(job, graph, model, group, stop)
+        ended = _work(job, folder, graph, model, group, stop)
     group.leave()
-    if stopped_by:
-        sys.exit(STOPPED + stopped_by)
+    if isinstance(ended, int):
+        sys.exit(STOPPED + ended)
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -220,17 +279,30 @@ def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def _work(job: Job, graph: Graph, model: nn.Module, group: Group, stop: StopRequest) -> int:
-    """One rank's part of a run; the signal that stopped it, or 0."""
-    config, folder = job.config, RunFolder(job.folder)
+def _work(job: Job, folder: RunFolder, graph: Graph, model: nn.Module, group: Group, stop: StopRequest) -> Ended:
+    """One rank's part of a run; the model has the best weights afterwards."""
+    config = job.config
     model = model.to(group.device)
     strategy = get_strategy(config.strategy)(graph, model, group, seed=config.seed, reuse=config.reuse)
     trainer = Trainer(config, strategy, NodeTask(graph, strategy.rows, group.device))
     found = _found_by_rank_0(folder, group) if job.resume else None
     if found:
         trainer.restore(*found)
+    summary: dict[str, Any] = {}
     if group.rank:
-        return trainer.run(stop, None)
+        stopped_by = trainer.run(stop, None)
+    else:
+        stopped_by, summary = _lead(job, folder, trainer, stop)
+    if stopped_by:
+        return stopped_by
+    model.load_state_dict(trainer.best)
+    with group.meter.during("record", "the end of the run"):
+        return dict(group.share(summary)[0])
+
+
+def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest) -> tuple[int, dict[str, Any]]:
+    """Rank 0's part: it writes. The signal that stopped the run, or 0 and its summary."""
+    config, graph, group = job.config, trainer.strategy.graph, trainer.group
     first = trainer.progress.epoch
     with ProgressShow(first, config.epochs, quiet=job.quiet) as show:
         writer = RunWriter(folder, config, show)
@@ -239,9 +311,8 @@ def _work(job: Job, graph: Graph, model: nn.Module, group: Group, stop: StopRequ
         stopped_by = trainer.run(stop, writer)
     if stopped_by:
         writer.stopped(trainer.progress.epoch - 1, stopped_by)
-    else:
-        writer.finish(trainer.progress, trainer.best)
-    return stopped_by
+        return stopped_by, {}
+    return 0, writer.finish(trainer.progress, trainer.best)
 
 
 def _found_by_rank_0(folder: RunFolder, group: Group) -> tuple[Progress, dict[str, Tensor]] | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
-import time
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from weft.core.config import Config
 from weft.core.errors import InputError
+from weft.core.memory import peak_memory_bytes
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Checkpoint, Progress
 from weft.engine.metrics import SPLITS, NodeTask, score
@@ -37,7 +36,12 @@ class Trainer:
         """Goes on from a checkpoint's state, bit for bit where strategy and ranks are the same."""
         self.progress = progress
         self.best = checkpoint.named("best.", tensors)
-        self.model.load_state_dict(checkpoint.named("model.", tensors))
+        try:
+            self.model.load_state_dict(checkpoint.named("model.", tensors))
+        except RuntimeError as error:
+            raise InputError(
+                f"--resume: the checkpoint is of another model ({str(error).splitlines()[-1].strip()})"
+            ) from error
         checkpoint.load_optimizer(self.optimizer, checkpoint.named("optimizer.", tensors))
 
     def checkpoint(self) -> Checkpoint:
@@ -53,21 +57,21 @@ class Trainer:
 
         writer: rank 0's, for records, checkpoints and progress.
         """
-        for epoch in range(self.progress.epoch, self.config.epochs):
+        while not self.progress.is_over(self.config):
+            epoch = self.progress.epoch
             reports = self._epoch(epoch, stop)
             loss = sum(report["loss"] for report in reports)
             if not math.isfinite(loss):
                 raise InputError(f"--lr {self.config.lr}: the loss became {loss} in epoch {epoch}; give a lower one")
             scores = self._scores(epoch, reports)
-            signal = max(report["stop"] for report in reports)
-            over = self._patience_is_out(epoch) or epoch + 1 == self.config.epochs
-            self.progress.epoch = epoch + 1
+            self.progress.epoch += 1
+            signal = 0 if self.progress.is_over(self.config) else max(report["stop"] for report in reports)
             if writer:
                 writer.epoch(epoch, loss, scores, reports)
                 every = self.config.checkpoint_every
-                if signal or over or (every and (epoch + 1) % every == 0):
+                if signal or self.progress.is_over(self.config) or (every and (epoch + 1) % every == 0):
                     writer.checkpoint(self.checkpoint())
-            if signal or over:
+            if signal:
                 return int(signal)
         return 0
 
@@ -75,21 +79,16 @@ class Trainer:
         """Trains one epoch and evaluates where it is time to; every rank's report of it."""
         counts = None
         with self.meter.during("train", f"epoch {epoch}, training"):
-            start = time.perf_counter()
             loss = sum(self._train(step) for step in self.strategy.steps(epoch))
-            seconds = {"train": time.perf_counter() - start}
         if (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.epochs:
             with self.meter.during("eval", f"epoch {epoch}, evaluation"):
-                start = time.perf_counter()
                 counts = self.task.counts(self.strategy.forward(self.strategy.evaluation(epoch)))
-                seconds["eval"] = time.perf_counter() - start
         report = {
             "loss": loss,
             "counts": counts,
             "stop": stop.signal,
-            "seconds": seconds,
             "phases": {phase: self.meter.take(phase).plain() for phase in PHASES},
-            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_memory_bytes": peak_memory_bytes(),
         }
         with self.meter.during("record", f"epoch {epoch}, report"):
             return self.group.share(report)
@@ -111,14 +110,10 @@ class Trainer:
         if counts[0] is None:
             return {}
         scores = {split: score(counts, split) for split in SPLITS}
-        val = scores["val"]
-        if val is None or val > self.progress.best_score:
-            self.progress.best_score = -1.0 if val is None else val
-            self.progress.best_epoch = epoch
+        val = (scores["val"] or 0.0) if self.task.has_validation else 0.0
+        if val > self.progress.best_score or not self.task.has_validation:
+            self.progress.best_score, self.progress.best_epoch = val, epoch
             self.progress.best_scores = scores
             self.best = checkpoint.model_tensors(self.model)
+        self.progress.waited = epoch - self.progress.best_epoch
         return scores
-
-    def _patience_is_out(self, epoch: int) -> bool:
-        patience = self.config.patience
-        return patience > 0 and epoch - self.progress.best_epoch >= patience

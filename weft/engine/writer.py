@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from dataclasses import asdict
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.core import record
 from weft.core.config import Config
+from weft.core.errors import RunError
 from weft.core.record import Recorder
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Checkpoint, Progress
@@ -26,7 +27,6 @@ class RunWriter:
     def __init__(self, folder: RunFolder, config: Config, show: ProgressShow) -> None:
         self.folder, self.config, self.show = folder, config, show
         self.recorder = Recorder(folder.metrics)
-        self.start = time.perf_counter()
 
     def begin(self, epoch: int, **facts: Any) -> None:
         """The run starts, or goes on, at `epoch`; `facts` are of the graph and the machine."""
@@ -35,16 +35,16 @@ class RunWriter:
     def epoch(self, epoch: int, loss: float, scores: dict[str, float | None], reports: list[dict[str, Any]]) -> None:
         """One line for the epoch and one for each rank and phase of it."""
         named = {f"{split}_accuracy": value for split, value in scores.items() if value is not None}
-        seconds = max(report["seconds"]["train"] for report in reports)
+        seconds = max(report["phases"]["train"]["seconds"] for report in reports)
         self.recorder.write("epoch", epoch=epoch, loss=loss, seconds=seconds, **named)
         for phase in reports[0]["phases"]:
             parts = [report["phases"][phase] for report in reports]
-            if not (parts[0]["edges"] or parts[0]["collectives"] or phase in reports[0]["seconds"]):
-                continue
             communication = _communication_seconds([part["durations"] for part in parts])
             for rank, (report, part) in enumerate(zip(reports, parts, strict=True)):
                 inside = sum(part.pop("durations"))
-                whole = report["seconds"].get(phase, inside)
+                whole = part.pop("seconds")
+                if not whole:
+                    continue
                 self.recorder.write(
                     "rank",
                     epoch=epoch,
@@ -68,17 +68,29 @@ class RunWriter:
         self.recorder.write("event", event="stopped", epoch=epoch, signal=signal)
         self.recorder.close()
 
-    def finish(self, progress: Progress, best: dict[str, Tensor]) -> None:
-        """The run has reached its end: the best weights, and the summary as the record's last line."""
+    def finish(self, progress: Progress, best: dict[str, Tensor]) -> dict[str, Any]:
+        """The run has reached its end: writes the best weights, and the summary that it returns as the last line."""
         draft = self.folder.model.with_suffix(".tmp")
-        save_file({name: value.contiguous() for name, value in best.items()}, draft)
-        draft.replace(self.folder.model)
-        self.recorder.write("summary", **summarise(record.read(self.folder.metrics), progress))
+        try:
+            save_file({name: value.contiguous() for name, value in best.items()}, draft)
+            draft.replace(self.folder.model)
+        except (OSError, SafetensorError) as error:
+            draft.unlink(missing_ok=True)
+            raise RunError(f"{self.folder.model}: cannot write the weights ({error})") from error
+        summary = summarise(record.read(self.folder.metrics), progress)
+        self.recorder.write("summary", **summary)
         self.recorder.close()
+        return summary
 
 
 def summarise(records: list[dict[str, Any]], progress: Progress) -> dict[str, Any]:
-    """A run in one object: scores at the best validation epoch, medians over epochs, and per rank the same."""
+    """A run in one object: scores at the best validation epoch, and medians over the epochs, also by rank.
+
+    Of a resumed run, seconds and ranks are of the epochs since it went on, which may be under another strategy.
+    """
+    losses = [line["loss"] for line in records if line["kind"] == "epoch"]
+    begun = max(number for number, line in enumerate(records) if line["kind"] == "config")
+    records = records[begun:] if any(line["kind"] == "epoch" for line in records[begun:]) else records
     epochs = [line for line in records if line["kind"] == "epoch"]
     trained = [line for line in records if line["kind"] == "rank" and line["phase"] == "train"]
     ranks = []
@@ -101,7 +113,7 @@ def summarise(records: list[dict[str, Any]], progress: Progress) -> dict[str, An
         **scores,
         "best_epoch": progress.best_epoch,
         "epochs": progress.epoch,
-        "loss": epochs[-1]["loss"],
+        "loss": losses[-1],
         "epoch_seconds": statistics.median(line["seconds"] for line in epochs),
         "ranks": ranks,
     }

@@ -58,23 +58,16 @@ class Backend(Protocol):
         """grad_y [n, F] -> grad_x [s, F]."""
         ...
 
-    def attend(self, over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor) -> tuple[list[Tensor], Tensor]:
-        """h [s, f] -> the result [n, f] of every step, and the log of the softmax's denominator [n, H]."""
+    def attend(
+        self, over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, needs_logits: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """h [s, f] -> y [n, f], and what `attend_backward` will want; more of it if the logits need a gradient."""
         ...
 
     def attend_backward(
-        self,
-        over: Attention,
-        inputs: Sequence[Tensor],
-        lse: Tensor,
-        logit_src: Tensor,
-        logit_dst: Tensor,
-        grad_y: Tensor,
-        *,
-        needs_h: bool,
-        needs_logits: bool,
+        self, over: Attention, saved: Sequence[Tensor], grad_y: Tensor, *, needs_h: bool, needs_logits: bool
     ) -> tuple[Tensor | None, LogitGrads | None]:
-        """inputs: h, then the result of every step. Gradients of h [s, f] and of the logits, None where not needed."""
+        """Gradients of h [s, f] and of the logits, None where not needed."""
         ...
 
     def keyed_dropout(self, x: Tensor, rows: Tensor, key: int, p: float, first_column: int) -> Tensor:

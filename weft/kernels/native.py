@@ -46,66 +46,75 @@ def spmm_max_backward(adj: Adjacency, position: Tensor, grad_y: Tensor) -> Tenso
     return grad_x
 
 
-def attend(over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor) -> tuple[list[Tensor], Tensor]:
+def attend(
+    over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, needs_logits: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     adj, threads = over.adj, torch.get_num_threads()
-    lse = torch.empty_like(logit_dst)
-    _native.attend_lse(adj.indptr, adj.indices, logit_src, logit_dst, over.loop, over.slope, lse, threads)
     bounds = torch.tensor(over.bounds)
-    results: list[Tensor] = []
-    for _ in range(over.steps):
-        y = h.new_empty(adj.num_targets, h.shape[1])
-        _native.attend_sum(
-            adj.indptr, adj.indices, logit_src, logit_dst, lse, over.loop, bounds, over.slope, h, y, threads
+    lse = torch.empty_like(logit_dst)
+    share = torch.empty_like(logit_dst) if needs_logits else None
+    y, kept = h, [h]
+    for step in range(over.steps):
+        h, y = y, h.new_empty(adj.num_targets, h.shape[1])
+        plus = torch.empty_like(y) if needs_logits else None
+        _native.attend(
+            adj.indptr,
+            adj.indices,
+            logit_src,
+            logit_dst,
+            over.loop,
+            bounds,
+            over.slope,
+            h,
+            step > 0,
+            lse,
+            y,
+            plus,
+            share,
+            threads,
         )
-        results.append(y)
-        h = y
-    return results, lse
+        if plus is not None:
+            kept += [plus, y]
+    if share is None:
+        return y, (logit_src, logit_dst, lse)
+    return y, (logit_src, logit_dst, lse, share, *kept)
 
 
 def attend_backward(
-    over: Attention,
-    inputs: Sequence[Tensor],
-    lse: Tensor,
-    logit_src: Tensor,
-    logit_dst: Tensor,
-    grad_y: Tensor,
-    *,
-    needs_h: bool,
-    needs_logits: bool,
+    over: Attention, saved: Sequence[Tensor], grad_y: Tensor, *, needs_h: bool, needs_logits: bool
 ) -> tuple[Tensor | None, LogitGrads | None]:
+    """The steps from last to first; `kept` is h, then of each step the part with positive arguments and the result."""
     adj, threads = over.adj, torch.get_num_threads()
-    edges = adj.transpose
-    bounds = torch.tensor(over.bounds)
+    edges, bounds = adj.transpose, torch.tensor(over.bounds)
+    logit_src, logit_dst, lse, *kept = saved
     stats = logit_dst.new_empty(adj.num_targets, 3, logit_dst.shape[1])
     grads = LogitGrads(torch.zeros_like(logit_src), torch.zeros_like(logit_dst)) if needs_logits else None
-    grad_edge = logit_src.new_empty(adj.num_edges, logit_src.shape[1]) if needs_logits else None
     grad_h: Tensor | None = None
     for step in reversed(range(over.steps)):
-        y = inputs[step + 1] if needs_logits else None
-        _native.attend_stats(logit_dst, lse, bounds, grad_y if needs_logits else None, y, stats, threads)
-        grad_h = torch.empty_like(inputs[step]) if needs_h or step > 0 else None
+        if grads is None:
+            h = None
+            _native.attend_stats(logit_dst, lse, bounds, over.slope, stats, None, None, None, None, None, threads)
+        else:
+            share, h, plus, y = kept[0], *kept[2 * step + 1 : 2 * step + 4]
+            _native.attend_stats(
+                logit_dst, lse, bounds, over.slope, stats, grad_y, y, plus, share, grads.target, threads
+            )
+        grad_h = grad_y.new_empty(adj.num_sources, grad_y.shape[1]) if needs_h or step > 0 else None
         _native.attend_backward(
             edges.indptr,
             edges.indices,
-            edges.edge_ids,
             logit_src,
             stats,
             over.loop,
             bounds,
             over.slope,
-            inputs[step],
+            h,
             grad_y,
-            step == over.steps - 1,
             grad_h,
-            grads.source if grads else None,
-            grads.target if grads else None,
-            grad_edge,
+            None if grads is None else grads.source,
             threads,
         )
-        if grad_h is not None:
-            grad_y = grad_h
-    if grads is not None and grad_edge is not None:
-        _native.attend_targets(adj.indptr, grad_edge, grads.target, threads)
+        grad_y = grad_y if grad_h is None else grad_h
     return grad_h, grads
 
 

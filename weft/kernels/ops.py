@@ -100,7 +100,8 @@ def attend(
             f"steps={steps} over {adj.num_sources} sources, {adj.num_targets} targets: use steps=1 in a block"
         )
     over = Attention(adj=adj, bounds=bounds, loop=loop, slope=slope, steps=steps)
-    y: Tensor = _Attend.apply(h, logit_src, logit_dst, backend_of(h), over)  # type: ignore[no-untyped-call]
+    needs_logits = torch.is_grad_enabled() and (logit_src.requires_grad or logit_dst.requires_grad)
+    y: Tensor = _Attend.apply(h, logit_src, logit_dst, backend_of(h), over, needs_logits)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -154,32 +155,26 @@ class _SpmmMax(torch.autograd.Function):
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor, logit_src: Tensor, logit_dst: Tensor, backend: Backend, over: Attention) -> Tensor:
-        h, logit_src, logit_dst = (tensor.detach().contiguous() for tensor in (h, logit_src, logit_dst))
-        results, lse = backend.attend(over, h, logit_src, logit_dst)
+    def forward(
+        ctx: Any, h: Tensor, logit_src: Tensor, logit_dst: Tensor, backend: Backend, over: Attention, needs_logits: bool
+    ) -> Tensor:
+        inputs = (tensor.detach().contiguous() for tensor in (h, logit_src, logit_dst))
+        y, saved = backend.attend(over, *inputs, needs_logits=needs_logits)
         ctx.args = backend, over
-        ctx.save_for_backward(lse, logit_src, logit_dst, h, *results)
-        return results[-1]
+        ctx.save_for_backward(*saved)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         backend, over = ctx.args
-        lse, logit_src, logit_dst, *inputs = ctx.saved_tensors
+        saved = [tensor.detach() for tensor in ctx.saved_tensors]
         needs_h, needs_src, needs_dst = ctx.needs_input_grad[:3]
         grad_h, grads = backend.attend_backward(
-            over,
-            [tensor.detach() for tensor in inputs],
-            lse,
-            logit_src,
-            logit_dst,
-            grad_y.contiguous(),
-            needs_h=needs_h,
-            needs_logits=needs_src or needs_dst,
+            over, saved, grad_y.contiguous(), needs_h=needs_h, needs_logits=needs_src or needs_dst
         )
-        if grads is None:
-            return grad_h, None, None, None, None
-        return grad_h, grads.source, grads.target, None, None
+        logits = (None, None) if grads is None else grads
+        return grad_h, *logits, None, None, None
 
 
 class _KeyedDropout(torch.autograd.Function):

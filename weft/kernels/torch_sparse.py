@@ -48,7 +48,9 @@ def spmm_max_backward(adj: Adjacency, position: Tensor, grad_y: Tensor) -> Tenso
     return grad_y.new_zeros(adj.num_sources, grad_y.shape[1]).scatter_add_(0, _winners(adj, position), grad_y)
 
 
-def attend(over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor) -> tuple[list[Tensor], Tensor]:
+def attend(
+    over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, needs_logits: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     adj = over.adj
     logits = _edge_arguments(over, logit_src, logit_dst)
     logits = leaky_relu(logits, over.slope)
@@ -63,25 +65,18 @@ def attend(over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor) -> 
     if own is not None:
         sums += (own - largest).exp()
     lse = torch.where(sums == 0, 0, largest + sums.log())
-    results: list[Tensor] = []
     alpha, own_alpha = _weights(over, logit_src, logit_dst, lse)
+    results = [h]
     for _ in range(over.steps):
         h = _weighted_sum(over, adj.indptr, adj.indices, alpha, own_alpha, h, adj.num_targets)
         results.append(h)
-    return results, lse
+    return h, (logit_src, logit_dst, lse, *(results if needs_logits else ()))
 
 
 def attend_backward(
-    over: Attention,
-    inputs: Sequence[Tensor],
-    lse: Tensor,
-    logit_src: Tensor,
-    logit_dst: Tensor,
-    grad_y: Tensor,
-    *,
-    needs_h: bool,
-    needs_logits: bool,
+    over: Attention, saved: Sequence[Tensor], grad_y: Tensor, *, needs_h: bool, needs_logits: bool
 ) -> tuple[Tensor | None, LogitGrads | None]:
+    logit_src, logit_dst, lse, *results = saved
     adj, edges = over.adj, over.adj.transpose
     source, target = adj.edges()
     alpha, own_alpha = _weights(over, logit_src, logit_dst, lse)
@@ -89,15 +84,17 @@ def attend_backward(
     grad_alpha, grad_own = torch.zeros_like(alpha), torch.zeros_like(lse)
     grad_h: Tensor | None = None
     for step in reversed(range(over.steps)):
-        x = inputs[step]
         if needs_logits:
-            dots = _head_dots(over, grad_y, inputs[step + 1])
+            x, y = results[step : step + 2]
+            dots = _head_dots(over, grad_y, y)
             for block in _edge_blocks(adj, x.shape[1]):
                 grad_alpha[block] += _head_dots(over, grad_y[target[block]], x[source[block]]) - dots[target[block]]
             if own_alpha is not None:
                 grad_own += _head_dots(over, grad_y, x[: adj.num_targets]) - dots
         if needs_h or step > 0:
-            grad_h = grad_y = _weighted_sum(over, edges.indptr, edges.indices, alpha_t, own_alpha, grad_y, len(x))
+            grad_h = grad_y = _weighted_sum(
+                over, edges.indptr, edges.indices, alpha_t, own_alpha, grad_y, adj.num_sources
+            )
     if not needs_logits:
         return grad_h, None
     grad_edge = grad_alpha.mul_(alpha).mul_(_slopes(_edge_arguments(over, logit_src, logit_dst), over.slope))

@@ -23,20 +23,19 @@ class LinearConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
 
     def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
+        own = self.own(view.targets(x))
         if self.weight is None:
-            a = self.aggregate(view, x, steps)
-        elif view.cost(self.out_width) < view.cost(self.in_width, x):
-            a = self.aggregate(view, x @ self.weight, steps)
-        else:
-            a = self.aggregate(view, x, steps) @ self.weight
-        return self.after(view.targets(x), a)
+            return plus(self.aggregate(view, x, steps), own)
+        if view.cost(self.out_width) < view.cost(self.in_width, x):
+            return plus(self.aggregate(view, x @ self.weight, steps), own)
+        return times(self.aggregate(view, x, steps), self.weight, own)
 
     def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
         raise NotImplementedError
 
-    def after(self, x: Tensor, a: Tensor) -> Tensor:
-        """The layer's output from own rows [n, in_width] and the transformed aggregate [n, out_width]."""
-        raise NotImplementedError
+    def own(self, x: Tensor) -> Tensor | None:  # noqa: ARG002
+        """What is added to the mapped aggregate: the bias, or more that own rows [n, in_width] contribute."""
+        return self.bias
 
 
 class GCNConv(LinearConv):
@@ -44,9 +43,6 @@ class GCNConv(LinearConv):
 
     def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
         return view.propagate(x, norm="gcn", weighted=True, steps=steps)
-
-    def after(self, x: Tensor, a: Tensor) -> Tensor:  # noqa: ARG002
-        return biased(a, self.bias)
 
 
 class SAGEConv(LinearConv):
@@ -59,9 +55,8 @@ class SAGEConv(LinearConv):
     def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
         return view.propagate(x, reduce="mean", steps=steps)
 
-    def after(self, x: Tensor, a: Tensor) -> Tensor:
-        own = x if self.weight_self is None else x @ self.weight_self
-        return biased(own + a, self.bias)
+    def own(self, x: Tensor) -> Tensor:
+        return plus(x, self.bias) if self.weight_self is None else times(x, self.weight_self, self.bias)
 
 
 class GINConv(nn.Module):
@@ -114,7 +109,7 @@ class GATConv(nn.Module):
         a = view.attend(h, logit_src, logit_dst, slope=self.slope, steps=steps)
         if not self.concat:
             a = a.view(len(a), self.heads, self.head_width).mean(1)
-        return biased(a, self.bias)
+        return plus(a, self.bias)
 
 
 def glorot(rows: int, columns: int) -> nn.Parameter:
@@ -127,6 +122,11 @@ def mlp(in_width: int, out_width: int, *, bias: bool = True) -> nn.Sequential:
     return nn.Sequential(nn.Linear(in_width, out_width), nn.ReLU(), nn.Linear(out_width, out_width, bias=bias))
 
 
-def biased(x: Tensor, bias: Tensor | None) -> Tensor:
-    """Rows plus a bias, where there is one."""
-    return x if bias is None else x + bias
+def plus(x: Tensor, added: Tensor | None) -> Tensor:
+    """x and what is added to it, if anything: rows, or one bias for all."""
+    return x if added is None else x + added
+
+
+def times(x: Tensor, weight: Tensor, added: Tensor | None) -> Tensor:
+    """`x W` and what is added to it, in one pass over the result."""
+    return x @ weight if added is None else torch.addmm(added, x, weight)

@@ -21,7 +21,8 @@ class GraphOperation:
     width: int
     heads: int = 0
     steps: int = 1
-    origin: Origin
+    origin: Origin = "rows"
+    """Where the columns of 'propagate' come from: constant features, those under dropout, or rows of any kind."""
     backward: bool
     """Whether a gradient flows back through it."""
 
@@ -50,11 +51,12 @@ class OutlineView(GraphView):
         self, x: Tensor, *, reduce: Reduce = "sum", norm: Norm = None, weighted: bool = False, steps: int = 1
     ) -> Tensor:
         del reduce, norm, weighted
-        return self._note(x, "propagate", steps=steps)
+        return self._note(x, "propagate", steps=steps, origin=self.origin(x))
 
     def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
-        del logit_dst, slope
-        return self._note(h, "attend", steps=steps, heads=logit_src.shape[1])
+        del slope
+        y = h + logit_src.sum() + logit_dst.sum()  # a shape, and what gradients flow to
+        return self._note(y, "attend", steps=steps, heads=logit_src.shape[1])
 
     def total(self, x: Tensor) -> Tensor:
         return self._note(x, "total").sum(0)
@@ -69,13 +71,17 @@ class OutlineView(GraphView):
         return x.clone()
 
     def _note(
-        self, x: Tensor, kind: Literal["propagate", "attend", "total", "block"], *, steps: int = 1, heads: int = 0
+        self,
+        x: Tensor,
+        kind: Literal["propagate", "attend", "total", "block"],
+        *,
+        steps: int = 1,
+        heads: int = 0,
+        origin: Origin = "rows",
     ) -> Tensor:
         backward = x.requires_grad and torch.is_grad_enabled()
         self.operations.append(
-            GraphOperation(
-                kind=kind, width=x.shape[1], heads=heads, steps=steps, origin=self.origin(x), backward=backward
-            )
+            GraphOperation(kind=kind, width=x.shape[1], heads=heads, steps=steps, origin=origin, backward=backward)
         )
         return x.clone()
 
@@ -88,16 +94,31 @@ def outline(
     training: bool,
     view_type: type[GraphView] = GraphView,
     reuse: bool = True,
+    num_classes: int | None = None,
 ) -> list[GraphOperation]:
     """The graph operations of one forward pass of `model` under views of `view_type`, in order.
 
-    InputError, from the model, for a width that does not fit or a view that refuses.
+    InputError for a model that is none, that cannot take rows of num_features, that does not give num_classes logits,
+    or that asks for what the view refuses.
     """
+    if not isinstance(getattr(model, "num_stages", None), int):
+        raise InputError("the model does not say how many views it takes: set its num_stages, or use weft.nn.Stack")
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     x = torch.empty(num_vertices, num_features, dtype=dtype, device="meta")
     operations: list[GraphOperation] = []
     inputs = Inputs(rows=x, reuse=reuse)
     twin = copy.deepcopy(model).to("meta").train(training)
-    with torch.set_grad_enabled(training):
-        twin([OutlineView(view_type, operations, inputs) for _ in range(cast(int, model.num_stages))], x)
+    views = [OutlineView(view_type, operations, inputs) for _ in range(cast(int, model.num_stages))]
+    try:
+        with torch.set_grad_enabled(training), torch.device("meta"):
+            logits = twin(views, x)
+    except (RuntimeError, TypeError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"the model cannot take rows of {num_features} features ({reason}): mend its widths"
+        ) from error
+    if num_classes is not None and logits.shape[1:] != (num_classes,):
+        raise InputError(
+            f"the model gives {list(logits.shape[1:])} logits a vertex, the graph has {num_classes} classes"
+        )
     return operations

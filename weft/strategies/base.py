@@ -26,6 +26,7 @@ class GraphShape(NamedTuple):
 
     @classmethod
     def of(cls, graph: Graph) -> GraphShape:
+        """The shape of a graph that is there."""
         return cls(graph.num_vertices, graph.num_edges, graph.num_features)
 
 
@@ -84,7 +85,7 @@ class Strategy(ABC):
             view_type=cls.view_type,
             reuse=reuse,
         )
-        return [one for one in asked if not (reuse and one.origin == "inputs" and one.is_product)]
+        return [one for one in asked if not (reuse and one.origin == "inputs")]
 
     def steps(self, epoch: int) -> Sequence[Step]:
         """The training steps of an epoch."""

@@ -14,6 +14,7 @@ class Single(Strategy):
     """One rank holds every row, column and edge."""
 
     def place(self) -> range:
+        check_size(self.group.size)
         return range(self.graph.num_vertices)
 
     def view(self, view_key: int) -> GraphView:
@@ -24,8 +25,7 @@ class Single(Strategy):
         cls, model: nn.Module, shape: GraphShape, *, rank: int = 0, size: int = 1, training: bool, reuse: bool = True
     ) -> Trace:
         assert rank < size
-        if size > 1:
-            raise InputError(f"strategy single runs on one rank: give --workers 1, or --strategy tensor for {size}")
+        check_size(size)
         forward, backward = [], []
         for operation in cls.operations(model, shape, training, reuse):
             product = Operation(kind="aggregate", edges=shape.num_edges * operation.width * operation.steps)
@@ -33,3 +33,9 @@ class Single(Strategy):
                 forward.append(product)
                 backward += [product] if operation.backward else []
         return Trace(operations=(*forward, *reversed(backward)))
+
+
+def check_size(size: int) -> None:
+    """InputError for more ranks than one."""
+    if size > 1:
+        raise InputError(f"strategy single runs on one rank: give --workers 1, or --strategy tensor for {size}")

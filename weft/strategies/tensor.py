@@ -105,7 +105,7 @@ class TensorParallel(Strategy):
             if operation.backward:
                 backward = [_mirror(step) for step in reversed(made)] + backward
         if training and size > 1:
-            numbers = sum(parameter.numel() for parameter in model.parameters())
+            numbers = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
             backward.append(all_reduce("gradients", numbers, itemsize, size))
         return Trace(operations=(*forward, *backward))
 

@@ -1,0 +1,97 @@
+// Attention's weights for a chunk of entries: arguments gathered by head, and a softmax that grows chunk by chunk.
+#pragma once
+
+#include "chunk.h"
+#include "exp.h"
+
+namespace weft::WEFT_ISA {
+
+template <class T>
+WEFT_INLINE int64_t padded(int64_t count) {
+  return (count + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+}
+
+// into[j][e] = table[indices[e]][j] for the heads of a group; the last one again up to a whole vector. Nothing beyond
+// indices[left] is fetched ahead.
+template <int H, class T, class I>
+void gather_heads(const T* table, int64_t stride, const I* indices, int64_t count, int64_t left, Weights<T>& into) {
+  for (int64_t e = 0; e < count; ++e) {
+    __builtin_prefetch(table + indices[e + kChunk / 2 < left ? e + kChunk / 2 : left] * stride);
+    const T* row = table + indices[e] * stride;
+    for (int j = 0; j < H; ++j) into[j][e] = row[j];
+  }
+  for (int64_t e = count; e < padded<T>(count); ++e) {
+    for (int j = 0; j < H; ++j) into[j][e] = into[j][count - 1];
+  }
+}
+
+template <class T, class I>
+void gather(const T* table, int64_t stride, int64_t num_heads, const Chunk<T, I>& chunk, Weights<T>& into) {
+  using Gather = void (*)(const T*, int64_t, const I*, int64_t, int64_t, Weights<T>&);
+  constexpr Gather gathers[kHeads] = {&gather_heads<1, T, I>, &gather_heads<2, T, I>, &gather_heads<3, T, I>,
+                                      &gather_heads<4, T, I>, &gather_heads<5, T, I>, &gather_heads<6, T, I>,
+                                      &gather_heads<7, T, I>, &gather_heads<8, T, I>};
+  gathers[num_heads - 1](table, stride, chunk.indices, chunk.count, chunk.last_index - chunk.indices, into);
+}
+
+template <class T>
+constexpr T kInfinity = static_cast<T>(__builtin_inf());
+
+template <class V, class T>
+WEFT_INLINE V leaky_relu(V x, T slope) {
+  const V zero{};
+  return x > zero ? x : x * slope;
+}
+
+template <class V>
+WEFT_INLINE V where_positive(V argument, V value) {
+  const V zero{};
+  return argument > zero ? value : zero;
+}
+
+// One target and group of heads: the softmax so far, relative to the largest logit so far.
+template <class T>
+struct Softmax {
+  T largest[kHeads], sum[kHeads], share[kHeads];  // share: the part of sum whose argument is positive
+
+  void clear() {
+    for (int j = 0; j < kHeads; ++j) {
+      largest[j] = -kInfinity<T>;
+      sum[j] = share[j] = 0;
+    }
+  }
+
+  // Arguments less `own` in, weights and positive weights out; returns the factor that makes what came before relative
+  // to the new largest logit. From count on the arguments repeat one before, and the weights come out as zero.
+  T add(int64_t j, T own, T slope, int64_t count, T* weight, T* positive) {
+    constexpr int L = kLanes<T>;
+    using V = Vector<T, L>;
+    V most = V{} + largest[j];
+    for (int64_t e = 0; e < count; e += L) {
+      const V argument = load<L>(weight + e) + own, logit = leaky_relu(argument, slope);
+      store<L>(positive + e, argument);
+      store<L>(weight + e, logit);
+      most = logit > most ? logit : most;
+    }
+    const T now = max_lanes<L, T>(most), shift = now == -kInfinity<T> ? T{0} : now;
+    for (int64_t e = count; e < padded<T>(count); ++e) weight[e] = -kInfinity<T>;
+    V part{}, part_share{};
+    for (int64_t e = 0; e < count; e += L) {
+      const V power = exponential<T, L>(load<L>(weight + e) - shift);
+      const V kept = where_positive(load<L>(positive + e), power);
+      store<L>(weight + e, power);
+      store<L>(positive + e, kept);
+      part += power;
+      part_share += kept;
+    }
+    const T factor = largest[j] == now             ? T{1}
+                     : largest[j] == -kInfinity<T> ? T{0}
+                                                   : exponential<T, 1>(largest[j] - shift);
+    sum[j] = sum[j] * factor + sum_lanes<L, T>(part);
+    share[j] = share[j] * factor + sum_lanes<L, T>(part_share);
+    largest[j] = now;
+    return factor;
+  }
+};
+
+}  // namespace weft::WEFT_ISA
