@@ -155,7 +155,8 @@ T dot_columns(const T* a, const T* b, int64_t begin, int64_t end) {
 
 template <class T>
 void attend_stats(const AttendStats<T>& a) {
-#pragma omp parallel for schedule(static) num_threads(a.num_threads)
+  const int threads = useful_threads(a.num_targets * a.width / 8192 + 1, a.num_threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
   for (int64_t row = 0; row < a.num_targets; ++row) {
     for (int64_t head = 0; head < a.num_heads; ++head) {
       const int64_t at = row * a.num_heads + head, begin = a.bounds[head], end = a.bounds[head + 1];

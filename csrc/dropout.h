@@ -28,7 +28,8 @@ WEFT_INLINE uint32_t column_hash(uint32_t low, uint32_t high, uint32_t column) {
 
 template <class T>
 void dropout(const Dropout<T>& a) {
-#pragma omp parallel for schedule(static) num_threads(a.num_threads)
+  const int threads = useful_threads(a.num_rows * a.width / 8192 + 1, a.num_threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
   for (int64_t row = 0; row < a.num_rows; ++row) {
     const uint64_t mixed = mix64(a.key ^ static_cast<uint64_t>(a.rows[row]));
     const auto low = static_cast<uint32_t>(mixed), high = static_cast<uint32_t>(mixed >> 32);

@@ -134,13 +134,18 @@ WEFT_INLINE int64_t row_at(const int64_t* indptr, int64_t num_rows, int64_t cost
   return low;
 }
 
+// As many of the threads as get work worth waking them for.
+WEFT_INLINE int useful_threads(int64_t num_tasks, int num_threads) {
+  return num_tasks < num_threads ? static_cast<int>(num_tasks) : num_threads;
+}
+
 // Calls body(first_row, end_row) for blocks of about equally many entries, dealt to threads as they come free.
 template <class Body>
 WEFT_INLINE void for_row_blocks(const int64_t* indptr, int64_t num_rows, int num_threads, Body body) {
   const int64_t cost = indptr[num_rows] + num_rows;
   const int64_t finest = cost / 2048 + 1, wanted = int64_t{64} * num_threads;
   const int64_t num_blocks = finest < wanted ? finest : wanted;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(useful_threads(num_blocks, num_threads))
   for (int64_t block = 0; block < num_blocks; ++block) {
     body(row_at(indptr, num_rows, cost * block / num_blocks),
          row_at(indptr, num_rows, cost * (block + 1) / num_blocks));

@@ -20,7 +20,7 @@ from kernel_cases import (
 )
 
 WIDTHS = [0, 1, 2, 7, 16, 33, 100]
-BOUNDS = [[0, 0], [0, 5], [0, 16, 32], [0, 3, 3, 20], [0, 40, 41, 90, 131]]
+BOUNDS = [[0, 0], [0, 5], [0, 16, 32], [0, 3, 3, 20], [0, 40, 41, 90, 131], [*range(0, 65, 8)], [*range(0, 31, 3)]]
 
 pytestmark = pytest.mark.usefixtures("backend")
 
