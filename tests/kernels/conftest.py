@@ -24,12 +24,18 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     _native.set_isa(best)
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The graphs are too small for more, and threads that wait for each other are slow on a busy machine."""
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def two_threads() -> None:
+    torch.set_num_threads(2)  # `one_thread`, which every test gets first, puts the number back
 
 
 @pytest.fixture(autouse=True)

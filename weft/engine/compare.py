@@ -9,7 +9,8 @@ from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.record import Recorder
 from weft.data import require_trainable
-from weft.engine.run import Run, load_graph, new_folder, run, under_torchrun
+from weft.engine.folder import new_folder
+from weft.engine.run import Run, load_graph, run, under_torchrun
 from weft.strategies import get_strategy
 
 

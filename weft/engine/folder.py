@@ -62,3 +62,16 @@ class RunFolder:
         draft = self.config.with_suffix(".tmp")
         draft.write_text(config.to_toml())
         draft.replace(self.config)
+
+
+def new_folder(stem: str) -> Path:
+    """A folder in runs/ that was not there, made so that no other run takes it too."""
+    number = 1
+    while True:
+        folder = Path("runs") / f"{stem}-{number}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return folder

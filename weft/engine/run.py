@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import pickle
 import signal
 import sys
 import tempfile
@@ -24,16 +23,17 @@ from weft.core.memory import keep_pages
 from weft.core.meter import Meter
 from weft.data import Graph, load, require_trainable
 from weft.engine import checkpoint
+from weft.engine.check import check
 from weft.engine.checkpoint import Progress
-from weft.engine.folder import RunFolder
+from weft.engine.folder import RunFolder, new_folder
 from weft.engine.launch import STOPPED, launch
 from weft.engine.metrics import NodeTask
 from weft.engine.progress import ProgressShow
 from weft.engine.stop import StopRequest
 from weft.engine.trainer import Trainer
 from weft.engine.writer import RunWriter
-from weft.nn import from_config, outline
-from weft.strategies import GraphShape, get_strategy
+from weft.nn import from_config
+from weft.strategies import get_strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ def run(
         config = replace(config, workers=int(os.environ["WORLD_SIZE"]))
         resume = resume or restarted()
     launched = (apart or config.workers > 1) and not under_torchrun()
-    _check(config, graph, model, launched)
+    check(config, graph, model, launched=launched)
     job = Job(config=config, out=out, resume=resume, quiet=quiet)
     if under_torchrun():
         folder, ended = _work_joined(job, graph, model)
@@ -145,54 +145,9 @@ def load_graph(config: Config) -> Graph:
     )
 
 
-def _check(config: Config, graph: Graph, model: nn.Module, launched: bool) -> None:
-    """Finds a caller's mistake before ranks start or anything is written."""
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
-    if graph.x is None:
-        raise InputError(f"{graph.name} has features by vertex type: no model of this version takes them")
-    if config.patience and (graph.val_mask is None or not graph.val_mask.any()):
-        raise InputError(f"--patience {config.patience}: {graph.name} has no validation vertices; leave it out")
-    shape = GraphShape.of(graph)
-    strategy = get_strategy(config.strategy)
-    outline(
-        model,
-        num_vertices=shape.num_vertices,
-        num_features=shape.num_features,
-        num_classes=graph.num_classes,
-        training=True,
-        view_type=strategy.view_type,
-    )
-    strategy.trace(model, shape, rank=0, size=config.workers, training=True)
-    if launched:
-        if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
-            raise InputError(
-                "the model uses one parameter in two places, which local ranks cannot: start it by torchrun"
-            )
-        try:
-            pickle.dumps(copy.deepcopy(model).to("meta"))
-        except (AttributeError, TypeError, pickle.PicklingError) as error:
-            raise InputError(
-                f"the model cannot be sent to local ranks ({error}): define its parts in a module"
-            ) from error
-
-
 def _stem(config: Config) -> str:
     stem = Path(config.graph).stem.replace(":", "-").replace(",", "-")
     return f"{stem}-{config.model}-{config.strategy}"
-
-
-def new_folder(stem: str) -> Path:
-    """A folder in runs/ that was not there, made so that no other run takes it too."""
-    number = 1
-    while True:
-        folder = Path("runs") / f"{stem}-{number}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return folder
 
 
 def _open_folder(job: Job, graph: Graph) -> RunFolder:
