@@ -43,7 +43,7 @@ void bind_builders(nb::module_& module) {
 }
 
 template <class Index>
-void bind_loops(nb::module_& module) {
+void bind_rows(nb::module_& module) {
   module.def(
       "find_loops",
       [](ConstArray<int64_t, 1> indptr, ConstArray<Index, 1> indices, Array<bool, 1> found, int num_threads) {
@@ -53,6 +53,20 @@ void bind_loops(nb::module_& module) {
         find_loops(indptr.data(), indices.data(), static_cast<int64_t>(found.shape(0)), found.data(), num_threads);
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "found"_a.noconvert(), "num_threads"_a);
+  module.def(
+      "breadth_first",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<Index, 1> indices, ConstArray<int64_t, 1> indptr_t,
+         ConstArray<Index, 1> indices_t, ConstArray<int64_t, 1> starts, Array<int64_t, 1> order) {
+        const size_t num_vertices = order.shape(0);
+        require(indptr.shape(0) == num_vertices + 1 && indptr_t.shape(0) == num_vertices + 1 &&
+                    starts.shape(0) == num_vertices,
+                "starts and order must have the same length, indptr and indptr_t be one longer");
+        nb::gil_scoped_release release;
+        breadth_first(indptr.data(), indices.data(), indptr_t.data(), indices_t.data(), starts.data(),
+                      static_cast<int64_t>(num_vertices), order.data());
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "indptr_t"_a.noconvert(), "indices_t"_a.noconvert(),
+      "starts"_a.noconvert(), "order"_a.noconvert());
 }
 
 }  // namespace
@@ -66,8 +80,8 @@ void bind_graph(nb::module_& module) {
   bind_builders<int64_t, int32_t, int64_t>(module);
   bind_builders<int64_t, int64_t, int32_t>(module);
   bind_builders<int64_t, int64_t, int64_t>(module);
-  bind_loops<int32_t>(module);
-  bind_loops<int64_t>(module);
+  bind_rows<int32_t>(module);
+  bind_rows<int64_t>(module);
 }
 
 }  // namespace weft

@@ -149,6 +149,26 @@ void find_loops(const int64_t* indptr, const Index* indices, int64_t num_rows, b
   }
 }
 
+template <class Index>
+void breadth_first(const int64_t* indptr, const Index* indices, const int64_t* indptr_t, const Index* indices_t,
+                   const int64_t* starts, int64_t num_vertices, int64_t* order) {
+  std::vector<bool> seen(num_vertices);  // a bit a vertex: it is read once an edge, and so stays in the cache
+  int64_t num_seen = 0, num_done = 0;    // the result is the queue
+  const auto see = [&](int64_t vertex) {
+    if (seen[vertex]) return;
+    seen[vertex] = true;
+    order[num_seen++] = vertex;
+  };
+  for (int64_t start = 0; start < num_vertices; ++start) {
+    see(starts[start]);
+    while (num_done < num_seen) {
+      const int64_t vertex = order[num_done++];
+      for (int64_t entry = indptr[vertex]; entry < indptr[vertex + 1]; ++entry) see(indices[entry]);
+      for (int64_t entry = indptr_t[vertex]; entry < indptr_t[vertex + 1]; ++entry) see(indices_t[entry]);
+    }
+  }
+}
+
 #define WEFT_INSTANTIATE(In, Index, Id)                                                                  \
   template void coo_to_csr(const In*, const In*, int64_t, int64_t, int64_t, int64_t*, Index*, Id*, int); \
   template void transpose(const int64_t*, const In*, int64_t, int64_t, int64_t*, Index*, Id*, int);
@@ -162,5 +182,9 @@ WEFT_INSTANTIATE(int64_t, int64_t, int32_t)
 WEFT_INSTANTIATE(int64_t, int64_t, int64_t)
 template void find_loops(const int64_t*, const int32_t*, int64_t, bool*, int);
 template void find_loops(const int64_t*, const int64_t*, int64_t, bool*, int);
+template void breadth_first(const int64_t*, const int32_t*, const int64_t*, const int32_t*, const int64_t*, int64_t,
+                            int64_t*);
+template void breadth_first(const int64_t*, const int64_t*, const int64_t*, const int64_t*, const int64_t*, int64_t,
+                            int64_t*);
 
 }  // namespace weft

@@ -20,4 +20,11 @@ void transpose(const int64_t* indptr, const In* indices, int64_t num_rows, int64
 template <class Index>
 void find_loops(const int64_t* indptr, const Index* indices, int64_t num_rows, bool* found, int num_threads);
 
+// Fills order [num_vertices]: breadth first over edges in both directions, from the first of `starts` that is not yet
+// numbered, until all are; a vertex's in-neighbours come before its out-neighbours, as they stand in the rows.
+// `starts` holds every vertex.
+template <class Index>
+void breadth_first(const int64_t* indptr, const Index* indices, const int64_t* indptr_t, const Index* indices_t,
+                   const int64_t* starts, int64_t num_vertices, int64_t* order);
+
 }  // namespace weft

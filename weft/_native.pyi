@@ -12,6 +12,9 @@ def transpose(
     indptr: Tensor, indices: Tensor, indptr_t: Tensor, indices_t: Tensor, edge_ids: Tensor, num_threads: int
 ) -> None: ...
 def find_loops(indptr: Tensor, indices: Tensor, found: Tensor, num_threads: int) -> None: ...
+def breadth_first(
+    indptr: Tensor, indices: Tensor, indptr_t: Tensor, indices_t: Tensor, starts: Tensor, order: Tensor
+) -> None: ...
 def spmm(
     indptr: Tensor,
     indices: Tensor,

@@ -1,4 +1,4 @@
-"""The C++ extension, loaded once and the right way round, and the two graph builders above it."""
+"""The C++ extension, loaded once and the right way round, and what works on whole graphs above it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ try:
 except ImportError as error:
     raise ImportError(f"weft's C++ extension did not load ({error}); build it with: pip install -e .") from error
 
-INTERFACE = 2  # grows with every change to what _native offers; csrc/module.cpp has the same line
+INTERFACE = 3  # grows with every change to what _native offers; csrc/module.cpp has the same line
 
 if INTERFACE != _native.INTERFACE:
     raise ImportError(f"weft's C++ extension is of another version ({_native.__file__}); rebuild: pip install -e .")
 
-__all__ = ["_native", "coo_to_csr", "find_loops", "id_dtype", "transpose"]
+__all__ = ["_native", "breadth_first", "coo_to_csr", "find_loops", "id_dtype", "transpose"]
 
 
 def id_dtype(count: int) -> torch.dtype:
@@ -65,3 +65,16 @@ def find_loops(indptr: Tensor, indices: Tensor, num_threads: int | None = None) 
     found = torch.empty(len(indptr) - 1, dtype=torch.bool)
     _native.find_loops(indptr.contiguous(), indices.contiguous(), found, num_threads or torch.get_num_threads())
     return found
+
+
+def breadth_first(indptr: Tensor, indices: Tensor, indptr_t: Tensor, indices_t: Tensor, starts: Tensor) -> Tensor:
+    """All N vertices in the order in which a breadth-first search meets them, int64 [N]. Tensors on the CPU.
+
+    Edges lead both ways: rows are in-neighbours, transposed rows out-neighbours. `starts` int64 [N] holds every vertex;
+    the search begins at the first of them, and again at the first that it has not met.
+    """
+    order = torch.empty_like(starts)
+    _native.breadth_first(
+        indptr.contiguous(), indices.contiguous(), indptr_t.contiguous(), indices_t.contiguous(), starts, order
+    )
+    return order
