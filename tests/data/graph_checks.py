@@ -25,7 +25,7 @@ def same_tensor(field: str, left: Tensor | None, right: Tensor | None) -> None:
 
 def same_graph(left: Graph, right: Graph) -> None:
     """Asserts that two graphs agree in every value, dtype and name; where they lie does not matter."""
-    for field in ("x", "y", *MASKS, "edge_type"):
+    for field in ("x", "y", *MASKS, "edge_type", "ids"):
         same_tensor(field, getattr(left, field), getattr(right, field))
     for field in ("indptr", "indices", "weight"):
         same_tensor(field, getattr(left.in_edges, field), getattr(right.in_edges, field))

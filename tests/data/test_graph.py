@@ -218,6 +218,21 @@ def test_an_adjacency_from_elsewhere_is_checked() -> None:
         assert_one_line(error, part)
 
 
+@pytest.mark.parametrize(
+    ("ids", "part"),
+    [
+        ([0, 1, 2, 3], "ids has shape [4], but the graph has 5 vertices"),
+        ([0, 1, 2, 3, 5], "ids[4] is 5"),
+        ([0, 3, 2, 3, 4], "ids holds 3 more than once"),
+    ],
+)
+def test_ids_are_a_permutation(ids: list[int], part: str) -> None:
+    assert replace(ring(), ids=torch.tensor([4, 0, 1, 3, 2])).ids is not None
+    with pytest.raises(InputError) as error:
+        replace(ring(), ids=torch.tensor(ids))
+    assert_one_line(error, part)
+
+
 def test_legal_oddities() -> None:
     none = torch.empty(0, dtype=torch.int64)
     assert Graph.from_edges(none, none).num_vertices == 0

@@ -23,7 +23,7 @@ from weft.data.manifest import map_array
 def sample() -> Graph:
     """A directed, weighted graph with everything that an untyped one can have."""
     mask = torch.tensor([True, False, False])
-    return Graph.from_edges(
+    graph = Graph.from_edges(
         torch.tensor([0, 1, 2, 2]),
         torch.tensor([1, 2, 1, 1]),
         weight=torch.tensor([0.5, 1.0, 2.0, 4.0]),
@@ -34,6 +34,7 @@ def sample() -> Graph:
         test_mask=mask & False,
         name="sample",
     )
+    return replace(graph, ids=torch.tensor([2, 0, 1]))
 
 
 @CALM

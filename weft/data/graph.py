@@ -36,6 +36,7 @@ class Graph:
     relations: "source type|name|target type" each.
     vertex_types, type_offsets: type t has the ids from type_offsets[t] to type_offsets[t + 1].
     features: per vertex type, float32 [n_t, F_t], where types differ in width or lack any; x is None then.
+    ids: int64 [N], what each vertex was called before the graph was reordered (see weft.data.order); None: the same.
     path: the store folder whose content this is, or None. A changed copy (dataclasses.replace) has none.
     trusted: leaves the values unread (sizes are always compared); for arrays that were checked before.
 
@@ -55,13 +56,15 @@ class Graph:
     vertex_types: tuple[str, ...] = ()
     type_offsets: tuple[int, ...] = ()
     features: Mapping[str, Tensor] = field(default_factory=dict)
+    ids: Tensor | None = None
     path: Path | None = field(init=False, default=None)
     trusted: InitVar[bool] = False
 
     def __post_init__(self, trusted: bool) -> None:
         y_dtype = torch.int64 if self.y is None or self.y.dim() == 1 else torch.float32
         type_dtype = torch.int16 if len(self.relations) < 1 << 15 else torch.int32
-        dtypes = {"x": torch.float32, "y": y_dtype, "edge_type": type_dtype} | dict.fromkeys(validate.MASKS, torch.bool)
+        dtypes = {"x": torch.float32, "y": y_dtype, "edge_type": type_dtype, "ids": torch.int64}
+        dtypes |= dict.fromkeys(validate.MASKS, torch.bool)
         for name, dtype in dtypes.items():
             tensor = getattr(self, name)
             if tensor is not None:

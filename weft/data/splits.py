@@ -49,13 +49,18 @@ def balanced_classes(num_vertices: int, num_classes: int, seed: int) -> Tensor:
     return torch.from_numpy(stream(seed, CLASSES).permutation(np.arange(num_vertices, dtype=np.int64) % num_classes))
 
 
+def placed(drawn: Tensor, graph: Graph) -> Tensor:
+    """What was drawn for the vertices as they were first numbered, in the order in which the graph has them."""
+    return drawn if graph.ids is None else drawn[graph.ids]
+
+
 def with_random_features(graph: Graph, width: int, seed: int) -> Graph:
     """The graph with standard normal features of `width` columns where it has none.
 
     All vertices get them, or those vertex types that lack any. Raises InputError if nothing is lacking.
     """
     if not graph.features and graph.x is None:
-        return replace(graph, x=random_matrix(graph.num_vertices, width, seed), trusted=True)
+        return replace(graph, x=placed(random_matrix(graph.num_vertices, width, seed), graph), trusted=True)
     lacking = [] if graph.x is not None else [name for name in graph.vertex_types if name not in graph.features]
     if not lacking:
         raise InputError(f"{graph.name} has features of its own: leave out --random-features")
@@ -71,7 +76,8 @@ def with_random_classes(graph: Graph, num_classes: int, seed: int) -> Graph:
     if graph.y is not None:
         raise InputError(f"{graph.name} has labels of its own: leave out --random-classes")
     y = balanced_classes(graph.num_vertices, num_classes, seed)
-    train, val, test = random_split(torch.ones(len(y), dtype=torch.bool), seed)
+    drawn = (y, *random_split(torch.ones(len(y), dtype=torch.bool), seed))
+    y, train, val, test = (placed(tensor, graph) for tensor in drawn)
     return replace(graph, y=y, train_mask=train, val_mask=val, test_mask=test, trusted=True)
 
 

@@ -87,6 +87,7 @@ def write_store(graph: Graph, folder: Path) -> None:
         "edge_type": graph.edge_type,
         "x": graph.x,
         "y": graph.y,
+        "ids": graph.ids,
         **{mask: getattr(graph, mask) for mask in MASKS},
         **{feature_key(graph.vertex_types, name): tensor for name, tensor in graph.features.items()},
     }
@@ -167,6 +168,7 @@ def open_store(folder: str | Path, *, verify: bool = True) -> Graph:
             vertex_types=vertex_types,
             type_offsets=tuple(entry(manifest, "type_offsets", list, path)),
             features={name: arrays[key] for name in vertex_types if (key := feature_key(vertex_types, name)) in arrays},
+            ids=arrays.get("ids"),
             trusted=not verify,
         )
     object.__setattr__(graph, "path", folder)

@@ -100,10 +100,10 @@ def check_shapes(graph: Graph) -> None:
         raise InputError(
             f"in_edges has {graph.in_edges.num_sources} sources and {num_vertices} targets: they must be one set"
         )
-    for field in ("x", "y", *MASKS):
+    for field in ("x", "y", "ids", *MASKS):
         tensor = getattr(graph, field)
         if tensor is not None:
-            check = check_vector if field in MASKS else check_length
+            check = check_length if field in ("x", "y") else check_vector
             check(field, tensor, num_vertices, "vertices")
     if graph.x is not None and graph.x.dim() != 2:
         raise InputError(f"x has shape {list(graph.x.shape)}: features are [vertices, features]")
@@ -170,6 +170,8 @@ def check_values(graph: Graph) -> None:
             raise InputError(f"y{place} is {value}: {kind}")
     if graph.edge_type is not None:
         check_relations(graph, graph.edge_type)
+    if graph.ids is not None:
+        check_permutation("ids", graph.ids)
     warn_overlap(graph)
 
 
@@ -192,6 +194,15 @@ def check_ids(field: str, ids: Tensor, num_vertices: int) -> None:
     known = f"the graph has {num_vertices} vertices, numbered from 0"
     remedy = "no id is negative" if value < 0 else "correct the id or raise num_vertices"
     raise InputError(f"{field}{place} is {value}: {known}; {remedy}")
+
+
+def check_permutation(field: str, ids: Tensor) -> None:
+    """Raises InputError unless each of 0 to n - 1 is among the n ids once."""
+    check_ids(field, ids, len(ids))
+    repeated = torch.bincount(ids, minlength=len(ids)) > 1
+    if repeated.any():
+        _, vertex = first(ids, repeated[ids])
+        raise InputError(f"{field} holds {vertex} more than once: give every vertex the id that it had first")
 
 
 def check_relations(graph: Graph, edge_type: Tensor) -> None:
