@@ -89,10 +89,14 @@ class Product(NamedTuple):
 
 
 class Topology:
-    """An adjacency with the scalings that its degrees define, each made once per dtype."""
+    """An adjacency with the scalings that its degrees define, each made once per dtype.
 
-    def __init__(self, adjacency: Adjacency) -> None:
+    ids: int64 [n], what each vertex was called first, where the graph was reordered.
+    """
+
+    def __init__(self, adjacency: Adjacency, ids: Tensor | None = None) -> None:
         self.adjacency = adjacency
+        self._ids = ids
         self._scales: dict[object, Scale] = {}
 
     def scale(self, product: Product, dtype: torch.dtype) -> Scale:
@@ -101,6 +105,13 @@ class Topology:
         if name not in self._scales:
             self._scales[name] = self._scale(product, dtype)
         return self._scales[name]
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """By which vertices dropout masks are keyed: int64 [n]."""
+        return (
+            torch.arange(self.adjacency.num_targets, device=self.adjacency.device) if self._ids is None else self._ids
+        )
 
     @cached_property
     def loop(self) -> Tensor:
@@ -222,7 +233,7 @@ class GraphView:
         return self._product(x, product)
 
     def _drop(self, x: Tensor, key: int, p: float) -> Tensor:
-        return keyed_dropout(x, torch.arange(len(x), device=x.device), key=key, p=p)
+        return keyed_dropout(x, self.topology.ids, key=key, p=p)
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
         """The product on the columns at hand, counted forward and backward."""

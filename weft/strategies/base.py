@@ -51,7 +51,8 @@ class Strategy(ABC):
         self.graph, self.model, self.group, self.seed = graph, model, group, seed
         self.dtype = dtype_of(model)
         self.rows = self.place()
-        self.topology = Topology(graph.in_edges.cast(self.dtype).to(group.device))
+        ids = None if graph.ids is None else graph.ids.to(group.device)
+        self.topology = Topology(graph.in_edges.cast(self.dtype).to(group.device), ids)
         assert graph.x is not None
         features = graph.x[self.rows.start : self.rows.stop].to(group.device, self.dtype)
         self.inputs = Inputs(rows=features, reuse=reuse)

@@ -59,14 +59,14 @@ class TensorView(GraphView):
             return self.home.columns
         key, p = self._mask
         return keyed_dropout(
-            self.home.columns, self.home.vertices, key=key, p=p, first_column=self.home.column_range.start
+            self.home.columns, self.topology.ids, key=key, p=p, first_column=self.home.column_range.start
         )
 
     def _drop(self, x: Tensor, key: int, p: float) -> Tensor:
         if self.origin(x) == "inputs":
             self._mask = key, p
         rows = self.home.rows
-        return keyed_dropout(x, self.home.vertices[rows.start : rows.stop], key=key, p=p)
+        return keyed_dropout(x, self.topology.ids[rows.start : rows.stop], key=key, p=p)
 
 
 class TensorParallel(Strategy):
@@ -77,7 +77,6 @@ class TensorParallel(Strategy):
     def place(self) -> range:
         group = self.group
         self.bounds = even_bounds(self.graph.num_vertices, group.size)
-        self.vertices = torch.arange(self.graph.num_vertices, device=group.device)
         columns = even_bounds(self.graph.num_features, group.size)
         self.column_range = range(columns[group.rank], columns[group.rank + 1])
         return range(self.bounds[group.rank], self.bounds[group.rank + 1])
