@@ -22,7 +22,7 @@ from weft.engine.folder import RunFolder
 from weft.engine.run import load_graph, run
 
 WIDE = 120
-DATA_OPTIONS = ("split", "normalize_features", "random_features", "random_classes", "seed")
+DATA_OPTIONS = ("split", "normalize_features", "random_features", "random_classes", "order", "seed")
 
 
 class Parser(argparse.ArgumentParser):
@@ -165,6 +165,7 @@ def _describe(graph: data.Graph) -> None:
         "isolated targets": f"{int((degree == 0).sum()):,}",
         "edge weights": "yes" if graph.in_edges.weight is not None else "no",
         "relations": len(graph.relations),
+        "numbering": "original" if graph.ids is None else "reordered",
         "features": graph.num_features,
         "classes": f"{graph.num_classes}{' (several per vertex)' if graph.multilabel else ''}",
         "fingerprint": graph.fingerprint,

@@ -11,7 +11,7 @@ from graph_checks import CALM, assert_one_line, graphs, same_graph
 from hypothesis import given
 
 from weft.core.errors import InputError
-from weft.data import Graph
+from weft.data import Graph, reorder
 from weft.data.typed import merge_features
 
 pyg = pytest.importorskip("torch_geometric.data")
@@ -33,6 +33,12 @@ def canonical(graph: Graph) -> Graph:
     if labelled or any(mask is not None and mask.any() for mask in masks.values()):
         return graph
     return replace(graph, y=None, train_mask=None, val_mask=None, test_mask=None)
+
+
+def test_a_reordered_graph_brings_the_first_ids() -> None:
+    graph = Graph.from_edges(torch.tensor([0, 1]), torch.tensor([2, 2]))
+    assert reorder(graph, "degree").to_pyg().n_id.tolist() == [2, 0, 1]
+    assert "n_id" not in graph.to_pyg()
 
 
 def test_knowledge_graph_becomes_data_with_edge_types() -> None:

@@ -51,6 +51,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["train", "digits", "--resume", "--out", "nothing/here"], "nothing/here holds no run"),
         (["train", "digits", "--device", "cuda"], "--device cuda: torch finds no GPU here"),
         (["train"], "the following arguments are required: graph"),
+        (["train", "digits", "--order", "dfs"], "unknown --order 'dfs': did you mean 'bfs'?"),
         (["compare", "digits", "--strategies", "single,single"], "give different names"),
         (["compare", "digits", "--strategies", "single,tnesor"], "did you mean 'tensor'?"),
     ],
@@ -164,11 +165,13 @@ def test_resume_keeps_what_the_run_was_given(capsys: pytest.CaptureFixture[str],
 def test_import_and_info(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     edges = tmp_path / "edges.csv"
     edges.write_text("source,target\n0,1\n1,2\n2,0\n")
-    assert main(["data", "import", str(edges), "--out", str(tmp_path / "graph"), "--random-features", "4"]) == 0
+    command = ["data", "import", str(edges), "--out", str(tmp_path / "graph")]
+    assert main([*command, "--random-features", "4", "--order", "degree"]) == 0
     assert main(["data", "info", str(tmp_path / "graph")]) == 0
     printed = capsys.readouterr().out
     assert printed.count("vertices          3\n") == 2
     assert "features          4\n" in printed
+    assert printed.count("numbering         reordered\n") == 2
     assert "already" in mistake(capsys, "data", "import", edges, "--out", tmp_path / "graph")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -14,7 +14,7 @@ from weft.comm import Group, exchange
 from weft.core.meter import Counts
 from weft.core.random import key
 from weft.cost import Trace
-from weft.data import Graph
+from weft.data import Graph, reorder
 from weft.engine.metrics import NodeTask
 from weft.nn import MODELS, Stack, make_model
 from weft.strategies import STRATEGIES, GraphShape, Step, Strategy
@@ -41,6 +41,7 @@ class Case:
     multilabel: bool = False
     reuse: bool = True
     frozen: bool = False
+    order: str = "none"
 
     def build(self) -> tuple[Graph, Stack | nn.Module]:
         graph = make_graph(self.num_vertices, weighted=self.weighted, multilabel=self.multilabel)
@@ -63,7 +64,7 @@ class Case:
             model.register_parameter("unused", nn.Parameter(torch.ones(3)))
         for parameter in model.parameters():  # biases and eps start at zero, where an error in them would not show
             nn.init.uniform_(parameter, -0.6, 0.6)
-        return graph, model.double()
+        return reorder(graph, self.order), model.double()
 
 
 def cases() -> list[Case]:
@@ -77,6 +78,9 @@ def cases() -> list[Case]:
     found.append(Case(model="sage", frozen=True, layers=2))
     found.append(Case(model="gcn", decoupled=True, norm="layer", multilabel=True, layers=4))
     found.append(Case(model="gat", hidden=20, heads=5, layers=3, norm="layer"))  # heads that no P in 2..4 divides
+    found.append(Case(model="gcn", order="bfs", weighted=True, input_dropout=0.3, layers=2))
+    found.append(Case(model="sage", order="degree", input_dropout=0.3, norm="batch", multilabel=True))
+    found.append(Case(model="gat", order="bfs", decoupled=True))
     return found
 
 
@@ -158,9 +162,12 @@ class Session:
 
 
 def check_case(group: Group, case: Case, name: str) -> None:
-    """Logits, every gradient, losses and scores of `name` equal single's; its counts equal its trace."""
-    whole, placed = Session(case, "single", Group()), Session(case, name, group)
-    rows = slice(placed.strategy.rows.start, placed.strategy.rows.stop)
+    """Logits, every gradient, losses and scores of `name` equal single's; its counts equal its trace.
+
+    Single has the vertices as they were first numbered, whatever the case's order.
+    """
+    whole, placed = Session(replace(case, order="none"), "single", Group()), Session(case, name, group)
+    rows = placed.strategy.topology.ids[placed.strategy.rows.start : placed.strategy.rows.stop]
 
     expected, _ = whole.step(0)
     placed.meter.take("train")

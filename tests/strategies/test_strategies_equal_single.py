@@ -21,6 +21,13 @@ def check_all(group: Group) -> int:
     return checked
 
 
+def test_single_equals_itself_in_another_order() -> None:
+    reordered = [case for case in cases() if case.order != "none"]
+    assert reordered
+    for case in reordered:
+        check_case(Group(), case, "single")
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_equals_single(size: int) -> None:
     assert spawn(size, check_all) == [len(EXACT) * len(cases())] * size

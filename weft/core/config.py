@@ -39,6 +39,12 @@ class Config:
     )
     random_features: int = option(0, "width of seeded random features for a graph without any", least=0, fixed=True)
     random_classes: int = option(0, "number of seeded random classes for a graph without labels", least=0, fixed=True)
+    order: str = option(
+        "none",
+        "numbering of the vertices in memory: none, by degree, or breadth first (bfs)",
+        choices=("none", "degree", "bfs"),
+        fixed=True,
+    )
 
     model: str = option("gcn", "gcn, sage, gin or gat", fixed=True)
     decoupled: bool = option(False, "all updates first, then all propagations (a different model)", fixed=True)

@@ -34,7 +34,10 @@ def from_pyg(data: Data | HeteroData, *, name: str = "graph") -> Graph:
 
 
 def to_pyg(graph: Graph) -> Data | HeteroData:
-    """PyG's HeteroData for a graph with vertex types, else Data, which keeps relation names in `data.relations`."""
+    """PyG's HeteroData for a graph with vertex types, else Data, which keeps relation names in `data.relations`.
+
+    A reordered graph's original ids are in `data.n_id`, which `from_pyg` leaves alone.
+    """
     return to_data(graph) if graph.vertex_types in ((), (VERTEX,)) else to_hetero(graph)
 
 
@@ -155,7 +158,7 @@ def to_data(graph: Graph) -> Data:
     from torch_geometric.data import Data
 
     data = Data(edge_index=torch.stack(graph.in_edges.edges()), num_nodes=graph.num_vertices)
-    for field, tensor in (("x", graph.x), ("y", graph.y), ("edge_type", graph.edge_type)):
+    for field, tensor in (("x", graph.x), ("y", graph.y), ("edge_type", graph.edge_type), ("n_id", graph.ids)):
         if tensor is not None:
             data[field] = tensor.long() if field == "edge_type" else tensor
     for mask in MASKS:

@@ -11,6 +11,7 @@ from weft.data.digits import digits
 from weft.data.downloads import LOADERS, download
 from weft.data.graph import Graph
 from weft.data.manifest import is_store
+from weft.data.order import reorder
 from weft.data.splits import with_normalized_features, with_random_classes, with_random_features
 from weft.data.store import open_store
 
@@ -27,6 +28,7 @@ def load(
     root: str | Path | None = None,
     split: int = 0,
     normalize_features: bool = False,
+    order: str = "none",
     verify: bool = True,
 ) -> Graph:
     """A graph by name, path or recipe; the first of these that fits:
@@ -41,7 +43,7 @@ def load(
     random_features and random_classes draw that many features per vertex, or classes with a random split, for a graph
     that has none. `seed` is for these, for splits of labelled graphs that come without, and for recipes that state
     none. `split` picks one of several public splits. normalize_features divides every vertex's features by the sum of
-    their absolute values.
+    their absolute values. `order` renumbers the vertices last of all (see weft.data.order).
 
     Raises InputError for an unknown name, with the nearest known one, and for everything that makes a file no graph.
     """
@@ -50,7 +52,9 @@ def load(
         graph = with_random_features(graph, random_features, seed)
     if random_classes:
         graph = with_random_classes(graph, random_classes, seed)
-    return with_normalized_features(graph) if normalize_features else graph
+    if normalize_features:
+        graph = with_normalized_features(graph)
+    return reorder(graph, order)
 
 
 def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool) -> Graph:

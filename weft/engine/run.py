@@ -21,7 +21,7 @@ from weft.core.config import Config
 from weft.core.errors import InputError, RunError, Stopped
 from weft.core.memory import keep_pages
 from weft.core.meter import Meter
-from weft.data import Graph, load, require_trainable
+from weft.data import Graph, load, reorder, require_trainable
 from weft.engine import checkpoint
 from weft.engine.check import check
 from weft.engine.checkpoint import Progress
@@ -83,7 +83,7 @@ def train(
     name = graph.name if isinstance(graph, Graph) else str(graph)
     kind = model if isinstance(model, str) else type(model).__name__
     config = Config.from_dict({**options, "graph": name, "model": kind}, "weft.train")
-    whole = graph if isinstance(graph, Graph) else load_graph(config)
+    whole = reorder(graph, config.order) if isinstance(graph, Graph) else load_graph(config)
     module = None if isinstance(model, str) else model
     return run(config, whole, module, out=Path(out) if out else None, resume=resume, quiet=quiet)
 
@@ -134,13 +134,14 @@ def restarted() -> bool:
 
 
 def load_graph(config: Config) -> Graph:
-    """The graph that a configuration names, with the random data it asks for."""
+    """The graph that a configuration names, with the random data and in the order that it asks for."""
     return load(
         config.graph,
         random_features=config.random_features,
         random_classes=config.random_classes,
         split=config.split,
         normalize_features=config.normalize_features,
+        order=config.order,
         seed=config.seed,
     )
 
