@@ -258,16 +258,27 @@ void bind_rows(nb::module_& module) {
   module.def(
       "dropout",
       [](ConstArray<T, 2> x, ConstArray<int64_t, 1> rows, uint64_t key, uint32_t first_column, uint32_t threshold,
-         T scale, Array<T, 2> y, int num_threads) {
+         T scale, bool relu, Array<T, 2> y, int num_threads) {
         require(size(rows, 0) == size(x, 0) && is(y, size(x, 0), size(x, 1)),
                 "rows must have one id per row of x, y the shape of x");
         const Dropout<T> args{size(x, 0),   size(x, 1), x.data(), rows.data(), key,
-                              first_column, threshold,  scale,    y.data(),    num_threads};
+                              first_column, threshold,  scale,    relu,        y.data(), num_threads};
         nb::gil_scoped_release release;
         row_kernels<T>(kernels()).dropout(args);
       },
-      "x"_a.noconvert(), "rows"_a.noconvert(), "key"_a, "first_column"_a, "threshold"_a, "scale"_a, "y"_a.noconvert(),
-      "num_threads"_a);
+      "x"_a.noconvert(), "rows"_a.noconvert(), "key"_a, "first_column"_a, "threshold"_a, "scale"_a, "relu"_a,
+      "y"_a.noconvert(), "num_threads"_a);
+  module.def(
+      "relu_dropout_backward",
+      [](ConstArray<T, 2> y, ConstArray<T, 2> grad_y, T scale, Array<T, 2> grad_x, int num_threads) {
+        require(is(grad_y, size(y, 0), size(y, 1)) && is(grad_x, size(y, 0), size(y, 1)),
+                "y, grad_y and grad_x must have the same shape");
+        const ReluDropoutBackward<T> args{size(y, 0) * size(y, 1), y.data(), grad_y.data(), scale, grad_x.data(),
+                                          num_threads};
+        nb::gil_scoped_release release;
+        row_kernels<T>(kernels()).relu_dropout_backward(args);
+      },
+      "y"_a.noconvert(), "grad_y"_a.noconvert(), "scale"_a, "grad_x"_a.noconvert(), "num_threads"_a);
 }
 
 template <class T, class I>

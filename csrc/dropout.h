@@ -1,4 +1,4 @@
-// Dropout whose mask is a function of (key, vertex, column) alone.
+// Dropout whose mask is a function of (key, vertex, column) alone, of rows or of what ReLU makes of them.
 #pragma once
 
 #include "kernels.h"
@@ -14,9 +14,10 @@ WEFT_INLINE uint64_t mix64(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// Two rounds of a 32-bit mixer, the row's two halves entering before each.
-WEFT_INLINE uint32_t column_hash(uint32_t low, uint32_t high, uint32_t column) {
-  uint32_t hash = low + column * 0x9E3779B9u;
+// Two rounds of a 32-bit mixer, the row's two halves entering before each; U is one column or a vector of them.
+template <class U>
+WEFT_INLINE U column_hash(uint32_t low, uint32_t high, U column) {
+  U hash = low + column * 0x9E3779B9u;
   hash ^= hash >> 16;
   hash *= 0x21F0AAADu;
   hash ^= hash >> 15;
@@ -26,21 +27,71 @@ WEFT_INLINE uint32_t column_hash(uint32_t low, uint32_t high, uint32_t column) {
   return hash;
 }
 
-template <class T>
-void dropout(const Dropout<T>& a) {
+// value where the condition on 32-bit numbers holds, else 0.
+template <class T, int L, class Condition>
+WEFT_INLINE Vector<T, L> where(Condition condition, Vector<T, L> value) {
+  const Vector<T, L> zero{};
+  if constexpr (L == 1 || sizeof(T) == sizeof(uint32_t)) {
+    return condition ? value : zero;
+  } else {
+    return __builtin_convertvector(condition, Vector<int64_t, L>) ? value : zero;
+  }
+}
+
+template <class T, bool kRelu>
+struct DropoutRow {
+  const Dropout<T>& a;
+  const T* x;
+  T* y;
+  uint32_t low, high;
+
+  template <int L>
+  WEFT_INLINE void columns(int64_t column) const {
+    using U = Vector<uint32_t, L>;
+    U number{};
+    if constexpr (L > 1) {
+      for (int i = 0; i < L; ++i) number[i] = static_cast<uint32_t>(i);
+    }
+    number += a.first_column + static_cast<uint32_t>(column);
+    Vector<T, L> value = load<L>(x + column) * a.scale;
+    const Vector<T, L> zero{};
+    if (kRelu) value = value < zero ? zero : value;
+    store<L>(y + column, where<T, L>(column_hash<U>(low, high, number) >= a.threshold, value));
+  }
+
+  // Whole vectors, then one that ends where the row does and computes some numbers again.
+  template <int L>
+  WEFT_INLINE void run() const {
+    if constexpr (L > 1) {
+      if (a.width < L) return run<L / 2>();
+    }
+    for (int64_t column = 0; column + L <= a.width; column += L) columns<L>(column);
+    if (a.width % L) columns<L>(a.width - L);
+  }
+};
+
+template <class T, bool kRelu>
+void dropout_as(const Dropout<T>& a) {
   const int threads = useful_threads(a.num_rows * a.width / 8192 + 1, a.num_threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
   for (int64_t row = 0; row < a.num_rows; ++row) {
     const uint64_t mixed = mix64(a.key ^ static_cast<uint64_t>(a.rows[row]));
     const auto low = static_cast<uint32_t>(mixed), high = static_cast<uint32_t>(mixed >> 32);
-    const T* x = a.x + row * a.width;
-    T* y = a.y + row * a.width;
-#pragma omp simd
-    for (int64_t column = 0; column < a.width; ++column) {
-      const bool keep = column_hash(low, high, a.first_column + static_cast<uint32_t>(column)) >= a.threshold;
-      y[column] = keep ? x[column] * a.scale : T{0};
-    }
+    DropoutRow<T, kRelu>{a, a.x + row * a.width, a.y + row * a.width, low, high}.template run<kLanes<T>>();
   }
+}
+
+template <class T>
+void dropout(const Dropout<T>& a) {
+  if (a.relu) return dropout_as<T, true>(a);
+  return dropout_as<T, false>(a);
+}
+
+template <class T>
+void relu_dropout_backward(const ReluDropoutBackward<T>& a) {
+  const int threads = useful_threads(a.size / 8192 + 1, a.num_threads);
+#pragma omp parallel for simd schedule(static) num_threads(threads)
+  for (int64_t i = 0; i < a.size; ++i) a.grad_x[i] = a.y[i] <= 0 ? T{0} : a.grad_y[i] * a.scale;
 }
 
 }  // namespace weft::WEFT_ISA

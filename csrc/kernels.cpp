@@ -14,7 +14,7 @@ constexpr GraphKernels<T, I> graph_table() {
 
 template <class T>
 constexpr RowKernels<T> row_table() {
-  return {&attend_stats<T>, &dropout<T>};
+  return {&attend_stats<T>, &dropout<T>, &relu_dropout_backward<T>};
 }
 
 const Kernels kernels{graph_table<float, int32_t>(),

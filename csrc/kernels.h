@@ -114,7 +114,8 @@ struct AttendBackward {
   int num_threads;
 };
 
-// y_rc = x_rc * scale where the hash of (key, rows[r], first_column + c) is at least the threshold, else 0.
+// y_rc = x_rc * scale where the hash of (key, rows[r], first_column + c) is at least the threshold, else 0; with relu,
+// of max(x_rc, 0).
 template <class T>
 struct Dropout {
   int64_t num_rows, width;
@@ -123,7 +124,18 @@ struct Dropout {
   uint64_t key;
   uint32_t first_column, threshold;
   T scale;
+  bool relu;
   T* y;
+  int num_threads;
+};
+
+// Backward of Dropout with relu, from its result: what is not positive was dropped, or cut off.
+template <class T>
+struct ReluDropoutBackward {
+  int64_t size;
+  const T *y, *grad_y;
+  T scale;
+  T* grad_x;
   int num_threads;
 };
 
@@ -140,6 +152,7 @@ template <class T>
 struct RowKernels {
   void (*attend_stats)(const AttendStats<T>&);
   void (*dropout)(const Dropout<T>&);
+  void (*relu_dropout_backward)(const ReluDropoutBackward<T>&);
 };
 
 struct Kernels {

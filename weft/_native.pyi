@@ -87,6 +87,8 @@ def dropout(
     first_column: int,
     threshold: int,
     scale: float,
+    relu: bool,
     y: Tensor,
     num_threads: int,
 ) -> None: ...
+def relu_dropout_backward(y: Tensor, grad_y: Tensor, scale: float, grad_x: Tensor, num_threads: int) -> None: ...

@@ -64,6 +64,24 @@ def test_equals_the_reference_backwards_too():
     assert torch.equal(grad, (y.detach() != 0).double() * (2 * (1 / (1 - 0.3))))
 
 
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [1, 3, 16, 41])
+def test_relu_in_the_same_pass(width, dtype):
+    """Forward and backward the bits of ReLU followed by dropout, at zero and at NaN too."""
+    rows = torch.arange(50) + 2**33
+    x = torch.randn(50, width, dtype=dtype)
+    x[0], x[1] = 0, torch.nan
+    fused, apart = x.clone().requires_grad_(), x.clone().requires_grad_()
+    y = keyed_dropout(fused, rows, key=11, p=0.3, first_column=2, relu=True)
+    expected = keyed_dropout(torch.relu(apart), rows, key=11, p=0.3, first_column=2)
+    torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+    grad = torch.randn_like(x)
+    (found,), (true,) = torch.autograd.grad(y, fused, grad), torch.autograd.grad(expected, apart, grad)
+    assert torch.equal(found[2:], true[2:])
+    assert torch.equal(found[0], torch.zeros_like(found[0]))
+
+
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_rate_and_independence(p):
     """Over a million draws: the rate, also by row and by column, and no tie between neighbours, keys or columns."""
@@ -81,3 +99,4 @@ def test_rate_and_independence(p):
 def test_nothing_dropped_at_zero():
     x = torch.rand(3, 4)
     assert keyed_dropout(x, torch.arange(3), key=1, p=0.0) is x
+    assert torch.equal(keyed_dropout(x - 0.5, torch.arange(3), key=1, p=0.0, relu=True), torch.relu(x - 0.5))

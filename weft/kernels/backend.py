@@ -70,6 +70,10 @@ class Backend(Protocol):
         """Gradients of h [s, f] and of the logits, None where not needed."""
         ...
 
-    def keyed_dropout(self, x: Tensor, rows: Tensor, key: int, p: float, first_column: int) -> Tensor:
-        """x [n, F], rows int64 [n] -> [n, F]; its own adjoint."""
+    def keyed_dropout(self, x: Tensor, rows: Tensor, key: int, p: float, first_column: int, relu: bool) -> Tensor:
+        """x [n, F], rows int64 [n] -> [n, F]; its own adjoint without relu."""
+        ...
+
+    def relu_dropout_backward(self, y: Tensor, grad_y: Tensor, p: float) -> Tensor:
+        """The result [n, F] of dropout with relu, and its gradient -> [n, F]."""
         ...

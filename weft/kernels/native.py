@@ -118,8 +118,14 @@ def attend_backward(
     return grad_h, grads
 
 
-def keyed_dropout(x: Tensor, rows: Tensor, key: int, p: float, first_column: int) -> Tensor:
+def keyed_dropout(x: Tensor, rows: Tensor, key: int, p: float, first_column: int, relu: bool) -> Tensor:
     y = torch.empty_like(x)
-    threshold = int(p * 2**32)
-    _native.dropout(x, rows.contiguous(), key, first_column, threshold, 1 / (1 - p), y, torch.get_num_threads())
+    threshold, threads = int(p * 2**32), torch.get_num_threads()
+    _native.dropout(x, rows.contiguous(), key, first_column, threshold, 1 / (1 - p), relu, y, threads)
     return y
+
+
+def relu_dropout_backward(y: Tensor, grad_y: Tensor, p: float) -> Tensor:
+    grad_x = torch.empty_like(grad_y)
+    _native.relu_dropout_backward(y, grad_y, 1 / (1 - p), grad_x, torch.get_num_threads())
+    return grad_x

@@ -105,12 +105,13 @@ def attend(
     return y
 
 
-def keyed_dropout(x: Tensor, rows: Tensor, *, key: int, p: float, first_column: int = 0) -> Tensor:
+def keyed_dropout(x: Tensor, rows: Tensor, *, key: int, p: float, first_column: int = 0, relu: bool = False) -> Tensor:
     """Dropout of x [n, F] that depends on (key, vertex, column) alone: `keep / (1 - p)`, or 0 with probability p.
 
     Args:
         rows: int64 [n], the global vertex of each row.
         first_column: the global column of x's first.
+        relu: of `max(x, 0)`, in the same pass.
     """
     if not 0 <= p < 1:
         raise ValueError(f"p={p} must be in [0, 1)")
@@ -119,8 +120,9 @@ def keyed_dropout(x: Tensor, rows: Tensor, *, key: int, p: float, first_column: 
     if rows.dtype != torch.int64 or rows.shape != x.shape[:1]:
         raise ValueError(f"rows ({rows.dtype} {list(rows.shape)}) must be int64 [{x.shape[0]}], a vertex per row of x")
     if p == 0:
-        return x
-    y: Tensor = _KeyedDropout.apply(x, rows, backend_of(x), key, p, first_column)  # type: ignore[no-untyped-call]
+        return torch.relu(x) if relu else x
+    dropout = _ReluDropout if relu else _KeyedDropout
+    y: Tensor = dropout.apply(x, rows, backend_of(x), key, p, first_column)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -181,14 +183,30 @@ class _KeyedDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, backend: Backend, key: int, p: float, first_column: int) -> Tensor:
         ctx.args = rows, backend, key, p, first_column
-        return backend.keyed_dropout(x.detach().contiguous(), rows, key, p, first_column)
+        return backend.keyed_dropout(x.detach().contiguous(), rows, key, p, first_column, False)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         rows, backend, key, p, first_column = ctx.args
-        grad_x = backend.keyed_dropout(grad_y.contiguous(), rows, key, p, first_column)
+        grad_x = backend.keyed_dropout(grad_y.contiguous(), rows, key, p, first_column, False)
         return grad_x, None, None, None, None, None
+
+
+class _ReluDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor, backend: Backend, key: int, p: float, first_column: int) -> Tensor:
+        y = backend.keyed_dropout(x.detach().contiguous(), rows, key, p, first_column, True)
+        ctx.args = backend, p
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        backend, p = ctx.args
+        (y,) = ctx.saved_tensors
+        return backend.relu_dropout_backward(y, grad_y.contiguous(), p), None, None, None, None, None
 
 
 def _check_rows(name: str, x: Tensor, adj: Adjacency, num_rows: int) -> None:

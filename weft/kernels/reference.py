@@ -82,7 +82,8 @@ def attend(
     return h
 
 
-def keyed_dropout(x: Tensor, rows: Tensor, *, key: int, p: float, first_column: int = 0) -> Tensor:
+def keyed_dropout(x: Tensor, rows: Tensor, *, key: int, p: float, first_column: int = 0, relu: bool = False) -> Tensor:
+    x = torch.relu(x) if relu else x
     return torch.where(keep_mask(rows, x.shape[1], key, p, first_column), x * (1 / (1 - p)), 0)
 
 

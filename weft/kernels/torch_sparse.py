@@ -108,8 +108,12 @@ def attend_backward(
     return grad_h, grads
 
 
-def keyed_dropout(x: Tensor, rows: Tensor, key: int, p: float, first_column: int) -> Tensor:
-    return reference.keyed_dropout(x, rows, key=key, p=p, first_column=first_column)
+def keyed_dropout(x: Tensor, rows: Tensor, key: int, p: float, first_column: int, relu: bool) -> Tensor:
+    return reference.keyed_dropout(x, rows, key=key, p=p, first_column=first_column, relu=relu)
+
+
+def relu_dropout_backward(y: Tensor, grad_y: Tensor, p: float) -> Tensor:
+    return torch.where(y <= 0, 0, grad_y * (1 / (1 - p)))
 
 
 def _scaled_product(
