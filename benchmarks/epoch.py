@@ -60,7 +60,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="gcn", choices=("gcn", "sage", "gat"))
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--contenders", default="weft,pyg-csr,pyg-edges,dgl", help="weft-no-reuse is an ablation")
+    parser.add_argument("--contenders", default="weft,pyg-csr,pyg-edges,dgl", help="weft-without-reuse is an ablation")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
@@ -116,11 +116,13 @@ def run_weft(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], ob
     """weft's own loop: a strategy's step, a task's loss."""
     from weft.comm import Group
     from weft.core.memory import keep_pages
+    from weft.core.savings import Savings
     from weft.engine.metrics import NodeTask
     from weft.strategies import Step, get_strategy
 
     keep_pages()
-    strategy = get_strategy("single")(graph, model, Group(), reuse=name != "weft-no-reuse")
+    savings = Savings.without(name.partition("-without-")[2])
+    strategy = get_strategy("single")(graph, model, Group(), savings=savings)
     task = NodeTask(graph, strategy.rows, torch.device("cpu"))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 

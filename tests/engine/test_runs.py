@@ -139,6 +139,15 @@ def test_a_real_graph_gives_the_same_scores(weft_data: Callable[[str], Path], tm
     assert scores[0] == scores[1]
 
 
+def test_kept_pages_change_nothing(tmp_path: Path) -> None:
+    """The settings of the process that a run changes: its losses are the same bits without them."""
+    for without in ("", "pages"):
+        folder = tmp_path / f"without-{without}"
+        code, errors = finish(start("train", "digits", "--epochs", "5", "--without", without, "--out", folder))
+        assert code == 0, errors
+    assert losses(tmp_path / "without-") == losses(tmp_path / "without-pages")
+
+
 def test_kill_and_resume(whole: Path, tmp_path: Path) -> None:
     """kill -9 of a rank: one line, nothing left running; resumed on 2 ranks bit for bit, on 3 and on 1 to 1e-9."""
     folder = tmp_path / "killed"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from weft.comm import Group, exchange
 from weft.core.meter import Counts
 from weft.core.random import key
+from weft.core.savings import Savings
 from weft.cost import Trace
 from weft.data import Graph, reorder
 from weft.engine.metrics import NodeTask
@@ -39,7 +40,7 @@ class Case:
     input_dropout: float = 0.0
     weighted: bool = False
     multilabel: bool = False
-    reuse: bool = True
+    without: str = ""
     frozen: bool = False
     order: str = "none"
 
@@ -72,7 +73,7 @@ def cases() -> list[Case]:
     found = [Case(model=model, decoupled=decoupled) for model, decoupled in product(MODELS, (False, True))]
     for model in MODELS:
         found.append(Case(model=model, norm="batch", residual=True, input_dropout=0.3, layers=2))
-        found.append(Case(model=model, hidden=2, heads=2, layers=2, reuse=False))  # P beyond the width
+        found.append(Case(model=model, hidden=2, heads=2, layers=2, without="reuse"))  # P beyond the width
         found.append(Case(model=model, num_vertices=3, layers=2))  # P = 4: a rank answers for no row
     found.append(Case(model="gcn", weighted=True, input_dropout=0.3, hidden=4, layers=2))
     found.append(Case(model="sage", frozen=True, layers=2))
@@ -114,7 +115,8 @@ class Session:
     def __init__(self, case: Case, strategy: str, group: Group) -> None:
         self.case = case
         self.graph, self.model = case.build()
-        self.strategy: Strategy = STRATEGIES[strategy](self.graph, self.model, group, seed=7, reuse=case.reuse)
+        self.savings = Savings.without(case.without)
+        self.strategy: Strategy = STRATEGIES[strategy](self.graph, self.model, group, seed=7, savings=self.savings)
         self.task = NodeTask(self.graph, self.strategy.rows, group.device)
         self.meter = group.meter
 
@@ -158,7 +160,7 @@ class Session:
 
     def trace(self, rank: int, size: int, *, training: bool) -> Trace:
         shape = GraphShape.of(self.graph)
-        return self.strategy.trace(self.model, shape, rank=rank, size=size, training=training, reuse=self.case.reuse)
+        return self.strategy.trace(self.model, shape, rank=rank, size=size, training=training, savings=self.savings)
 
 
 def check_case(group: Group, case: Case, name: str) -> None:

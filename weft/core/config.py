@@ -12,6 +12,7 @@ from typing import Any
 import tomli_w
 
 from weft.core.errors import InputError, unknown
+from weft.core.savings import SAVINGS
 
 
 def option(
@@ -21,10 +22,21 @@ def option(
     least: float | None = None,
     below: float | None = None,
     choices: tuple[str, ...] = (),
+    several: tuple[str, ...] = (),
     fixed: bool = False,
 ) -> Any:
-    """A field with its help text and its legal values; `fixed` ones decide the numbers, so a resumed run keeps them."""
-    metadata = {"help": help, "least": least, "below": below, "choices": choices, "fixed": fixed}
+    """A field with its help text and its legal values; `fixed` ones decide the numbers, so a resumed run keeps them.
+
+    choices: one of them. several: any of them, separated by commas.
+    """
+    metadata = {
+        "help": help,
+        "least": least,
+        "below": below,
+        "choices": choices,
+        "several": several,
+        "fixed": fixed,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -67,8 +79,7 @@ class Config:
     strategy: str = option("single", "where rows, columns and edges live: single or tensor")
     workers: int = option(1, "number of local ranks", least=1)
     device: str = option("cpu", "device of every rank", choices=("cpu", "cuda"))
-    reuse: bool = option(True, "aggregate constant features once, not every epoch")
-    keep_pages: bool = option(True, "keep the memory that an epoch frees for the next one")
+    without: str = option("", f"savings to leave out, separated by commas: {', '.join(SAVINGS)}", several=SAVINGS)
     timeout: float = option(300.0, "seconds after which a silent peer counts as lost", least=1)
     checkpoint_every: int = option(10, "epochs between checkpoints; 0: only when stopped and at the end", least=0)
 
@@ -120,4 +131,7 @@ def _checked(spec: dataclasses.Field[Any], value: Any) -> Any:
         raise InputError(f"{flag} {value}: give less than {below}")
     if choices and value not in choices:
         raise unknown(flag, str(value), choices)
+    for name in filter(None, str(value).split(",")) if spec.metadata["several"] else ():
+        if name not in spec.metadata["several"]:
+            raise unknown(flag, name, spec.metadata["several"])
     return value

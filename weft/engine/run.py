@@ -21,6 +21,7 @@ from weft.core.config import Config
 from weft.core.errors import InputError, RunError, Stopped
 from weft.core.memory import keep_pages
 from weft.core.meter import Meter
+from weft.core.savings import Savings
 from weft.data import Graph, load, reorder, require_trainable
 from weft.engine import checkpoint
 from weft.engine.check import check
@@ -32,7 +33,7 @@ from weft.engine.progress import ProgressShow
 from weft.engine.stop import StopRequest
 from weft.engine.trainer import Trainer
 from weft.engine.writer import RunWriter
-from weft.nn import from_config
+from weft.nn import from_config, use_onednn
 from weft.strategies import get_strategy
 
 
@@ -102,8 +103,7 @@ def run(
 
     apart: even one rank gets a process of its own, so that its memory is its own.
     """
-    if config.keep_pages:
-        keep_pages()
+    _prepare_process(config)
     require_trainable(graph)
     model = from_config(config, graph.num_features, graph.num_classes) if model is None else model
     if under_torchrun():
@@ -210,8 +210,7 @@ def _work_launched(job: Job, folder: RunFolder, graph: Graph, model: nn.Module) 
 
 def _local_rank(job: Job, folder: RunFolder, store: Path, skeleton: nn.Module, weights: Path, status: Path) -> None:
     """What each process of the launcher runs."""
-    if job.config.keep_pages:
-        keep_pages()
+    _prepare_process(job.config)
     meter = Meter()
     meter.show_in(status, int(os.environ["RANK"]))
     if "OMP_NUM_THREADS" not in os.environ:
@@ -230,6 +229,14 @@ def _local_rank(job: Job, folder: RunFolder, store: Path, skeleton: nn.Module, w
         sys.exit(STOPPED + ended)
 
 
+def _prepare_process(config: Config) -> None:
+    """The savings that are settings of the whole process."""
+    savings = Savings.without(config.without)
+    use_onednn(savings.onednn)
+    if savings.pages:
+        keep_pages()
+
+
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Parameters and all buffers by name."""
     return [*model.named_parameters(), *model.named_buffers()]
@@ -239,7 +246,8 @@ def _work(job: Job, folder: RunFolder, graph: Graph, model: nn.Module, group: Gr
     """One rank's part of a run; the model has the best weights afterwards."""
     config = job.config
     model = model.to(group.device)
-    strategy = get_strategy(config.strategy)(graph, model, group, seed=config.seed, reuse=config.reuse)
+    savings = Savings.without(config.without)
+    strategy = get_strategy(config.strategy)(graph, model, group, seed=config.seed, savings=savings)
     trainer = Trainer(config, strategy, NodeTask(graph, strategy.rows, group.device))
     found = _found_by_rank_0(folder, group) if job.resume else None
     if found:

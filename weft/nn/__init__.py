@@ -1,6 +1,7 @@
 """Layers and models, written for one device, over a View."""
 
 from weft.nn.conv import GATConv, GCNConv, GINConv, SAGEConv
+from weft.nn.dense import Linear, linear, use_onednn
 from weft.nn.models import GAT, GCN, GIN, MODELS, SAGE, Decoupled, RowLayer, Stack, from_config, make_model
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.outline import GraphOperation, outline
@@ -21,6 +22,7 @@ __all__ = [
     "GraphView",
     "Inputs",
     "LayerNorm",
+    "Linear",
     "Product",
     "RowLayer",
     "SAGEConv",
@@ -29,6 +31,8 @@ __all__ = [
     "UnitCost",
     "View",
     "from_config",
+    "linear",
     "make_model",
     "outline",
+    "use_onednn",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from weft.nn.dense import Linear, linear
 from weft.nn.view import View
 
 
@@ -27,8 +28,8 @@ class LinearConv(nn.Module):
         if self.weight is None:
             return plus(self.aggregate(view, x, steps), own)
         if view.cost(self.out_width) < view.cost(self.in_width, x):
-            return plus(self.aggregate(view, x @ self.weight, steps), own)
-        return times(self.aggregate(view, x, steps), self.weight, own)
+            return plus(self.aggregate(view, linear(x, self.weight), steps), own)
+        return linear(self.aggregate(view, x, steps), self.weight, own)
 
     def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
         raise NotImplementedError
@@ -56,7 +57,7 @@ class SAGEConv(LinearConv):
         return view.propagate(x, reduce="mean", steps=steps)
 
     def own(self, x: Tensor) -> Tensor:
-        return plus(x, self.bias) if self.weight_self is None else times(x, self.weight_self, self.bias)
+        return plus(x, self.bias) if self.weight_self is None else linear(x, self.weight_self, self.bias)
 
 
 class GINConv(nn.Module):
@@ -102,11 +103,10 @@ class GATConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
 
     def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
-        h = x if self.weight is None else x @ self.weight
-        heads = h.view(len(h), self.heads, self.head_width)
-        logit_src = (heads * self.attention_src).sum(2)
-        logit_dst = view.targets((heads * self.attention_dst).sum(2))
-        a = view.attend(h, logit_src, logit_dst, slope=self.slope, steps=steps)
+        h = x if self.weight is None else linear(x, self.weight)
+        vectors = [torch.block_diag(*a[:, :, None]) for a in (self.attention_src, self.attention_dst)]
+        logit_src, logit_dst = linear(h, torch.cat(vectors, 1)).split(self.heads, 1)
+        a = view.attend(h, logit_src, view.targets(logit_dst), slope=self.slope, steps=steps)
         if not self.concat:
             a = a.view(len(a), self.heads, self.head_width).mean(1)
         return plus(a, self.bias)
@@ -119,14 +119,9 @@ def glorot(rows: int, columns: int) -> nn.Parameter:
 
 def mlp(in_width: int, out_width: int, *, bias: bool = True) -> nn.Sequential:
     """The two-layer perceptron of GIN."""
-    return nn.Sequential(nn.Linear(in_width, out_width), nn.ReLU(), nn.Linear(out_width, out_width, bias=bias))
+    return nn.Sequential(Linear(in_width, out_width), nn.ReLU(), Linear(out_width, out_width, bias=bias))
 
 
 def plus(x: Tensor, added: Tensor | None) -> Tensor:
     """x and what is added to it, if anything: rows, or one bias for all."""
     return x if added is None else x + added
-
-
-def times(x: Tensor, weight: Tensor, added: Tensor | None) -> Tensor:
-    """`x W` and what is added to it, in one pass over the result."""
-    return x @ weight if added is None else torch.addmm(added, x, weight)

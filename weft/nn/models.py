@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from weft.core.config import Config
 from weft.core.errors import InputError, unknown
 from weft.nn.conv import GATConv, GCNConv, GINConv, SAGEConv, mlp
+from weft.nn.dense import Linear
 from weft.nn.norm import make_norm
 from weft.nn.view import View
 
@@ -55,17 +56,21 @@ class Stack(nn.Module):
         self.residual, self.activation = residual, activation
 
     def forward(self, views: Sequence[View], x: Tensor) -> Tensor:
-        for stage, (view, layer) in enumerate(zip(views, self.layers, strict=True)):
-            if self.training:
-                x = view.dropout(x, self.dropout if stage else self.input_dropout)
-            y = layer(view, x)
-            if stage + 1 < self.num_stages:
-                y = self.activation(self.norms[stage](view, y))
-                own = view.targets(x)
-                if self.residual and own.shape == y.shape:
-                    y = y + own
-            x = y
-        return x
+        x = views[0].dropout(x, self.input_dropout if self.training else 0.0)
+        for stage, layer in enumerate(self.layers[:-1]):
+            y = self.norms[stage](views[stage], layer(views[stage], x))
+            x = self._between(views[stage + 1], y, views[stage].targets(x))
+        logits: Tensor = self.layers[-1](views[-1], x)
+        return logits
+
+    def _between(self, view: View, y: Tensor, own: Tensor) -> Tensor:
+        """The next layer's input under its view, from this layer's normalised result and its own rows."""
+        p = self.dropout if self.training else 0.0
+        if self.residual and own.shape == y.shape:
+            return view.dropout(self.activation(y) + own, p)
+        if self.activation is torch.relu:
+            return view.dropout(y, p, relu=True)
+        return view.dropout(self.activation(y), p)
 
 
 class Decoupled(nn.Module):
@@ -127,7 +132,7 @@ def make_model(
             ]
         )
     widths = [in_width, *[hidden] * last, heads * out_width if model == "gat" else out_width]
-    update = mlp if model == "gin" else nn.Linear
+    update = mlp if model == "gin" else Linear
     updates = stack(
         [
             RowLayer(update(a, b, bias=stage == last or norm != "batch"), b)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.errors import InputError
+from weft.core.savings import ALL_SAVINGS, Savings
 from weft.nn.view import GraphView, Inputs, Norm, Origin, Reduce
 
 
@@ -66,8 +67,8 @@ class OutlineView(GraphView):
             raise InputError(self.no_block)
         return self._note(x, "block"), torch.empty(2, 0, dtype=torch.int64, device="meta"), len(x)
 
-    def _drop(self, x: Tensor, key: int, p: float) -> Tensor:
-        del key, p
+    def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
+        del key, p, relu
         return x.clone()
 
     def _note(
@@ -93,7 +94,7 @@ def outline(
     num_features: int,
     training: bool,
     view_type: type[GraphView] = GraphView,
-    reuse: bool = True,
+    savings: Savings = ALL_SAVINGS,
     num_classes: int | None = None,
 ) -> list[GraphOperation]:
     """The graph operations of one forward pass of `model` under views of `view_type`, in order.
@@ -106,7 +107,7 @@ def outline(
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     x = torch.empty(num_vertices, num_features, dtype=dtype, device="meta")
     operations: list[GraphOperation] = []
-    inputs = Inputs(rows=x, reuse=reuse)
+    inputs = Inputs(rows=x, savings=savings)
     twin = copy.deepcopy(model).to("meta").train(training)
     views = [OutlineView(view_type, operations, inputs) for _ in range(cast(int, model.num_stages))]
     try:

@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.core.meter import Meter
 from weft.core.random import key as make_key
+from weft.core.savings import ALL_SAVINGS, Savings
 from weft.data import Adjacency
 from weft.kernels import Scale, attend, keyed_dropout, spmm, spmm_max
 
@@ -56,8 +57,8 @@ class View(Protocol):
         """The number of rows that `total` sums."""
         ...
 
-    def dropout(self, x: Tensor, p: float) -> Tensor:
-        """Dropout whose mask depends on (seed, epoch, stage, call, vertex, column) alone."""
+    def dropout(self, x: Tensor, p: float, *, relu: bool = False) -> Tensor:
+        """Dropout whose mask depends on (seed, epoch, stage, call, vertex, column) alone; with relu, of max(x, 0)."""
         ...
 
     def cost(self, width: int, x: Tensor | None = None) -> float:
@@ -148,7 +149,7 @@ class Inputs:
     """The constant features of a run, and the aggregates of them that need to be computed only once."""
 
     rows: Tensor | None = None
-    reuse: bool = True
+    savings: Savings = ALL_SAVINGS
     kept: dict[Product, Tensor] = field(default_factory=dict)
 
 
@@ -183,7 +184,7 @@ class GraphView:
     ) -> Tensor:
         weighted = weighted and self.topology.adjacency.weight is not None
         product = Product(reduce, norm, weighted, steps)
-        if self.origin(x) != "inputs" or not self.inputs.reuse:
+        if self.origin(x) != "inputs" or not self.inputs.savings.reuse:
             return self._propagate(x, product)
         if product not in self.inputs.kept:
             with self.meter.during("setup"), torch.no_grad():
@@ -207,18 +208,20 @@ class GraphView:
     def total(self, x: Tensor) -> Tensor:
         return x.sum(0)
 
-    def dropout(self, x: Tensor, p: float) -> Tensor:
+    def dropout(self, x: Tensor, p: float, *, relu: bool = False) -> Tensor:
+        if relu and (p == 0 or not self.inputs.savings.fuse):
+            x, relu = torch.relu(x), False
         if p == 0:
             return x
         self._calls += 1
-        dropped = self._drop(x, make_key(self._key, self._calls), p)
+        dropped = self._drop(x, make_key(self._key, self._calls), p, relu)
         if self.origin(x) == "inputs":
             self._dropped = dropped
         return dropped
 
     def cost(self, width: int, x: Tensor | None = None) -> float:
-        origin = "rows" if x is None else self.origin(x)
-        if origin == "inputs" and self.inputs.reuse:
+        origin, savings = "rows" if x is None else self.origin(x), self.inputs.savings
+        if not savings.swap or (origin == "inputs" and savings.reuse):
             return 0
         unit: float = getattr(self.unit_cost, origin)
         return width * unit
@@ -232,8 +235,8 @@ class GraphView:
     def _propagate(self, x: Tensor, product: Product) -> Tensor:
         return self._product(x, product)
 
-    def _drop(self, x: Tensor, key: int, p: float) -> Tensor:
-        return keyed_dropout(x, self.topology.ids, key=key, p=p)
+    def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
+        return keyed_dropout(x, self.topology.ids, key=key, p=p, relu=relu)
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
         """The product on the columns at hand, counted forward and backward."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.comm import Group, sum_gradients
 from weft.core.random import key
+from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Trace
 from weft.data import Graph
 from weft.nn import GraphOperation, GraphView, Inputs, Topology, outline
@@ -42,12 +43,20 @@ class Strategy(ABC):
     """A full-graph placement. Subclasses say which rows a rank answers for and what view it has.
 
     graph: the whole graph. model: on the group's device. Both are the same on every rank.
-    reuse: aggregate the constant features once. InputError if the strategy cannot serve the number of ranks.
+    InputError if the strategy cannot serve the number of ranks.
     """
 
     view_type: ClassVar[type[GraphView]] = GraphView
 
-    def __init__(self, graph: Graph, model: nn.Module, group: Group, *, seed: int = 0, reuse: bool = True) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        model: nn.Module,
+        group: Group,
+        *,
+        seed: int = 0,
+        savings: Savings = ALL_SAVINGS,
+    ) -> None:
         self.graph, self.model, self.group, self.seed = graph, model, group, seed
         self.dtype = dtype_of(model)
         self.rows = self.place()
@@ -55,7 +64,7 @@ class Strategy(ABC):
         self.topology = Topology(graph.in_edges.cast(self.dtype).to(group.device), ids)
         assert graph.x is not None
         features = graph.x[self.rows.start : self.rows.stop].to(group.device, self.dtype)
-        self.inputs = Inputs(rows=features, reuse=reuse)
+        self.inputs = Inputs(rows=features, savings=savings)
 
     @abstractmethod
     def place(self) -> range:
@@ -68,7 +77,14 @@ class Strategy(ABC):
     @classmethod
     @abstractmethod
     def trace(
-        cls, model: nn.Module, shape: GraphShape, *, rank: int, size: int, training: bool, reuse: bool = True
+        cls,
+        model: nn.Module,
+        shape: GraphShape,
+        *,
+        rank: int,
+        size: int,
+        training: bool,
+        savings: Savings = ALL_SAVINGS,
     ) -> Trace:
         """What one training step, or one evaluation, of `model` does on `rank` of `size`.
 
@@ -76,7 +92,7 @@ class Strategy(ABC):
         """
 
     @classmethod
-    def operations(cls, model: nn.Module, shape: GraphShape, training: bool, reuse: bool) -> list[GraphOperation]:
+    def operations(cls, model: nn.Module, shape: GraphShape, training: bool, savings: Savings) -> list[GraphOperation]:
         """What `model` asks of this strategy's views in one forward pass, without what is computed only once."""
         asked = outline(
             model,
@@ -84,9 +100,9 @@ class Strategy(ABC):
             num_features=shape.num_features,
             training=training,
             view_type=cls.view_type,
-            reuse=reuse,
+            savings=savings,
         )
-        return [one for one in asked if not (reuse and one.origin == "inputs")]
+        return [one for one in asked if not (savings.reuse and one.origin == "inputs")]
 
     def steps(self, epoch: int) -> Sequence[Step]:
         """The training steps of an epoch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from weft.core.errors import InputError
+from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, Trace
 from weft.nn import GraphView
 from weft.strategies.base import GraphShape, Strategy
@@ -22,12 +23,19 @@ class Single(Strategy):
 
     @classmethod
     def trace(
-        cls, model: nn.Module, shape: GraphShape, *, rank: int = 0, size: int = 1, training: bool, reuse: bool = True
+        cls,
+        model: nn.Module,
+        shape: GraphShape,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        training: bool,
+        savings: Savings = ALL_SAVINGS,
     ) -> Trace:
         assert rank < size
         check_size(size)
         forward, backward = [], []
-        for operation in cls.operations(model, shape, training, reuse):
+        for operation in cls.operations(model, shape, training, savings):
             product = Operation(kind="aggregate", edges=shape.num_edges * operation.width * operation.steps)
             if operation.is_product:
                 forward.append(product)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Layout, cols_to_rows, column_layout, even_bounds, rows_to_cols, sum_over_ranks
+from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, Trace, all_reduce
 from weft.kernels import keyed_dropout
 from weft.nn import GraphOperation, GraphView, Product, UnitCost
@@ -62,11 +63,11 @@ class TensorView(GraphView):
             self.home.columns, self.topology.ids, key=key, p=p, first_column=self.home.column_range.start
         )
 
-    def _drop(self, x: Tensor, key: int, p: float) -> Tensor:
+    def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
         if self.origin(x) == "inputs":
             self._mask = key, p
         rows = self.home.rows
-        return keyed_dropout(x, self.topology.ids[rows.start : rows.stop], key=key, p=p)
+        return keyed_dropout(x, self.topology.ids[rows.start : rows.stop], key=key, p=p, relu=relu)
 
 
 class TensorParallel(Strategy):
@@ -93,12 +94,19 @@ class TensorParallel(Strategy):
 
     @classmethod
     def trace(
-        cls, model: nn.Module, shape: GraphShape, *, rank: int, size: int, training: bool, reuse: bool = True
+        cls,
+        model: nn.Module,
+        shape: GraphShape,
+        *,
+        rank: int,
+        size: int,
+        training: bool,
+        savings: Savings = ALL_SAVINGS,
     ) -> Trace:
         itemsize = dtype_of(model).itemsize
         forward: list[Operation] = []
         backward: list[Operation] = []
-        for operation in cls.operations(model, shape, training, reuse):
+        for operation in cls.operations(model, shape, training, savings):
             made = _operations(operation, shape, rank, size, itemsize)
             forward += made
             if operation.backward:

@@ -1,0 +1,48 @@
+"""Each saving changes nothing but time and memory: training with it left out gives the same numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from parity import Case, Session
+
+from weft.comm import Group
+from weft.core.savings import SAVINGS, Savings
+
+CASES = {
+    "constant": Case(model="gcn", layers=2, hidden=16),
+    "widening": Case(model="gcn", layers=3, hidden=16, input_dropout=0.3, weighted=True),
+    "narrowing": Case(model="sage", layers=2, hidden=3, norm="layer"),
+    "residual": Case(model="gin", layers=4, hidden=7, residual=True),
+    "attention": Case(model="gat", layers=2),
+    "decoupled": Case(model="gin", decoupled=True),
+}
+
+
+@pytest.mark.parametrize("saving", ["reuse", "swap", "fuse"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_same_losses(saving: str, case: Case) -> None:
+    plain = Session(replace(case, without=saving), "single", Group())
+    assert not getattr(plain.savings, saving)
+    saved = Session(case, "single", Group())
+    assert plain.losses(4) == pytest.approx(saved.losses(4), rel=1e-12, abs=1e-12)
+    for name, gradient in saved.gradients().items():
+        torch.testing.assert_close(plain.gradients()[name], gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_what_is_left_out_is_done() -> None:
+    """Without the kept aggregate, or in the dearer order, an epoch multiplies more."""
+    edges = {}
+    for without in ("", "reuse", "swap"):
+        session = Session(Case(model="gcn", layers=3, hidden=16, without=without), "single", Group())
+        session.losses(2)
+        edges[without] = session.meter.take("train").edges
+    assert edges[""] < edges["reuse"]
+    assert edges[""] < edges["swap"]
+
+
+def test_names() -> None:
+    assert Savings.without("reuse,pages") == Savings(reuse=False, pages=False)
+    assert SAVINGS == ("reuse", "swap", "fuse", "onednn", "pages")

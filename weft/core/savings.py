@@ -1,0 +1,33 @@
+"""What an epoch leaves out or does in fewer passes. All are exact; each can be switched off to see its worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Savings:
+    """Which savings are on.
+
+    reuse: aggregate constant features once, not every epoch.
+    swap: map rows before their aggregate where that moves fewer bytes.
+    fuse: ReLU and dropout in one pass.
+    onednn: maps of rows by oneDNN (weft.nn.dense).
+    pages: keep the memory that an epoch frees for the next one (weft.core.memory).
+    """
+
+    reuse: bool = True
+    swap: bool = True
+    fuse: bool = True
+    onednn: bool = True
+    pages: bool = True
+
+    @classmethod
+    def without(cls, names: str) -> Self:
+        """All of them but those named, separated by commas."""
+        return replace(cls(), **dict.fromkeys(filter(None, names.split(",")), False))
+
+
+ALL_SAVINGS = Savings()
+SAVINGS = tuple(spec.name for spec in fields(Savings))
