@@ -45,12 +45,18 @@ struct SpmmRows {
   }
 };
 
+// Every row and every column by a family of loops over rows.
+template <class Family, class Arguments>
+void for_rows(const int64_t* indptr, int64_t num_rows, const Arguments& a) {
+  for_blocks<kLanes<typename Family::Scalar>>(
+      indptr, num_rows, a.width, a.num_threads, [&](int64_t first, int64_t end, int64_t from, int64_t to) {
+        for_columns<Family>(from, to, [&](auto run, Columns columns) { run(a, first, end, columns); });
+      });
+}
+
 template <class T, class I, bool kWeight, bool kNeighbour>
 void spmm_as(const Spmm<T, I>& a) {
-  for_row_blocks(a.indptr, a.num_rows, a.num_threads, [&](int64_t first, int64_t end) {
-    for_columns<SpmmRows<T, I, kWeight, kNeighbour>>(0, a.width,
-                                                     [&](auto run, Columns columns) { run(a, first, end, columns); });
-  });
+  for_rows<SpmmRows<T, I, kWeight, kNeighbour>>(a.indptr, a.num_rows, a);
 }
 
 template <class T, class I>
@@ -101,9 +107,7 @@ struct MaxRows {
 
 template <class T, class I>
 void spmm_max(const SpmmMax<T, I>& a) {
-  for_row_blocks(a.indptr, a.num_rows, a.num_threads, [&](int64_t first, int64_t end) {
-    for_columns<MaxRows<T, I>>(0, a.width, [&](auto run, Columns columns) { run(a, first, end, columns); });
-  });
+  for_rows<MaxRows<T, I>>(a.indptr, a.num_rows, a);
 }
 
 template <class T, class I>
@@ -135,9 +139,7 @@ struct MaxBackwardRows {
 
 template <class T, class I>
 void spmm_max_backward(const SpmmMaxBackward<T, I>& a) {
-  for_row_blocks(a.indptr_t, a.num_sources, a.num_threads, [&](int64_t first, int64_t end) {
-    for_columns<MaxBackwardRows<T, I>>(0, a.width, [&](auto run, Columns columns) { run(a, first, end, columns); });
-  });
+  for_rows<MaxBackwardRows<T, I>>(a.indptr_t, a.num_sources, a);
 }
 
 }  // namespace weft::WEFT_ISA

@@ -120,35 +120,75 @@ WEFT_INLINE void for_columns(int64_t begin, int64_t end, Visit visit) {
   }
 }
 
-// The first row at or after which `cost` entries-and-rows have passed.
-WEFT_INLINE int64_t row_at(const int64_t* indptr, int64_t num_rows, int64_t cost) {
-  int64_t low = 0, high = num_rows;
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (indptr[middle] + middle < cost) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 // As many of the threads as get work worth waking them for.
 WEFT_INLINE int useful_threads(int64_t num_tasks, int num_threads) {
   return num_tasks < num_threads ? static_cast<int>(num_tasks) : num_threads;
 }
 
-// Calls body(first_row, end_row) for blocks of about equally many entries, dealt to threads as they come free.
+// Rows in blocks of about equal cost, the number of entries and rows; row r begins at cost indptr[r] + r.
+struct RowBlocks {
+  const int64_t* indptr;
+  const int64_t num_rows, cost, num_blocks;
+
+  RowBlocks(const int64_t* row_ends, int64_t rows, int num_threads)
+      : indptr(row_ends), num_rows(rows), cost(row_ends[rows] + rows), num_blocks(count(cost, num_threads)) {}
+
+  static int64_t count(int64_t cost, int num_threads) {
+    const int64_t finest = cost / 2048 + 1, wanted = int64_t{64} * num_threads;
+    return finest < wanted ? finest : wanted;
+  }
+
+  int64_t begin(int64_t block) const { return cost * block / num_blocks; }
+
+  // The first row that begins in or after a block.
+  int64_t row(int64_t block) const {
+    int64_t low = 0, high = num_rows;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (indptr[middle] + middle < begin(block)) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
+  // The first block that begins after a row does.
+  int64_t block_after(int64_t row) const {
+    const int64_t at = indptr[row] + row;
+    int64_t block = at * num_blocks / cost;
+    while (begin(block) <= at) ++block;
+    return block;
+  }
+};
+
+// Calls body(first_row, end_row) for every block, dealt to threads as they come free.
 template <class Body>
 WEFT_INLINE void for_row_blocks(const int64_t* indptr, int64_t num_rows, int num_threads, Body body) {
-  const int64_t cost = indptr[num_rows] + num_rows;
-  const int64_t finest = cost / 2048 + 1, wanted = int64_t{64} * num_threads;
-  const int64_t num_blocks = finest < wanted ? finest : wanted;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(useful_threads(num_blocks, num_threads))
-  for (int64_t block = 0; block < num_blocks; ++block) {
-    body(row_at(indptr, num_rows, cost * block / num_blocks),
-         row_at(indptr, num_rows, cost * (block + 1) / num_blocks));
+  const RowBlocks blocks(indptr, num_rows, num_threads);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(useful_threads(blocks.num_blocks, num_threads))
+  for (int64_t block = 0; block < blocks.num_blocks; ++block) body(blocks.row(block), blocks.row(block + 1));
+}
+
+// Calls body(first_row, end_row, first_column, end_column). A hub, a row that fills blocks by itself, has its columns
+// dealt to these blocks, so that it holds up no thread; each column's sum stays in one thread and in its order.
+template <int kColumns, class Body>
+WEFT_INLINE void for_blocks(const int64_t* indptr, int64_t num_rows, int64_t width, int num_threads, Body body) {
+  const RowBlocks blocks(indptr, num_rows, num_threads);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(useful_threads(blocks.num_blocks, num_threads))
+  for (int64_t block = 0; block < blocks.num_blocks; ++block) {
+    const int64_t first = blocks.row(block), end = blocks.row(block + 1);
+    if (end == 0) continue;
+    const int64_t last = end - 1, before = blocks.block_after(last), parts = blocks.block_after(end) - before;
+    if (parts < 2) {
+      body(first, end, 0, width);
+      continue;
+    }
+    if (first < last) body(first, last, 0, width);
+    const int64_t vectors = (width + kColumns - 1) / kColumns, part = block + 1 - before;
+    const int64_t from = vectors * part / parts * kColumns, to = vectors * (part + 1) / parts * kColumns;
+    body(last, end, from, to < width ? to : width);
   }
 }
 

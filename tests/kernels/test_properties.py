@@ -56,6 +56,24 @@ def test_edge_order_does_not_matter(adj, width, dtype, seed):
         assert_same_bits(case.run(ops, one, dtype), case.run(ops, two, dtype))
 
 
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("hubs", [[0], [19], [4, 5], [0, 9, 19]])
+@pytest.mark.parametrize("width", [1, 7, 33, 300])
+def test_hubs_whose_columns_are_dealt_out(width, hubs):
+    """Rows that are larger than many blocks, first, last and side by side: forward, backward, and the same bits."""
+    target = torch.cat([torch.arange(20).repeat(8), *(torch.full((30_000,), hub) for hub in hubs)])
+    source = torch.randint(200, (len(target),), generator=torch.Generator().manual_seed(1))
+    weight = torch.rand(len(target), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    adj = Adjacency.from_edges(source, target, num_sources=200, num_targets=20, weight=weight)
+    for case in (spmm_case(adj, width, source=True, target=True, loop=False, weighted=True), max_case(adj, width)):
+        found = case.run(ops, adj, torch.float64)
+        for ours, true in zip(found, case.run(reference, adj, torch.float64), strict=True):
+            torch.testing.assert_close(ours, true, rtol=1e-11, atol=1e-10)
+        torch.set_num_threads(1)
+        assert_same_bits(found, case.run(ops, adj, torch.float64))
+        torch.set_num_threads(2)
+
+
 @pytest.mark.usefixtures("two_threads", "backend")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_threads_do_not_matter(dtype):
