@@ -4,25 +4,26 @@
 
 Every contender lives in a process of its own, with that library's own settings, and they take turns (A B C A B C ...),
 so that a machine that slows down slows all of them and peak memory is each one's own. Logits are compared first, and no
-ratio is reported where they differ. An epoch is forward, loss, backward and Adam.
+ratio is reported where they differ. An epoch is forward, loss, backward and Adam. The first rounds warm up and do not
+count.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
 import resource
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-from kernels import machine
+from kernels import save
+from processes import ask, start, take_turns
 from torch import Tensor, nn
 
 import weft
@@ -35,23 +36,17 @@ Forward = Callable[[], Tensor]
 def main() -> None:
     options = parse()
     names = options.contenders.split(",")
-    context = multiprocessing.get_context("spawn")
-    pipes: dict[str, Connection] = {}
-    for name in names:
-        pipes[name], child = context.Pipe()
-        context.Process(target=contend, args=(name, vars(options), child), daemon=True).start()
+    pipes = {name: start(contend, name, vars(options)) for name in names}
     facts = {name: pipe.recv() for name, pipe in pipes.items()}
     absent = [name for name in names if facts[name].get("absent")]
-    present = [name for name in names if name not in absent]
+    present = {name: pipe for name, pipe in pipes.items() if name not in absent}
     differ = [name for name in present if difference(facts[name], facts["weft"]) > TOLERANCE]
-    for _ in range(options.rounds):
-        for name in present:
-            pipes[name].send("epoch")
-            facts[name].setdefault("seconds", []).append(pipes[name].recv())
-    for name in present:
-        pipes[name].send("end")
-        facts[name]["peak_bytes"] = pipes[name].recv()
-    report(options, facts, present, absent, differ)
+    take_turns(present, options.warmups)
+    for name, seconds in take_turns(present, options.rounds).items():
+        facts[name]["seconds"] = seconds
+    for name, pipe in present.items():
+        facts[name]["peak_bytes"] = ask(pipe, "peak")
+    report(options, facts, list(present), absent, differ)
 
 
 def parse() -> argparse.Namespace:
@@ -61,6 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--contenders", default="weft,pyg-csr,pyg-edges,dgl", help="weft-without-reuse is an ablation")
+    parser.add_argument("--warmups", type=int, default=3, help="rounds before those that count")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
@@ -74,7 +70,10 @@ def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> float:
 
 
 def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
-    """One contender's process: answers 'epoch' with seconds and 'end' with its peak memory above the loaded graph."""
+    """One contender's process: tells its logits and its graph, then answers questions until its parent ends.
+
+    'epoch' gives seconds, 'peak' the most memory so far above that of the loaded graph.
+    """
     torch.set_num_threads(options["threads"])
     graph = load(options["graph"])
     torch.manual_seed(0)
@@ -89,13 +88,21 @@ def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
         pipe.send({"absent": True})
         return
     rows = torch.linspace(0, graph.num_vertices - 1, 200).long()
-    pipe.send({"logits": logits().detach()[rows].tolist()})
-    epoch()
-    while pipe.recv() == "epoch":
-        start = time.perf_counter()
-        epoch()
-        pipe.send(time.perf_counter() - start)
-    pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base)
+    size = {"vertices": graph.num_vertices, "edges": graph.num_edges, "features": widths[0], "classes": widths[1]}
+    pipe.send({"logits": logits().detach()[rows].tolist(), "graph": size})
+    answers: dict[str, Callable[[], Any]] = {
+        "epoch": lambda: seconds_of(epoch),
+        "peak": lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base,
+    }
+    with suppress(EOFError):
+        while True:
+            pipe.send(answers[pipe.recv()]())
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
 
 
 def load(name: str) -> Graph:
@@ -109,7 +116,7 @@ def load(name: str) -> Graph:
 
 
 def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def run_weft(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:
@@ -256,7 +263,12 @@ def report(
     differ: list[str],
 ) -> None:
     """Prints and, if asked, writes seconds, ratios pair by pair, and memory."""
-    print(f"{options.model} on {options.graph}, {options.threads} threads", flush=True)
+    size = facts["weft"]["graph"]
+    print(
+        f"{options.model} on {options.graph} ({', '.join(f'{count} {name}' for name, count in size.items())}), "
+        f"{options.threads} threads",
+        flush=True,
+    )
     ours = facts["weft"]["seconds"]
     for name in present:
         seconds = facts[name]["seconds"]
@@ -273,12 +285,11 @@ def report(
     if absent:
         print(f"not here: {', '.join(absent)}")
     if options.out:
-        for fact in facts.values():
-            fact.pop("logits", None)
-        path = Path(__file__).parent / "results" / f"{options.out}.json"
-        path.parent.mkdir(exist_ok=True)
-        content = {"machine": machine(), "options": vars(options), "contenders": facts, "differ": differ}
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        contenders = {
+            name: {key: value for key, value in fact.items() if key not in ("logits", "graph")}
+            for name, fact in facts.items()
+        }
+        save(options.out, {"options": vars(options), "graph": size, "contenders": contenders, "differ": differ})
 
 
 if __name__ == "__main__":

@@ -58,9 +58,7 @@ def main() -> None:
             rows.append(measure(kind, width, PRODUCTS[kind](graph, width), options.rounds))
             print(line(rows[-1]), flush=True)
     if options.out:
-        path = Path(__file__).parent / "results" / f"{options.out}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"machine": machine(), "options": vars(options), "rows": rows}, indent=1) + "\n")
+        save(options.out, {"options": vars(options), "rows": rows})
 
 
 def parse() -> argparse.Namespace:
@@ -213,6 +211,13 @@ def line(row: dict[str, Any]) -> str:
         low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
         verdict = f"  {middle:.2f}x ({low:.2f} to {high:.2f}) over {row['best_rival']}"
     return f"{row['product']:>9} {row['width']:>4}: {times}{verdict}"
+
+
+def save(name: str, content: dict[str, Any]) -> None:
+    """Writes results/NAME.json: the machine and what was measured on it."""
+    path = Path(__file__).parent / "results" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"machine": machine(), **content}, indent=1) + "\n")
 
 
 def machine() -> dict[str, Any]:

@@ -1,0 +1,29 @@
+"""Contenders in processes of their own, which take turns."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+def start(target: Callable[..., None], *arguments: Any) -> Connection:
+    """A process of its own for `target(*arguments, pipe)`, and the pipe to it: it breaks where the process ends."""
+    context = multiprocessing.get_context("spawn")
+    pipe, child = context.Pipe()
+    context.Process(target=target, args=(*arguments, child), daemon=True).start()
+    child.close()
+    return pipe
+
+
+def ask(pipe: Connection, question: Any) -> Any:
+    """A process's answer."""
+    pipe.send(question)
+    return pipe.recv()
+
+
+def take_turns(pipes: dict[str, Connection], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each process's epochs, one process after the other: A B C A B C ..."""
+    turns = [{name: ask(pipe, "epoch") for name, pipe in pipes.items()} for _ in range(rounds)]
+    return {name: [turn[name] for turn in turns] for name in pipes}
