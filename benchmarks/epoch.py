@@ -5,7 +5,7 @@
 Every contender lives in a process of its own, with that library's own settings, and they take turns (A B C A B C ...),
 so that a machine that slows down slows all of them and peak memory is each one's own. Logits are compared first, and no
 ratio is reported where they differ. An epoch is forward, loss, backward and Adam. The first rounds warm up and do not
-count.
+count. --operations tells what weft's epoch consists of, in further epochs under PyTorch's profiler.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from typing import Any
 
 import torch
 from kernels import save
+from operations import profile, table
 from processes import ask, start, take_turns
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 import weft
 from weft.core.memory import peak_memory_bytes
@@ -47,6 +49,8 @@ def main() -> None:
         facts[name]["seconds"] = seconds
     for name, pipe in present.items():
         facts[name]["peak_bytes"] = ask(pipe, "peak")
+    if options.operations:
+        facts["weft"]["profile"] = ask(pipes["weft"], "profile")
     report(options, facts, list(present), absent, differ)
 
 
@@ -59,6 +63,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--contenders", default="weft,pyg-csr,pyg-edges,dgl", help="weft-without-reuse is an ablation")
     parser.add_argument("--warmups", type=int, default=3, help="rounds before those that count")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--operations", action="store_true", help="what weft's epoch consists of")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
     return parser.parse_args()
@@ -73,7 +78,7 @@ def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> float:
 def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
     """One contender's process: tells its logits and its graph, then answers questions until its parent ends.
 
-    'epoch' gives seconds, 'peak' the most memory so far above that of the loaded graph.
+    'epoch' gives seconds, 'peak' the most memory so far above that of the loaded graph, 'profile' weft's operations.
     """
     torch.set_num_threads(options["threads"])
     graph = load(options["graph"])
@@ -96,6 +101,7 @@ def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
     answers: dict[str, Callable[[], Any]] = {
         "epoch": lambda: seconds_of(epoch),
         "peak": lambda: peak_memory_bytes() - base,
+        "profile": lambda: profile(epoch),
     }
     with suppress(EOFError):
         while True:
@@ -139,7 +145,8 @@ def run_weft(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], ob
     def epoch() -> None:
         optimizer.zero_grad()
         logits = strategy.forward(Step(epoch=0, training=True))
-        _, grad = task.loss(logits)
+        with record_function("loss"):
+            _, grad = task.loss(logits)
         strategy.backward(logits, grad)
         optimizer.step()
 
@@ -287,6 +294,8 @@ def report(
         print(text)
     if absent:
         print(f"not here: {', '.join(absent)}")
+    if options.operations:
+        print(table(facts["weft"]["profile"], statistics.median(ours)))
     if options.out:
         contenders = {
             name: {key: value for key, value in fact.items() if key not in ("logits", "graph")}

@@ -1,0 +1,100 @@
+"""What an epoch consists of: PyTorch's profiler, its names put into groups that a person asks about."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.autograd.profiler_util import FunctionEvent
+
+EPOCHS = 3
+LISTED_SHARE = 0.01  # of an epoch: names above it are listed with their group
+
+# Everything that runs within these is theirs, whatever it is called.
+PHASES = {"loss": r"loss", "optimiser": r"Optimizer\..*"}
+
+# Names without what PyTorch puts in front (aten::, autograd::engine::evaluate_function:). The first that fits counts.
+GROUPS = {
+    "sparse product, forward": r"_Spmm(Max)?",
+    "sparse product, backward": r"_Spmm(Max)?Backward",
+    "attention, forward": r"_Attend",
+    "attention, backward": r"_AttendBackward",
+    "activation and dropout": r"_?(relu|threshold|elu|leaky_relu|clamp_min)\w*|_\w*Dropout(Backward)?"
+    r"|(Relu|Elu|LeakyRelu)Backward\d",
+    "dense products": r"(add)?mm|(add)?bmm|matmul|linear|conv2d|_?convolution\w*|\w*mkldnn\w*|_Convolution(Backward)?"
+    r"|(Add)?MmBackward\d|BmmBackward\d",
+    "copies and fills": r"copy_|clone|contiguous|to|_to_copy|cat|stack|fill_|zero_|zeros\w*|ones\w*|index_select|index"
+    r"|(Clone|Cat|Copy|ToCopy)\w*Backward\d",
+    "sums and scaling": r"(add|sub|mul|div|sum|mean|sqrt|rsqrt|square|neg)_?|(Add|Mul|Div|Sum|Mean)Backward\d",
+}
+PREFIX = re.compile(r"^(autograd::engine::evaluate_function: )?(torch::autograd::|aten::)?")
+
+
+def profile(epoch: Callable[[], object]) -> dict[str, Any]:
+    """Seconds of an epoch under the profiler; of each group, the most first, its seconds and calls in an epoch.
+
+    Time counts for the innermost operation. What Python does between operations is a group of its own.
+    """
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        start = perf_counter()
+        for _ in range(EPOCHS):
+            epoch()
+        total = perf_counter() - start
+    seconds: dict[str, float] = defaultdict(float)
+    calls: dict[str, int] = defaultdict(int)
+    names: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for event in profiler.events():
+        group = group_of(event)
+        seconds[group] += event.self_cpu_time_total / 1e6
+        calls[group] += event.cpu_parent is None or group_of(event.cpu_parent) != group
+        names[group][event.name] += event.self_cpu_time_total / 1e6
+    seconds["between operations"] = total - sum(seconds.values())
+    return {
+        "epochs": EPOCHS,
+        "seconds": total / EPOCHS,
+        "operations": [
+            {
+                "name": group,
+                "share": spent / total,
+                "seconds": spent / EPOCHS,
+                "calls": calls[group] / EPOCHS,
+                "names": {name: part / total for name, part in most(names[group]) if part / total > LISTED_SHARE},
+            }
+            for group, spent in most(seconds)
+        ],
+    }
+
+
+def most(seconds: dict[str, float]) -> list[tuple[str, float]]:
+    """Names and seconds, the most first."""
+    return sorted(seconds.items(), key=itemgetter(1), reverse=True)
+
+
+def group_of(event: FunctionEvent) -> str:
+    """The outermost phase that an event is in; else the group of the nearest event around it that has one."""
+    names = [PREFIX.sub("", name) for name in around(event)]
+    phases = [phase for name in names for phase, pattern in PHASES.items() if re.fullmatch(pattern, name)]
+    groups = [group for name in names for group, pattern in GROUPS.items() if re.fullmatch(pattern, name)]
+    return next(iter(phases[-1:] + groups), "other")
+
+
+def around(event: FunctionEvent | None) -> Iterator[str]:
+    """The names of an event and of those it runs in, from the inside out."""
+    while event is not None:
+        yield event.name
+        event = event.cpu_parent
+
+
+def table(found: dict[str, Any], unprofiled: float) -> str:
+    """A profile as text, beside the seconds of an epoch without the profiler; what is in 'other' by name."""
+    lines = [f"weft's epoch: {found['seconds']:.4f} s under the profiler, {unprofiled:.4f} s without"]
+    for row in found["operations"]:
+        lines.append(f"{row['name']:26} {row['share']:6.1%} {row['seconds'] * 1e3:10.2f} ms {row['calls']:6.1f} calls")
+        if row["name"] == "other":
+            lines += [f"    {name} {share:.1%}" for name, share in row["names"].items()]
+    return "\n".join(lines)
