@@ -226,7 +226,6 @@ def run_dgl(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], obj
     blocks = dgl.graph((source, target), num_nodes=graph.num_vertices)
     if not sage:
         blocks = dgl.add_self_loop(dgl.remove_self_loop(blocks))
-    blocks = blocks.formats(["csr", "csc"])
     blocks.create_formats_()
     layers: list[nn.Module] = []
     for ours in model.layers:
