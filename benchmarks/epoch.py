@@ -134,10 +134,13 @@ def run_weft(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], ob
     from weft.core.memory import keep_pages
     from weft.core.savings import Savings
     from weft.engine.metrics import NodeTask
+    from weft.nn import use_onednn
     from weft.strategies import Step, get_strategy
 
-    keep_pages()
     savings = Savings.without(name.partition("-without-")[2])
+    use_onednn(savings.onednn)
+    if savings.pages:
+        keep_pages()
     strategy = get_strategy("single")(graph, model, Group(), savings=savings)
     task = NodeTask(graph, strategy.rows, torch.device("cpu"))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
