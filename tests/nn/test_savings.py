@@ -10,6 +10,7 @@ from parity import Case, Session
 
 from weft.comm import Group
 from weft.core.savings import SAVINGS, Savings
+from weft.kernels import spmm
 
 CASES = {
     "constant": Case(model="gcn", layers=2, hidden=16),
@@ -18,10 +19,12 @@ CASES = {
     "residual": Case(model="gin", layers=4, hidden=7, residual=True),
     "attention": Case(model="gat", layers=2),
     "decoupled": Case(model="gin", decoupled=True),
+    "sparse": Case(model="sage", layers=2, sparse=True),
+    "sparse, decoupled": Case(model="gcn", decoupled=True, sparse=True),
 }
 
 
-@pytest.mark.parametrize("saving", ["reuse", "swap", "fuse"])
+@pytest.mark.parametrize("saving", ["reuse", "swap", "sparse", "fuse"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_same_losses(saving: str, case: Case) -> None:
     plain = Session(replace(case, without=saving), "single", Group())
@@ -43,6 +46,20 @@ def test_what_is_left_out_is_done() -> None:
     assert edges[""] < edges["swap"]
 
 
+@pytest.mark.parametrize(("model", "maps"), [("gcn", 1), ("sage", 2), ("gat", 1)])
+def test_sparse_features_are_mapped_by_their_nonzeros(model: str, maps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr("weft.nn.view.spmm", lambda adj, x, **options: seen.append(adj) or spmm(adj, x, **options))
+    for without in ("", "sparse"):
+        seen.clear()
+        session = Session(Case(model=model, layers=2, sparse=True, without=without), "single", Group())
+        session.step(0)
+        inputs = session.strategy.inputs
+        assert sum(adj.num_sources == 300 for adj in seen) == (maps if not without else 0)
+        assert bool(inputs.kept) == (model != "gat" and without == "sparse")
+    assert not Session(Case(model=model), "single", Group()).strategy.inputs.sparse
+
+
 def test_names() -> None:
     assert Savings.without("reuse,pages") == Savings(reuse=False, pages=False)
-    assert SAVINGS == ("reuse", "swap", "fuse", "onednn", "pages")
+    assert SAVINGS == ("reuse", "swap", "sparse", "fuse", "onednn", "pages")

@@ -42,10 +42,11 @@ class Case:
     multilabel: bool = False
     without: str = ""
     frozen: bool = False
+    sparse: bool = False
     order: str = "none"
 
     def build(self) -> tuple[Graph, Stack | nn.Module]:
-        graph = make_graph(self.num_vertices, weighted=self.weighted, multilabel=self.multilabel)
+        graph = make_graph(self.num_vertices, weighted=self.weighted, multilabel=self.multilabel, sparse=self.sparse)
         torch.manual_seed(5)
         model = make_model(
             self.model,
@@ -78,6 +79,8 @@ def cases() -> list[Case]:
     found.append(Case(model="gcn", weighted=True, input_dropout=0.3, hidden=4, layers=2))
     found.append(Case(model="sage", frozen=True, layers=2))
     found.append(Case(model="gcn", decoupled=True, norm="layer", multilabel=True, layers=4))
+    found += [Case(model=model, sparse=True, layers=2) for model in MODELS]
+    found.append(Case(model="sage", sparse=True, decoupled=True))
     found.append(Case(model="gat", hidden=20, heads=5, layers=3, norm="layer"))  # heads that no P in 2..4 divides
     found.append(Case(model="gcn", order="bfs", weighted=True, input_dropout=0.3, layers=2))
     found.append(Case(model="sage", order="degree", input_dropout=0.3, norm="batch", multilabel=True))
@@ -85,8 +88,11 @@ def cases() -> list[Case]:
     return found
 
 
-def make_graph(num_vertices: int, *, weighted: bool = False, multilabel: bool = False) -> Graph:
-    """A directed graph with self loops, duplicate edges and, where there is room, an isolated vertex."""
+def make_graph(num_vertices: int, *, weighted: bool = False, multilabel: bool = False, sparse: bool = False) -> Graph:
+    """A directed graph with self loops, duplicate edges and, where there is room, an isolated vertex.
+
+    sparse: of 300 features, 5 of a vertex are not zero.
+    """
     random = torch.Generator().manual_seed(3)
     linked = max(num_vertices - 1, 1)
     source = torch.randint(0, linked, (5 * num_vertices,), generator=random)
@@ -102,11 +108,16 @@ def make_graph(num_vertices: int, *, weighted: bool = False, multilabel: bool = 
         target,
         num_vertices=num_vertices,
         weight=torch.rand(len(source), generator=random) + 0.1 if weighted else None,
-        x=torch.randn(num_vertices, 7, generator=random),
+        x=torch.randn(num_vertices, 7, generator=random) if not sparse else sparse_features(num_vertices, random),
         y=labels.float() if multilabel else labels,
         train_mask=train,
         val_mask=~train,
     )
+
+
+def sparse_features(num_vertices: int, random: torch.Generator) -> Tensor:
+    columns = torch.randint(0, 300, (num_vertices, 5), generator=random)
+    return torch.zeros(num_vertices, 300).scatter_(1, columns, torch.randn(columns.shape, generator=random))
 
 
 class Session:

@@ -12,6 +12,7 @@ class Savings:
 
     reuse: aggregate constant features once, not every epoch.
     swap: map rows before their aggregate where that moves fewer bytes.
+    sparse: map constant features by their nonzeros where there are few.
     fuse: ReLU and dropout in one pass.
     onednn: maps of rows by oneDNN (weft.nn.dense).
     pages: keep the memory that an epoch frees for the next one (weft.core.memory).
@@ -19,6 +20,7 @@ class Savings:
 
     reuse: bool = True
     swap: bool = True
+    sparse: bool = True
     fuse: bool = True
     onednn: bool = True
     pages: bool = True

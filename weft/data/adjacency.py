@@ -70,6 +70,13 @@ class Adjacency:
             weight = weight.cpu().index_select(0, edge_ids)
         return cls(indptr=indptr, indices=indices, num_sources=num_sources, weight=weight).to(source.device)
 
+    @classmethod
+    def from_dense(cls, matrix: Tensor) -> Adjacency:
+        """The nonzeros of a matrix [n, s] as weights: column s is a source, row n a target."""
+        target, source = matrix.nonzero(as_tuple=True)
+        weight = matrix[target, source]
+        return cls.from_edges(source, target, num_sources=matrix.shape[1], num_targets=len(matrix), weight=weight)
+
     @property
     def num_targets(self) -> int:
         return len(self.indptr) - 1

@@ -24,17 +24,17 @@ class LinearConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
 
     def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
-        own = self.own(view.targets(x))
+        own = self.own(view, view.targets(x))
         if self.weight is None:
             return plus(self.aggregate(view, x, steps), own)
-        if view.cost(self.out_width) < view.cost(self.in_width, x):
-            return plus(self.aggregate(view, linear(x, self.weight), steps), own)
+        if view.maps_first(x, self.out_width):
+            return plus(self.aggregate(view, view.linear(x, self.weight), steps), own)
         return linear(self.aggregate(view, x, steps), self.weight, own)
 
     def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
         raise NotImplementedError
 
-    def own(self, x: Tensor) -> Tensor | None:  # noqa: ARG002
+    def own(self, view: View, x: Tensor) -> Tensor | None:  # noqa: ARG002
         """What is added to the mapped aggregate: the bias, or more that own rows [n, in_width] contribute."""
         return self.bias
 
@@ -56,8 +56,8 @@ class SAGEConv(LinearConv):
     def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
         return view.propagate(x, reduce="mean", steps=steps)
 
-    def own(self, x: Tensor) -> Tensor:
-        return plus(x, self.bias) if self.weight_self is None else linear(x, self.weight_self, self.bias)
+    def own(self, view: View, x: Tensor) -> Tensor:
+        return plus(x, self.bias) if self.weight_self is None else view.linear(x, self.weight_self, self.bias)
 
 
 class GINConv(nn.Module):
@@ -103,7 +103,7 @@ class GATConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
 
     def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
-        h = x if self.weight is None else linear(x, self.weight)
+        h = x if self.weight is None else view.linear(x, self.weight)
         vectors = [torch.block_diag(*a[:, :, None]) for a in (self.attention_src, self.attention_dst)]
         logit_src, logit_dst = linear(h, torch.cat(vectors, 1)).split(self.heads, 1)
         a = view.attend(h, logit_src, view.targets(logit_dst), slope=self.slope, steps=steps)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from weft.core.errors import InputError
 from weft.core.savings import ALL_SAVINGS, Savings
+from weft.nn.dense import linear
 from weft.nn.view import GraphView, Inputs, Norm, Origin, Reduce
 
 
@@ -38,6 +39,7 @@ class OutlineView(GraphView):
 
     def __init__(self, view_type: type[GraphView], operations: list[GraphOperation], inputs: Inputs) -> None:
         self.unit_cost, self.no_block = view_type.unit_cost, view_type.no_block
+        self.sparse_first = view_type.sparse_first
         self.operations = operations
         self.inputs = inputs
         self._key = self._calls = 0
@@ -67,6 +69,9 @@ class OutlineView(GraphView):
             raise InputError(self.no_block)
         return self._note(x, "block"), torch.empty(2, 0, dtype=torch.int64, device="meta"), len(x)
 
+    def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
+        return linear(x, weight, added)
+
     def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
         del key, p, relu
         return x.clone()
@@ -95,6 +100,7 @@ def outline(
     training: bool,
     view_type: type[GraphView] = GraphView,
     savings: Savings = ALL_SAVINGS,
+    sparse_first: bool = False,
     num_classes: int | None = None,
 ) -> list[GraphOperation]:
     """The graph operations of one forward pass of `model` under views of `view_type`, in order.
@@ -107,7 +113,7 @@ def outline(
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     x = torch.empty(num_vertices, num_features, dtype=dtype, device="meta")
     operations: list[GraphOperation] = []
-    inputs = Inputs(rows=x, savings=savings)
+    inputs = Inputs(rows=x, savings=savings, sparse_first=sparse_first)
     twin = copy.deepcopy(model).to("meta").train(training)
     views = [OutlineView(view_type, operations, inputs) for _ in range(cast(int, model.num_stages))]
     try:

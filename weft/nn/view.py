@@ -16,6 +16,7 @@ from weft.core.random import key as make_key
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.data import Adjacency
 from weft.kernels import Scale, attend, keyed_dropout, spmm, spmm_max
+from weft.nn.dense import linear
 
 Reduce = Literal["sum", "mean", "max"]
 Norm = Literal["gcn"] | None
@@ -61,11 +62,12 @@ class View(Protocol):
         """Dropout whose mask depends on (seed, epoch, stage, call, vertex, column) alone; with relu, of max(x, 0)."""
         ...
 
-    def cost(self, width: int, x: Tensor | None = None) -> float:
-        """What propagating `width` columns costs a training step, in the view's own unit.
+    def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
+        """`x W` and what is added to it, rows or one bias, as weft.nn.linear; constant features may be sparse."""
+        ...
 
-        Of `x` if given, which may be constant, else of rows that need a gradient.
-        """
+    def maps_first(self, x: Tensor, out_width: int) -> bool:
+        """Whether mapping x to `out_width` columns before their aggregate costs a training step less than after it."""
         ...
 
 
@@ -146,17 +148,30 @@ class Topology:
 
 @dataclass(kw_only=True)
 class Inputs:
-    """The constant features of a run, and the aggregates of them that need to be computed only once."""
+    """The constant features of a run, and what of them needs to be computed only once.
+
+    sparse: so few are not zero that maps go by those. sparse_first: and are dearer after an aggregate.
+    """
 
     rows: Tensor | None = None
     savings: Savings = ALL_SAVINGS
+    sparse: bool = False
+    sparse_first: bool = False
     kept: dict[Product, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def nonzeros(self) -> Adjacency:
+        """The rows as a sparse matrix."""
+        assert self.rows is not None
+        return Adjacency.from_dense(self.rows)
 
 
 class GraphView:
     """The view of one device that holds every row and every edge."""
 
     unit_cost = UnitCost(inputs=1, dropped=1, rows=2)
+    sparse_first = True
+    """Whether the kept aggregate of constant features may be given up for maps by their nonzeros."""
     no_block = ""
     """Why a layer cannot have the edges themselves, where it cannot."""
 
@@ -219,12 +234,21 @@ class GraphView:
             self._dropped = dropped
         return dropped
 
-    def cost(self, width: int, x: Tensor | None = None) -> float:
-        origin, savings = "rows" if x is None else self.origin(x), self.inputs.savings
-        if not savings.swap or (origin == "inputs" and savings.reuse):
-            return 0
+    def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
+        inputs = self.inputs
+        if not (inputs.sparse and self.origin(x) == "inputs"):
+            return linear(x, weight, added)
+        y = spmm(inputs.nonzeros, weight, weighted=True)
+        return y if added is None else y.add_(added)
+
+    def maps_first(self, x: Tensor, out_width: int) -> bool:
+        origin, inputs = self.origin(x), self.inputs
+        if not inputs.savings.swap:
+            return False
+        if origin == "inputs" and inputs.savings.reuse:
+            return self.sparse_first and inputs.sparse_first
         unit: float = getattr(self.unit_cost, origin)
-        return width * unit
+        return out_width * self.unit_cost.rows < x.shape[1] * unit
 
     def origin(self, x: Tensor) -> Origin:
         """Whether x is the run's constant features, those features under dropout, or rows that a layer computed."""

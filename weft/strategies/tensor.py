@@ -23,6 +23,7 @@ class TensorView(GraphView):
     """Split, product on this rank's columns of all rows, gather. The features' columns are here from the start."""
 
     unit_cost = UnitCost(inputs=1, dropped=1, rows=4)
+    sparse_first = False  # a kept aggregate crosses the network once, mapped rows every epoch
     no_block = (
         "strategy tensor cannot run a layer that asks for whole source rows (view.block), because a rank holds only "
         "some columns of every row: use --strategy single"
