@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 import weft
-from weft.core.memory import peak_memory_bytes
+from weft.core.memory import keep_pages, peak_memory_bytes
+from weft.core.savings import Savings
 from weft.data import Adjacency, Graph
 
 TOLERANCE = 1e-3  # of the largest logit: float32, sums in another order, two layers deep
@@ -81,6 +82,9 @@ def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
     'epoch' gives seconds, 'peak' the most memory so far above that of the loaded graph, 'profile' weft's operations.
     """
     torch.set_num_threads(options["threads"])
+    savings = Savings.without(name.partition("-without-")[2])
+    if name.startswith("weft") and savings.pages:
+        keep_pages()
     graph = load(options["graph"])
     torch.manual_seed(0)
     widths = graph.num_features, graph.num_classes
@@ -131,16 +135,12 @@ def resident_bytes() -> int:
 def run_weft(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:
     """weft's own loop: a strategy's step, a task's loss."""
     from weft.comm import Group
-    from weft.core.memory import keep_pages
-    from weft.core.savings import Savings
     from weft.engine.metrics import NodeTask
     from weft.nn import use_onednn
     from weft.strategies import Step, get_strategy
 
     savings = Savings.without(name.partition("-without-")[2])
     use_onednn(savings.onednn)
-    if savings.pages:
-        keep_pages()
     strategy = get_strategy("single")(graph, model, Group(), savings=savings)
     task = NodeTask(graph, strategy.rows, torch.device("cpu"))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -46,6 +47,8 @@ class Contest:
 def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
+    if options.huge_pages:  # for every contender: it is PyTorch that reads this, when it makes its first tensor
+        os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
     graph = load_graph(options.graph, options.shuffle)
     print(
         f"{options.graph}: {graph.num_targets} vertices, {graph.num_edges} edges, {options.threads} threads, "
@@ -65,6 +68,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", default="rmat:vertices=233k,edges=19m", help="what weft.load takes")
     parser.add_argument("--shuffle", action="store_true", help="renumber the vertices at random: no locality is left")
+    parser.add_argument(
+        "--huge-pages", action=argparse.BooleanOptionalAction, default=True, help="as a run of weft has"
+    )
     parser.add_argument("--widths", default="16,64,256")
     parser.add_argument("--products", default="sum,scaled,weighted,backward,attend", help=f"of {', '.join(PRODUCTS)}")
     parser.add_argument("--rounds", type=int, default=7)

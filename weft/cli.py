@@ -119,7 +119,7 @@ def _train(options: argparse.Namespace) -> int:
         if RunFolder(options.out).config.exists():
             saved = dataclasses.asdict(Config.read(RunFolder(options.out).config))
     config = _config(options, **saved)
-    done = run(config, load_graph(config), None, out=options.out, resume=options.resume)
+    done = run(config, None, None, out=options.out, resume=options.resume)
     if os.environ.get("RANK", "0") == "0":
         _print(report.run_table(done.summary))
         print(f"records and model in {done.folder}")

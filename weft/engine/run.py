@@ -84,14 +84,14 @@ def train(
     name = graph.name if isinstance(graph, Graph) else str(graph)
     kind = model if isinstance(model, str) else type(model).__name__
     config = Config.from_dict({**options, "graph": name, "model": kind}, "weft.train")
-    whole = reorder(graph, config.order) if isinstance(graph, Graph) else load_graph(config)
+    whole = reorder(graph, config.order) if isinstance(graph, Graph) else None
     module = None if isinstance(model, str) else model
     return run(config, whole, module, out=Path(out) if out else None, resume=resume, quiet=quiet)
 
 
 def run(
     config: Config,
-    graph: Graph,
+    graph: Graph | None,
     model: nn.Module | None,
     *,
     out: Path | None,
@@ -99,11 +99,12 @@ def run(
     quiet: bool = False,
     apart: bool = False,
 ) -> Run:
-    """`train` for a graph that is loaded and a configuration; without a model, the one that the configuration names.
+    """`train` for a configuration; without a graph or a model, those that the configuration names.
 
     apart: even one rank gets a process of its own, so that its memory is its own.
     """
     _prepare_process(config)
+    graph = load_graph(config) if graph is None else graph
     require_trainable(graph)
     model = from_config(config, graph.num_features, graph.num_classes) if model is None else model
     if under_torchrun():
