@@ -68,9 +68,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", default="rmat:vertices=233k,edges=19m", help="what weft.load takes")
     parser.add_argument("--shuffle", action="store_true", help="renumber the vertices at random: no locality is left")
-    parser.add_argument(
-        "--huge-pages", action=argparse.BooleanOptionalAction, default=True, help="as a run of weft has"
-    )
+    parser.add_argument("--huge-pages", action="store_true", help="for every contender's tensors, by PyTorch")
     parser.add_argument("--widths", default="16,64,256")
     parser.add_argument("--products", default="sum,scaled,weighted,backward,attend", help=f"of {', '.join(PRODUCTS)}")
     parser.add_argument("--rounds", type=int, default=7)
