@@ -10,6 +10,7 @@ from torch import Tensor
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.nn import BatchNorm, GCNConv, GraphView, Inputs, RowLayer, Stack, Topology, from_config, make_model, outline
+from weft.nn.activation import elu
 
 
 def test_batch_norm_equals_torch() -> None:
@@ -92,3 +93,12 @@ def test_mistakes_name_the_remedy() -> None:
         make_model("gcm", 7, 3)
     with pytest.raises(InputError, match="--hidden 10 is no multiple of --heads 4: give 12"):
         make_model("gat", 7, 3, hidden=10)
+
+
+def test_elu_is_torchs() -> None:
+    x = torch.randn(50, 7, dtype=torch.float64, requires_grad=True)
+    y, expected = elu(x), torch.nn.functional.elu(x)
+    assert torch.equal(y, expected)
+    grad = torch.randn_like(x)
+    found, true = (torch.autograd.grad(result, x, grad)[0] for result in (y, expected))
+    torch.testing.assert_close(found, true)

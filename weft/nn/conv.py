@@ -53,6 +53,13 @@ class SAGEConv(LinearConv):
         super().__init__(in_width, out_width, update=update, bias=bias)
         self.weight_self = glorot(in_width, out_width) if update else None
 
+    def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
+        if self.weight is None or self.weight_self is None or not view.maps_first(x, self.out_width):
+            return super().forward(view, x, steps)
+        both = view.linear(x, torch.cat([self.weight_self, self.weight], 1))  # one map reads and writes half as much
+        own, h = both.split(self.out_width, 1)
+        return self.aggregate(view, h, steps) + plus(view.targets(own), self.bias)
+
     def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
         return view.propagate(x, reduce="mean", steps=steps)
 

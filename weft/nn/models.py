@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.core.config import Config
 from weft.core.errors import InputError, unknown
+from weft.nn.activation import elu
 from weft.nn.conv import GATConv, GCNConv, GINConv, SAGEConv, mlp
 from weft.nn.dense import Linear
 from weft.nn.norm import make_norm
@@ -122,7 +123,7 @@ def make_model(
         input_dropout=input_dropout,
         norm=norm,
         residual=residual,
-        activation=nn.functional.elu if model == "gat" else torch.relu,
+        activation=elu if model == "gat" else torch.relu,
     )
     last = layers - 1
     if not decoupled:
