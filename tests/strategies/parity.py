@@ -18,7 +18,7 @@ from weft.cost import Trace
 from weft.data import Graph, reorder
 from weft.engine.metrics import NodeTask
 from weft.nn import MODELS, Stack, make_model
-from weft.strategies import STRATEGIES, GraphShape, Step, Strategy
+from weft.strategies import STRATEGIES, Step, Strategy
 
 TOLERANCE = 1e-9
 EXACT = [name for name in STRATEGIES if name != "single"]
@@ -170,7 +170,7 @@ class Session:
             return self.strategy.forward(Step(epoch=0, training=False))
 
     def trace(self, rank: int, size: int, *, training: bool) -> Trace:
-        shape = GraphShape.of(self.graph)
+        shape = self.strategy.shape(self.graph, rank=rank, size=size)
         return self.strategy.trace(self.model, shape, rank=rank, size=size, training=training, savings=self.savings)
 
 
@@ -212,18 +212,22 @@ def check_close(actual: Tensor, expected: Tensor, what: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=TOLERANCE, atol=TOLERANCE, msg=lambda text: f"{what}\n{text}")
 
 
+MOVES = {"tensor": "_split", "communicated": "_pass_on"}
+"""What each strategy moves rows by, in weft.comm.exchange."""
+
+
 @contextmanager
-def planted_error() -> Iterator[None]:
-    """Makes the last column that a split brings 0.1 % too large."""
-    split = exchange._split
+def planted_error(strategy: str) -> Iterator[None]:
+    """Makes the last column of what a strategy's exchange brings 0.1 % too large."""
+    right = getattr(exchange, MOVES[strategy])
 
     def wrong(*arguments: object) -> Tensor:
-        x_Nf = split(*arguments)  # type: ignore[arg-type]
-        x_Nf[:, -1:] *= 1.001
-        return x_Nf
+        x = right(*arguments)
+        x[:, -1:] *= 1.001
+        return x  # type: ignore[no-any-return]
 
-    exchange._split = wrong  # type: ignore[assignment]
+    setattr(exchange, MOVES[strategy], wrong)
     try:
         yield
     finally:
-        exchange._split = split
+        setattr(exchange, MOVES[strategy], right)

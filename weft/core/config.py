@@ -76,7 +76,7 @@ class Config:
     eval_every: int = option(1, "epochs between evaluations; the last epoch is always evaluated", least=1, fixed=True)
     patience: int = option(0, "stop after this many epochs without a better validation score; 0: never", least=0)
 
-    strategy: str = option("single", "where rows, columns and edges live: single or tensor")
+    strategy: str = option("single", "where rows, columns and edges live: single, tensor or communicated")
     workers: int = option(1, "number of local ranks", least=1)
     device: str = option("cpu", "device of every rank", choices=("cpu", "cuda"))
     without: str = option("", f"savings to leave out, separated by commas: {', '.join(SAVINGS)}", several=SAVINGS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -13,7 +13,7 @@ class Operation:
     """One operation of a rank, in the order of execution.
 
     kind: 'aggregate' (edges x width) or 'collective' (bytes sent to and received from other ranks).
-    tag: split, gather, gradients, statistics; empty for an aggregate.
+    tag: split, gather, halo, gradients, statistics; empty for an aggregate.
     """
 
     kind: Literal["aggregate", "collective"]
@@ -21,6 +21,11 @@ class Operation:
     edges: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+
+    def mirrored(self) -> Operation:
+        """The adjoint: what was sent comes back, a split where there was a gather, the transposed product, a sum."""
+        tag = {"split": "gather", "gather": "split"}.get(self.tag, self.tag)
+        return replace(self, tag=tag, bytes_sent=self.bytes_received, bytes_received=self.bytes_sent)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from weft.nn.dense import Linear, linear, use_onednn
 from weft.nn.models import GAT, GCN, GIN, MODELS, SAGE, Decoupled, RowLayer, Stack, from_config, make_model
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.outline import GraphOperation, outline
-from weft.nn.view import GraphView, Inputs, Product, Topology, UnitCost, View
+from weft.nn.view import GraphView, Inputs, Product, Topology, UnitCost, View, even_heads
 
 __all__ = [
     "GAT",
@@ -30,6 +30,7 @@ __all__ = [
     "Topology",
     "UnitCost",
     "View",
+    "even_heads",
     "from_config",
     "linear",
     "make_model",

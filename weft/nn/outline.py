@@ -24,7 +24,7 @@ class GraphOperation:
     heads: int = 0
     steps: int = 1
     origin: Origin = "rows"
-    """Where the columns of 'propagate' come from: constant features, those under dropout, or rows of any kind."""
+    """Where the rows of 'propagate' or 'block' come from: constant features, those under dropout, or any rows."""
     backward: bool
     """Whether a gradient flows back through it."""
 
@@ -67,7 +67,11 @@ class OutlineView(GraphView):
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         if self.no_block:
             raise InputError(self.no_block)
-        return self._note(x, "block"), torch.empty(2, 0, dtype=torch.int64, device="meta"), len(x)
+        return (
+            self._note(x, "block", origin=self.origin(x)),
+            torch.empty(2, 0, dtype=torch.int64, device="meta"),
+            len(x),
+        )
 
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
         return linear(x, weight, added)

@@ -131,9 +131,7 @@ class Topology:
         adjacency = self.adjacency
         if not weighted or adjacency.weight is None:
             return adjacency.degree.double()
-        ends = adjacency.weight.double().cumsum(0)
-        ends = torch.cat([ends.new_zeros(1), ends])
-        return ends[adjacency.indptr[1:]] - ends[adjacency.indptr[:-1]]
+        return torch.segment_reduce(adjacency.weight.double(), "sum", offsets=adjacency.indptr, initial=0)
 
     def _scale(self, product: Product, dtype: torch.dtype) -> Scale:
         if product.norm == "gcn":
@@ -184,6 +182,7 @@ class GraphView:
         self._key = key
         self._calls = 0
         self._dropped: Tensor | None = None
+        self._mask = (0, 0.0)
 
     @classmethod
     def of(cls, adjacency: Adjacency, *, key: int = 0) -> GraphView:
@@ -193,6 +192,11 @@ class GraphView:
     @property
     def num_vertices(self) -> int:
         return self.topology.adjacency.num_targets
+
+    @property
+    def row_ids(self) -> Tensor:
+        """What the vertices of this rank's rows were called first, int64 [n]: dropout's masks go by it."""
+        return self.topology.ids
 
     def propagate(
         self, x: Tensor, *, reduce: Reduce = "sum", norm: Norm = None, weighted: bool = False, steps: int = 1
@@ -207,10 +211,7 @@ class GraphView:
         return self.inputs.kept[product]
 
     def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
-        num_heads = logit_src.shape[1]
-        width = h.shape[1] // num_heads
-        bounds = [width * head for head in range(num_heads + 1)]
-        return self._attention(h, logit_src, logit_dst, bounds, slope, steps)
+        return self._attention(h, logit_src, logit_dst, even_heads(h, logit_src), slope, steps)
 
     def targets(self, x: Tensor) -> Tensor:
         return x
@@ -229,9 +230,10 @@ class GraphView:
         if p == 0:
             return x
         self._calls += 1
-        dropped = self._drop(x, make_key(self._key, self._calls), p, relu)
+        key = make_key(self._key, self._calls)
+        dropped = self._drop(x, key, p, relu)
         if self.origin(x) == "inputs":
-            self._dropped = dropped
+            self._dropped, self._mask = dropped, (key, p)
         return dropped
 
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
@@ -260,7 +262,14 @@ class GraphView:
         return self._product(x, product)
 
     def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
-        return keyed_dropout(x, self.topology.ids, key=key, p=p, relu=relu)
+        return keyed_dropout(x, self.row_ids, key=key, p=p, relu=relu)
+
+    def _constant(self, x: Tensor, features: Tensor, ids: Tensor, first_column: int = 0) -> Tensor:
+        """Other rows or columns of the features, under the dropout that made x of them: no byte on the network."""
+        if self.origin(x) == "inputs":
+            return features
+        key, p = self._mask
+        return keyed_dropout(features, ids, key=key, p=p, first_column=first_column)
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
         """The product on the columns at hand, counted forward and backward."""
@@ -291,3 +300,9 @@ class GraphView:
         meter.aggregate(edges, width)
         if y.requires_grad:
             y.register_hook(lambda _: meter.aggregate(edges, width))
+
+
+def even_heads(h: Tensor, logits: Tensor) -> list[int]:
+    """Bounds of the columns of each head, where all of them are here."""
+    width = h.shape[1] // logits.shape[1]
+    return [width * head for head in range(logits.shape[1] + 1)]

@@ -2,10 +2,15 @@
 
 from weft.core.errors import unknown
 from weft.strategies.base import GraphShape, Step, Strategy
+from weft.strategies.communicated import Communicated
 from weft.strategies.single import Single
 from weft.strategies.tensor import TensorParallel
 
-STRATEGIES: dict[str, type[Strategy]] = {"single": Single, "tensor": TensorParallel}
+STRATEGIES: dict[str, type[Strategy]] = {
+    "single": Single,
+    "tensor": TensorParallel,
+    "communicated": Communicated,
+}
 
 
 def get_strategy(name: str) -> type[Strategy]:

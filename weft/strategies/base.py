@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group, sum_gradients
+from weft.core.errors import InputError
 from weft.core.random import key
 from weft.core.savings import ALL_SAVINGS, Savings
-from weft.cost import Trace
+from weft.cost import Operation, Trace, all_reduce
 from weft.data import Graph
 from weft.nn import GraphOperation, GraphView, Inputs, Topology, outline
 
@@ -21,13 +22,25 @@ SAMPLE = 1 << 16  # vertices whose features are looked at, the same on every ran
 NONZERO_COST = 8  # a map pays as much for a nonzero of sparse features as for this many entries (measured: 2 to 5)
 
 
+class HaloShape(NamedTuple):
+    """As much of a rank's block as a trace needs: its in-edges, and the rows that it sends and receives for a halo."""
+
+    num_edges: int
+    num_sent: int
+    num_received: int
+
+
 class GraphShape(NamedTuple):
-    """As much of a graph as a trace needs. density: the share of the features that are not zero."""
+    """As much of a graph as a trace needs.
+
+    density: the share of the features that are not zero. halo: a rank's, where ranks hold blocks of the graph.
+    """
 
     num_vertices: int
     num_edges: int
     num_features: int
     density: float = 1.0
+    halo: HaloShape | None = None
 
     @classmethod
     def of(cls, graph: Graph) -> GraphShape:
@@ -64,6 +77,7 @@ class Strategy(ABC):
     """
 
     view_type: ClassVar[type[GraphView]] = GraphView
+    only_one_rank: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -76,6 +90,7 @@ class Strategy(ABC):
     ) -> None:
         self.graph, self.model, self.group, self.seed = graph, model, group, seed
         self.dtype = dtype_of(model)
+        self.check_size(group.size)
         self.rows = self.place()
         ids = None if graph.ids is None else graph.ids.to(group.device)
         self.topology = Topology(graph.in_edges.cast(self.dtype).to(group.device), ids)
@@ -98,21 +113,52 @@ class Strategy(ABC):
         """The view of one stage, whose dropout masks depend on `view_key`."""
 
     @classmethod
-    @abstractmethod
+    def shape(cls, graph: Graph, *, rank: int, size: int) -> GraphShape:  # noqa: ARG003
+        """What `trace` needs to know of a graph and its placement on `rank` of `size`."""
+        return GraphShape.of(graph)
+
+    @classmethod
     def trace(
         cls,
         model: nn.Module,
         shape: GraphShape,
         *,
-        rank: int,
-        size: int,
+        rank: int = 0,
+        size: int = 1,
         training: bool,
         savings: Savings = ALL_SAVINGS,
     ) -> Trace:
         """What one training step, or one evaluation, of `model` does on `rank` of `size`.
 
-        InputError, from the model, for a layer that the strategy cannot run.
+        InputError, from the model, for a layer that the strategy cannot run, or for a number of ranks that it cannot.
         """
+        cls.check_size(size)
+        itemsize = dtype_of(model).itemsize
+        forward: list[Operation] = []
+        backward: list[Operation] = []
+        for asked in cls.operations(model, shape, training, savings):
+            made = cls.carry_out(asked, shape, rank, size, itemsize)
+            forward += made
+            if asked.backward:
+                backward = [operation.mirrored() for operation in reversed(made)] + backward
+        if training and size > 1:
+            numbers = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+            backward.append(all_reduce("gradients", numbers, itemsize, size))
+        return Trace(operations=(*forward, *backward))
+
+    @classmethod
+    @abstractmethod
+    def carry_out(
+        cls, asked: GraphOperation, shape: GraphShape, rank: int, size: int, itemsize: int
+    ) -> list[Operation]:
+        """What a rank does forward for one thing that a model asks of its views; a number takes `itemsize` bytes."""
+
+    @classmethod
+    def check_size(cls, size: int) -> None:
+        """InputError for a number of ranks that the strategy cannot serve."""
+        if cls.only_one_rank and size > 1:
+            name = cls.__name__.lower()
+            raise InputError(f"strategy {name} runs on one rank: give --workers 1, or --strategy tensor for {size}")
 
     @classmethod
     def operations(cls, model: nn.Module, shape: GraphShape, training: bool, savings: Savings) -> list[GraphOperation]:

@@ -9,14 +9,12 @@ from functools import cached_property
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.comm import Layout, cols_to_rows, column_layout, even_bounds, rows_to_cols, sum_over_ranks
-from weft.core.savings import ALL_SAVINGS, Savings
-from weft.cost import Operation, Trace, all_reduce
-from weft.kernels import keyed_dropout
+from weft.cost import Operation, all_reduce
 from weft.nn import GraphOperation, GraphView, Product, UnitCost
-from weft.strategies.base import GraphShape, Strategy, dtype_of
+from weft.strategies.base import GraphShape, Strategy
 
 
 class TensorView(GraphView):
@@ -32,7 +30,11 @@ class TensorView(GraphView):
     def __init__(self, home: TensorParallel, view_key: int) -> None:
         super().__init__(home.topology, key=view_key, inputs=home.inputs, meter=home.group.meter)
         self.home = home
-        self._mask = (0, 0.0)
+
+    @property
+    def row_ids(self) -> Tensor:
+        rows = self.home.rows
+        return self.topology.ids[rows.start : rows.stop]
 
     def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
         home, num_heads, width = self.home, logit_src.shape[1], h.shape[1]
@@ -52,23 +54,11 @@ class TensorView(GraphView):
     def _propagate(self, x: Tensor, product: Product) -> Tensor:
         home = self.home
         layout = column_layout(home.bounds, x.shape[1])
-        x_Nf = rows_to_cols(x, layout, home.group) if self.origin(x) == "rows" else self._input_columns(x)
+        if self.origin(x) == "rows":
+            x_Nf = rows_to_cols(x, layout, home.group)
+        else:
+            x_Nf = self._constant(x, home.columns, self.topology.ids, home.column_range.start)
         return cols_to_rows(self._product(x_Nf, product), layout, home.group)
-
-    def _input_columns(self, x: Tensor) -> Tensor:
-        """The columns of the features, under the dropout that made x of them, without a byte on the network."""
-        if self.origin(x) == "inputs":
-            return self.home.columns
-        key, p = self._mask
-        return keyed_dropout(
-            self.home.columns, self.topology.ids, key=key, p=p, first_column=self.home.column_range.start
-        )
-
-    def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
-        if self.origin(x) == "inputs":
-            self._mask = key, p
-        rows = self.home.rows
-        return keyed_dropout(x, self.topology.ids[rows.start : rows.stop], key=key, p=p, relu=relu)
 
 
 class TensorParallel(Strategy):
@@ -94,28 +84,28 @@ class TensorParallel(Strategy):
         return TensorView(self, view_key)
 
     @classmethod
-    def trace(
-        cls,
-        model: nn.Module,
-        shape: GraphShape,
-        *,
-        rank: int,
-        size: int,
-        training: bool,
-        savings: Savings = ALL_SAVINGS,
-    ) -> Trace:
-        itemsize = dtype_of(model).itemsize
-        forward: list[Operation] = []
-        backward: list[Operation] = []
-        for operation in cls.operations(model, shape, training, savings):
-            made = _operations(operation, shape, rank, size, itemsize)
-            forward += made
-            if operation.backward:
-                backward = [_mirror(step) for step in reversed(made)] + backward
-        if training and size > 1:
-            numbers = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-            backward.append(all_reduce("gradients", numbers, itemsize, size))
-        return Trace(operations=(*forward, *backward))
+    def carry_out(
+        cls, asked: GraphOperation, shape: GraphShape, rank: int, size: int, itemsize: int
+    ) -> list[Operation]:
+        """Split, product, gather, by section 3.2's formulas."""
+        if asked.kind == "total":
+            return [all_reduce("statistics", asked.width, itemsize, size)] if size > 1 else []
+        rows, columns = even_bounds(shape.num_vertices, size), even_bounds(asked.width, size)
+        n, f = rows[rank + 1] - rows[rank], columns[rank + 1] - columns[rank]
+        product = Operation(kind="aggregate", edges=shape.num_edges * f * asked.steps)
+        if size == 1:
+            return [product]
+        others = shape.num_vertices - n
+        sent, received = n * (asked.width - f) * itemsize, others * f * itemsize
+        gather = Operation(kind="collective", tag="gather", bytes_sent=received, bytes_received=sent)
+        if asked.origin != "rows":
+            return [product, gather]
+        if asked.kind == "attend":
+            heads = [_num_heads_held(asked, start, stop) for start, stop in pairwise(columns)]
+            sent += 2 * n * (sum(heads) - heads[rank]) * itemsize
+            received += 2 * others * heads[rank] * itemsize
+        split = Operation(kind="collective", tag="split", bytes_sent=sent, bytes_received=received)
+        return [split, product, gather]
 
 
 def attention_layout(rows: tuple[int, ...], width: int, num_heads: int) -> Layout:
@@ -134,40 +124,6 @@ def attention_layout(rows: tuple[int, ...], width: int, num_heads: int) -> Layou
     return Layout(rows=rows, columns=tuple(columns))
 
 
-def _operations(operation: GraphOperation, shape: GraphShape, rank: int, size: int, itemsize: int) -> list[Operation]:
-    """What one graph operation does forward on a rank: split, product, gather, by section 3.2's formulas."""
-    if operation.kind == "total":
-        return [all_reduce("statistics", operation.width, itemsize, size)] if size > 1 else []
-    rows, columns = even_bounds(shape.num_vertices, size), even_bounds(operation.width, size)
-    n, f = rows[rank + 1] - rows[rank], columns[rank + 1] - columns[rank]
-    product = Operation(kind="aggregate", edges=shape.num_edges * f * operation.steps)
-    if size == 1:
-        return [product]
-    others = shape.num_vertices - n
-    sent, received = n * (operation.width - f) * itemsize, others * f * itemsize
-    gather = Operation(kind="collective", tag="gather", bytes_sent=received, bytes_received=sent)
-    if operation.origin != "rows":
-        return [product, gather]
-    if operation.kind == "attend":
-        heads = [_num_heads_held(operation, start, stop) for start, stop in pairwise(columns)]
-        sent += 2 * n * (sum(heads) - heads[rank]) * itemsize
-        received += 2 * others * heads[rank] * itemsize
-    split = Operation(kind="collective", tag="split", bytes_sent=sent, bytes_received=received)
-    return [split, product, gather]
-
-
-def _num_heads_held(operation: GraphOperation, start: int, stop: int) -> int:
-    head_width = operation.width // operation.heads
+def _num_heads_held(asked: GraphOperation, start: int, stop: int) -> int:
+    head_width = asked.width // asked.heads
     return len({column // head_width for column in range(start, stop)})
-
-
-def _mirror(operation: Operation) -> Operation:
-    """The adjoint: a split where there was a gather, the transposed product, the same sum."""
-    tag = {"split": "gather", "gather": "split"}.get(operation.tag, operation.tag)
-    return Operation(
-        kind=operation.kind,
-        tag=tag,
-        edges=operation.edges,
-        bytes_sent=operation.bytes_received,
-        bytes_received=operation.bytes_sent,
-    )
