@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,11 @@ from weft.core.savings import Savings
 from weft.cost import Trace
 from weft.data import Graph, reorder
 from weft.engine.metrics import NodeTask
-from weft.nn import MODELS, Stack, make_model
+from weft.nn import MODELS, Stack, from_pyg, make_model
 from weft.strategies import STRATEGIES, Step, Strategy
 
 TOLERANCE = 1e-9
+NUM_FEATURES, NUM_FEATURES_SPARSE, NUM_CLASSES = 7, 300, 5
 EXACT = [name for name in STRATEGIES if name != "single"]
 
 
@@ -48,10 +49,19 @@ class Case:
     def build(self) -> tuple[Graph, Stack | nn.Module]:
         graph = make_graph(self.num_vertices, weighted=self.weighted, multilabel=self.multilabel, sparse=self.sparse)
         torch.manual_seed(5)
-        model = make_model(
+        model = self.make_pyg_stack() if self.model in PYG else self.make_model()
+        if self.frozen:
+            next(model.parameters()).requires_grad_(False)
+            model.register_parameter("unused", nn.Parameter(torch.ones(3)))
+        for parameter in model.parameters():  # biases and eps start at zero, where an error in them would not show
+            nn.init.uniform_(parameter, -0.6, 0.6)
+        return reorder(graph, self.order), model.double()
+
+    def make_model(self) -> nn.Module:
+        return make_model(
             self.model,
-            graph.num_features,
-            graph.num_classes,
+            NUM_FEATURES_SPARSE if self.sparse else NUM_FEATURES,
+            NUM_CLASSES,
             hidden=self.hidden,
             heads=self.heads,
             layers=self.layers,
@@ -61,12 +71,25 @@ class Case:
             norm=self.norm,
             residual=self.residual,
         )
-        if self.frozen:
-            next(model.parameters()).requires_grad_(False)
-            model.register_parameter("unused", nn.Parameter(torch.ones(3)))
-        for parameter in model.parameters():  # biases and eps start at zero, where an error in them would not show
-            nn.init.uniform_(parameter, -0.6, 0.6)
-        return reorder(graph, self.order), model.double()
+
+    def make_pyg_stack(self) -> Stack:
+        import torch_geometric.nn as pyg
+
+        options: dict[str, object] = {}
+        if self.model == "PNAConv":
+            options = {"aggregators": ["mean", "max", "std"], "scalers": ["amplification"], "deg": torch.arange(9)}
+        kind = getattr(pyg, self.model)
+        widths = [NUM_FEATURES, *[self.hidden] * (self.layers - 1), NUM_CLASSES]
+        layers = [from_pyg(kind(a, b, **options)) for a, b in pairwise(widths)]
+        return Stack(layers, dropout=self.dropout, norm=self.norm)
+
+
+PYG = ("SAGEConv", "GATv2Conv", "TransformerConv", "PNAConv", "GraphConv", "GENConv")
+"""PyG's convolutions that are run as they are, under strategies that can give a layer the edges."""
+
+
+def pyg_cases() -> list[Case]:
+    return [Case(model=name, layers=2, hidden=8, norm="batch" if name == "SAGEConv" else "none") for name in PYG]
 
 
 def cases() -> list[Case]:
@@ -91,7 +114,7 @@ def cases() -> list[Case]:
 def make_graph(num_vertices: int, *, weighted: bool = False, multilabel: bool = False, sparse: bool = False) -> Graph:
     """A directed graph with self loops, duplicate edges and, where there is room, an isolated vertex.
 
-    sparse: of 300 features, 5 of a vertex are not zero.
+    sparse: of many features, 5 of a vertex are not zero.
     """
     random = torch.Generator().manual_seed(3)
     linked = max(num_vertices - 1, 1)
@@ -99,16 +122,22 @@ def make_graph(num_vertices: int, *, weighted: bool = False, multilabel: bool = 
     target = torch.randint(0, linked, (5 * num_vertices,), generator=random)
     source = torch.cat([source, torch.tensor([0, 1, 1]), source[:3]])
     target = torch.cat([target, torch.tensor([0, 1, 1]), target[:3]])
-    y = torch.randint(0, 5, (num_vertices,), generator=random)
-    y[0] = 4
-    labels = torch.nn.functional.one_hot(y, 5) | torch.nn.functional.one_hot(y.flip(0), 5) if multilabel else y
+    y = torch.randint(0, NUM_CLASSES, (num_vertices,), generator=random)
+    y[0] = NUM_CLASSES - 1
+    labels = (
+        torch.nn.functional.one_hot(y, NUM_CLASSES) | torch.nn.functional.one_hot(y.flip(0), NUM_CLASSES)
+        if multilabel
+        else y
+    )
     train = torch.arange(num_vertices) % 3 != 1
     return Graph.from_edges(
         source,
         target,
         num_vertices=num_vertices,
         weight=torch.rand(len(source), generator=random) + 0.1 if weighted else None,
-        x=torch.randn(num_vertices, 7, generator=random) if not sparse else sparse_features(num_vertices, random),
+        x=torch.randn(num_vertices, NUM_FEATURES, generator=random)
+        if not sparse
+        else sparse_features(num_vertices, random),
         y=labels.float() if multilabel else labels,
         train_mask=train,
         val_mask=~train,
@@ -116,8 +145,10 @@ def make_graph(num_vertices: int, *, weighted: bool = False, multilabel: bool = 
 
 
 def sparse_features(num_vertices: int, random: torch.Generator) -> Tensor:
-    columns = torch.randint(0, 300, (num_vertices, 5), generator=random)
-    return torch.zeros(num_vertices, 300).scatter_(1, columns, torch.randn(columns.shape, generator=random))
+    columns = torch.randint(0, NUM_FEATURES_SPARSE, (num_vertices, 5), generator=random)
+    return torch.zeros(num_vertices, NUM_FEATURES_SPARSE).scatter_(
+        1, columns, torch.randn(columns.shape, generator=random)
+    )
 
 
 class Session:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from parity import EXACT, Case, cases, check_case, planted_error
+from parity import EXACT, Case, Session, cases, check_case, planted_error, pyg_cases
 from ranks import spawn
 
 from weft.comm import Group
+from weft.core.errors import InputError
+from weft.strategies import STRATEGIES
 
 
 def check_all(group: Group) -> int:
@@ -14,6 +16,13 @@ def check_all(group: Group) -> int:
     for name in EXACT:
         for case in cases():
             check_case(group, case, name)
+            checked += 1
+        for case in pyg_cases():
+            if STRATEGIES[name].view_type.no_block:
+                with pytest.raises(InputError, match=r"view\.block"):
+                    Session(case, name, group).trace(group.rank, group.size, training=True)
+            else:
+                check_case(group, case, name)
             checked += 1
     for name in EXACT if group.size > 1 else ():
         with planted_error(name), pytest.raises(AssertionError, match=r"logits|gradient"):
@@ -30,4 +39,4 @@ def test_single_equals_itself_in_another_order() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_equals_single(size: int) -> None:
-    assert spawn(size, check_all) == [len(EXACT) * len(cases())] * size
+    assert spawn(size, check_all) == [len(EXACT) * len(cases() + pyg_cases())] * size

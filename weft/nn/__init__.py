@@ -5,6 +5,7 @@ from weft.nn.dense import Linear, linear, use_onednn
 from weft.nn.models import GAT, GCN, GIN, MODELS, SAGE, Decoupled, RowLayer, Stack, from_config, make_model
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.outline import GraphOperation, outline
+from weft.nn.pyg import PyGConv, from_pyg
 from weft.nn.view import GraphView, Inputs, Product, Topology, UnitCost, View, even_heads
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "Product",
+    "PyGConv",
     "RowLayer",
     "SAGEConv",
     "Stack",
@@ -32,6 +34,7 @@ __all__ = [
     "View",
     "even_heads",
     "from_config",
+    "from_pyg",
     "linear",
     "make_model",
     "outline",
