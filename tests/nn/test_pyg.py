@@ -40,6 +40,7 @@ def test_refusals() -> None:
     for conv, said in (
         (pyg.GCNConv(7, 4), r"GCNConv takes no pair.*use weft\.nn\.GCNConv"),
         (pyg.GATv2Conv(7, 4, dropout=0.5), r"dropout=0\.5 of its own.*use Stack's dropout"),
+        (pyg.GENConv(7, 4), r"a batch norm of its own.*use Stack's norm"),
         (pyg.GINConv(torch.nn.Linear(7, 4)), r"names no out_channels: use weft\.nn\.PyGConv"),
     ):
         with pytest.raises(InputError, match=said):

@@ -78,6 +78,8 @@ class Case:
         options: dict[str, object] = {}
         if self.model == "PNAConv":
             options = {"aggregators": ["mean", "max", "std"], "scalers": ["amplification"], "deg": torch.arange(9)}
+        if self.model == "GENConv":
+            options = {"norm": "layer"}
         kind = getattr(pyg, self.model)
         widths = [NUM_FEATURES, *[self.hidden] * (self.layers - 1), NUM_CLASSES]
         layers = [from_pyg(kind(a, b, **options)) for a, b in pairwise(widths)]

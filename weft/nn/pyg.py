@@ -23,6 +23,8 @@ class PyGConv(nn.Module):
 
     def forward(self, view: View, x: Tensor) -> Tensor:
         sources, edge_index, num_targets = view.block(x)
+        if sources.device.type == "meta":  # many convolutions look at the edges, which have no values there
+            return sources.new_empty(num_targets, self.out_width) + sum(t.sum() for t in (sources, *self.parameters()))
         if self.takes_pair:
             y: Tensor = self.conv((sources, sources[:num_targets]), edge_index)
             return y
@@ -35,7 +37,7 @@ def from_pyg(conv: Any) -> PyGConv:
 
     It runs under every strategy that gives a rank all in-edges of its vertices, with the numbers of one device.
     Raises InputError for a convolution that reads more of the graph than that (GCNConv: the degrees of sources), and
-    for dropout of its own, whose masks would depend on the number of ranks.
+    for dropout or a batch norm of its own, which would depend on the number of ranks.
     """
     name = type(conv).__name__
     if not takes_pair(conv) and name not in WHOLE:
@@ -45,6 +47,8 @@ def from_pyg(conv: Any) -> PyGConv:
         )
     if getattr(conv, "dropout", 0.0):
         raise InputError(f"{name} has dropout={conv.dropout} of its own, drawn anew by every rank: use Stack's dropout")
+    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in conv.modules()):
+        raise InputError(f"{name} has a batch norm of its own, which a rank would take over its rows: use Stack's norm")
     heads = conv.heads if getattr(conv, "concat", False) and hasattr(conv, "heads") else 1
     if not isinstance(getattr(conv, "out_channels", None), int):
         raise InputError(f"{name} names no out_channels: use weft.nn.PyGConv(conv, out_width)")
