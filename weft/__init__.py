@@ -1,13 +1,42 @@
 """weft trains graph neural networks on graphs that one device cannot hold, or cannot process fast enough."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from weft import nn
-from weft.core.config import Config
-from weft.core.errors import InputError, RunError
-from weft.data import Graph, load
-from weft.engine import Run, compare, train
+if TYPE_CHECKING:
+    from weft import nn
+    from weft.core.config import Config
+    from weft.core.errors import InputError, RunError
+    from weft.data import Graph, load
+    from weft.engine import Run, compare, train  # type: ignore[no-redef]  # mypy takes compare for its module
 
 __version__ = version("weft")
 
 __all__ = ["Config", "Graph", "InputError", "Run", "RunError", "__version__", "compare", "load", "nn", "train"]
+
+HOMES = {
+    "Config": "weft.core.config",
+    "InputError": "weft.core.errors",
+    "RunError": "weft.core.errors",
+    "Graph": "weft.data",
+    "load": "weft.data",
+    "Run": "weft.engine",
+    "compare": "weft.engine",
+    "train": "weft.engine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for: so the command line answers --help, and prepares its process, without PyTorch."""
+    if name == "nn":
+        return import_module("weft.nn")
+    if name not in HOMES:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    value = getattr(import_module(HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -10,16 +10,17 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
 
-from weft import data, engine, report
 from weft.core.config import Config
 from weft.core.errors import InputError, RunError, Stopped
-from weft.engine.folder import RunFolder
-from weft.engine.run import load_graph, run
+from weft.core.memory import start_anew_to_keep_pages
+
+if TYPE_CHECKING:
+    from weft.data import Graph
 
 WIDE = 120
 DATA_OPTIONS = ("split", "normalize_features", "random_features", "random_classes", "order", "seed")
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit code: 0 if it finished, 2 for a mistake of the caller, 1 for a run that failed."""
     try:
         options = _parser().parse_args(arguments)
+        if arguments is None and options.command in TRAINING and "pages" not in getattr(options, "without", ""):
+            start_anew_to_keep_pages()
         return int(options.command(options))
     except InputError as error:
         code, text = 2, str(error)
@@ -112,6 +115,10 @@ def _config(options: argparse.Namespace, **defaults: Any) -> Config:
 
 
 def _train(options: argparse.Namespace) -> int:
+    from weft import report
+    from weft.engine.folder import RunFolder
+    from weft.engine.run import run
+
     saved = {}
     if options.resume:
         if options.out is None:
@@ -127,6 +134,8 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
+    from weft import engine, report
+
     runs = engine.compare(_config(options), options.strategies.split(","), options.out)
     _print(report.compare_table({name: done.summary for name, done in runs.items()}))
     print(f"records in {next(iter(runs.values())).folder.parent}/compare.jsonl")
@@ -141,7 +150,12 @@ def _print(table: Table) -> None:
     console.print(table)
 
 
+TRAINING = (_train, _compare)
+
+
 def _import(options: argparse.Namespace) -> int:
+    from weft.engine.run import load_graph
+
     graph = load_graph(_config(options, graph=options.source))
     graph.save(options.out)
     _describe(graph)
@@ -150,11 +164,13 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _info(options: argparse.Namespace) -> int:
+    from weft import data
+
     _describe(data.load(options.graph))
     return 0
 
 
-def _describe(graph: data.Graph) -> None:
+def _describe(graph: Graph) -> None:
     """Prints one fact a line."""
     degree = graph.in_edges.degree
     facts = {
