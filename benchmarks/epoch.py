@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 import weft
-from weft.core.memory import keep_pages, peak_memory_bytes
+from weft.core.memory import NO_SMALL_CACHES, TUNABLES, keep_pages, peak_memory_bytes
 from weft.core.savings import Savings
 from weft.data import Adjacency, Graph
 
@@ -40,7 +40,7 @@ Forward = Callable[[], Tensor]
 def main() -> None:
     options = parse()
     names = options.contenders.split(",")
-    pipes = {name: start(contend, name, vars(options)) for name in names}
+    pipes = {name: start_contender(name, vars(options)) for name in names}
     facts = {name: pipe.recv() for name, pipe in pipes.items()}
     absent = [name for name in names if facts[name].get("absent")]
     present = {name: pipe for name, pipe in pipes.items() if name not in absent}
@@ -53,6 +53,16 @@ def main() -> None:
     if options.operations:
         facts["weft"]["profile"] = ask(pipes["weft"], "profile")
     report(options, facts, list(present), absent, differ)
+
+
+def start_contender(name: str, options: dict[str, Any]) -> Connection:
+    """weft's processes have the setting that `weft train` starts itself anew with."""
+    keeps = name.startswith("weft") and savings_of(name).pages
+    return start(contend, name, options, **({TUNABLES: NO_SMALL_CACHES} if keeps else {}))
+
+
+def savings_of(name: str) -> Savings:
+    return Savings.without(name.partition("-without-")[2])
 
 
 def parse() -> argparse.Namespace:
@@ -82,8 +92,7 @@ def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
     'epoch' gives seconds, 'peak' the most memory so far above that of the loaded graph, 'profile' weft's operations.
     """
     torch.set_num_threads(options["threads"])
-    savings = Savings.without(name.partition("-without-")[2])
-    if name.startswith("weft") and savings.pages:
+    if name.startswith("weft") and savings_of(name).pages:
         keep_pages()
     graph = load(options["graph"])
     torch.manual_seed(0)
@@ -139,7 +148,7 @@ def run_weft(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], ob
     from weft.nn import use_onednn
     from weft.strategies import Step, get_strategy
 
-    savings = Savings.without(name.partition("-without-")[2])
+    savings = savings_of(name)
     use_onednn(savings.onednn)
     strategy = get_strategy("single")(graph, model, Group(), savings=savings)
     task = NodeTask(graph, strategy.rows, torch.device("cpu"))

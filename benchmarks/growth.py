@@ -13,9 +13,9 @@ import statistics
 from typing import Any
 
 import torch
-from epoch import contend
+from epoch import start_contender
 from kernels import save
-from processes import ask, start, take_turns
+from processes import ask, take_turns
 
 from weft.data.generate import number
 
@@ -25,7 +25,7 @@ TARGET = 1.5  # times the smallest size's seconds per edge
 def main() -> None:
     options = parse()
     sizes = [round(number("growth", "edges", text)) for text in options.edges.split(",")]
-    pipes = {str(size): start(contend, "weft", vars(options) | {"graph": recipe(size, options)}) for size in sizes}
+    pipes = {str(size): start_contender("weft", vars(options) | {"graph": recipe(size, options)}) for size in sizes}
     graphs = {size: pipe.recv()["graph"] for size, pipe in pipes.items()}
     take_turns(pipes, options.warmups)
     seconds = take_turns(pipes, options.rounds)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 
-def start(target: Callable[..., None], *arguments: Any) -> Connection:
+def start(target: Callable[..., None], *arguments: Any, **environment: str) -> Connection:
     """A process of its own for `target(*arguments, pipe)`, and the pipe to it: it breaks where the process ends."""
     context = multiprocessing.get_context("spawn")
     pipe, child = context.Pipe()
+    before = dict(os.environ)
+    os.environ.update(environment)
     context.Process(target=target, args=(*arguments, child), daemon=True).start()
+    os.environ.clear()
+    os.environ.update(before)
     child.close()
     return pipe
 
