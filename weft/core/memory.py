@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # glibc's malloc.h
-NEVER = 2**31 - 1
+NEVER = -1  # a large number would still trim a heap that ends in 2 GiB of free memory
 STEP_BYTES = 64 << 20
 TUNABLES, NO_SMALL_CACHES = "GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"
 
