@@ -29,7 +29,7 @@ class Quality:
 
     @classmethod
     def measure(cls, graph: Graph, part: Tensor, num_parts: int, seconds: float) -> Quality:
-        """Counts a partition, int32 [N], anew. 100 million edges take about a second."""
+        """Counts a partition, int32 [N], anew."""
         counts, cut = native.count_parts(graph.in_edges.indptr, graph.in_edges.indices, part, num_parts)
         vertices, in_edges, remote = (tuple(row) for row in counts.tolist())
         return cls(
