@@ -16,6 +16,7 @@ RUNS = {
     " --warmups 1 --rounds 1 --operations",
     "growth": "--edges 2k,4k --features 8 --classes 3 --hidden 16 --model gat --warmups 1 --rounds 1",
     "import_graph": "--edges 20k --vertices 2k --rounds 1",
+    "partition": "--graphs rmat:vertices=300,edges=2k --parts 2,3",
 }
 
 

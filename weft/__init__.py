@@ -5,7 +5,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft import nn
+    from weft import nn, partition
     from weft.core.config import Config
     from weft.core.errors import InputError, RunError
     from weft.data import Graph, load
@@ -13,7 +13,19 @@ if TYPE_CHECKING:
 
 __version__ = version("weft")
 
-__all__ = ["Config", "Graph", "InputError", "Run", "RunError", "__version__", "compare", "load", "nn", "train"]
+__all__ = [
+    "Config",
+    "Graph",
+    "InputError",
+    "Run",
+    "RunError",
+    "__version__",
+    "compare",
+    "load",
+    "nn",
+    "partition",
+    "train",
+]
 
 HOMES = {
     "Config": "weft.core.config",
@@ -29,8 +41,8 @@ HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Imports what is asked for: so the command line answers --help, and prepares its process, without PyTorch."""
-    if name == "nn":
-        return import_module("weft.nn")
+    if name in ("nn", "partition"):
+        return import_module(f"weft.{name}")
     if name not in HOMES:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     value = getattr(import_module(HOMES[name]), name)

@@ -15,6 +15,28 @@ def find_loops(indptr: Tensor, indices: Tensor, found: Tensor, num_threads: int)
 def breadth_first(
     indptr: Tensor, indices: Tensor, indptr_t: Tensor, indices_t: Tensor, starts: Tensor, order: Tensor
 ) -> None: ...
+def count_parts(indptr: Tensor, indices: Tensor, part: Tensor, counts: Tensor, num_threads: int) -> int: ...
+def fennel(
+    indptr: Tensor,
+    indices: Tensor,
+    indptr_t: Tensor,
+    indices_t: Tensor,
+    order: Tensor,
+    num_parts: int,
+    most: int,
+    part: Tensor,
+) -> None: ...
+def refine(
+    indptr: Tensor,
+    indices: Tensor,
+    order: Tensor,
+    vertex_slack: float,
+    edge_slack: float,
+    remote_slack: float,
+    max_passes: int,
+    part: Tensor,
+    counts: Tensor,
+) -> int: ...
 def spmm(
     indptr: Tensor,
     indices: Tensor,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from weft.core.config import Config
+from weft.core.config import Config, PartitionOptions
 from weft.core.errors import InputError, RunError, Stopped
 from weft.core.memory import start_anew_to_keep_pages
 
@@ -77,6 +77,16 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--out", type=Path, help="folder of the runs (default: a new one in runs/)")
     command.set_defaults(command=_compare)
 
+    command = commands.add_parser("partition", help="divide a graph's vertices among parts")
+    _add_options(command, only=("graph", "order"))
+    command.add_argument("--parts", type=int, required=True, metavar="X", help="number of parts")
+    command.add_argument(
+        "--method", default="metis", metavar="X", help="range, random, metis, fennel, balanced (metis)"
+    )
+    _add_options(command, PartitionOptions)
+    command.add_argument("--out", type=Path, help="file of the book (default: one in books/)")
+    command.set_defaults(command=_partition)
+
     commands = commands.add_parser("data", help="graphs on disk").add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("import", help="turn a file or a named dataset into a graph folder")
     command.add_argument("source", help="a file or a dataset name")
@@ -90,10 +100,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_options(
-    parser: argparse.ArgumentParser, *, leave_out: Sequence[str] = (), only: Sequence[str] | None = None
+    parser: argparse.ArgumentParser,
+    schema: type[Config | PartitionOptions] = Config,
+    *,
+    leave_out: Sequence[str] = (),
+    only: Sequence[str] | None = None,
 ) -> None:
-    """One flag per field of Config; those not given are absent from the result."""
-    for spec in dataclasses.fields(Config):
+    """One flag per field; those not given are absent from the result."""
+    for spec in dataclasses.fields(schema):
         if spec.name in leave_out or (only is not None and spec.name not in only):
             continue
         if spec.name == "graph":
@@ -109,9 +123,12 @@ def _add_options(
 
 
 def _config(options: argparse.Namespace, **defaults: Any) -> Config:
-    names = {spec.name for spec in dataclasses.fields(Config)}
-    given = {name: value for name, value in vars(options).items() if name in names}
-    return Config(**(defaults | given))
+    return Config(**(defaults | _given(options, Config)))
+
+
+def _given(options: argparse.Namespace, schema: type[Config | PartitionOptions]) -> dict[str, Any]:
+    names = {spec.name for spec in dataclasses.fields(schema)}
+    return {name: value for name, value in vars(options).items() if name in names}
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -139,6 +156,23 @@ def _compare(options: argparse.Namespace) -> int:
     runs = engine.compare(_config(options), options.strategies.split(","), options.out)
     _print(report.compare_table({name: done.summary for name, done in runs.items()}))
     print(f"records in {next(iter(runs.values())).folder.parent}/compare.jsonl")
+    return 0
+
+
+def _partition(options: argparse.Namespace) -> int:
+    from weft import report
+    from weft.engine.run import load_graph
+    from weft.partition import make_book
+    from weft.partition.book import require_writable
+
+    config, method = _config(options), PartitionOptions(**_given(options, PartitionOptions))
+    stem = Path(config.graph).stem.replace(":", "-").replace(",", "-")
+    out = options.out or Path("books") / f"{stem}-{options.method}-{options.parts}.safetensors"
+    require_writable(out)  # before the work
+    book = make_book(load_graph(config), options.parts, method=options.method, options=method)
+    book.save(out)
+    _print(report.partition_table(book.quality.record()))
+    print(f"book in {out}")
     return 0
 
 

@@ -115,6 +115,20 @@ class Config:
         return [name for name in fixed if getattr(self, name) != getattr(other, name)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PartitionOptions:
+    """What the methods of weft.partition can be told; each reads what concerns it."""
+
+    seed: int = option(0, "seed of random, metis, balanced and a random stream", least=0, below=2**63)
+    slack: float = option(0.05, "how far parts of fennel (vertices) and balanced may be from the mean", least=0)
+    vertex_weight: int = option(1, "in-edges that a vertex counts for in range", least=1)
+    stream: str = option("id", "order in which fennel takes the vertices: id or random", choices=("id", "random"))
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            _checked(spec, getattr(self, spec.name))
+
+
 def _checked(spec: dataclasses.Field[Any], value: Any) -> Any:
     flag = "--" + spec.name.replace("_", "-")
     kind = type(spec.default)

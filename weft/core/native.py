@@ -10,12 +10,22 @@ try:
 except ImportError as error:
     raise ImportError(f"weft's C++ extension did not load ({error}); build it with: pip install -e .") from error
 
-INTERFACE = 4  # grows with every change to what _native offers; csrc/module.cpp has the same line
+INTERFACE = 5  # grows with every change to what _native offers; csrc/module.cpp has the same line
 
 if INTERFACE != _native.INTERFACE:
     raise ImportError(f"weft's C++ extension is of another version ({_native.__file__}); rebuild: pip install -e .")
 
-__all__ = ["_native", "breadth_first", "coo_to_csr", "find_loops", "id_dtype", "transpose"]
+__all__ = [
+    "_native",
+    "breadth_first",
+    "coo_to_csr",
+    "count_parts",
+    "fennel",
+    "find_loops",
+    "id_dtype",
+    "refine",
+    "transpose",
+]
 
 
 def id_dtype(count: int) -> torch.dtype:
@@ -78,3 +88,68 @@ def breadth_first(indptr: Tensor, indices: Tensor, indptr_t: Tensor, indices_t: 
         indptr.contiguous(), indices.contiguous(), indptr_t.contiguous(), indices_t.contiguous(), starts, order
     )
     return order
+
+
+def count_parts(
+    indptr: Tensor, indices: Tensor, part: Tensor, num_parts: int, num_threads: int | None = None
+) -> tuple[Tensor, int]:
+    """Per part its vertices, in-edges and remote vertices, int64 [3, num_parts]; and the edges between parts.
+
+    part: int32 [N], within [0, num_parts). Takes N * num_parts bytes meanwhile. Tensors on the CPU.
+    """
+    counts = torch.empty(3, num_parts, dtype=torch.int64)
+    threads = num_threads or torch.get_num_threads()
+    return counts, _native.count_parts(indptr.contiguous(), indices.contiguous(), part.contiguous(), counts, threads)
+
+
+def fennel(
+    indptr: Tensor, indices: Tensor, indptr_t: Tensor, indices_t: Tensor, order: Tensor, num_parts: int, most: int
+) -> Tensor:
+    """The part of every vertex, int32 [N], none with more than `most`; see csrc/partition.h. Tensors on the CPU.
+
+    Rows are in-neighbours, transposed rows out-neighbours. `order` int64 [N] holds every vertex.
+    """
+    part = torch.empty(len(order), dtype=torch.int32)
+    _native.fennel(
+        indptr.contiguous(),
+        indices.contiguous(),
+        indptr_t.contiguous(),
+        indices_t.contiguous(),
+        order,
+        num_parts,
+        most,
+        part,
+    )
+    return part
+
+
+def refine(
+    indptr: Tensor,
+    indices: Tensor,
+    part: Tensor,
+    num_parts: int,
+    order: Tensor,
+    *,
+    vertex_slack: float,
+    edge_slack: float,
+    remote_slack: float,
+    max_passes: int,
+) -> tuple[Tensor, Tensor, int]:
+    """Better parts, int32 [N], from those given, with the counts and the cut as `count_parts` gives them.
+
+    Slacks are fractions of the mean over the parts; see csrc/partition.h. `order` int64 [N] holds every vertex. Columns
+    ascend in each row. Takes 4 * N * num_parts bytes meanwhile. Tensors on the CPU.
+    """
+    part, counts = part.clone(), torch.empty(3, num_parts, dtype=torch.int64)
+    cut = _native.refine(
+        indptr.contiguous(),
+        indices.contiguous(),
+        order,
+        vertex_slack,
+        edge_slack,
+        remote_slack,
+        max_passes,
+        part,
+        counts,
+    )
+    return part, counts, cut

@@ -1,5 +1,9 @@
-"""Which rank answers for which vertices, and what it then lacks. Knows graphs, no ranks and no models."""
+"""Which part every vertex belongs to, and what a part then lacks. Knows graphs, no ranks and no models."""
 
+from weft.core.config import PartitionOptions
+from weft.partition.assign import METHODS
+from weft.partition.book import Book, make_book
 from weft.partition.halo import Halo, make_halo, range_bounds
+from weft.partition.quality import Quality
 
-__all__ = ["Halo", "make_halo", "range_bounds"]
+__all__ = ["METHODS", "Book", "Halo", "PartitionOptions", "Quality", "make_book", "make_halo", "range_bounds"]

@@ -33,9 +33,12 @@ class Halo:
     sent: tuple[int, ...]
 
 
-def range_bounds(adj: Adjacency, parts: int) -> tuple[int, ...]:
-    """Bounds of contiguous parts with about equally many vertices and in-edges together; some may be empty."""
-    cost = adj.indptr + torch.arange(adj.num_targets + 1)
+def range_bounds(adj: Adjacency, parts: int, vertex_weight: int = 1) -> tuple[int, ...]:
+    """Bounds of contiguous parts with about the same sum of in-edges and weighted vertices; some may be empty.
+
+    vertex_weight: in-edges that a vertex counts for, at least 1.
+    """
+    cost = adj.indptr + vertex_weight * torch.arange(adj.num_targets + 1)
     wanted = torch.arange(parts + 1) * int(cost[-1]) // parts
     return tuple(torch.searchsorted(cost, wanted).tolist())
 

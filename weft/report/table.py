@@ -80,6 +80,25 @@ def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
+def partition_table(quality: Mapping[str, Any]) -> Table:
+    """A partition: what lies between the parts above, a line for each part below, the evenness last."""
+    cut, num_edges = quality["cut"], sum(quality["in_edges"])
+    title = (
+        f"cut {cut:,} of {num_edges:,} edges ({cut / max(num_edges, 1):.1%})\n"
+        f"replication {quality['replication']:.3f}, {_seconds(quality['seconds'])}"
+    )
+    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
+    loads = [quality[name] for name in ("vertices", "in_edges", "remote")]
+    for name in ("part", "vertices", "in-edges", "remote vertices"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for part, values in enumerate(zip(*loads, strict=True)):
+        table.add_row(str(part), *(f"{value:,}" for value in values))
+    table.add_section()
+    table.add_row("max/mean", *(f"{max(load) * len(load) / max(sum(load), 1):.3f}" for load in loads))
+    table.add_row("min/max", *(f"{min(load) / max(load) if max(load) else 1:.3f}" for load in loads))
+    return table
+
+
 def _has(summary: Mapping[str, Any], split: str) -> bool:
     return summary.get(f"{split}_accuracy") is not None
 

@@ -1,0 +1,78 @@
+#include <algorithm>
+
+#include "bindings.h"
+#include "partition.h"
+
+namespace weft {
+namespace {
+
+using namespace nb::literals;
+
+void require_table(const Array<int64_t, 2>& counts) {
+  require(counts.shape(0) == kNumCounts && counts.shape(1) >= 1, "counts must be [3, num_parts]");
+}
+
+void require_parts(const int32_t* part, size_t num_vertices, size_t num_parts) {
+  const auto in_range = [=](int32_t p) { return p >= 0 && static_cast<size_t>(p) < num_parts; };
+  require(std::all_of(part, part + num_vertices, in_range), "part must lie within [0, num_parts)");
+}
+
+template <class Index>
+void bind_methods(nb::module_& module) {
+  module.def(
+      "count_parts",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<Index, 1> indices, ConstArray<int32_t, 1> part,
+         Array<int64_t, 2> counts, int num_threads) {
+        const size_t num_vertices = part.shape(0);
+        require(indptr.shape(0) == num_vertices + 1 && num_threads >= 1,
+                "indptr must be one longer than part, num_threads not below 1");
+        require_table(counts);
+        require_parts(part.data(), num_vertices, counts.shape(1));
+        nb::gil_scoped_release release;
+        return count_parts(indptr.data(), indices.data(), static_cast<int64_t>(num_vertices), part.data(),
+                           static_cast<int64_t>(counts.shape(1)), counts.data(), num_threads);
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "part"_a.noconvert(), "counts"_a.noconvert(), "num_threads"_a);
+  module.def(
+      "fennel",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<Index, 1> indices, ConstArray<int64_t, 1> indptr_t,
+         ConstArray<Index, 1> indices_t, ConstArray<int64_t, 1> order, int64_t num_parts, int64_t most,
+         Array<int32_t, 1> part) {
+        const size_t num_vertices = part.shape(0);
+        require(indptr.shape(0) == num_vertices + 1 && indptr_t.shape(0) == num_vertices + 1 &&
+                    order.shape(0) == num_vertices,
+                "order and part must have the same length, indptr and indptr_t be one longer");
+        require(num_parts >= 1 && most >= 0 && most * num_parts >= static_cast<int64_t>(num_vertices),
+                "most * num_parts must not be below the number of vertices");
+        nb::gil_scoped_release release;
+        fennel(indptr.data(), indices.data(), indptr_t.data(), indices_t.data(), static_cast<int64_t>(num_vertices),
+               order.data(), num_parts, most, part.data());
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "indptr_t"_a.noconvert(), "indices_t"_a.noconvert(),
+      "order"_a.noconvert(), "num_parts"_a, "most"_a, "part"_a.noconvert());
+  module.def(
+      "refine",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<Index, 1> indices, ConstArray<int64_t, 1> order, double vertex_slack,
+         double edge_slack, double remote_slack, int64_t max_passes, Array<int32_t, 1> part, Array<int64_t, 2> counts) {
+        const size_t num_vertices = part.shape(0);
+        require(indptr.shape(0) == num_vertices + 1 && order.shape(0) == num_vertices,
+                "order and part must have the same length, indptr be one longer");
+        require_table(counts);
+        require_parts(part.data(), num_vertices, counts.shape(1));
+        nb::gil_scoped_release release;
+        return refine(indptr.data(), indices.data(), static_cast<int64_t>(num_vertices), order.data(),
+                      static_cast<int64_t>(counts.shape(1)), {vertex_slack, edge_slack, remote_slack}, max_passes,
+                      part.data(), counts.data());
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "order"_a.noconvert(), "vertex_slack"_a, "edge_slack"_a,
+      "remote_slack"_a, "max_passes"_a, "part"_a.noconvert(), "counts"_a.noconvert());
+}
+
+}  // namespace
+
+void bind_partition(nb::module_& module) {
+  bind_methods<int32_t>(module);
+  bind_methods<int64_t>(module);
+}
+
+}  // namespace weft

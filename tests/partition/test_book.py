@@ -1,0 +1,172 @@
+"""Books: back as they were saved, whole or not at all, for their own graph only; and the command that writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from graph_checks import assert_one_line
+from safetensors.torch import save_file
+
+import weft
+from weft.cli import main
+from weft.core.errors import InputError
+from weft.data import Graph, load, reorder
+from weft.partition import Book, PartitionOptions, make_book
+from weft.partition.book import read
+
+RECIPE = "rmat:60,300"
+
+
+@pytest.fixture
+def graph() -> Graph:
+    return load(RECIPE)
+
+
+def test_comes_back_as_saved(graph: Graph, tmp_path: Path) -> None:
+    book = weft.partition.make_book(graph, 3, method="fennel", options=PartitionOptions(stream="random", seed=2**40))
+    path = tmp_path / "new" / "book.safetensors"
+    book.save(path)
+    opened = Book.open(path, graph)
+    assert torch.equal(opened.part, book.part)
+    for field in ("num_parts", "method", "options", "fingerprint", "quality"):
+        assert getattr(opened, field) == getattr(book, field), field
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_parts_without_vertices(graph: Graph, tmp_path: Path) -> None:
+    part = torch.full((60,), 2, dtype=torch.int32)
+    quality = weft.partition.Quality.measure(graph, part, 4, seconds=0.0)
+    book = Book(part=part, num_parts=4, method="mine", fingerprint=graph.fingerprint, quality=quality)
+    book.save(tmp_path / "book")
+    opened = Book.open(tmp_path / "book", graph)
+    assert opened.quality.vertices == (0, 0, 60, 0)
+    assert opened.members(0).tolist() == []
+    assert opened.members(2).tolist() == list(range(60))
+
+
+def test_a_book_is_replaced_as_a_whole(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "book"
+    make_book(graph, 2, method="range").save(path)
+    before = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("weft.partition.book.sync", fail)
+        with pytest.raises(OSError, match="no space left"):
+            make_book(graph, 3, method="range").save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+    make_book(graph, 3, method="range").save(path)
+    assert Book.open(path, graph).num_parts == 3
+
+
+def test_replaces_nothing_but_books(graph: Graph, tmp_path: Path) -> None:
+    book = make_book(graph, 2, method="range")
+    (tmp_path / "notes").write_text("mine")
+    save_file({"part": book.part}, tmp_path / "tensors")
+    for name, said in (("notes", "is no whole book"), ("tensors", "is no book"), ("", "is a folder")):
+        with pytest.raises(InputError) as error:
+            book.save(tmp_path / name)
+        assert_one_line(error, tmp_path / name, said)
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+@pytest.mark.parametrize("other", [load("rmat:60,301"), reorder(load(RECIPE), "degree")])
+def test_a_book_of_another_graph(graph: Graph, tmp_path: Path, other: Graph) -> None:
+    make_book(graph, 2, method="range").save(tmp_path / "book")
+    with pytest.raises(InputError) as error:
+        Book.open(tmp_path / "book", other)
+    assert_one_line(error, tmp_path / "book", "another graph", graph.fingerprint[:12], "--order", "weft partition")
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def rewrite(path: Path, **changes: str) -> None:
+    metadata, part = read(path)
+    save_file({"part": part}, path, metadata | changes)
+
+
+def other_seconds(path: Path) -> None:
+    about = json.loads(read(path)[0]["about"])
+    about["quality"]["seconds"] = 0.0
+    rewrite(path, about=json.dumps(about))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.unlink(), "no such file"),
+        (lambda path: path.write_bytes(b""), "is no whole book"),
+        (lambda path: path.write_text("part,vertex\n0,1\n"), "is no whole book"),
+        (cut_short, "is no whole book"),
+        (flip_a_bit, "is damaged"),
+        (other_seconds, "is damaged"),
+        (lambda path: rewrite(path, version="2"), "is of version 2, not 1: update weft"),
+        (lambda path: rewrite(path, format="weft-graph"), "is no book"),
+        (lambda path: save_file({"parts": torch.zeros(60)}, path), "is no whole book"),
+    ],
+)
+def test_a_damaged_book(graph: Graph, tmp_path: Path, damage: Callable[[Path], None], said: str) -> None:
+    path = tmp_path / "book"
+    make_book(graph, 2, method="range").save(path)
+    damage(path)
+    with pytest.raises(InputError) as error:
+        Book.open(path, graph)
+    assert_one_line(error, path, said, "weft partition" if "version" not in said else "update weft")
+
+
+def test_the_command(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["partition", RECIPE, "--parts", "3", "--method", "balanced", "--slack", "0.2", "--seed", "5"]) == 0
+    printed = capsys.readouterr().out
+    book = Book.open(tmp_path / "books" / "rmat-60-300-balanced-3.safetensors", load(RECIPE, seed=5))
+    assert (book.num_parts, book.options["slack"], book.options["seed"]) == (3, 0.2, 5)
+    for text in ("remote vertices", f"cut {book.quality.cut:,} of 300 edges", "min/max", "rmat-60-300-balanced-3"):
+        assert text in printed
+    assert main(["partition", RECIPE, "--order", "bfs", "--parts", "2", "--out", "here"]) == 0
+    assert Book.open(tmp_path / "here", reorder(graph, "bfs")).method == "metis"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--parts", "61"], "--parts 61: rmat"),
+        (["--parts", "0"], "--parts 0"),
+        (["--parts", "2", "--method", "fenel"], "unknown method 'fenel': did you mean 'fennel'?"),
+        (["--parts", "2", "--slack", "-1"], "--slack -1.0: give at least 0"),
+        (["--parts", "2", "--stream", "ids"], "unknown --stream 'ids'"),
+        (["--parts", "2", "--out", "."], "is a folder"),
+        ([], "the following arguments are required: --parts"),
+    ],
+)
+def test_mistakes_in_the_partition_command(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["partition", RECIPE, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("weft: error: ")
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,145 @@
+"""`Book`: the part of every vertex of one graph, made by a method, kept in a file and bound to that graph."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from weft.core.config import PartitionOptions
+from weft.core.errors import InputError, unknown
+from weft.data import Graph
+from weft.data.store import sync
+from weft.partition.assign import METHODS
+from weft.partition.quality import Quality
+
+FORMAT, VERSION = "weft-book", 1
+REMEDY = "make it again with 'weft partition'"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Book:
+    """Who has which vertex. Parts without any are legal.
+
+    part: int32 [N], within [0, num_parts). fingerprint: that of the graph. options: of the method, by name.
+    """
+
+    part: Tensor
+    num_parts: int
+    method: str
+    fingerprint: str
+    quality: Quality
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def members(self, part: int) -> Tensor:
+        """The vertices of one part, ascending, int64."""
+        return (self.part == part).nonzero()[:, 0]
+
+    def save(self, path: str | Path) -> None:
+        """Writes the book as one safetensors file, whole or not at all; one that is there already gives way.
+
+        Raises InputError if `path` is something else than a book.
+        """
+        path = Path(path).absolute()
+        require_writable(path)
+        about = json.dumps(
+            {
+                "num_parts": self.num_parts,
+                "method": self.method,
+                "options": self.options,
+                "fingerprint": self.fingerprint,
+                "quality": self.quality.record(),
+            }
+        )
+        metadata = {"format": FORMAT, "version": str(VERSION), "about": about, "sha256": checksum(about, self.part)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        try:
+            save_file({"part": self.part.contiguous()}, partial, metadata)
+            sync(partial)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        sync(path.parent)
+
+    @classmethod
+    def open(cls, path: str | Path, graph: Graph) -> Book:
+        """The book in a file. Raises InputError if it is damaged, newer, none at all, or of another graph."""
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"{path}: no such file: check the path, or make a book with 'weft partition'")
+        metadata, part = read(path)
+        if metadata.get("format") != FORMAT:
+            raise InputError(f"{path}: is no book: give a file written by 'weft partition'")
+        if metadata.get("version") != str(VERSION):
+            raise InputError(
+                f"{path}: is of version {metadata.get('version')}, not {VERSION}: update weft, or {REMEDY}"
+            )
+        if metadata.get("sha256") != checksum(metadata.get("about", ""), part):
+            raise InputError(f"{path}: is damaged, its checksum is another: {REMEDY}")
+        about = json.loads(metadata["about"])
+        about["quality"] = Quality.from_record(about["quality"])
+        if about["fingerprint"] != graph.fingerprint:
+            raise InputError(
+                f"{path}: divides another graph than {graph.name} (fingerprint {about['fingerprint'][:12]}, not "
+                f"{graph.fingerprint[:12]}): give the graph it was made for, in the same --order, or {REMEDY}"
+            )
+        return cls(part=part, **about)
+
+
+def make_book(graph: Graph, num_parts: int, *, method: str = "metis", options: PartitionOptions | None = None) -> Book:
+    """Divides a graph's vertices by one of METHODS: range, random, metis, fennel or balanced.
+
+    Raises InputError for an unknown method, fewer than one part, or more parts than vertices.
+    """
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    if not 1 <= num_parts <= graph.num_vertices:
+        raise InputError(
+            f"--parts {num_parts}: {graph.name} has {graph.num_vertices} vertices: give 1 to {graph.num_vertices} parts"
+        )
+    options = options or PartitionOptions()
+    start = time.perf_counter()
+    part = METHODS[method](graph, num_parts, options)
+    return Book(
+        part=part,
+        num_parts=num_parts,
+        method=method,
+        options=asdict(options),
+        fingerprint=graph.fingerprint,
+        quality=Quality.measure(graph, part, num_parts, time.perf_counter() - start),
+    )
+
+
+def require_writable(path: Path) -> None:
+    """Raises InputError if a path is taken by anything but a book."""
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder: give a file's name")
+    if path.exists() and read(path)[0].get("format") != FORMAT:
+        raise InputError(f"{path}: exists and is no book: choose another file")
+
+
+def read(path: Path) -> tuple[dict[str, str], Tensor]:
+    """Metadata and parts of a file, as they are. Raises InputError if it is no whole safetensors file with parts."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}, file.get_tensor("part")
+    except SafetensorError as error:
+        raise InputError(f"{path}: is no whole book ({error}): {REMEDY}") from None
+
+
+def checksum(about: str, part: Tensor) -> str:
+    """sha256 over a book's description and its parts, 64 hex digits."""
+    digest = hashlib.sha256(about.encode())
+    digest.update(part.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
