@@ -9,6 +9,9 @@ from rich import box
 from rich.table import Table
 
 
+EXCHANGES = ("split", "gather", "halo")  # collectives that move rows
+
+
 def run_table(summary: Mapping[str, Any]) -> Table:
     """One run: scores and epoch time above, a line for each rank below."""
     scores = [
@@ -23,7 +26,7 @@ def run_table(summary: Mapping[str, Any]) -> Table:
         "rank",
         "sent",
         "received",
-        "split+gather",
+        "exchanges",
         "edges x width",
         "compute",
         "network",
@@ -37,7 +40,7 @@ def run_table(summary: Mapping[str, Any]) -> Table:
             str(rank["rank"]),
             _bytes(rank["bytes_sent"]),
             _bytes(rank["bytes_received"]),
-            str(collectives.get("split", 0) + collectives.get("gather", 0)),
+            str(sum(collectives.get(tag, 0) for tag in EXCHANGES)),
             f"{rank['edges']:,}",
             _seconds(rank["compute_seconds"]),
             _seconds(rank["communication_seconds"]),
