@@ -8,7 +8,6 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-
 EXCHANGES = ("split", "gather", "halo")  # collectives that move rows
 
 
