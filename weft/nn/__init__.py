@@ -6,7 +6,8 @@ from weft.nn.models import GAT, GCN, GIN, MODELS, SAGE, Decoupled, RowLayer, Sta
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.outline import GraphOperation, outline
 from weft.nn.pyg import PyGConv, from_pyg
-from weft.nn.view import GraphView, Inputs, Product, Topology, UnitCost, View, even_heads
+from weft.nn.topology import Product, Topology
+from weft.nn.view import GraphView, Inputs, UnitCost, View, even_heads
 
 __all__ = [
     "GAT",

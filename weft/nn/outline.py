@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from weft.core.errors import InputError
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.nn.dense import linear
-from weft.nn.view import GraphView, Inputs, Norm, Origin, Reduce
+from weft.nn.topology import Norm, Reduce
+from weft.nn.view import GraphView, Inputs, Origin
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,9 @@ from weft.core.meter import Meter
 from weft.core.random import key as make_key
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.data import Adjacency
-from weft.kernels import Scale, attend, keyed_dropout, spmm, spmm_max
+from weft.kernels import attend, keyed_dropout, spmm, spmm_max
 from weft.nn.dense import linear
-
-Reduce = Literal["sum", "mean", "max"]
-Norm = Literal["gcn"] | None
+from weft.nn.topology import Norm, Product, Reduce, Topology
 
 
 class View(Protocol):
@@ -80,68 +78,6 @@ class UnitCost(NamedTuple):
 
 
 Origin = Literal["inputs", "dropped", "rows"]
-
-
-class Product(NamedTuple):
-    """One kind of product with the adjacency, `steps` times."""
-
-    reduce: Reduce
-    norm: Norm
-    weighted: bool
-    steps: int
-
-
-class Topology:
-    """An adjacency with the scalings that its degrees define, each made once per dtype.
-
-    ids: int64 [n], what each vertex was called first, where the graph was reordered.
-    """
-
-    def __init__(self, adjacency: Adjacency, ids: Tensor | None = None) -> None:
-        self.adjacency = adjacency
-        self._ids = ids
-        self._scales: dict[object, Scale] = {}
-
-    def scale(self, product: Product, dtype: torch.dtype) -> Scale:
-        """The vertex scalings of a normalised sum, so that the product needs no float per edge."""
-        name = product._replace(steps=1), dtype
-        if name not in self._scales:
-            self._scales[name] = self._scale(product, dtype)
-        return self._scales[name]
-
-    @cached_property
-    def ids(self) -> Tensor:
-        """By which vertices dropout masks are keyed: int64 [n]."""
-        return (
-            torch.arange(self.adjacency.num_targets, device=self.adjacency.device) if self._ids is None else self._ids
-        )
-
-    @cached_property
-    def loop(self) -> Tensor:
-        """Where an edge v -> v is missing: bool [n]."""
-        return ~self.adjacency.has_loop
-
-    @cached_property
-    def edge_index(self) -> Tensor:
-        """Sources and targets of the edges: int64 [2, E]."""
-        return torch.stack(self.adjacency.edges())
-
-    def degree(self, weighted: bool) -> Tensor:
-        """In-degree, or the sum of the weights of the in-edges: float64 [n]."""
-        adjacency = self.adjacency
-        if not weighted or adjacency.weight is None:
-            return adjacency.degree.double()
-        return torch.segment_reduce(adjacency.weight.double(), "sum", offsets=adjacency.indptr, initial=0)
-
-    def _scale(self, product: Product, dtype: torch.dtype) -> Scale:
-        if product.norm == "gcn":
-            loop = self.loop.double()
-            root = (self.degree(product.weighted) + loop).rsqrt()
-            root[root.isinf()] = 0
-            return Scale(source=root.to(dtype), target=root.to(dtype), loop=(loop * root * root).to(dtype))
-        if product.reduce == "mean":
-            return Scale(target=self.degree(False).clamp(min=1).reciprocal().to(dtype))
-        return Scale()
 
 
 @dataclass(kw_only=True)

@@ -44,7 +44,7 @@ def range_bounds(adj: Adjacency, parts: int, vertex_weight: int = 1) -> tuple[in
 
 
 def make_halo(adj: Adjacency, bounds: Sequence[int], part: int) -> Halo:
-    """What `part` needs of the others, and they of it; reads every edge once."""
+    """What `part` needs of the others, and they of it; reads every edge."""
     start, stop = bounds[part], bounds[part + 1]
     remote = remote_sources(adj, start, stop)
     lacking = [
