@@ -1,6 +1,10 @@
+#include <nanobind/stl/pair.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "bindings.h"
+#include "dependencies.h"
 #include "partition.h"
 
 namespace weft {
@@ -15,6 +19,51 @@ void require_table(const Array<int64_t, 2>& counts) {
 void require_parts(const int32_t* part, size_t num_vertices, size_t num_parts) {
   const auto in_range = [=](int32_t p) { return p >= 0 && static_cast<size_t>(p) < num_parts; };
   require(std::all_of(part, part + num_vertices, in_range), "part must lie within [0, num_parts)");
+}
+
+void require_vertices(const int64_t* ids, size_t count, size_t num_vertices) {
+  const auto in_range = [=](int64_t id) { return id >= 0 && static_cast<size_t>(id) < num_vertices; };
+  require(std::all_of(ids, ids + count, in_range), "vertices must lie within [0, num_vertices)");
+}
+
+template <class Index>
+void bind_dependencies(nb::module_& module) {
+  module.def(
+      "cache_levels",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<Index, 1> indices, ConstArray<int32_t, 1> part, int32_t own,
+         ConstArray<int64_t, 1> wanted, ConstArray<double, 2> costs, int64_t first, double ratio, double max_bytes,
+         Array<int8_t, 1> levels, int num_threads) {
+        const size_t num_vertices = part.shape(0);
+        require(indptr.shape(0) == num_vertices + 1 && levels.shape(0) == num_vertices && num_threads >= 1,
+                "part and levels must have the same length, indptr be one longer, num_threads not be below 1");
+        require(costs.shape(1) == kNumLevelCosts && costs.shape(0) <= 100 && first >= 0, "costs must be [levels, 5]");
+        require(ratio <= 1, "ratio must not exceed 1");
+        require_vertices(wanted.data(), wanted.shape(0), num_vertices);
+        const Caching caching{costs.data(), static_cast<int64_t>(costs.shape(0)), first, ratio, max_bytes};
+        nb::gil_scoped_release release;
+        const Cached cached = cache_levels(indptr.data(), indices.data(), static_cast<int64_t>(num_vertices),
+                                           part.data(), own, wanted.data(), static_cast<int64_t>(wanted.shape(0)),
+                                           caching, levels.data(), num_threads);
+        return std::make_pair(cached.bytes, cached.limited);
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "part"_a.noconvert(), "own"_a, "wanted"_a.noconvert(),
+      "costs"_a.noconvert(), "first"_a, "ratio"_a, "max_bytes"_a, "levels"_a.noconvert(), "num_threads"_a);
+  module.def(
+      "gather_block",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<Index, 1> indices, ConstArray<int32_t, 1> part,
+         ConstArray<int64_t, 1> inputs, int64_t num_targets, Array<Index, 1> positions, Array<int64_t, 1> fetched) {
+        const size_t num_vertices = part.shape(0), num_inputs = inputs.shape(0);
+        require(indptr.shape(0) == num_vertices + 1 && fetched.shape(0) == num_vertices,
+                "part and fetched must have the same length, indptr be one longer");
+        require(num_targets >= 0 && static_cast<size_t>(num_targets) <= num_inputs, "targets must be among the inputs");
+        require_vertices(inputs.data(), num_inputs, num_vertices);
+        nb::gil_scoped_release release;
+        return gather_block(indptr.data(), indices.data(), static_cast<int64_t>(num_vertices), part.data(),
+                            inputs.data(), static_cast<int64_t>(num_inputs), num_targets, positions.data(),
+                            fetched.data());
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "part"_a.noconvert(), "inputs"_a.noconvert(), "num_targets"_a,
+      "positions"_a.noconvert(), "fetched"_a.noconvert());
 }
 
 template <class Index>
@@ -73,6 +122,8 @@ void bind_methods(nb::module_& module) {
 void bind_partition(nb::module_& module) {
   bind_methods<int32_t>(module);
   bind_methods<int64_t>(module);
+  bind_dependencies<int32_t>(module);
+  bind_dependencies<int64_t>(module);
 }
 
 }  // namespace weft

@@ -114,3 +114,25 @@ def dropout(
     num_threads: int,
 ) -> None: ...
 def relu_dropout_backward(y: Tensor, grad_y: Tensor, scale: float, grad_x: Tensor, num_threads: int) -> None: ...
+def cache_levels(
+    indptr: Tensor,
+    indices: Tensor,
+    part: Tensor,
+    own: int,
+    wanted: Tensor,
+    costs: Tensor,
+    first: int,
+    ratio: float,
+    max_bytes: float,
+    levels: Tensor,
+    num_threads: int,
+) -> tuple[float, bool]: ...
+def gather_block(
+    indptr: Tensor,
+    indices: Tensor,
+    part: Tensor,
+    inputs: Tensor,
+    num_targets: int,
+    positions: Tensor,
+    fetched: Tensor,
+) -> int: ...

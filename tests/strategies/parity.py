@@ -18,7 +18,8 @@ from weft.cost import Trace
 from weft.data import Graph, reorder
 from weft.engine.metrics import NodeTask
 from weft.nn import MODELS, Stack, from_pyg, make_model
-from weft.strategies import STRATEGIES, Step, Strategy
+from weft.strategies import STRATEGIES, Placement, Step, Strategy
+from weft.strategies.base import ANYWHERE
 
 TOLERANCE = 1e-9
 NUM_FEATURES, NUM_FEATURES_SPARSE, NUM_CLASSES = 7, 300, 5
@@ -156,11 +157,14 @@ def sparse_features(num_vertices: int, random: torch.Generator) -> Tensor:
 class Session:
     """A case under a strategy: what can be seen of it."""
 
-    def __init__(self, case: Case, strategy: str, group: Group) -> None:
-        self.case = case
+    def __init__(self, case: Case, strategy: str, group: Group, placement: Placement = ANYWHERE) -> None:
+        self.case, self.group = case, group
         self.graph, self.model = case.build()
         self.savings = Savings.without(case.without)
-        self.strategy: Strategy = STRATEGIES[strategy](self.graph, self.model, group, seed=7, savings=self.savings)
+        self.placement = placement
+        self.strategy: Strategy = STRATEGIES[strategy](
+            self.graph, self.model, group, seed=7, savings=self.savings, placement=placement
+        )
         self.task = NodeTask(self.graph, self.strategy.rows, group.device)
         self.meter = group.meter
 
@@ -177,17 +181,20 @@ class Session:
         return {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
 
     def input_gradient(self) -> Tensor:
-        """The gradient of the loss by the features of this rank's rows, which are not taken for constant here."""
+        """The gradient of the loss by all features, summed over the ranks, which are not taken for constant here."""
         self.model.train()
         self.model.zero_grad()
         assert self.strategy.inputs.rows is not None
         x = self.strategy.inputs.rows.clone().requires_grad_()
-        views = [self.strategy.view(key(7, 0, stage)) for stage in range(self.model.num_stages)]
+        views = [self.strategy.view(stage, key(7, 0, stage)) for stage in range(self.model.num_stages)]
         logits = self.model(views, x)
         _, grad = self.task.loss(logits)
         logits.backward(grad)
         assert x.grad is not None
-        return x.grad
+        whole = x.new_zeros(self.graph.num_vertices, x.shape[1])
+        whole[self.strategy.input_rows] = x.grad
+        total = self.group.all_reduce(whole, tag="test")
+        return total[self.graph.ids.argsort()] if self.graph.ids is not None else total
 
     def losses(self, steps: int) -> list[float]:
         """This rank's part of the losses of Adam steps."""
@@ -203,17 +210,19 @@ class Session:
             return self.strategy.forward(Step(epoch=0, training=False))
 
     def trace(self, rank: int, size: int, *, training: bool) -> Trace:
-        shape = self.strategy.shape(self.graph, rank=rank, size=size)
+        shape = self.strategy.shape(
+            self.graph, self.model, rank=rank, size=size, placement=self.strategy.placement, savings=self.savings
+        )
         return self.strategy.trace(self.model, shape, rank=rank, size=size, training=training, savings=self.savings)
 
 
-def check_case(group: Group, case: Case, name: str) -> None:
+def check_case(group: Group, case: Case, name: str, placement: Placement = ANYWHERE) -> None:
     """Logits, every gradient, losses and scores of `name` equal single's; its counts equal its trace.
 
     Single has the vertices as they were first numbered, whatever the case's order.
     """
-    whole, placed = Session(replace(case, order="none"), "single", Group()), Session(case, name, group)
-    rows = placed.strategy.topology.ids[placed.strategy.rows.start : placed.strategy.rows.stop]
+    whole, placed = Session(replace(case, order="none"), "single", Group()), Session(case, name, group, placement)
+    rows = placed.strategy.topology.ids[placed.strategy.rows]
 
     expected, _ = whole.step(0)
     placed.meter.take("train")
@@ -222,7 +231,7 @@ def check_case(group: Group, case: Case, name: str) -> None:
     check_close(logits, expected[rows], f"{case}: logits")
     for parameter, gradient in whole.gradients().items():
         check_close(placed.gradients()[parameter], gradient, f"{case}: gradient of {parameter}")
-    check_close(placed.input_gradient(), whole.input_gradient()[rows], f"{case}: gradient of the features")
+    check_close(placed.input_gradient(), whole.input_gradient(), f"{case}: gradient of the features")
 
     placed.meter.take("eval")
     check_close(placed.evaluation(), whole.evaluation()[rows], f"{case}: evaluation")

@@ -2,27 +2,29 @@
 
 from weft.comm.exchange import (
     Layout,
-    Route,
     cols_to_rows,
     column_layout,
     even_bounds,
-    fetch_halo,
     rows_to_cols,
     sum_gradients,
     sum_over_ranks,
 )
 from weft.comm.group import Group, join
+from weft.comm.halo import Halo, Parts, Route, make_route, split_product
 
 __all__ = [
     "Group",
+    "Halo",
     "Layout",
+    "Parts",
     "Route",
     "cols_to_rows",
     "column_layout",
     "even_bounds",
-    "fetch_halo",
     "join",
+    "make_route",
     "rows_to_cols",
+    "split_product",
     "sum_gradients",
     "sum_over_ranks",
 ]

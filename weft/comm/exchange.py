@@ -1,15 +1,12 @@
 """Rows to columns and back: the `split` and `gather` of NeutronTP (section 3.1, figure 6), each the other's adjoint.
 
 Rank r answers for the rows `rows[r]:rows[r + 1]` of all N vertices and holds the columns `columns[r]` of all rows.
-
-And rows to whoever lacks them: the halo of NeutronStar (section 2.2), whose adjoint sends gradients back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -19,8 +16,6 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from weft.comm.group import Group
-from weft.data import Adjacency
-from weft.kernels import spmm
 
 Range = tuple[int, int]
 
@@ -66,30 +61,6 @@ def rows_to_cols(x_nF: Tensor, layout: Layout, group: Group) -> Tensor:
 def cols_to_rows(x_Nf: Tensor, layout: Layout, group: Group) -> Tensor:
     """Gather: from this rank's columns [N, f] of all rows to the rows [n, F] it answers for."""
     return _ColsToRows.apply(x_Nf, layout, group)  # type: ignore[no-any-return, no-untyped-call]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Route:
-    """Which of its n rows a rank sends to whom, and how many it gets from each rank.
-
-    rows: int64, positions by receiver, in rank order; sent: how many of them each rank gets.
-    """
-
-    rows: Tensor
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
-    num_rows: int
-
-    @cached_property
-    def senders(self) -> Adjacency:
-        """The sent rows as sources, the rows they were taken from as targets: the adjoint of taking them."""
-        places = torch.arange(len(self.rows), device=self.rows.device)
-        return Adjacency.from_edges(places, self.rows, num_sources=len(places), num_targets=self.num_rows)
-
-
-def fetch_halo(x_nF: Tensor, route: Route, group: Group) -> Tensor:
-    """The rows [h, F] of other ranks that this one lacks, by owner; from the rows [n, F] of each."""
-    return _FetchHalo.apply(x_nF, route, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def sum_over_ranks(values: Tensor, group: Group, *, tag: str) -> Tensor:
@@ -155,26 +126,6 @@ class _ColsToRows(Function):
     @once_differentiable
     def backward(ctx: Any, grad_nF: Tensor) -> tuple[Tensor, None, None]:
         return _split(grad_nF, ctx.layout, ctx.group), None, None
-
-
-class _FetchHalo(Function):
-    @staticmethod
-    def forward(ctx: Any, x_nF: Tensor, route: Route, group: Group) -> Tensor:
-        ctx.route, ctx.group = route, group
-        return _pass_on(x_nF.index_select(0, route.rows), route.sent, route.received, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_hF: Tensor) -> tuple[Tensor, None, None]:
-        returned = _pass_on(grad_hF, ctx.route.received, ctx.route.sent, ctx.group)
-        return spmm(ctx.route.senders, returned), None, None
-
-
-def _pass_on(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group) -> Tensor:
-    """Sends rows [., F], so many to each rank, and returns what came."""
-    width = rows.shape[1]
-    counts = [[number * width for number in numbers] for numbers in (sent, received)]
-    return group.all_to_all(rows.reshape(-1), *counts, tag="halo").view(sum(received), width)
 
 
 class _SumOverRanks(Function):

@@ -82,12 +82,20 @@ class Group:
 
     @contextmanager
     def _collective(self, operation: str, tag: str, sent: int, received: int) -> Iterator[None]:
+        start = time.perf_counter()
+        with self._named(operation, tag):
+            yield
+            self._synchronize()
+        self.meter.collective(tag, sent, received, time.perf_counter() - start)
+
+    @contextmanager
+    def _named(self, operation: str, tag: str) -> Iterator[None]:
+        """Shows what this rank is at; a peer that does not answer becomes an error that names rank and phase."""
         self.meter.show(f"{self.meter.where}, {operation} '{tag}'")
         self._synchronize()
         start = time.perf_counter()
         try:
             yield
-            self._synchronize()
         except RuntimeError as error:
             seconds = time.perf_counter() - start
             reason = str(error).splitlines()[0].partition(". ")[0]
@@ -95,8 +103,81 @@ class Group:
                 f"rank {self.rank} lost {_missing_ranks(self)} in {self.meter.where}, {operation} '{tag}', "
                 f"after {seconds:.1f} s ({reason})"
             ) from error
-        self.meter.collective(tag, sent, received, time.perf_counter() - start)
         self.meter.show(self.meter.where)
+
+
+class Exchange:
+    """An exchange under way: slice q of the flat `send` goes to rank q, and what the ranks send arrives in rank order.
+
+    Counts are elements per rank, zero for this rank itself. ring: each pair of ranks for itself, the next rank in the
+    ring first, so that no two ranks send to the same one first and what has arrived can be used (NeutronStar, section
+    4.3); else, and on GPUs, as one all_to_all. Counted as one collective when all is here; its seconds are those spent
+    in here, not those in which the caller does something else.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        send: Tensor,
+        send_counts: Sequence[int],
+        recv_counts: Sequence[int],
+        *,
+        tag: str,
+        ring: bool,
+    ) -> None:
+        self._group, self._tag, self._send = group, tag, send.contiguous()
+        self._sent, self._received = _others(send, send_counts, group), _others(send, recv_counts, group)
+        self._buffer = torch.empty(sum(recv_counts), dtype=send.dtype, device=send.device)
+        self._parts: Sequence[Tensor] = self._buffer.split(list(recv_counts))
+        self._sends: list[dist.Work] = []
+        self._receives: dict[int, dist.Work] = {}
+        self._seconds, self._done = 0.0, False
+        ring = ring and group.device.type == "cpu"
+        self._operation = "ring" if ring else "all_to_all"
+        with self._timed():
+            if ring:
+                self._start_ring(self._send.split(list(send_counts)))
+            elif group.size > 1:
+                counts = list(recv_counts), list(send_counts)
+                whole = dist.all_to_all_single(self._buffer, self._send, *counts, async_op=True)
+                self._receives = dict.fromkeys(range(group.size), whole)
+
+    def wait(self, rank: int | None = None) -> Tensor:
+        """What one rank sent, or what all did, flat, as soon as it is here."""
+        ranks = list(self._receives) if rank is None else [rank] if rank in self._receives else []
+        with self._timed():
+            for one in ranks:
+                self._receives.pop(one).wait()
+            if rank is None:
+                for work in self._sends:
+                    work.wait()
+        if rank is not None:
+            return self._parts[rank]
+        if not self._done:
+            self._done = True
+            self._group.meter.collective(self._tag, self._sent, self._received, self._seconds)
+        return self._buffer
+
+    def _start_ring(self, parts: Sequence[Tensor]) -> None:
+        size, rank = self._group.size, self._group.rank
+        for step in range(1, size):
+            after, before = (rank + step) % size, (rank - step) % size
+            if self._parts[before].numel():
+                work = dist.irecv(self._parts[before], before)
+                assert work is not None
+                self._receives[before] = work
+            if parts[after].numel():
+                work = dist.isend(parts[after], after)
+                assert work is not None
+                self._sends.append(work)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.perf_counter()
+        with self._group._named(self._operation, self._tag):
+            yield
+            self._group._synchronize()
+        self._seconds += time.perf_counter() - start
 
 
 def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_method: str = "env://") -> Group:

@@ -10,7 +10,7 @@ try:
 except ImportError as error:
     raise ImportError(f"weft's C++ extension did not load ({error}); build it with: pip install -e .") from error
 
-INTERFACE = 5  # grows with every change to what _native offers; csrc/module.cpp has the same line
+INTERFACE = 6  # grows with every change to what _native offers; csrc/module.cpp has the same line
 
 if INTERFACE != _native.INTERFACE:
     raise ImportError(f"weft's C++ extension is of another version ({_native.__file__}); rebuild: pip install -e .")
@@ -18,10 +18,12 @@ if INTERFACE != _native.INTERFACE:
 __all__ = [
     "_native",
     "breadth_first",
+    "cache_levels",
     "coo_to_csr",
     "count_parts",
     "fennel",
     "find_loops",
+    "gather_block",
     "id_dtype",
     "refine",
     "transpose",
@@ -153,3 +155,55 @@ def refine(
         counts,
     )
     return part, counts, cut
+
+
+def cache_levels(
+    indptr: Tensor,
+    indices: Tensor,
+    part: Tensor,
+    own: int,
+    wanted: Tensor,
+    costs: Tensor,
+    *,
+    first: int,
+    ratio: float,
+    max_bytes: float,
+    num_threads: int | None = None,
+) -> tuple[Tensor, float, bool]:
+    """Up to which level part `own` computes each vertex again, int8 [N], -1 for none; see csrc/dependencies.h.
+
+    Args:
+        part: int32 [N]. wanted: int64, the part's remote sources.
+        costs: float64 [levels, 5], seconds of a row, of an in-edge, of a fetched row; bytes of a row, of an in-edge.
+        first: the lowest level that costs anything. ratio: of `wanted` at each level; below 0: by cost.
+        max_bytes: of all that is cached; below 0: no limit.
+
+    Returns:
+        the levels, the bytes that they take, and whether the limit ended the choice. Tensors on the CPU.
+    """
+    levels = torch.empty(len(part), dtype=torch.int8)
+    threads = num_threads or torch.get_num_threads()
+    taken, limited = _native.cache_levels(
+        indptr.contiguous(), indices.contiguous(), part, own, wanted, costs, first, ratio, max_bytes, levels, threads
+    )
+    return levels, taken, limited
+
+
+def gather_block(
+    indptr: Tensor, indices: Tensor, part: Tensor, inputs: Tensor, num_targets: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The in-edges of the first `num_targets` of `inputs` (int64, distinct), with sources by position.
+
+    Returns:
+        indptr int64 [num_targets + 1]; indices as the graph's, each a position among inputs and then fetched; fetched
+        int64, the sources that are no inputs, by part and id. Tensors on the CPU.
+    """
+    targets = inputs[:num_targets]
+    block = torch.zeros(num_targets + 1, dtype=torch.int64)
+    torch.cumsum(indptr[targets + 1] - indptr[targets], 0, out=block[1:])
+    positions = torch.empty(int(block[-1]), dtype=indices.dtype)
+    fetched = torch.empty(len(part), dtype=torch.int64)
+    count = _native.gather_block(
+        indptr.contiguous(), indices.contiguous(), part, inputs, num_targets, positions, fetched
+    )
+    return block, positions, fetched[:count].clone()

@@ -15,6 +15,8 @@ class Savings:
     sparse: map constant features by their nonzeros where there are few.
     fuse: ReLU and dropout in one pass.
     onednn: maps of rows by oneDNN (weft.nn.dense).
+    ring: fetch halos rank by rank, and add up what each sends as it arrives.
+    overlap: multiply what is here while halos are on their way.
     pages: keep the memory that an epoch frees for the next one (weft.core.memory).
     """
 
@@ -23,6 +25,8 @@ class Savings:
     sparse: bool = True
     fuse: bool = True
     onednn: bool = True
+    ring: bool = True
+    overlap: bool = True
     pages: bool = True
 
     @classmethod

@@ -18,7 +18,7 @@ class NodeTask:
     The loss is the sum over this rank's training rows divided by the number of all training vertices.
     """
 
-    def __init__(self, graph: Graph, rows: range, device: torch.device) -> None:
+    def __init__(self, graph: Graph, rows: slice | Tensor, device: torch.device) -> None:
         assert graph.y is not None
         self.multilabel = graph.multilabel
         labelled = torch.ones(graph.num_vertices, dtype=torch.bool) if self.multilabel else graph.y >= 0
@@ -29,9 +29,9 @@ class NodeTask:
             if mask is not None:
                 mask = mask & labelled
                 self.num_labelled[split] = int(mask.sum())
-                self.chosen[split] = mask[rows.start : rows.stop].nonzero().view(-1).to(device)
+                self.chosen[split] = mask[rows].nonzero().view(-1).to(device)
         self.has_validation = self.num_labelled.get("val", 0) > 0
-        self.y = graph.y[rows.start : rows.stop].to(device)
+        self.y = graph.y[rows].to(device)
 
     def loss(self, logits: Tensor) -> tuple[float, Tensor]:
         """This rank's part of the loss, and its gradient [n, C] by the logits."""

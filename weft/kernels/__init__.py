@@ -5,3 +5,4 @@ from weft.kernels.ops import attend as attend
 from weft.kernels.ops import keyed_dropout as keyed_dropout
 from weft.kernels.ops import spmm as spmm
 from weft.kernels.ops import spmm_max as spmm_max
+from weft.kernels.ops import spmm_transposed as spmm_transposed

@@ -45,6 +45,12 @@ def spmm(adj: Adjacency, x: Tensor, *, scale: Scale = Scale(), weighted: bool = 
     return y
 
 
+def spmm_transposed(adj: Adjacency, grad_y: Tensor, *, scale: Scale = Scale(), weighted: bool = False) -> Tensor:  # noqa: B008
+    """The gradient [s, F] of spmm's x from that of its y [n, F], for whoever writes a backward pass of their own."""
+    _check_rows("grad_y", grad_y, adj, adj.num_targets)
+    return backend_of(grad_y).spmm_transposed(adj, grad_y.contiguous(), scale, weighted)
+
+
 def spmm_max(adj: Adjacency, x: Tensor) -> Tensor:
     """`y_v = max x_u` over in-edges (u, v) by column, 0 where v has none; x [s, F] -> y [n, F].
 

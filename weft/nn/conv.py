@@ -113,7 +113,7 @@ class GATConv(nn.Module):
         h = x if self.weight is None else view.linear(x, self.weight)
         vectors = [torch.block_diag(*a[:, :, None]) for a in (self.attention_src, self.attention_dst)]
         logit_src, logit_dst = linear(h, torch.cat(vectors, 1)).split(self.heads, 1)
-        a = view.attend(h, logit_src, view.targets(logit_dst), slope=self.slope, steps=steps)
+        a = view.attend(h, logit_src, logit_dst, slope=self.slope, steps=steps)
         if not self.concat:
             a = a.view(len(a), self.heads, self.head_width).mean(1)
         return plus(a, self.bias)

@@ -62,7 +62,7 @@ class Stack(nn.Module):
         x = views[0].dropout(x, self.input_dropout if self.training else 0.0)
         for stage, layer in enumerate(self.layers[:-1]):
             y = self.norms[stage](views[stage], layer(views[stage], x))
-            x = self._between(views[stage + 1], y, views[stage].targets(x))
+            x = self._between(views[stage + 1], y, x[: len(y)])
         logits: Tensor = self.layers[-1](views[-1], x)
         return logits
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from weft.core.errors import InputError
 from weft.core.savings import ALL_SAVINGS, Savings
@@ -15,41 +17,75 @@ from weft.nn.dense import linear
 from weft.nn.topology import Norm, Reduce
 from weft.nn.view import GraphView, Inputs, Origin
 
+Kind = Literal["propagate", "attend", "total", "block"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOperation:
     """One call of a view: `steps` products on `width` columns ('propagate', 'attend'), or a sum of rows ('total')."""
 
-    kind: Literal["propagate", "attend", "total", "block"]
+    kind: Kind
     width: int
     heads: int = 0
     steps: int = 1
+    stage: int = 0
+    hop: int = 0
+    """How many products of earlier stages lead to its rows."""
     origin: Origin = "rows"
     """Where the rows of 'propagate' or 'block' come from: constant features, those under dropout, or any rows."""
     backward: bool
     """Whether a gradient flows back through it."""
+    flops: float = 0
+    """Of the maps of one row, forward, since the last such call."""
 
     @property
     def is_product(self) -> bool:
         """Whether it multiplies by the adjacency."""
         return self.kind in ("propagate", "attend")
 
+    @property
+    def hops(self) -> range:
+        """The products that it makes, or the one that its layer makes of a block; none of a 'total'."""
+        return range(self.hop, self.hop + (0 if self.kind == "total" else self.steps))
+
+
+@dataclass
+class Notes:
+    """What the views of one run have noted. steps: products of each stage, known from the start in a second run.
+
+    num_rows: those of the result; a model reads one more for each product where rows are nested.
+    """
+
+    num_rows: int
+    steps: Counter[int]
+    nested: bool
+    counter: FlopCounterMode
+    operations: list[GraphOperation] = field(default_factory=list)
+    flops: int = 0
+
+    def rows_at(self, hop: int) -> int:
+        """The rows that product `hop` reads."""
+        return self.num_rows + (self.steps.total() - hop if self.nested else 0)
+
 
 class OutlineView(GraphView):
     """A view that computes nothing and notes what it is asked for; it weighs and refuses as `view_type` does."""
 
-    def __init__(self, view_type: type[GraphView], operations: list[GraphOperation], inputs: Inputs) -> None:
+    def __init__(self, view_type: type[GraphView], stage: int, notes: Notes, inputs: Inputs) -> None:
         self.unit_cost, self.no_block = view_type.unit_cost, view_type.no_block
-        self.sparse_first = view_type.sparse_first
-        self.operations = operations
-        self.inputs = inputs
+        self.sparse_first, self.nested = view_type.sparse_first, view_type.nested
+        self.stage, self.notes, self.inputs = stage, notes, inputs
         self._key = self._calls = 0
         self._dropped = None
 
     @property
     def num_vertices(self) -> int:
-        assert self.inputs.rows is not None
-        return len(self.inputs.rows)
+        return self.notes.num_rows
+
+    @property
+    def hop(self) -> int:
+        """The first product of this stage."""
+        return sum(self.notes.steps[stage] for stage in range(self.stage))
 
     def propagate(
         self, x: Tensor, *, reduce: Reduce = "sum", norm: Norm = None, weighted: bool = False, steps: int = 1
@@ -62,17 +98,17 @@ class OutlineView(GraphView):
         y = h + logit_src.sum() + logit_dst.sum()  # a shape, and what gradients flow to
         return self._note(y, "attend", steps=steps, heads=logit_src.shape[1])
 
+    def targets(self, x: Tensor) -> Tensor:
+        return x[: self.notes.rows_at(self.hop + self.notes.steps[self.stage])] if self.nested else x
+
     def total(self, x: Tensor) -> Tensor:
         return self._note(x, "total").sum(0)
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         if self.no_block:
             raise InputError(self.no_block)
-        return (
-            self._note(x, "block", origin=self.origin(x)),
-            torch.empty(2, 0, dtype=torch.int64, device="meta"),
-            len(x),
-        )
+        targets = self._note(x, "block", origin=self.origin(x))
+        return x.clone(), torch.empty(2, 0, dtype=torch.int64, device="meta"), len(targets)
 
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
         return linear(x, weight, added)
@@ -81,20 +117,33 @@ class OutlineView(GraphView):
         del key, p, relu
         return x.clone()
 
-    def _note(
-        self,
-        x: Tensor,
-        kind: Literal["propagate", "attend", "total", "block"],
-        *,
-        steps: int = 1,
-        heads: int = 0,
-        origin: Origin = "rows",
-    ) -> Tensor:
-        backward = x.requires_grad and torch.is_grad_enabled()
-        self.operations.append(
-            GraphOperation(kind=kind, width=x.shape[1], heads=heads, steps=steps, origin=origin, backward=backward)
+    def _note(self, x: Tensor, kind: Kind, *, steps: int = 1, heads: int = 0, origin: Origin = "rows") -> Tensor:
+        """Notes a call; the rows that come of it."""
+        notes = self.notes
+        made = notes.counter.get_total_flops()
+        notes.operations.append(
+            GraphOperation(
+                kind=kind,
+                width=x.shape[1],
+                heads=heads,
+                steps=steps,
+                stage=self.stage,
+                hop=self.hop,
+                origin=origin,
+                backward=x.requires_grad and torch.is_grad_enabled(),
+                flops=(made - notes.flops) / max(notes.num_rows, 1),
+            )
         )
-        return x.clone()
+        notes.flops = made
+        if kind == "total":
+            return x.clone()
+        if self.nested and notes.nested and (len(x) != notes.rows_at(self.hop) or steps != notes.steps[self.stage]):
+            raise InputError(
+                f"stage {self.stage} has products one after another, or of different steps, and so cannot tell which "
+                "rows a rank computes again: give each its own stage, or use --strategy communicated"
+            )
+        notes.steps[self.stage] = max(notes.steps[self.stage], steps)
+        return x[: notes.rows_at(self.hop + steps)].clone()
 
 
 def outline(
@@ -116,21 +165,26 @@ def outline(
     if not isinstance(getattr(model, "num_stages", None), int):
         raise InputError("the model does not say how many views it takes: set its num_stages, or use weft.nn.Stack")
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
-    x = torch.empty(num_vertices, num_features, dtype=dtype, device="meta")
-    operations: list[GraphOperation] = []
-    inputs = Inputs(rows=x, savings=savings, sparse_first=sparse_first)
     twin = copy.deepcopy(model).to("meta").train(training)
-    views = [OutlineView(view_type, operations, inputs) for _ in range(cast(int, model.num_stages))]
-    try:
-        with torch.set_grad_enabled(training), torch.device("meta"):
-            logits = twin(views, x)
-    except (RuntimeError, TypeError, IndexError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"the model cannot take rows of {num_features} features ({reason}): mend its widths"
-        ) from error
+
+    def run(notes: Notes, what: str) -> Tensor:
+        x = torch.empty(notes.rows_at(0), num_features, dtype=dtype, device="meta")
+        inputs = Inputs(rows=x, savings=savings, sparse_first=sparse_first)
+        views = [OutlineView(view_type, stage, notes, inputs) for stage in range(cast(int, model.num_stages))]
+        try:
+            with torch.set_grad_enabled(training), torch.device("meta"), notes.counter:
+                logits: Tensor = twin(views, x)
+        except (RuntimeError, TypeError, IndexError) as error:
+            raise InputError(what.format(str(error).splitlines()[0])) from error
+        return logits
+
+    notes = Notes(num_vertices, Counter(), False, FlopCounterMode(display=False))
+    logits = run(notes, f"the model cannot take rows of {num_features} features ({{}}): mend its widths")
+    if view_type.nested:
+        again = Notes(num_vertices, notes.steps, True, FlopCounterMode(display=False))
+        run(again, "a layer adds rows of its input to fewer rows of its result ({}): use view.targets(x) for them")
     if num_classes is not None and logits.shape[1:] != (num_classes,):
         raise InputError(
             f"the model gives {list(logits.shape[1:])} logits a vertex, the graph has {num_classes} classes"
         )
-    return operations
+    return notes.operations

@@ -24,7 +24,8 @@ class PyGConv(nn.Module):
     def forward(self, view: View, x: Tensor) -> Tensor:
         sources, edge_index, num_targets = view.block(x)
         if sources.device.type == "meta":  # many convolutions look at the edges, which have no values there
-            return sources.new_empty(num_targets, self.out_width) + sum(t.sum() for t in (sources, *self.parameters()))
+            map_ = sources.new_empty(sources.shape[1], self.out_width)
+            return sources[:num_targets] @ map_ + sum(t.sum() for t in (sources, *self.parameters()))
         if self.takes_pair:
             y: Tensor = self.conv((sources, sources[:num_targets]), edge_index)
             return y

@@ -35,12 +35,12 @@ class View(Protocol):
     def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
         """The sum of h [n, H D] over in-edges and v itself, weighted by edge softmax; the weights serve all steps.
 
-        The softmax is of leaky_relu(logit_src_u + logit_dst_v), logits [n, H].
+        The softmax is of leaky_relu(logit_src_u + logit_dst_v), logits [n, H], both of all rows of h.
         """
         ...
 
     def targets(self, x: Tensor) -> Tensor:
-        """The destination rows of a source tensor."""
+        """The destination rows of a source tensor: its first ones. A rank may compute fewer rows than it reads."""
         ...
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -108,6 +108,8 @@ class GraphView:
     """Whether the kept aggregate of constant features may be given up for maps by their nonzeros."""
     no_block = ""
     """Why a layer cannot have the edges themselves, where it cannot."""
+    nested = False
+    """Whether a stage may have fewer rows after its product than before it."""
 
     def __init__(
         self, topology: Topology, *, key: int = 0, inputs: Inputs | None = None, meter: Meter | None = None
@@ -147,7 +149,7 @@ class GraphView:
         return self.inputs.kept[product]
 
     def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
-        return self._attention(h, logit_src, logit_dst, even_heads(h, logit_src), slope, steps)
+        return self._attention(h, logit_src, logit_dst, even_heads(h, logit_src), slope, steps, self.topology)
 
     def targets(self, x: Tensor) -> Tensor:
         return x
@@ -195,10 +197,10 @@ class GraphView:
         return "dropped" if x is self._dropped else "rows"
 
     def _propagate(self, x: Tensor, product: Product) -> Tensor:
-        return self._product(x, product)
+        return self._product(x, product, self.topology)
 
     def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
-        return keyed_dropout(x, self.row_ids, key=key, p=p, relu=relu)
+        return keyed_dropout(x, self.row_ids[: len(x)], key=key, p=p, relu=relu)
 
     def _constant(self, x: Tensor, features: Tensor, ids: Tensor, first_column: int = 0) -> Tensor:
         """Other rows or columns of the features, under the dropout that made x of them: no byte on the network."""
@@ -207,32 +209,37 @@ class GraphView:
         key, p = self._mask
         return keyed_dropout(features, ids, key=key, p=p, first_column=first_column)
 
-    def _product(self, x: Tensor, product: Product) -> Tensor:
+    def _product(self, x: Tensor, product: Product, topology: Topology) -> Tensor:
         """The product on the columns at hand, counted forward and backward."""
-        adjacency = self.topology.adjacency
         for _ in range(product.steps):
             if product.reduce == "max":
-                y = spmm_max(adjacency, x)
+                x = spmm_max(topology.adjacency, x)
             else:
-                y = spmm(adjacency, x, scale=self.topology.scale(product, x.dtype), weighted=product.weighted)
-            self._count(y, 1)
-            x = y
+                scale = topology.scale(product, x.dtype)
+                x = spmm(topology.adjacency, x, scale=scale, weighted=product.weighted)
+            self._count(x, topology, 1)
         return x
 
     def _attention(
-        self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, bounds: Sequence[int], slope: float, steps: int
+        self,
+        h: Tensor,
+        logit_src: Tensor,
+        logit_dst: Tensor,
+        bounds: Sequence[int],
+        slope: float,
+        steps: int,
+        topology: Topology,
     ) -> Tensor:
         """Attention on the columns at hand, of which head j has `bounds[j]:bounds[j + 1]`; counted like a product."""
-        topology = self.topology
         y = attend(
             topology.adjacency, h, logit_src, logit_dst, bounds=bounds, loop=topology.loop, slope=slope, steps=steps
         )
-        self._count(y, steps)
+        self._count(y, topology, steps)
         return y
 
-    def _count(self, y: Tensor, steps: int) -> None:
+    def _count(self, y: Tensor, topology: Topology, steps: int) -> None:
         """Counts products on y's columns now, and the transposed ones when y's gradient arrives."""
-        meter, edges, width = self.meter, self.topology.adjacency.num_edges * steps, y.shape[1]
+        meter, edges, width = self.meter, topology.adjacency.num_edges * steps, y.shape[1]
         meter.aggregate(edges, width)
         if y.requires_grad:
             y.register_hook(lambda _: meter.aggregate(edges, width))

@@ -3,7 +3,19 @@
 from weft.core.config import PartitionOptions
 from weft.partition.assign import METHODS
 from weft.partition.book import Book, make_book
-from weft.partition.halo import Halo, make_halo, range_bounds
+from weft.partition.halo import Caching, Dependencies, Hop, make_dependencies, range_bounds, range_parts
 from weft.partition.quality import Quality
 
-__all__ = ["METHODS", "Book", "Halo", "PartitionOptions", "Quality", "make_book", "make_halo", "range_bounds"]
+__all__ = [
+    "METHODS",
+    "Book",
+    "Caching",
+    "Dependencies",
+    "Hop",
+    "PartitionOptions",
+    "Quality",
+    "make_book",
+    "make_dependencies",
+    "range_bounds",
+    "range_parts",
+]

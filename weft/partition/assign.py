@@ -12,7 +12,7 @@ from weft.core import native
 from weft.core.config import PartitionOptions
 from weft.core.errors import InputError
 from weft.data import Adjacency, Graph
-from weft.partition.halo import range_bounds
+from weft.partition.halo import range_parts
 
 # How far the remote vertices of a balanced part may be from their mean: least/most is then above 0.96.
 REMOTE_SLACK = 0.02
@@ -23,8 +23,7 @@ MAX_PASSES = 60
 
 def by_range(graph: Graph, num_parts: int, options: PartitionOptions) -> Tensor:
     """Contiguous ids, with about the same sum of in-edges and weighted vertices in each part (NeutronStar, Gemini)."""
-    bounds = torch.tensor(range_bounds(graph.in_edges, num_parts, options.vertex_weight))
-    return torch.arange(num_parts, dtype=torch.int32).repeat_interleave(bounds.diff())
+    return range_parts(graph.in_edges, num_parts, options.vertex_weight)
 
 
 def at_random(graph: Graph, num_parts: int, options: PartitionOptions) -> Tensor:

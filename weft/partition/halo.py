@@ -1,36 +1,76 @@
-"""The remote sources of a part's in-edges, and the block that its products run on (NeutronStar, section 2.2).
+"""What a part needs of the others: the vertices that it computes again, and the block that each product runs on.
 
-Parts are contiguous ranges of vertices: part p has `bounds[p]:bounds[p + 1]`.
+(NeutronStar, sections 2.2 and 3.) A model's products are its hops; the inputs of hop h are the rows of level h.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from weft.core import native
 from weft.data import Adjacency
 
 
 @dataclass(frozen=True, kw_only=True)
-class Halo:
-    """One part's block of the graph: its n vertices as targets, and as sources these and the h remote ones.
+class Caching:
+    """How the remote sources of a part are to be had: computed again (cached) or fetched, level by level.
 
-    block: all in-edges of the part, in the whole graph's order. Its first n sources are its targets.
-    remote: int64 [h], the vertices of other parts that are sources here, ascending, and so by owner.
-    received: how many of them each part owns.
-    rows: int64, positions among the part's own vertices of what each other part lacks, by part, ascending in each.
-    sent: how many of these each part lacks.
+    costs: float64 [levels, 5], one level for every hop: seconds of a row, of an in-edge in the product before it, of
+    fetching a row; bytes of a cached row, of its in-edge. first: the lowest level that costs anything.
+    ratio: the share of the remote sources to cache at each level, those that cost least; None: where it costs less.
+    max_bytes: of all that is cached; None: no limit.
+    """
+
+    costs: Tensor
+    first: int = 0
+    ratio: float | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hop:
+    """One product's block on one part: the first rows of its inputs as targets, inputs and fetched rows as sources.
+
+    block: all in-edges of the targets, in the whole graph's order. Its first `num_inputs` sources are the inputs.
+    fetched: int64 [h], the vertices of the other sources, by owner, ascending in each. received: how many of each part.
+    first_edges: int64 [targets], where each target's in-edges begin in the whole graph.
     """
 
     block: Adjacency
-    remote: Tensor
+    num_inputs: int
+    fetched: Tensor
     received: tuple[int, ...]
+    first_edges: Tensor
+
+    @cached_property
+    def edge_ids(self) -> Tensor:
+        """Where each edge of the block stands in the whole graph: int64 [E]."""
+        return edge_positions(self.block.indptr, self.first_edges)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dependencies:
+    """One part's share of the work.
+
+    rows: int64, the inputs of the model: the `num_own` vertices of the part, ascending, then those that it computes
+    again, the longest needed first. So the rows of every level are the first of those of the level below.
+    cached_bytes: what the vertices that are computed again take. limited: whether a limit kept their number down.
+    """
+
     rows: Tensor
-    sent: tuple[int, ...]
+    num_own: int
+    hops: tuple[Hop, ...]
+    cached_bytes: int
+    limited: bool
+
+    @property
+    def own(self) -> Tensor:
+        """The vertices that the part answers for: int64 [n]."""
+        return self.rows[: self.num_own]
 
 
 def range_bounds(adj: Adjacency, parts: int, vertex_weight: int = 1) -> tuple[int, ...]:
@@ -43,45 +83,58 @@ def range_bounds(adj: Adjacency, parts: int, vertex_weight: int = 1) -> tuple[in
     return tuple(torch.searchsorted(cost, wanted).tolist())
 
 
-def make_halo(adj: Adjacency, bounds: Sequence[int], part: int) -> Halo:
-    """What `part` needs of the others, and they of it; reads every edge."""
-    start, stop = bounds[part], bounds[part + 1]
-    remote = remote_sources(adj, start, stop)
-    lacking = [
-        remote_sources(adj, *other, within=(start, stop)) - start if number != part else remote[:0]
-        for number, other in enumerate(pairwise(bounds))
-    ]
-    return Halo(
-        block=_block(adj, start, stop, remote),
-        remote=remote,
-        received=tuple(torch.searchsorted(remote, torch.tensor(bounds)).diff().tolist()),
-        rows=torch.cat(lacking),
-        sent=tuple(map(len, lacking)),
+def range_parts(adj: Adjacency, parts: int, vertex_weight: int = 1) -> Tensor:
+    """The part of every vertex, int32 [N], by `range_bounds`."""
+    bounds = torch.tensor(range_bounds(adj, parts, vertex_weight))
+    return torch.arange(parts, dtype=torch.int32).repeat_interleave(bounds.diff())
+
+
+def make_dependencies(adj: Adjacency, part: Tensor, own: int, num_parts: int, caching: Caching) -> Dependencies:
+    """What part `own` computes and what it fetches. part: int32 [N], the part of every vertex.
+
+    Reads the in-edges of the part's vertices and of those that it computes again.
+    """
+    mine = (part == own).nonzero().view(-1)
+    num_hops = len(caching.costs)
+    wanted = native.gather_block(adj.indptr, adj.indices, part, mine, len(mine))[2]
+    levels, num_bytes, limited = native.cache_levels(
+        adj.indptr,
+        adj.indices,
+        part,
+        own,
+        wanted,
+        caching.costs,
+        first=caching.first,
+        ratio=-1.0 if caching.ratio is None else caching.ratio,
+        max_bytes=-1.0 if caching.max_bytes is None else caching.max_bytes,
+    )
+    again = (levels >= 0).nonzero().view(-1)
+    again = again[levels[again].argsort(descending=True, stable=True)]
+    rows = torch.cat([mine, again])
+    counts = [len(mine) + int((levels >= max(level, caching.first)).sum()) for level in range(num_hops)]
+    blocks: dict[tuple[int, int], Hop] = {}
+    hops = []
+    for sizes in zip(counts, [*counts[1:], len(mine)], strict=True):
+        if sizes not in blocks:
+            blocks[sizes] = _hop(adj, part, num_parts, rows[: sizes[0]], sizes[1])
+        hops.append(blocks[sizes])
+    return Dependencies(rows=rows, num_own=len(mine), hops=tuple(hops), cached_bytes=int(num_bytes), limited=limited)
+
+
+def _hop(adj: Adjacency, part: Tensor, num_parts: int, inputs: Tensor, num_targets: int) -> Hop:
+    indptr, indices, fetched = native.gather_block(adj.indptr, adj.indices, part, inputs, num_targets)
+    first_edges = adj.indptr[inputs[:num_targets]]
+    weight = None if adj.weight is None else adj.weight[edge_positions(indptr, first_edges)]
+    return Hop(
+        block=Adjacency(indptr=indptr, indices=indices, num_sources=len(inputs) + len(fetched), weight=weight),
+        num_inputs=len(inputs),
+        fetched=fetched,
+        received=tuple(torch.bincount(part[fetched], minlength=num_parts).tolist()),
+        first_edges=first_edges,
     )
 
 
-def remote_sources(adj: Adjacency, start: int, stop: int, within: tuple[int, int] | None = None) -> Tensor:
-    """Vertices outside `start:stop`, of `within` if given, with an edge into it: int64, ascending."""
-    is_source = torch.zeros(adj.num_sources, dtype=torch.bool)
-    is_source[_entries(adj, start, stop)] = True
-    is_source[start:stop] = False
-    first, last = within or (0, adj.num_sources)
-    return is_source[first:last].nonzero().view(-1) + first
-
-
-def _entries(adj: Adjacency, start: int, stop: int) -> Tensor:
-    return adj.indices[int(adj.indptr[start]) : int(adj.indptr[stop])].long()
-
-
-def _block(adj: Adjacency, start: int, stop: int, remote: Tensor) -> Adjacency:
-    size = stop - start
-    position = torch.empty(adj.num_sources, dtype=adj.indices.dtype)
-    position[start:stop] = torch.arange(size, dtype=position.dtype)
-    position[remote] = torch.arange(size, size + len(remote), dtype=position.dtype)
-    first, last = int(adj.indptr[start]), int(adj.indptr[stop])
-    return Adjacency(
-        indptr=adj.indptr[start : stop + 1] - first,
-        indices=position[_entries(adj, start, stop)],
-        num_sources=size + len(remote),
-        weight=None if adj.weight is None else adj.weight[first:last],
-    )
+def edge_positions(indptr: Tensor, first_edges: Tensor) -> Tensor:
+    """The positions of rows' edges elsewhere, where each row's begin at `first_edges` and stand side by side."""
+    shift = (first_edges - indptr[:-1]).repeat_interleave(indptr.diff(), output_size=int(indptr[-1]))
+    return shift + torch.arange(len(shift))

@@ -1,8 +1,8 @@
 """Where rows, columns and edges live: one file per strategy, one table of names."""
 
 from weft.core.errors import unknown
-from weft.strategies.base import GraphShape, Step, Strategy
-from weft.strategies.communicated import Communicated
+from weft.strategies.base import GraphShape, Placement, Step, Strategy
+from weft.strategies.hybrid import Cached, Communicated, Hybrid
 from weft.strategies.single import Single
 from weft.strategies.tensor import TensorParallel
 
@@ -10,6 +10,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "single": Single,
     "tensor": TensorParallel,
     "communicated": Communicated,
+    "cached": Cached,
+    "hybrid": Hybrid,
 }
 
 
@@ -20,4 +22,4 @@ def get_strategy(name: str) -> type[Strategy]:
     return STRATEGIES[name]
 
 
-__all__ = ["STRATEGIES", "GraphShape", "Step", "Strategy", "get_strategy"]
+__all__ = ["STRATEGIES", "GraphShape", "Placement", "Step", "Strategy", "get_strategy"]

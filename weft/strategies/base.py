@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, NamedTuple, cast
 
 import torch
@@ -14,7 +15,7 @@ from weft.comm import Group, sum_gradients
 from weft.core.errors import InputError
 from weft.core.random import key
 from weft.core.savings import ALL_SAVINGS, Savings
-from weft.cost import Operation, Trace, all_reduce
+from weft.cost import Factors, Operation, Trace, all_reduce
 from weft.data import Graph
 from weft.nn import GraphOperation, GraphView, Inputs, Topology, outline
 
@@ -22,25 +23,30 @@ SAMPLE = 1 << 16  # vertices whose features are looked at, the same on every ran
 NONZERO_COST = 8  # a map pays as much for a nonzero of sparse features as for this many entries (measured: 2 to 5)
 
 
-class HaloShape(NamedTuple):
-    """As much of a rank's block as a trace needs: its in-edges, and the rows that it sends and receives for a halo."""
+class HopShape(NamedTuple):
+    """As much of one product's block on a rank as a trace needs: its edges, and the rows that it sends and receives.
+
+    exchanged: whether any rank sends any.
+    """
 
     num_edges: int
-    num_sent: int
-    num_received: int
+    num_sent: int = 0
+    num_received: int = 0
+    exchanged: bool = False
 
 
 class GraphShape(NamedTuple):
     """As much of a graph as a trace needs.
 
-    density: the share of the features that are not zero. halo: a rank's, where ranks hold blocks of the graph.
+    density: the share of the features that are not zero. hops: a rank's blocks, product by product, where ranks hold
+    blocks of the graph.
     """
 
     num_vertices: int
     num_edges: int
     num_features: int
     density: float = 1.0
-    halo: HaloShape | None = None
+    hops: tuple[HopShape, ...] = ()
 
     @classmethod
     def of(cls, graph: Graph) -> GraphShape:
@@ -59,6 +65,24 @@ class GraphShape(NamedTuple):
         """Whether mapping sparse features and aggregating the result costs less than mapping a dense aggregate."""
         nonzeros = self.density * self.num_features + self.num_edges / max(self.num_vertices, 1)
         return NONZERO_COST * nonzeros < self.num_features
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """What a person may say of where vertices live; each strategy reads what concerns it.
+
+    part: int32 [N], the rank of every vertex; None: contiguous ranges.
+    cache_ratio: the share of remote sources to cache at each layer; None: by cost. cache_bytes: a rank's limit of it.
+    factors: what the costs are; None: a probe finds out.
+    """
+
+    part: Tensor | None = None
+    cache_ratio: float | None = None
+    cache_bytes: int | None = None
+    factors: Factors | None = None
+
+
+ANYWHERE = Placement()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,33 +111,61 @@ class Strategy(ABC):
         *,
         seed: int = 0,
         savings: Savings = ALL_SAVINGS,
+        placement: Placement = ANYWHERE,
     ) -> None:
         self.graph, self.model, self.group, self.seed = graph, model, group, seed
+        self.savings, self.placement = savings, placement
         self.dtype = dtype_of(model)
         self.check_size(group.size)
         self.rows = self.place()
-        ids = None if graph.ids is None else graph.ids.to(group.device)
-        self.topology = Topology(graph.in_edges.cast(self.dtype).to(group.device), ids)
-        assert graph.x is not None
-        features = graph.x[self.rows.start : self.rows.stop].to(group.device, self.dtype)
         shape = GraphShape.of(graph)
         self.inputs = Inputs(
-            rows=features,
+            rows=self.features(self.input_rows),
             savings=savings,
             sparse=savings.sparse and shape.sparse,
             sparse_first=savings.sparse and shape.sparse_first,
         )
 
     @abstractmethod
-    def place(self) -> range:
-        """The vertices this rank answers for."""
+    def place(self) -> slice | Tensor:
+        """The vertices this rank answers for: a range, or int64 [n]."""
+
+    @property
+    def input_rows(self) -> slice | Tensor:
+        """The vertices whose features the model reads on this rank: those it answers for, and then perhaps others."""
+        return self.rows
+
+    @property
+    def stages(self) -> range:
+        """The model's stages, each of which gets a view."""
+        return range(cast(int, self.model.num_stages))
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The whole graph's, on the group's device."""
+        ids = None if self.graph.ids is None else self.graph.ids.to(self.group.device)
+        return Topology(self.graph.in_edges.cast(self.dtype).to(self.group.device), ids)
+
+    def features(self, vertices: slice | Tensor) -> Tensor:
+        """The features of some vertices, on the group's device and in the model's type."""
+        assert self.graph.x is not None
+        return self.graph.x[vertices].to(self.group.device, self.dtype)
 
     @abstractmethod
-    def view(self, view_key: int) -> GraphView:
+    def view(self, stage: int, view_key: int) -> GraphView:
         """The view of one stage, whose dropout masks depend on `view_key`."""
 
     @classmethod
-    def shape(cls, graph: Graph, *, rank: int, size: int) -> GraphShape:  # noqa: ARG003
+    def shape(
+        cls,
+        graph: Graph,
+        model: nn.Module,  # noqa: ARG003
+        *,
+        rank: int,  # noqa: ARG003
+        size: int,  # noqa: ARG003
+        placement: Placement = ANYWHERE,  # noqa: ARG003
+        savings: Savings = ALL_SAVINGS,  # noqa: ARG003
+    ) -> GraphShape:
         """What `trace` needs to know of a graph and its placement on `rank` of `size`."""
         return GraphShape.of(graph)
 
@@ -137,6 +189,8 @@ class Strategy(ABC):
         forward: list[Operation] = []
         backward: list[Operation] = []
         for asked in cls.operations(model, shape, training, savings):
+            if is_kept(asked, savings):
+                continue
             made = cls.carry_out(asked, shape, rank, size, itemsize)
             forward += made
             if asked.backward:
@@ -162,8 +216,8 @@ class Strategy(ABC):
 
     @classmethod
     def operations(cls, model: nn.Module, shape: GraphShape, training: bool, savings: Savings) -> list[GraphOperation]:
-        """What `model` asks of this strategy's views in one forward pass, without what is computed only once."""
-        asked = outline(
+        """What `model` asks of this strategy's views in one forward pass."""
+        return outline(
             model,
             num_vertices=shape.num_vertices,
             num_features=shape.num_features,
@@ -172,7 +226,6 @@ class Strategy(ABC):
             savings=savings,
             sparse_first=savings.sparse and shape.sparse_first,
         )
-        return [one for one in asked if not (savings.reuse and one.origin == "inputs")]
 
     def steps(self, epoch: int) -> Sequence[Step]:
         """The training steps of an epoch."""
@@ -185,8 +238,7 @@ class Strategy(ABC):
     def forward(self, step: Step) -> Tensor:
         """Logits [n, C] of the rows this rank answers for."""
         self.model.train(step.training)
-        stages = range(cast(int, self.model.num_stages))
-        views = [self.view(key(self.seed, step.epoch, stage)) for stage in stages]
+        views = [self.view(stage, key(self.seed, step.epoch, stage)) for stage in self.stages]
         with torch.set_grad_enabled(step.training):
             logits: Tensor = self.model(views, self.inputs.rows)
         return logits
@@ -195,6 +247,11 @@ class Strategy(ABC):
         """Leaves every parameter's gradient, summed over the ranks, from the gradient [n, C] of the logits."""
         logits.backward(grad)
         sum_gradients(list(self.model.parameters()), self.group)
+
+
+def is_kept(asked: GraphOperation, savings: Savings) -> bool:
+    """Whether a result is computed only once: constant features are always aggregated to the same."""
+    return savings.reuse and asked.origin == "inputs" and asked.is_product
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:

@@ -12,10 +12,11 @@ class Single(Strategy):
 
     only_one_rank = True
 
-    def place(self) -> range:
-        return range(self.graph.num_vertices)
+    def place(self) -> slice:
+        return slice(0, self.graph.num_vertices)
 
-    def view(self, view_key: int) -> GraphView:
+    def view(self, stage: int, view_key: int) -> GraphView:
+        del stage
         return GraphView(self.topology, key=view_key, inputs=self.inputs, meter=self.group.meter)
 
     @classmethod

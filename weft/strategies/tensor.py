@@ -33,8 +33,7 @@ class TensorView(GraphView):
 
     @property
     def row_ids(self) -> Tensor:
-        rows = self.home.rows
-        return self.topology.ids[rows.start : rows.stop]
+        return self.topology.ids[self.home.rows]
 
     def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
         home, num_heads, width = self.home, logit_src.shape[1], h.shape[1]
@@ -45,7 +44,7 @@ class TensorView(GraphView):
         h_Nf, logit_src, logit_dst = (part.contiguous() for part in packed.split([stop - start, heads, heads], 1))
         ends = (width // num_heads * head for head in range(first - width, last - width + 1))
         bounds = [min(max(end, start), stop) - start for end in ends]
-        y_Nf = self._attention(h_Nf, logit_src, logit_dst, bounds, slope, steps)
+        y_Nf = self._attention(h_Nf, logit_src, logit_dst, bounds, slope, steps, self.topology)
         return cols_to_rows(y_Nf, column_layout(home.bounds, width), home.group)
 
     def total(self, x: Tensor) -> Tensor:
@@ -58,7 +57,7 @@ class TensorView(GraphView):
             x_Nf = rows_to_cols(x, layout, home.group)
         else:
             x_Nf = self._constant(x, home.columns, self.topology.ids, home.column_range.start)
-        return cols_to_rows(self._product(x_Nf, product), layout, home.group)
+        return cols_to_rows(self._product(x_Nf, product, self.topology), layout, home.group)
 
 
 class TensorParallel(Strategy):
@@ -66,12 +65,12 @@ class TensorParallel(Strategy):
 
     view_type = TensorView
 
-    def place(self) -> range:
+    def place(self) -> slice:
         group = self.group
         self.bounds = even_bounds(self.graph.num_vertices, group.size)
         columns = even_bounds(self.graph.num_features, group.size)
         self.column_range = range(columns[group.rank], columns[group.rank + 1])
-        return range(self.bounds[group.rank], self.bounds[group.rank + 1])
+        return slice(self.bounds[group.rank], self.bounds[group.rank + 1])
 
     @cached_property
     def columns(self) -> Tensor:
@@ -80,7 +79,8 @@ class TensorParallel(Strategy):
         held = self.graph.x[:, self.column_range.start : self.column_range.stop]
         return held.to(self.group.device, self.dtype).contiguous()
 
-    def view(self, view_key: int) -> GraphView:
+    def view(self, stage: int, view_key: int) -> GraphView:
+        del stage
         return TensorView(self, view_key)
 
     @classmethod

@@ -1,0 +1,202 @@
+"""Rows to whoever lacks them, and products over them (NeutronStar, sections 2.2 and 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from weft.comm.group import Exchange, Group
+from weft.data import Adjacency
+from weft.kernels import Scale, spmm, spmm_transposed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """Which of its rows a rank sends to whom, and how many it gets from each rank.
+
+    rows: int64, positions by receiver, in rank order; sent: how many of them each rank gets. num_rows: of which they
+    are some.
+    """
+
+    rows: Tensor
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    num_rows: int
+
+    @cached_property
+    def senders(self) -> Adjacency:
+        """The sent rows as sources, the rows they were taken from as targets: the adjoint of taking them."""
+        places = torch.arange(len(self.rows), device=self.rows.device)
+        return Adjacency.from_edges(places, self.rows, num_sources=len(places), num_targets=self.num_rows)
+
+
+def make_route(fetched: Tensor, received: Sequence[int], own: Tensor, num_rows: int, group: Group) -> Route:
+    """Tells every rank which of its vertices the others lack; all ranks call it.
+
+    fetched: int64, the vertices lacking here, by owner; received: how many each rank owns. own: int64, ascending, the
+    vertices of this rank, which are the first of its `num_rows` rows.
+    """
+    one_each = [1] * group.size
+    counts = torch.tensor(received, device=group.device)
+    sent = group.all_to_all(counts, one_each, one_each, tag="route").tolist()
+    asked = group.all_to_all(fetched.to(group.device), received, sent, tag="route")
+    rows = torch.searchsorted(own.to(group.device), asked)
+    return Route(rows=rows, sent=tuple(sent), received=tuple(received), num_rows=num_rows)
+
+
+class Coming(Protocol):
+    """Rows that are on their way."""
+
+    def wait(self, rank: int | None = None) -> Tensor:
+        """Those of one rank, or all of them by rank, [., F], as soon as they are here."""
+        ...
+
+
+class Rows:
+    """Rows on their way between ranks."""
+
+    def __init__(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group, *, ring: bool) -> None:
+        self._width = width = rows.shape[1]
+        counts = ([number * width for number in numbers] for numbers in (sent, received))
+        self._exchange = Exchange(group, rows.reshape(-1), *counts, tag="halo", ring=ring)
+
+    def wait(self, rank: int | None = None) -> Tensor:
+        return self._exchange.wait(rank).view(-1, self._width)
+
+
+class Halo:
+    """The rows that one product lacks, and the way back of their gradients.
+
+    ring: rank by rank, so that a part of the product can start when its rows are here; else by one all_to_all.
+    overlap: what is here already is multiplied meanwhile.
+    """
+
+    def __init__(self, route: Route, group: Group, *, ring: bool = True, overlap: bool = True) -> None:
+        self.route, self.group, self.ring, self.overlap = route, group, ring, overlap
+
+    def start(self, x: Tensor) -> Coming:
+        """Sends what others lack of the rows x [n, F], and begins to receive [h, F]."""
+        route = self.route
+        return Rows(x.index_select(0, route.rows), route.sent, route.received, self.group, ring=self.ring)
+
+    def start_back(self, grad: Tensor) -> Coming:
+        """Sends the gradients [h, F] of received rows back, and begins to receive those of sent rows."""
+        return Rows(grad, self.route.received, self.route.sent, self.group, ring=self.ring)
+
+    def fetch(self, x: Tensor) -> Tensor:
+        """The rows [h, F] of other ranks that this one lacks, by owner; from the rows [n, F] of each."""
+        return _Fetch.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def product(self, x: Tensor, parts: Parts) -> Tensor:
+        """`A x` [n, F] over the rows x that are here and those that come."""
+        return _Product.apply(x, self, parts)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Those edges of a block whose sources one rank sends (None: any rank). targets: int64, the block's rows."""
+
+    adjacency: Adjacency
+    scale: Scale
+    targets: Tensor
+    rank: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """A product in parts: over the rows that are here, to which those that come are added in a fixed order."""
+
+    here: Adjacency
+    scale: Scale
+    coming: tuple[Part, ...]
+    weighted: bool
+
+
+def split_product(
+    block: Adjacency, num_here: int, received: Sequence[int], scale: Scale, *, weighted: bool, by_rank: Sequence[int]
+) -> Parts:
+    """A block's product in parts: its first `num_here` sources are here, the rest comes, `received` from each rank.
+
+    by_rank: the order in which ranks' rows are added, each by itself; empty: all at once.
+    """
+    source, target = block.edges()
+    ends = (num_here + torch.tensor([0, *received]).cumsum(0)).tolist()
+    spans: list[tuple[int | None, int, int]] = [
+        (rank, ends[rank], ends[rank + 1]) for rank in by_rank if received[rank]
+    ]
+    if not by_rank:
+        spans = [(None, num_here, ends[-1])]
+
+    def edges(first: int, end: int, targets: Tensor | None) -> Adjacency:
+        kept = (source >= first) & (source < end)
+        rows = target[kept] if targets is None else torch.searchsorted(targets, target[kept])
+        return Adjacency.from_edges(
+            source[kept] - first,
+            rows,
+            num_sources=end - first,
+            num_targets=block.num_targets if targets is None else len(targets),
+            weight=None if block.weight is None else block.weight[kept],
+        )
+
+    coming = []
+    for rank, first, end in spans:
+        reached = target[(source >= first) & (source < end)].unique()
+        part_scale = Scale(
+            None if scale.source is None else scale.source[first:end],
+            None if scale.target is None else scale.target[reached],
+        )
+        coming.append(Part(adjacency=edges(first, end, reached), scale=part_scale, targets=reached, rank=rank))
+    here = scale._replace(source=None if scale.source is None else scale.source[:num_here])
+    return Parts(here=edges(0, num_here, None), scale=here, coming=tuple(coming), weighted=weighted)
+
+
+class _Fetch(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, halo: Halo) -> Tensor:
+        ctx.halo = halo
+        return halo.start(x).wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        returned = ctx.halo.start_back(grad).wait()
+        return spmm(ctx.halo.route.senders, returned), None
+
+
+class _Product(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, halo: Halo, parts: Parts) -> Tensor:
+        ctx.args = halo, parts
+        coming = halo.start(x)
+        if not halo.overlap:
+            coming.wait()
+        y = spmm(parts.here, x, scale=parts.scale, weighted=parts.weighted)
+        for part in parts.coming:
+            added = spmm(part.adjacency, coming.wait(part.rank), scale=part.scale, weighted=parts.weighted)
+            y.index_add_(0, part.targets, added)
+        coming.wait()
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, None, None]:
+        halo, parts = ctx.args
+        grads = grad_y.new_empty(sum(halo.route.received), grad_y.shape[1])
+        spans = dict(enumerate(grads.split(halo.route.received)))
+        for part in parts.coming:
+            grad = spmm_transposed(
+                part.adjacency, grad_y.index_select(0, part.targets), scale=part.scale, weighted=parts.weighted
+            )
+            (grads if part.rank is None else spans[part.rank]).copy_(grad)
+        returning = halo.start_back(grads)
+        if not halo.overlap:
+            returning.wait()
+        grad_x = spmm_transposed(parts.here, grad_y, scale=parts.scale, weighted=parts.weighted)
+        return grad_x.add_(spmm(halo.route.senders, returning.wait())), None, None

@@ -1,0 +1,69 @@
+"""What caching or fetching a remote vertex costs, level by level (NeutronStar, section 3, equations 1 and 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from weft.core.savings import Savings
+from weft.cost import Factors
+from weft.nn import GraphOperation
+from weft.partition import Caching
+from weft.strategies.base import is_kept
+
+EDGE_BYTES = 12  # of a cached row's in-edge: two ids, forward and transposed, and its place
+FREE = Factors(seconds_per_flop=0, seconds_per_edge=0, seconds_per_byte=0)
+
+
+def level_costs(
+    operations: Sequence[GraphOperation],
+    factors: Factors,
+    *,
+    itemsize: int,
+    num_features: int,
+    savings: Savings,
+    ratio: float | None,
+    max_bytes: int | None,
+) -> Caching:
+    """The costs of a training step with these operations; a number takes `itemsize` bytes.
+
+    A row of level h costs its maps since the product before, T_v, and that product over its in-edges, T_e; fetching
+    it, T_c both ways. What is kept from epoch to epoch costs nothing.
+    """
+    num_levels = max((asked.hops.stop for asked in operations), default=0)
+    costs = torch.zeros(num_levels, 5, dtype=torch.float64)
+    widths = [num_features / 2] + [0.0] * num_levels  # features have no gradient
+    first = 0
+    for level in range(num_levels):
+        here = [asked for asked in operations if level in asked.hops]
+        fetched = [asked for asked in here if is_fetched(asked, level)]
+        numbers = sum(fetched_width(asked, level) * directions(asked) for asked in fetched)
+        flops = sum(asked.flops for asked in here if level == asked.hop)
+        maps = 3 if level > first else 2  # forward, the weights' gradient and, but for constants, the rows'
+        widths[level + 1] = sum(asked.width for asked in here)
+        costs[level, 0] = factors.seconds_per_flop * flops * maps
+        costs[level, 2] = factors.seconds_per_byte * itemsize * numbers
+        costs[level, 3] = 2 * itemsize * (widths[level] + widths[level + 1])
+        costs[level, 4] = EDGE_BYTES if level else 0
+        passes = sum(asked.width * directions(asked) for asked in here if not is_kept(asked, savings))
+        if level + 1 < num_levels:
+            costs[level + 1, 1] = factors.seconds_per_edge * passes
+        if level == 0 and not fetched:
+            first = 1
+    return Caching(costs=costs, first=first, ratio=ratio, max_bytes=max_bytes)
+
+
+def is_fetched(asked: GraphOperation, hop: int) -> bool:
+    """Whether sources of this product cross the network: all but the constant features, and what is made of them."""
+    return hop > asked.hop or asked.origin == "rows"
+
+
+def fetched_width(asked: GraphOperation, hop: int) -> int:
+    """Numbers of a fetched row: its columns, and once the logits of a source, which serve all steps."""
+    return asked.width + (asked.heads if hop == asked.hop else 0)
+
+
+def directions(asked: GraphOperation) -> int:
+    """Forward, and backward where a gradient flows."""
+    return 1 + asked.backward

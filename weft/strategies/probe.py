@@ -1,0 +1,117 @@
+"""The probe of NeutronStar's algorithm 4, line 1: a test training on a small graph, and an exchange."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from weft.comm import Group
+from weft.core.savings import Savings
+from weft.cost import Factors
+from weft.data import Adjacency, Graph
+from weft.nn import GraphOperation, GraphView, Inputs, Product, Topology, UnitCost, outline
+from weft.strategies.base import dtype_of, is_kept
+from weft.strategies.costs import directions
+
+MAX_VERTICES, MAX_EDGES = 1 << 14, 1 << 19
+EXCHANGED_BYTES = 4 << 20  # by a rank: more than what a network's buffers swallow at once
+ROUNDS = 3
+LEAST = 1e-15  # seconds of anything, so that nothing is free
+
+
+class ProbeView(GraphView):
+    """The view of one device, with the order of map and aggregate that spread ranks have."""
+
+    unit_cost = UnitCost(inputs=1, dropped=1, rows=4)
+    sparse_first = False
+
+
+class RowsOnly(ProbeView):
+    """Leaves out every product."""
+
+    def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
+        del slope, steps
+        return h + 0 * (logit_src.sum() + logit_dst.sum())
+
+    def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        return x, torch.empty(2, 0, dtype=torch.int64, device=x.device), len(x)
+
+    def _propagate(self, x: Tensor, product: Product) -> Tensor:
+        del product
+        return x
+
+
+def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Factors:
+    """The factors of this model on these ranks, all of which call it at the same time and get the same.
+
+    The test graph has the real one's mean degree, and random edges. Rows are timed without products, products as what a
+    whole step takes more, and the network by an exchange in which every rank sends as much as it receives.
+    """
+    model = copy.deepcopy(model).train()
+    num_vertices = max(1, min(graph.num_vertices // group.size, MAX_VERTICES))
+    num_edges = min(round(graph.num_edges / max(graph.num_vertices, 1) * num_vertices) + 1, MAX_EDGES)
+    random = torch.Generator().manual_seed(0)
+    source, target = (torch.randint(num_vertices, (num_edges,), generator=random) for _ in range(2))
+    weight = None if graph.in_edges.weight is None else torch.ones(num_edges, dtype=dtype_of(model))
+    adjacency = Adjacency.from_edges(source, target, num_sources=num_vertices, num_targets=num_vertices, weight=weight)
+    topology = Topology(adjacency.to(group.device))
+    x = torch.randn(num_vertices, graph.num_features, generator=random).to(group.device, dtype_of(model))
+
+    def step_of(view_type: type[GraphView]) -> Callable[[], None]:
+        inputs = Inputs(rows=x, savings=savings)
+
+        def step() -> None:
+            views = [view_type(topology, inputs=inputs, key=1) for _ in range(cast(int, model.num_stages))]
+            model(views, x).sum().backward()
+
+        return step
+
+    operations = outline(
+        model,
+        num_vertices=num_vertices,
+        num_features=graph.num_features,
+        training=True,
+        view_type=ProbeView,
+        savings=savings,
+    )
+    rows, whole = _seconds(step_of(RowsOnly), group), _seconds(step_of(ProbeView), group)
+    flops = 3 * num_vertices * sum(asked.flops for asked in operations)
+    edges = num_edges * sum(_passes(operations, savings))
+    bytes_each_way, network = _exchange_seconds(group)
+    found = {"flop": rows / max(flops, 1), "edge": (whole - rows) / max(edges, 1), "byte": network / bytes_each_way}
+    shared = group.share(found)
+    return Factors(
+        **{f"seconds_per_{name}": max(LEAST, sum(one[name] for one in shared) / len(shared)) for name in found}
+    )
+
+
+def _passes(operations: Sequence[GraphOperation], savings: Savings) -> list[int]:
+    """Columns that an epoch aggregates, forward and backward, by operation."""
+    return [asked.width * len(asked.hops) * directions(asked) for asked in operations if not is_kept(asked, savings)]
+
+
+def _exchange_seconds(group: Group) -> tuple[int, float]:
+    """Bytes that each rank sends to others and receives, and the seconds of that."""
+    if group.size == 1:
+        return 1, 0.0
+    each = EXCHANGED_BYTES // (group.size - 1)
+    counts = [0 if rank == group.rank else each for rank in range(group.size)]
+    message = torch.zeros(sum(counts), dtype=torch.uint8, device=group.device)
+    return sum(counts), _seconds(lambda: group.all_to_all(message, counts, counts, tag="probe"), group)
+
+
+def _seconds(work: Callable[[], object], group: Group) -> float:
+    """The median of a few runs, after one that counts for nothing; all ranks start together."""
+    seconds = []
+    for _ in range(ROUNDS + 1):
+        group.share({})
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return median(seconds[1:])
