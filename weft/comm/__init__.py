@@ -10,9 +10,10 @@ from weft.comm.exchange import (
     sum_over_ranks,
 )
 from weft.comm.group import Group, join
-from weft.comm.halo import Halo, Parts, Route, make_route, split_product
+from weft.comm.halo import Coming, Halo, Parts, Route, make_route, split_product
 
 __all__ = [
+    "Coming",
     "Group",
     "Halo",
     "Layout",

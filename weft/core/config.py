@@ -21,6 +21,7 @@ def option(
     *,
     least: float | None = None,
     below: float | None = None,
+    most: float | None = None,
     choices: tuple[str, ...] = (),
     several: tuple[str, ...] = (),
     fixed: bool = False,
@@ -33,6 +34,7 @@ def option(
         "help": help,
         "least": least,
         "below": below,
+        "most": most,
         "choices": choices,
         "several": several,
         "fixed": fixed,
@@ -76,8 +78,20 @@ class Config:
     eval_every: int = option(1, "epochs between evaluations; the last epoch is always evaluated", least=1, fixed=True)
     patience: int = option(0, "stop after this many epochs without a better validation score; 0: never", least=0)
 
-    strategy: str = option("single", "where rows, columns and edges live: single, tensor or communicated")
+    strategy: str = option(
+        "single", "where rows, columns and edges live: single, tensor, communicated, cached, hybrid or stale"
+    )
     workers: int = option(1, "number of local ranks", least=1)
+    partition: str = option("range", "which rank has which vertex: a method of weft partition, or a book's file")
+    cache_ratio: float = option(
+        -1.0, "hybrid: share of remote sources to cache at each layer; -1: where it costs less", least=-1, most=1
+    )
+    cache_memory: str = option("", "hybrid: what a rank's cached vertices may take, such as 512MB; none: no limit")
+    probe: str = option("", "hybrid: factors of an earlier run (its probe.json); none: measure them")
+    refresh_every: int = option(4, "stale: training steps between two exchanges of halos", least=1)
+    staleness: float = option(
+        0.0, "stale: exchange as soon as rows have changed by more than this share; 0: not before", least=0
+    )
     device: str = option("cpu", "device of every rank", choices=("cpu", "cuda"))
     without: str = option("", f"savings to leave out, separated by commas: {', '.join(SAVINGS)}", several=SAVINGS)
     timeout: float = option(300.0, "seconds after which a silent peer counts as lost", least=1)
@@ -136,13 +150,16 @@ def _checked(spec: dataclasses.Field[Any], value: Any) -> Any:
         value = float(value)
     if type(value) is not kind:
         raise InputError(f"{flag} {value!r}: give a value of type {kind.__name__}")
-    least, below, choices = spec.metadata["least"], spec.metadata["below"], spec.metadata["choices"]
+    least, below, most = (spec.metadata[name] for name in ("least", "below", "most"))
+    choices = spec.metadata["choices"]
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{flag} {value}: give a finite number")
     if least is not None and not value >= least:
         raise InputError(f"{flag} {value}: give at least {least}")
     if below is not None and not value < below:
         raise InputError(f"{flag} {value}: give less than {below}")
+    if most is not None and not value <= most:
+        raise InputError(f"{flag} {value}: give at most {most}")
     if choices and value not in choices:
         raise unknown(flag, str(value), choices)
     for name in filter(None, str(value).split(",")) if spec.metadata["several"] else ():

@@ -1,4 +1,4 @@
-"""A run's folder: config.toml, metrics.jsonl, checkpoints/, model.safetensors. Only rank 0 touches it."""
+"""A run's folder: config.toml, metrics.jsonl, probe.json, checkpoints/, model.safetensors. Only rank 0 touches it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class RunFolder:
         self.path = path
         self.config = path / "config.toml"
         self.metrics = path / "metrics.jsonl"
+        self.probe = path / "probe.json"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"
 

@@ -36,6 +36,13 @@ class ProgressShow:
         if self._bar:
             self._bar.stop()
 
+    def say(self, text: str) -> None:
+        """One line beside the progress."""
+        if self._bar:
+            self._bar.console.print(f"weft: {text}", highlight=False)
+        elif not self._quiet:
+            print(f"weft: {text}", file=sys.stderr, flush=True)
+
     def epoch(self, epoch: int, loss: float, scores: dict[str, float | None]) -> None:
         """`epoch` has ended with this training loss and these scores (train, val, test)."""
         known = (f"{split} {value:.4f}" for split, value in scores.items() if value is not None)

@@ -29,12 +29,13 @@ from weft.engine.checkpoint import Progress
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.launch import STOPPED, launch
 from weft.engine.metrics import NodeTask
+from weft.engine.placement import make_placement
 from weft.engine.progress import ProgressShow
 from weft.engine.stop import StopRequest
 from weft.engine.trainer import Trainer
 from weft.engine.writer import RunWriter
 from weft.nn import from_config, use_onednn
-from weft.strategies import get_strategy
+from weft.strategies import Placement, get_strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class Job:
     """What the ranks of a run have in common."""
 
     config: Config
+    placement: Placement
     out: Path | None
     resume: bool
     quiet: bool
@@ -112,7 +114,8 @@ def run(
         resume = resume or restarted()
     launched = (apart or config.workers > 1) and not under_torchrun()
     check(config, graph, model, launched=launched)
-    job = Job(config=config, out=out, resume=resume, quiet=quiet)
+    placement = make_placement(config, graph)
+    job = Job(config=config, placement=placement, out=out, resume=resume, quiet=quiet)
     if under_torchrun():
         folder, ended = _work_joined(job, graph, model)
     else:
@@ -198,6 +201,10 @@ def _work_launched(job: Job, folder: RunFolder, graph: Graph, model: nn.Module) 
         if store is None:
             store = Path(scratch) / "graph"
             graph.save(store)
+        part = job.placement.part
+        if part is not None:
+            save_file({"part": part}, Path(scratch) / "part.safetensors")
+            job = replace(job, placement=replace(job.placement, part=None))
         skeleton = copy.deepcopy(model).to("meta")
         try:
             stopped_by = launch(_local_rank, (job, folder, store, skeleton, weights), workers=job.config.workers)
@@ -222,6 +229,9 @@ def _local_rank(job: Job, folder: RunFolder, store: Path, skeleton: nn.Module, w
     with torch.no_grad():
         for name, tensor in _tensors(model):
             tensor.copy_(values[name])
+    part = weights.with_name("part.safetensors")
+    if part.exists():
+        job = replace(job, placement=replace(job.placement, part=load_file(part)["part"]))
     group = join(timeout_seconds=job.config.timeout, meter=meter, device=job.config.device)
     with StopRequest(impatient=False) as stop:
         ended = _work(job, folder, graph, model, group, stop)
@@ -248,13 +258,16 @@ def _work(job: Job, folder: RunFolder, graph: Graph, model: nn.Module, group: Gr
     config = job.config
     model = model.to(group.device)
     savings = Savings.without(config.without)
-    strategy = get_strategy(config.strategy)(graph, model, group, seed=config.seed, savings=savings)
+    strategy = get_strategy(config.strategy)(
+        graph, model, group, seed=config.seed, savings=savings, placement=job.placement
+    )
     trainer = Trainer(config, strategy, NodeTask(graph, strategy.rows, group.device))
     found = _found_by_rank_0(folder, group) if job.resume else None
     if found:
         trainer.restore(*found)
     summary: dict[str, Any] = {}
     if group.rank:
+        group.share(strategy.facts())
         stopped_by = trainer.run(stop, None)
     else:
         stopped_by, summary = _lead(job, folder, trainer, stop)
@@ -272,7 +285,16 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest) -> t
     with ProgressShow(first, config.epochs, quiet=job.quiet) as show:
         writer = RunWriter(folder, config, show)
         facts = {"vertices": graph.num_vertices, "edges": graph.num_edges, "fingerprint": graph.fingerprint}
-        writer.begin(first, ranks=group.size, threads=torch.get_num_threads(), torch=torch.__version__, graph=facts)
+        placed = group.share(trainer.strategy.facts())
+        writer.begin(
+            first,
+            ranks=group.size,
+            threads=torch.get_num_threads(),
+            torch=torch.__version__,
+            graph=facts,
+            placement=placed,
+            factors=trainer.strategy.placement.factors,
+        )
         stopped_by = trainer.run(stop, writer)
     if stopped_by:
         writer.stopped(trainer.progress.epoch - 1, stopped_by)

@@ -15,6 +15,7 @@ from weft.core import record
 from weft.core.config import Config
 from weft.core.errors import RunError
 from weft.core.record import Recorder
+from weft.cost import Factors
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Checkpoint, Progress
 from weft.engine.folder import RunFolder
@@ -28,9 +29,18 @@ class RunWriter:
         self.folder, self.config, self.show = folder, config, show
         self.recorder = Recorder(folder.metrics)
 
-    def begin(self, epoch: int, **facts: Any) -> None:
-        """The run starts, or goes on, at `epoch`; `facts` are of the graph and the machine."""
-        self.recorder.write("config", epoch=epoch, config=asdict(self.config), **facts)
+    def begin(self, epoch: int, *, placement: list[dict[str, Any]], factors: Factors | None, **facts: Any) -> None:
+        """The run starts, or goes on, at `epoch`; placement: of each rank; `facts`: of the graph and the machine."""
+        self.recorder.write("config", epoch=epoch, config=asdict(self.config), placement=placement, **facts)
+        if factors:
+            factors.save(self.folder.probe)
+        limited = [str(rank) for rank, one in enumerate(placement) if one.get("limited")]
+        if limited:
+            cached = sum(sum(one["cached"]) for one in placement)
+            self.show.say(
+                f"--cache-memory {self.config.cache_memory} ends the caching on rank {', '.join(limited)}: "
+                f"{cached:,} vertices cached by all ranks, the others are fetched"
+            )
 
     def epoch(self, epoch: int, loss: float, scores: dict[str, float | None], reports: list[dict[str, Any]]) -> None:
         """One line for the epoch and one for each rank and phase of it."""

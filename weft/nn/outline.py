@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -36,7 +37,7 @@ class GraphOperation:
     backward: bool
     """Whether a gradient flows back through it."""
     flops: float = 0
-    """Of the maps of one row, forward, since the last such call."""
+    """Of the maps of one row, forward, since the last such call; 0 where they are not counted."""
 
     @property
     def is_product(self) -> bool:
@@ -59,7 +60,7 @@ class Notes:
     num_rows: int
     steps: Counter[int]
     nested: bool
-    counter: FlopCounterMode
+    counter: FlopCounterMode | None
     operations: list[GraphOperation] = field(default_factory=list)
     flops: int = 0
 
@@ -120,7 +121,7 @@ class OutlineView(GraphView):
     def _note(self, x: Tensor, kind: Kind, *, steps: int = 1, heads: int = 0, origin: Origin = "rows") -> Tensor:
         """Notes a call; the rows that come of it."""
         notes = self.notes
-        made = notes.counter.get_total_flops()
+        made = notes.counter.get_total_flops() if notes.counter else 0
         notes.operations.append(
             GraphOperation(
                 kind=kind,
@@ -156,8 +157,11 @@ def outline(
     savings: Savings = ALL_SAVINGS,
     sparse_first: bool = False,
     num_classes: int | None = None,
+    count_flops: bool = False,
 ) -> list[GraphOperation]:
     """The graph operations of one forward pass of `model` under views of `view_type`, in order.
+
+    count_flops: of the maps as well, for which PyTorch loads its compiler (1 s).
 
     InputError for a model that is none, that cannot take rows of num_features, that does not give num_classes logits,
     or that asks for what the view refuses.
@@ -172,16 +176,17 @@ def outline(
         inputs = Inputs(rows=x, savings=savings, sparse_first=sparse_first)
         views = [OutlineView(view_type, stage, notes, inputs) for stage in range(cast(int, model.num_stages))]
         try:
-            with torch.set_grad_enabled(training), torch.device("meta"), notes.counter:
+            with torch.set_grad_enabled(training), torch.device("meta"), notes.counter or nullcontext():
                 logits: Tensor = twin(views, x)
         except (RuntimeError, TypeError, IndexError) as error:
             raise InputError(what.format(str(error).splitlines()[0])) from error
         return logits
 
-    notes = Notes(num_vertices, Counter(), False, FlopCounterMode(display=False))
+    counter = FlopCounterMode(display=False) if count_flops else None
+    notes = Notes(num_vertices, Counter(), False, counter)
     logits = run(notes, f"the model cannot take rows of {num_features} features ({{}}): mend its widths")
     if view_type.nested:
-        again = Notes(num_vertices, notes.steps, True, FlopCounterMode(display=False))
+        again = Notes(num_vertices, notes.steps, True, None)
         run(again, "a layer adds rows of its input to fewer rows of its result ({}): use view.targets(x) for them")
     if num_classes is not None and logits.shape[1:] != (num_classes,):
         raise InputError(

@@ -4,6 +4,7 @@ from weft.core.errors import unknown
 from weft.strategies.base import GraphShape, Placement, Step, Strategy
 from weft.strategies.hybrid import Cached, Communicated, Hybrid
 from weft.strategies.single import Single
+from weft.strategies.stale import Stale
 from weft.strategies.tensor import TensorParallel
 
 STRATEGIES: dict[str, type[Strategy]] = {
@@ -12,7 +13,12 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "communicated": Communicated,
     "cached": Cached,
     "hybrid": Hybrid,
+    "stale": Stale,
 }
+
+
+APPROXIMATE = ("stale",)
+"""Strategies that change the numbers; all others give those of single."""
 
 
 def get_strategy(name: str) -> type[Strategy]:
@@ -22,4 +28,4 @@ def get_strategy(name: str) -> type[Strategy]:
     return STRATEGIES[name]
 
 
-__all__ = ["STRATEGIES", "GraphShape", "Placement", "Step", "Strategy", "get_strategy"]
+__all__ = ["APPROXIMATE", "STRATEGIES", "GraphShape", "Placement", "Step", "Strategy", "get_strategy"]

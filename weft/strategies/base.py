@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -74,12 +74,16 @@ class Placement:
     part: int32 [N], the rank of every vertex; None: contiguous ranges.
     cache_ratio: the share of remote sources to cache at each layer; None: by cost. cache_bytes: a rank's limit of it.
     factors: what the costs are; None: a probe finds out.
+    refresh_every: training steps between two exchanges of old halos. staleness: the change of rows, as a share, that is
+    exchanged before that; 0: none.
     """
 
     part: Tensor | None = None
     cache_ratio: float | None = None
     cache_bytes: int | None = None
     factors: Factors | None = None
+    refresh_every: int = 4
+    staleness: float = 0.0
 
 
 ANYWHERE = Placement()
@@ -102,6 +106,8 @@ class Strategy(ABC):
 
     view_type: ClassVar[type[GraphView]] = GraphView
     only_one_rank: ClassVar[bool] = False
+    takes_parts: ClassVar[bool] = False
+    """Whether a rank may have any set of vertices."""
 
     def __init__(
         self,
@@ -139,6 +145,10 @@ class Strategy(ABC):
     def stages(self) -> range:
         """The model's stages, each of which gets a view."""
         return range(cast(int, self.model.num_stages))
+
+    def facts(self) -> dict[str, Any]:
+        """What of this rank's placement is worth a record."""
+        return {}
 
     @cached_property
     def topology(self) -> Topology:
@@ -215,7 +225,9 @@ class Strategy(ABC):
             raise InputError(f"strategy {name} runs on one rank: give --workers 1, or --strategy tensor for {size}")
 
     @classmethod
-    def operations(cls, model: nn.Module, shape: GraphShape, training: bool, savings: Savings) -> list[GraphOperation]:
+    def operations(
+        cls, model: nn.Module, shape: GraphShape, training: bool, savings: Savings, *, count_flops: bool = False
+    ) -> list[GraphOperation]:
         """What `model` asks of this strategy's views in one forward pass."""
         return outline(
             model,
@@ -225,6 +237,7 @@ class Strategy(ABC):
             view_type=cls.view_type,
             savings=savings,
             sparse_first=savings.sparse and shape.sparse_first,
+            count_flops=count_flops,
         )
 
     def steps(self, epoch: int) -> Sequence[Step]:

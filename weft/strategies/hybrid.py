@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from weft.comm import Halo, Parts, make_route, split_product, sum_over_ranks
+from weft.comm import Halo, Parts, Route, make_route, split_product, sum_over_ranks
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, all_reduce
 from weft.data import Graph
@@ -140,6 +140,7 @@ class VertexParallel(Strategy):
     """One program on P ranks, exact, that caches a share of the remote sources and fetches the others."""
 
     view_type = BlockView
+    takes_parts = True
     ratio: ClassVar[float | None] = None
     """The share of remote sources that is cached; None: as the person says, or by cost."""
 
@@ -158,6 +159,16 @@ class VertexParallel(Strategy):
     def input_rows(self) -> Tensor:
         return self.dependencies.rows
 
+    def facts(self) -> dict[str, Any]:
+        needed = self.dependencies
+        return {
+            "vertices": needed.num_own,
+            "cached": [hop.num_inputs - needed.num_own for hop in needed.hops],
+            "fetched": [len(hop.fetched) for hop in needed.hops],
+            "cached_bytes": needed.cached_bytes,
+            "limited": needed.limited,
+        }
+
     @cached_property
     def topology(self) -> Topology:
         """The whole graph's, on the host: blocks take degrees from it."""
@@ -175,14 +186,17 @@ class VertexParallel(Strategy):
         made: dict[int, Block] = {}
         for hop, count in zip(hops, exchanged, strict=True):
             if id(hop) not in made:
-                made[id(hop)] = Block(hop, self, self._halo(hop) if count else None)
+                made[id(hop)] = Block(hop, self, self.make_halo(self._route(hop)) if count else None)
         blocks = [made[id(hop)] for hop in hops]
         operations = self.operations(self.model, GraphShape.of(self.graph), True, self.savings)
         spans = [[asked.hops for asked in operations if asked.stage == stage] for stage in self.stages]
         return [tuple(blocks[hop] for hop in sorted(set().union(*span))) for span in spans]
 
-    def _halo(self, hop: Hop) -> Halo:
-        route = make_route(hop.fetched, hop.received, self.dependencies.own, hop.num_inputs, self.group)
+    def _route(self, hop: Hop) -> Route:
+        return make_route(hop.fetched, hop.received, self.dependencies.own, hop.num_inputs, self.group)
+
+    def make_halo(self, route: Route) -> Halo:
+        """The halo of one product."""
         return Halo(route, self.group, ring=self.savings.ring, overlap=self.savings.overlap)
 
     @classmethod
@@ -199,7 +213,7 @@ class VertexParallel(Strategy):
         """What `rank` of `size` computes and fetches: the same wherever it is asked, if the factors are given."""
         part = range_parts(graph.in_edges, size) if placement.part is None else placement.part
         caching = level_costs(
-            cls.operations(model, GraphShape.of(graph), True, savings),
+            cls.operations(model, GraphShape.of(graph), True, savings, count_flops=placement.factors is not None),
             placement.factors or FREE,
             itemsize=dtype_of(model).itemsize,
             num_features=graph.num_features,

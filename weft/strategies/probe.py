@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
 from typing import cast
 
 import torch
@@ -79,6 +78,7 @@ def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Fac
         training=True,
         view_type=ProbeView,
         savings=savings,
+        count_flops=True,
     )
     rows, whole = _seconds(step_of(RowsOnly), group), _seconds(step_of(ProbeView), group)
     flops = 3 * num_vertices * sum(asked.flops for asked in operations)
@@ -107,11 +107,11 @@ def _exchange_seconds(group: Group) -> tuple[int, float]:
 
 
 def _seconds(work: Callable[[], object], group: Group) -> float:
-    """The median of a few runs, after one that counts for nothing; all ranks start together."""
+    """The shortest of a few runs, after one that counts for nothing; all ranks start together."""
     seconds = []
     for _ in range(ROUNDS + 1):
         group.share({})
         start = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - start)
-    return median(seconds[1:])
+    return min(seconds[1:])

@@ -1,0 +1,19 @@
+"""Amounts as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from weft.core.errors import InputError
+
+FACTORS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
+PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
+
+
+def parse_bytes(text: str, flag: str) -> int:
+    """The bytes of '512MB', '1.5 GiB' or '4096'. InputError names the flag."""
+    match = PATTERN.fullmatch(text.strip())
+    unit = match[2].upper() if match else ""
+    if match is None or unit not in FACTORS:
+        raise InputError(f"{flag} {text!r}: give an amount such as 512MB or 1.5GiB")
+    return int(float(match[1]) * FACTORS[unit])

@@ -1,0 +1,47 @@
+"""What a configuration says of where vertices live."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.core.config import Config
+from weft.core.errors import InputError, unknown
+from weft.core.units import parse_bytes
+from weft.cost import Factors
+from weft.data import Graph
+from weft.partition import METHODS, Book, make_book
+from weft.strategies import Placement, get_strategy
+
+
+def make_placement(config: Config, graph: Graph) -> Placement:
+    """The placement of a run on the configuration's workers.
+
+    InputError for a book of another graph or another number of parts, an unknown method, and files that cannot be read.
+    """
+    book = None
+    if get_strategy(config.strategy).takes_parts and config.partition != "range":
+        book = _book(config, graph)
+    return Placement(
+        part=book.part if book else None,
+        cache_ratio=config.cache_ratio if config.cache_ratio >= 0 else None,
+        cache_bytes=parse_bytes(config.cache_memory, "--cache-memory") if config.cache_memory else None,
+        factors=Factors.read(Path(config.probe)) if config.probe else None,
+        refresh_every=config.refresh_every,
+        staleness=config.staleness,
+    )
+
+
+def _book(config: Config, graph: Graph) -> Book:
+    name, workers = config.partition, config.workers
+    if name in METHODS:
+        if workers > graph.num_vertices:
+            raise InputError(
+                f"--workers {workers}: {graph.name} has {graph.num_vertices} vertices: give at most as many"
+            )
+        return make_book(graph, workers, method=name)
+    if not Path(name).exists() and not Path(name).suffix:
+        raise unknown("--partition", name, METHODS)
+    book = Book.open(name, graph)
+    if book.num_parts != workers:
+        raise InputError(f"--partition {name}: has {book.num_parts} parts: give --workers {book.num_parts}")
+    return book

@@ -1,0 +1,131 @@
+"""Vertex parallelism with old halos: approximate, after Sancus (Peng et al. 2022) and PipeGCN (Wan et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from weft.comm import Coming, Group, Halo, Route
+from weft.strategies.base import Step
+from weft.strategies.hybrid import Communicated
+
+
+class Memory:
+    """What one exchange of a step brought last. age: steps since. fresh: whether this step's is new."""
+
+    def __init__(self) -> None:
+        self.age, self.fresh = 0, True
+        self.rows: Tensor | None = None
+        self.gradients: Tensor | None = None
+        self.sent: Tensor | None = None
+
+
+class Arrived:
+    """Rows that are here already, so many of each rank."""
+
+    def __init__(self, rows: Tensor, counts: Sequence[int]) -> None:
+        self._rows, self._parts = rows, rows.split(list(counts))
+
+    def wait(self, rank: int | None = None) -> Tensor:
+        return self._rows if rank is None else self._parts[rank]
+
+
+class Remembered:
+    """Rows on their way, of which a memory keeps a copy."""
+
+    def __init__(self, coming: Coming, memory: Memory, kind: Literal["rows", "gradients"]) -> None:
+        self._coming, self._memory, self._kind = coming, memory, kind
+
+    def wait(self, rank: int | None = None) -> Tensor:
+        rows = self._coming.wait(rank)
+        if rank is None:
+            setattr(self._memory, self._kind, rows)
+        return rows
+
+
+class StaleHalo(Halo):
+    """A halo whose rows, and whose gradients on the way back, may be those of an earlier step.
+
+    They are exchanged anew after `every` training steps, and before that where the rows to be sent have changed by more
+    than `bound` (over all ranks, against what was sent last; 0: never before). An evaluation always exchanges.
+    """
+
+    def __init__(self, route: Route, group: Group, *, every: int, bound: float, ring: bool, overlap: bool) -> None:
+        super().__init__(route, group, ring=ring, overlap=overlap)
+        self.every, self.bound = every, bound
+        self.training = False
+        self._memories: list[Memory] = []
+        self._calls: list[int] = []
+
+    def begin(self, training: bool) -> None:
+        """A step begins."""
+        self.training = training
+        self._num_calls = 0
+        self._calls.clear()
+
+    def start(self, x: Tensor) -> Coming:
+        if not self.training:
+            return super().start(x)
+        call, self._num_calls = self._num_calls, self._num_calls + 1
+        self._calls.append(call)
+        if call == len(self._memories):
+            self._memories.append(Memory())
+        memory = self._memories[call]
+        memory.age += 1
+        memory.fresh = memory.rows is None or memory.age >= self.every or self._changed(x, memory)
+        if not memory.fresh:
+            assert memory.rows is not None
+            return Arrived(memory.rows, self.route.received)
+        memory.age = 0
+        if self.bound:
+            memory.sent = x.index_select(0, self.route.rows)
+        return Remembered(super().start(x), memory, "rows")
+
+    def start_back(self, grad: Tensor) -> Coming:
+        memory = self._memories[self._calls.pop()]  # gradients come back in the opposite order
+        if not memory.fresh:
+            assert memory.gradients is not None
+            return Arrived(memory.gradients, self.route.sent)
+        return Remembered(super().start_back(grad), memory, "gradients")
+
+    def _changed(self, x: Tensor, memory: Memory) -> bool:
+        """Whether the ranks' rows, taken together, have moved by more than the bound."""
+        if not self.bound:
+            return False
+        assert memory.sent is not None
+        moved = (x.index_select(0, self.route.rows) - memory.sent).square().sum()
+        both = self.group.all_reduce(torch.stack([moved, memory.sent.square().sum()]), tag="staleness")
+        return bool(both[0] > self.bound**2 * both[1])
+
+
+class Stale(Communicated):
+    """Layers see remote rows as they were some steps ago, and owners get their gradients as late.
+
+    Its trace is that of a step which exchanges, without the two numbers that `staleness` compares; in between, there is
+    no halo. Not part of checkpoints: a resumed run begins with an exchange.
+    """
+
+    def place(self) -> Tensor:
+        self.halos: list[StaleHalo] = []
+        return super().place()
+
+    def forward(self, step: Step) -> Tensor:
+        for halo in self.halos:
+            halo.begin(step.training)
+        return super().forward(step)
+
+    def make_halo(self, route: Route) -> Halo:
+        placement, savings = self.placement, self.savings
+        halo = StaleHalo(
+            route,
+            self.group,
+            every=placement.refresh_every,
+            bound=placement.staleness,
+            ring=savings.ring,
+            overlap=savings.overlap,
+        )
+        self.halos.append(halo)
+        return halo
