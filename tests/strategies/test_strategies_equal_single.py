@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
-from parity import EXACT, Case, Session, cases, check_case, planted_error, pyg_cases
+import torch
+from parity import EXACT, FACTORS, Case, Session, cases, check_case, part_by, planted_error, pyg_cases
 from ranks import spawn
 
 from weft.comm import Group
 from weft.core.errors import InputError
-from weft.strategies import STRATEGIES
+from weft.nn import MODELS
+from weft.partition import METHODS
+from weft.strategies import STRATEGIES, Placement
 
 
 def check_all(group: Group) -> int:
     checked = 0
-    for name in EXACT:
-        for case in cases():
-            check_case(group, case, name)
-            checked += 1
-        for case in pyg_cases():
-            if STRATEGIES[name].view_type.no_block:
+    for case in cases() + pyg_cases():
+        for name in EXACT:
+            if case in pyg_cases() and STRATEGIES[name].view_type.no_block:
                 with pytest.raises(InputError, match=r"view\.block"):
                     Session(case, name, group).trace(group.rank, group.size, training=True)
             else:
-                check_case(group, case, name)
+                check_case(group, case, name, Placement(factors=FACTORS))
             checked += 1
     for name in EXACT if group.size > 1 else ():
         with planted_error(name), pytest.raises(AssertionError, match=r"logits|gradient"):
-            check_case(group, Case(model="gcn"), name)
+            check_case(group, Case(model="gcn"), name, Placement(cache_ratio=0.5))
     return checked
+
+
+def check_partitions(group: Group) -> list[bool]:
+    """Every model under every partitioner; whether hybrid cached some sources and fetched others."""
+    mixed = []
+    for (model, decoupled), method in product(product(MODELS, (False, True)), METHODS):
+        case = Case(model=model, decoupled=decoupled, input_dropout=0.3, weighted=True)
+        placement = Placement(part=part_by(method, case, group.size), factors=FACTORS)
+        facts = check_case(group, case, "hybrid", placement).strategy.facts()
+        mixed.append(any(facts["cached"]) and any(facts["fetched"]))
+    empty = torch.zeros(23, dtype=torch.int32)  # all vertices are rank 0's
+    for name in ("communicated", "cached", "hybrid"):
+        check_case(group, Case(model="sage", norm="batch"), name, Placement(part=empty, cache_ratio=0.5))
+    for ratio in (0.25, 0.75):
+        check_case(group, Case(model="gat", layers=4), "hybrid", Placement(cache_ratio=ratio))
+    limited = check_case(group, Case(model="gcn"), "hybrid", Placement(cache_ratio=1.0, cache_bytes=2000))
+    assert limited.strategy.facts()["cached_bytes"] <= 2000
+    return mixed
 
 
 def test_single_equals_itself_in_another_order() -> None:
@@ -40,3 +60,10 @@ def test_single_equals_itself_in_another_order() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_equals_single(size: int) -> None:
     assert spawn(size, check_all) == [len(EXACT) * len(cases() + pyg_cases())] * size
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_equals_single_under_every_partitioner(size: int) -> None:
+    mixed = torch.tensor(spawn(size, check_partitions))
+    assert len(mixed[0]) == 8 * len(METHODS)
+    assert size == 1 or mixed.any(0).sum() > 20  # else the factors decide nothing

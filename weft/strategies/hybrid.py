@@ -178,16 +178,19 @@ class VertexParallel(Strategy):
         return BlockView(self, self.blocks[stage], view_key)
 
     def _make_blocks(self) -> list[tuple[Block, ...]]:
-        """The blocks of each stage's products; hops of the same rows share one."""
-        needed, group = self.dependencies, self.group
-        hops = needed.hops
-        fetched = torch.tensor([len(hop.fetched) for hop in hops], dtype=torch.int64, device=group.device)
-        exchanged = group.all_reduce(fetched, tag="route").tolist()
-        made: dict[int, Block] = {}
-        for hop, count in zip(hops, exchanged, strict=True):
-            if id(hop) not in made:
-                made[id(hop)] = Block(hop, self, self.make_halo(self._route(hop)) if count else None)
-        blocks = [made[id(hop)] for hop in hops]
+        """The blocks of each stage's products; hops that have the same rows on every rank share one."""
+        group, hops = self.group, self.dependencies.hops
+        fetched = [len(hop.fetched) for hop in hops]
+        repeated = [int(number > 0 and hop is hops[number - 1]) for number, hop in enumerate(hops)]
+        counts = torch.tensor([fetched, repeated], dtype=torch.int64, device=group.device)
+        exchanged, shared = group.all_reduce(counts, tag="route").tolist()
+        blocks: list[Block] = []
+        for number, hop in enumerate(hops):
+            if shared[number] == group.size:
+                blocks.append(blocks[-1])
+            else:
+                halo = self.make_halo(self._route(hop)) if exchanged[number] else None
+                blocks.append(Block(hop, self, halo))
         operations = self.operations(self.model, GraphShape.of(self.graph), True, self.savings)
         spans = [[asked.hops for asked in operations if asked.stage == stage] for stage in self.stages]
         return [tuple(blocks[hop] for hop in sorted(set().union(*span))) for span in spans]
