@@ -29,6 +29,8 @@ def check(config: Config, graph: Graph, model: nn.Module, *, launched: bool) -> 
         model,
         num_vertices=shape.num_vertices,
         num_features=shape.num_features,
+        num_edge_features=shape.num_edge_features,
+        weighted=shape.weighted,
         num_classes=graph.num_classes,
         training=True,
         view_type=strategy.view_type,

@@ -34,6 +34,7 @@ class GraphShape(NamedTuple):
     """As much of a graph as a trace needs.
 
     density: the share of the features that are not zero. halo: a rank's, where ranks hold blocks of the graph.
+    num_edge_features: 0 for none. weighted: whether the edges have weights.
     """
 
     num_vertices: int
@@ -41,13 +42,22 @@ class GraphShape(NamedTuple):
     num_features: int
     density: float = 1.0
     halo: HaloShape | None = None
+    num_edge_features: int = 0
+    weighted: bool = False
 
     @classmethod
     def of(cls, graph: Graph) -> GraphShape:
         """The shape of a graph that is there; the density is that of the first vertices."""
         sample = graph.x[:SAMPLE] if graph.x is not None else torch.empty(0)
         density = int(sample.count_nonzero()) / max(sample.numel(), 1)
-        return cls(graph.num_vertices, graph.num_edges, graph.num_features, density)
+        return cls(
+            num_vertices=graph.num_vertices,
+            num_edges=graph.num_edges,
+            num_features=graph.num_features,
+            density=density,
+            num_edge_features=graph.num_edge_features,
+            weighted=graph.in_edges.weight is not None,
+        )
 
     @property
     def sparse(self) -> bool:
@@ -93,7 +103,8 @@ class Strategy(ABC):
         self.check_size(group.size)
         self.rows = self.place()
         ids = None if graph.ids is None else graph.ids.to(group.device)
-        self.topology = Topology(graph.in_edges.cast(self.dtype).to(group.device), ids)
+        in_edges = graph.in_edges.cast(self.dtype).to(group.device)
+        self.topology = Topology(in_edges, ids, graph.edge_features, self.dtype)
         assert graph.x is not None
         features = graph.x[self.rows.start : self.rows.stop].to(group.device, self.dtype)
         shape = GraphShape.of(graph)
@@ -167,6 +178,8 @@ class Strategy(ABC):
             model,
             num_vertices=shape.num_vertices,
             num_features=shape.num_features,
+            num_edge_features=shape.num_edge_features,
+            weighted=shape.weighted,
             training=training,
             view_type=cls.view_type,
             savings=savings,

@@ -38,6 +38,16 @@ class Block(Topology):
         """What the sources were called first: own vertices, then remote ones."""
         return torch.cat([self.ids, self._whole.ids[self.remote]])
 
+    @cached_property
+    def edge_ids(self) -> Tensor:
+        """The positions of the block's edges among the whole graph's: int64 [E], on the CPU."""
+        indptr = self._whole.adjacency.indptr
+        return torch.arange(int(indptr[self._rows.start]), int(indptr[self._rows.stop]))
+
+    @cached_property
+    def edge_features(self) -> Tensor | None:
+        return self._whole.edge_features_at(self.edge_ids)
+
     def _scale(self, product: Product, dtype: torch.dtype) -> Scale:
         scale = self._whole.scale(product, dtype)
         source = None if scale.source is None else torch.cat([scale.source[self._rows], scale.source[self.remote]])
