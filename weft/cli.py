@@ -214,6 +214,7 @@ def _describe(graph: Graph) -> None:
         "in-degree": f"mean {graph.num_edges / max(len(degree), 1):.1f}, most {max(degree.tolist(), default=0)}",
         "isolated targets": f"{int((degree == 0).sum()):,}",
         "edge weights": "yes" if graph.in_edges.weight is not None else "no",
+        "edge features": graph.num_edge_features,
         "relations": len(graph.relations),
         "numbering": "original" if graph.ids is None else "reordered",
         "features": graph.num_features,

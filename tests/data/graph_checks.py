@@ -25,7 +25,7 @@ def same_tensor(field: str, left: Tensor | None, right: Tensor | None) -> None:
 
 def same_graph(left: Graph, right: Graph) -> None:
     """Asserts that two graphs agree in every value, dtype and name; where they lie does not matter."""
-    for field in ("x", "y", *MASKS, "edge_type", "ids"):
+    for field in ("x", "y", *MASKS, "edge_type", "edge_features", "ids"):
         same_tensor(field, getattr(left, field), getattr(right, field))
     for field in ("indptr", "indices", "weight"):
         same_tensor(field, getattr(left.in_edges, field), getattr(right.in_edges, field))
@@ -71,6 +71,7 @@ def graphs(draw: st.DrawFn) -> Graph:
         edges[1],
         num_vertices=num_vertices,
         weight=some(torch.rand(edges.shape[1], generator=seed)),
+        edge_features=some(torch.randn(edges.shape[1], 2, generator=seed)),
         x=x,
         y=some(y),
         train_mask=some(part == 1),

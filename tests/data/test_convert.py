@@ -80,7 +80,24 @@ def test_edge_weight_is_taken_and_edge_attr_is_not() -> None:
     same_graph(column, Graph.from_pyg(pyg.Data(edge_index=edges(), edge_weight=weight)))
     assert column.in_edges.weight is not None
     assert column.in_edges.weight.tolist() == [3.0, 1.0, 2.0]
-    assert Graph.from_pyg(pyg.Data(edge_index=edges(), edge_attr=weight)).in_edges.weight is None
+    for attr in (weight, weight[:, None]):
+        graph = Graph.from_pyg(pyg.Data(edge_index=edges(), edge_attr=attr))
+        assert graph.in_edges.weight is None
+        assert graph.edge_features is None
+
+
+def test_edge_attr_of_several_columns_is_edge_features() -> None:
+    attr = torch.tensor([[1, 10], [2, 20], [3, 30]])
+    graph = Graph.from_pyg(pyg.Data(edge_index=edges(), edge_attr=attr))
+    assert graph.edge_features is not None
+    assert graph.edge_features.tolist() == [[3.0, 30.0], [1.0, 10.0], [2.0, 20.0]]
+    data = hetero()
+    data["author", "writes", "paper"].edge_attr = attr
+    assert Graph.from_pyg(data).edge_features is None
+    data["paper", "by", "author"].edge_attr = attr[:1] + 6
+    graph = Graph.from_pyg(data)
+    assert graph.edge_features is not None
+    assert graph.edge_features[:, 0].tolist() == [2.0, 1.0, 3.0, 7.0]
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo, torch.sparse_csc])

@@ -27,6 +27,7 @@ def test_from_edges_sorts_edges_and_what_belongs_to_them() -> None:
         torch.tensor([1, 1, 0, 1]),
         num_vertices=4,
         weight=torch.tensor([20.0, 1.0, 10.0, 2.0]),
+        edge_features=torch.tensor([[20.0, 0.0], [1.0, 1.0], [10.0, 2.0], [2.0, 3.0]]),
         edge_type=torch.tensor([0, 1, 1, 0]),
         relations=("v|a|v", "v|b|v"),
         vertex_types=("v",),
@@ -36,6 +37,9 @@ def test_from_edges_sorts_edges_and_what_belongs_to_them() -> None:
     assert graph.in_edges.indices.tolist() == [1, 0, 0, 2]
     assert graph.in_edges.weight is not None
     assert graph.in_edges.weight.tolist() == [10.0, 2.0, 1.0, 20.0]  # 0 -> 1 of relation a stands before that of b
+    assert graph.edge_features is not None
+    assert graph.edge_features.tolist() == [[10.0, 2.0], [2.0, 3.0], [1.0, 1.0], [20.0, 0.0]]
+    assert graph.num_edge_features == 2
     assert graph.edge_type is not None
     assert (graph.edge_type.tolist(), graph.edge_type.dtype) == ([1, 0, 1, 0], torch.int16)
     assert (graph.num_vertices, graph.num_edges, graph.num_features, graph.num_classes) == (4, 4, 0, 0)
@@ -138,6 +142,16 @@ MISTAKES = {
     "mask of ids": ({"test_mask": torch.arange(5)}, ["test_mask[2]", "2", "torch.bool"]),
     "weight nan": ({"weight": with_entry(torch.ones(5), (3,), float("nan"))}, ["edge_weight[3]", "nan", "finite"]),
     "weight length": ({"weight": torch.ones(4)}, ["edge_weight", "[4]", "5 edges"]),
+    "edge feature nan": (
+        {"edge_features": with_entry(torch.ones(5, 2), (3, 1), float("nan"))},
+        ["edge_features[3, 1]", "nan", "replace"],
+    ),
+    "edge feature rows": ({"edge_features": torch.ones(4, 2)}, ["edge_features", "[4, 2]", "5 edges"]),
+    "edge feature shape": ({"edge_features": torch.ones(5)}, ["edge_features", "[5]", "[edges, features]"]),
+    "edge feature lossy": (
+        {"edge_features": torch.full((5, 1), 0.1).double() / 3},
+        ["edge_features[0, 0]", "float64", "edge_features.to(torch.float32)"],
+    ),
     "type length": ({"edge_type": torch.zeros(2), "relations": ("v|a|v",)}, ["edge_type", "[2]", "5 edges"]),
     "type alone": ({"edge_type": torch.zeros(5)}, ["edge_type and relations", "give both"]),
     "features alone": ({"features": {"v": torch.ones(5, 1)}}, ["features['v']", "no vertex type"]),

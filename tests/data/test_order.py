@@ -73,6 +73,7 @@ def test_everything_moves_along(kind: str, graph: Graph) -> None:
         source, target = of.in_edges.edges()
         columns = [ids[source], ids[target]]
         columns += [column for column in (of.edge_type, of.in_edges.weight) if column is not None]
+        columns += [] if of.edge_features is None else of.edge_features.unbind(1)
         return sorted(zip(*(column.tolist() for column in columns), strict=True))
 
     assert edges(moved, moved.ids) == edges(graph, torch.arange(graph.num_vertices))

@@ -27,6 +27,7 @@ def sample() -> Graph:
         torch.tensor([0, 1, 2, 2]),
         torch.tensor([1, 2, 1, 1]),
         weight=torch.tensor([0.5, 1.0, 2.0, 4.0]),
+        edge_features=torch.arange(8.0).reshape(4, 2),
         x=torch.arange(6.0).reshape(3, 2),
         y=torch.tensor([0, 1, -1]),
         train_mask=mask,
@@ -165,6 +166,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "flipped bit": (flip, ["x.npy", "sha256", "import"]),
     "shape": (write("x.npy", np.zeros((2, 3), np.float32)), ["x.npy", "'shape'", "[2, 3]", "[3, 2]", "import"]),
     "dtype": (write("x.npy", np.zeros((3, 2))), ["x.npy", "'dtype'", "<f8", "<f4", "import"]),
+    "edge features": (
+        write("edge_features.npy", np.zeros((4, 2), np.float32)),
+        ["edge_features.npy", "sha256", "import"],
+    ),
     "objects": (write("y.npy", np.array([{}] * 3)), ["y.npy", "never unpickles", "save numbers"]),
     "values": (set_values, ["x[0, 0]", "nan", "finite"]),
     "newer": (edit(lambda m: m.update(version=2)), ["manifest.json", "'version'", "2", "update weft"]),

@@ -171,6 +171,7 @@ def test_import_and_info(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     printed = capsys.readouterr().out
     assert printed.count("vertices          3\n") == 2
     assert "features          4\n" in printed
+    assert printed.count("edge features     0\n") == 2
     assert printed.count("numbering         reordered\n") == 2
     assert "already" in mistake(capsys, "data", "import", edges, "--out", tmp_path / "graph")
 

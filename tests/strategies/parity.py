@@ -19,6 +19,7 @@ from weft.cost import Factors, Trace
 from weft.data import Graph, reorder
 from weft.engine.metrics import NodeTask
 from weft.nn import MODELS, Stack, from_pyg, make_model
+from weft.nn.conv import mlp
 from weft.partition import make_book
 from weft.strategies import APPROXIMATE, STRATEGIES, Placement, Step, Strategy
 from weft.strategies.base import ANYWHERE
@@ -46,6 +47,7 @@ class Case:
     dropout: float = 0.4
     input_dropout: float = 0.0
     weighted: bool = False
+    edge_features: int = 0
     multilabel: bool = False
     without: str = ""
     frozen: bool = False
@@ -53,7 +55,13 @@ class Case:
     order: str = "none"
 
     def build(self) -> tuple[Graph, Stack | nn.Module]:
-        graph = make_graph(self.num_vertices, weighted=self.weighted, multilabel=self.multilabel, sparse=self.sparse)
+        graph = make_graph(
+            self.num_vertices,
+            weighted=self.weighted,
+            edge_features=self.edge_features,
+            multilabel=self.multilabel,
+            sparse=self.sparse,
+        )
         torch.manual_seed(5)
         model = self.make_pyg_stack() if self.model in PYG else self.make_model()
         if self.frozen:
@@ -86,18 +94,28 @@ class Case:
             options = {"aggregators": ["mean", "max", "std"], "scalers": ["amplification"], "deg": torch.arange(9)}
         if self.model == "GENConv":
             options = {"norm": "layer"}
+        if self.edge_features:
+            options["edge_dim"] = self.edge_features
         kind = getattr(pyg, self.model)
         widths = [NUM_FEATURES, *[self.hidden] * (self.layers - 1), NUM_CLASSES]
-        layers = [from_pyg(kind(a, b, **options)) for a, b in pairwise(widths)]
+        sizes = [(mlp(a, b),) if self.model == "GINEConv" else (a, b) for a, b in pairwise(widths)]
+        layers = [from_pyg(kind(*size, **options)) for size in sizes]
         return Stack(layers, dropout=self.dropout, norm=self.norm)
 
 
-PYG = ("SAGEConv", "GATv2Conv", "TransformerConv", "PNAConv", "GraphConv", "GENConv")
+PYG = ("SAGEConv", "GATv2Conv", "TransformerConv", "PNAConv", "GraphConv", "GENConv", "GINEConv")
 """PyG's convolutions that are run as they are, under strategies that can give a layer the edges."""
 
 
 def pyg_cases() -> list[Case]:
-    return [Case(model=name, layers=2, hidden=8, norm="batch" if name == "SAGEConv" else "none") for name in PYG]
+    """Every convolution, those that can with edge features, and GraphConv with edge weights."""
+    found = [Case(model=name, layers=2, hidden=8, norm="batch" if name == "SAGEConv" else "none") for name in PYG[:-1]]
+    for name in ("GINEConv", "GATv2Conv", "TransformerConv", "PNAConv", "GENConv"):
+        found.append(Case(model=name, layers=2, hidden=8, edge_features=3))
+    found.append(Case(model="GATv2Conv", layers=2, hidden=8, edge_features=3, order="bfs"))
+    found.append(Case(model="GINEConv", layers=2, num_vertices=3, edge_features=3))  # P = 4: a rank has no edge
+    found.append(Case(model="GraphConv", layers=2, hidden=8, weighted=True))
+    return found
 
 
 def cases() -> list[Case]:
@@ -119,7 +137,14 @@ def cases() -> list[Case]:
     return found
 
 
-def make_graph(num_vertices: int, *, weighted: bool = False, multilabel: bool = False, sparse: bool = False) -> Graph:
+def make_graph(
+    num_vertices: int,
+    *,
+    weighted: bool = False,
+    edge_features: int = 0,
+    multilabel: bool = False,
+    sparse: bool = False,
+) -> Graph:
     """A directed graph with self loops, duplicate edges and, where there is room, an isolated vertex.
 
     sparse: of many features, 5 of a vertex are not zero.
@@ -143,6 +168,7 @@ def make_graph(num_vertices: int, *, weighted: bool = False, multilabel: bool = 
         target,
         num_vertices=num_vertices,
         weight=torch.rand(len(source), generator=random) + 0.1 if weighted else None,
+        edge_features=torch.randn(len(source), edge_features, generator=random) if edge_features else None,
         x=torch.randn(num_vertices, NUM_FEATURES, generator=random)
         if not sparse
         else sparse_features(num_vertices, random),

@@ -23,8 +23,9 @@ def from_pyg(data: Data | HeteroData, *, name: str = "graph") -> Graph:
     """A graph from PyG's Data or HeteroData.
 
     Reads `edge_index` (or `adj_t` as a torch.sparse matrix), `edge_weight` [E] or [E, 1], `edge_type`, `x` (dense or
-    sparse), `y` and the three masks. `edge_attr` is never taken for a weight: call it `edge_weight` if it is one. In a
-    HeteroData where only some relations have weights, the edges of the others weigh 1.
+    sparse), `y` and the three masks. `edge_attr` of two or more columns becomes edge features; in a HeteroData every
+    relation must have as many. `edge_attr` of one column is left alone, and never taken for a weight: call it
+    `edge_weight` if it is one. In a HeteroData where only some relations have weights, the edges of the others weigh 1.
 
     Raises InputError that names the attribute which does not fit.
     """
@@ -59,6 +60,7 @@ def from_data(data: Data, name: str) -> Graph:
         target,
         num_vertices=num_vertices,
         weight=weight,
+        edge_features=read_edge_features(data),
         x=read(data, "x"),
         y=read(data, "y"),
         train_mask=read(data, "train_mask"),
@@ -93,6 +95,7 @@ def from_hetero(data: HeteroData, name: str) -> Graph:
         in_edges.target,
         num_vertices=offsets[-1],
         weight=in_edges.weight,
+        edge_features=in_edges.edge_features,
         x=x,
         y=rows["y"],
         train_mask=rows["train_mask"],
@@ -113,6 +116,7 @@ class MergedEdges(NamedTuple):
     source: Tensor
     target: Tensor
     weight: Tensor | None
+    edge_features: Tensor | None
     edge_type: Tensor | None
 
 
@@ -131,8 +135,12 @@ def merge_edges(data: HeteroData, types: Sequence[str], counts: Sequence[int], o
     weight = None
     if any(part is not None for part in weights):
         weight = torch.cat([torch.ones(n) if part is None else part for n, part in zip(sizes, weights, strict=True)])
+    features = [read_edge_features(data[relation]) for relation in data.edge_types]
+    known = [part for part in features if part is not None]
+    one_width = len(known) == len(features) and len({part.shape[1] for part in known}) == 1
+    edge_features = torch.cat(known) if one_width else None
     edge_type = torch.arange(len(sizes)).repeat_interleave(sizes) if len(sizes) else None
-    return MergedEdges(torch.cat(sources), torch.cat(targets), weight, edge_type)
+    return MergedEdges(torch.cat(sources), torch.cat(targets), weight, edge_features, edge_type)
 
 
 def merge_rows(data: HeteroData, field: str, offsets: Sequence[int], fill: int) -> Tensor | None:
@@ -164,6 +172,8 @@ def to_data(graph: Graph) -> Data:
     for mask in MASKS:
         if getattr(graph, mask) is not None:
             data[mask] = getattr(graph, mask)
+    if graph.edge_features is not None:
+        data["edge_attr"] = graph.edge_features
     if graph.in_edges.weight is not None:
         data["edge_weight"] = graph.in_edges.weight
     if graph.relations:
@@ -190,12 +200,14 @@ def to_hetero(graph: Graph) -> HeteroData:
             for field, part in parts.items():
                 if part is not None:
                     data[vertex_type][field] = part
-    for name in graph.relations:
+    for number, name in enumerate(graph.relations):
         adjacency = graph.relation(name)
         store = data[tuple(name.split("|"))]
         store.edge_index = torch.stack(adjacency.edges())
         if adjacency.weight is not None:
             store.edge_weight = adjacency.weight
+        if graph.edge_features is not None:
+            store.edge_attr = graph.edge_features[graph.edge_type == number]
     return data
 
 
@@ -218,6 +230,13 @@ def read_edges(store: Any, place: str) -> tuple[Tensor, Tensor, Tensor | None]:
     target, source = entries._indices()
     weight = entries._values()
     return source, target, None if (weight == 1).all() else weight  # PyG fills in ones where there are no weights
+
+
+def read_edge_features(store: Any) -> Tensor | None:
+    """`edge_attr` [E, K] of a Data or of one relation, in the order of its edge_index, where K is 2 or more."""
+    found = store["edge_attr"] if "edge_index" in store and "edge_attr" in store else None
+    columns = found.shape[1] if isinstance(found, Tensor) and found.dim() == 2 else 0
+    return read(store, "edge_attr") if columns > 1 else None
 
 
 def read_size(store: Any) -> int | None:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.core.native import coo_to_csr
 from weft.data.adjacency import Adjacency
-from weft.data.validate import cast, check_finite, check_ids, check_vector
+from weft.data.validate import cast, check_edge_features, check_finite, check_ids, check_vector
 
 # Above both, ids are arbitrary identifiers and no vertex numbers: the row pointers alone might not fit.
 MAX_SPARSE_IDS = 1 << 31
 MAX_IDS_PER_EDGE = 64
+
+
+class Edges(NamedTuple):
+    """In-edges and what else is known of each edge, in stored order."""
+
+    in_edges: Adjacency
+    edge_type: Tensor | None
+    edge_features: Tensor | None
 
 
 def build(
@@ -21,16 +31,17 @@ def build(
     *,
     num_vertices: int | None = None,
     weight: Tensor | None = None,
+    edge_features: Tensor | None = None,
     edge_type: Tensor | None = None,
     field: str = "edge_index",
-) -> tuple[Adjacency, Tensor | None]:
-    """In-edges of a graph, and the edge types in the order in which its edges are stored.
+) -> Edges:
+    """In-edges of a graph, with the edges' types and features in the order in which its edges are stored.
 
     That order is by target, source, type, and position in the input.
-    source and target are integer [E]; weight is float [E], edge_type integer [E]. num_vertices is one more than the
-    largest id where it is not given. Errors call the two arrays field[0] and field[1].
+    source and target are integer [E]; weight is float [E], edge_features float [E, K], edge_type integer [E].
+    num_vertices is one more than the largest id where it is not given. Errors call the first two field[0] and field[1].
 
-    Raises InputError for ids out of range, lengths that disagree, and weights that are not finite.
+    Raises InputError for ids out of range, lengths that disagree, and weights or features that are not finite.
     """
     if source.dim() != 1 or source.shape != target.shape:
         raise InputError(
@@ -42,6 +53,10 @@ def build(
         weight = (
             weight if weight.dtype in (torch.float32, torch.float64) else cast("edge_weight", weight, torch.float32)
         )
+    if edge_features is not None:
+        edge_features = cast("edge_features", edge_features, torch.float32)
+        check_edge_features(edge_features, len(source))
+        check_finite("edge_features", edge_features, "replace missing ones, for example with 0")
     if edge_type is not None:
         check_vector("edge_type", edge_type, len(source), "edges")
     if num_vertices is None:
@@ -61,7 +76,11 @@ def build(
         num_sources=num_vertices,
         weight=None if weight is None else weight[edge_ids],
     )
-    return in_edges, None if edge_type is None else edge_type[edge_ids]
+    return Edges(
+        in_edges,
+        None if edge_type is None else edge_type[edge_ids],
+        None if edge_features is None else edge_features[edge_ids],
+    )
 
 
 def count_vertices(source: Tensor, target: Tensor, field: str) -> int:

@@ -34,6 +34,7 @@ class Graph:
     train_mask, val_mask, test_mask: bool [N].
     edge_type: int16 (int32 from 32,768 relations on) [E] in stored order, positions in `relations`.
     relations: "source type|name|target type" each.
+    edge_features: float32 [E, K] in stored order.
     vertex_types, type_offsets: type t has the ids from type_offsets[t] to type_offsets[t + 1].
     features: per vertex type, float32 [n_t, F_t], where types differ in width or lack any; x is None then.
     ids: int64 [N], what each vertex was called before the graph was reordered (see weft.data.order); None: the same.
@@ -53,6 +54,7 @@ class Graph:
     name: str = "graph"
     edge_type: Tensor | None = None
     relations: tuple[str, ...] = ()
+    edge_features: Tensor | None = None
     vertex_types: tuple[str, ...] = ()
     type_offsets: tuple[int, ...] = ()
     features: Mapping[str, Tensor] = field(default_factory=dict)
@@ -63,8 +65,8 @@ class Graph:
     def __post_init__(self, trusted: bool) -> None:
         y_dtype = torch.int64 if self.y is None or self.y.dim() == 1 else torch.float32
         type_dtype = torch.int16 if len(self.relations) < 1 << 15 else torch.int32
-        dtypes = {"x": torch.float32, "y": y_dtype, "edge_type": type_dtype, "ids": torch.int64}
-        dtypes |= dict.fromkeys(validate.MASKS, torch.bool)
+        dtypes = {"x": torch.float32, "edge_features": torch.float32, "y": y_dtype, "edge_type": type_dtype}
+        dtypes |= {"ids": torch.int64} | dict.fromkeys(validate.MASKS, torch.bool)
         for name, dtype in dtypes.items():
             tensor = getattr(self, name)
             if tensor is not None:
@@ -87,6 +89,11 @@ class Graph:
     def num_features(self) -> int:
         """F, the columns of x; 0 without x (types with features of their own have a width each)."""
         return 0 if self.x is None else self.x.shape[1]
+
+    @property
+    def num_edge_features(self) -> int:
+        """K, the columns of edge_features; 0 without them."""
+        return 0 if self.edge_features is None else self.edge_features.shape[1]
 
     @property
     def multilabel(self) -> bool:
@@ -140,6 +147,7 @@ class Graph:
         *,
         num_vertices: int | None = None,
         weight: Tensor | None = None,
+        edge_features: Tensor | None = None,
         x: Tensor | None = None,
         y: Tensor | None = None,
         train_mask: Tensor | None = None,
@@ -152,24 +160,33 @@ class Graph:
         type_offsets: tuple[int, ...] = (),
         features: Mapping[str, Tensor] | None = None,
     ) -> Graph:
-        """A graph from edges source[e] -> target[e], integer [E]; `weight` and `edge_type` [E] in the same order.
+        """A graph from edges source[e] -> target[e], integer [E].
 
-        Without `num_vertices` it is the length of x, y or type_offsets, else one more than the largest id.
+        `weight` and `edge_type` [E] and `edge_features` [E, K] are in the same order. Without `num_vertices` it is the
+        length of x, y or type_offsets, else one more than the largest id.
         """
         if num_vertices is None:
             known = [len(tensor) for tensor in (x, y) if tensor is not None] + list(type_offsets[-1:])
             num_vertices = known[0] if known else None
-        in_edges, edge_type = build(source, target, num_vertices=num_vertices, weight=weight, edge_type=edge_type)
+        edges = build(
+            source,
+            target,
+            num_vertices=num_vertices,
+            weight=weight,
+            edge_features=edge_features,
+            edge_type=edge_type,
+        )
         return cls(
-            in_edges=in_edges,
+            in_edges=edges.in_edges,
             x=x,
             y=y,
             train_mask=train_mask,
             val_mask=val_mask,
             test_mask=test_mask,
             name=name,
-            edge_type=edge_type,
+            edge_type=edges.edge_type,
             relations=relations,
+            edge_features=edges.edge_features,
             vertex_types=vertex_types,
             type_offsets=type_offsets,
             features=features or {},

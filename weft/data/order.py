@@ -41,6 +41,7 @@ def reorder(graph: Graph, kind: str) -> Graph:
         val_mask=taken(graph.val_mask, order),
         test_mask=taken(graph.test_mask, order),
         edge_type=taken(graph.edge_type, edge_ids),
+        edge_features=taken(graph.edge_features, edge_ids),
         features={name: tensor[order] for name, tensor in graph.features.items()},
         ids=order if graph.ids is None else graph.ids[order],
         trusted=True,

@@ -93,6 +93,13 @@ def check_vector(field: str, tensor: Tensor, length: int, unit: str) -> None:
         raise InputError(f"{field} has shape {list(tensor.shape)}: give one column of it, for example {field}[:, 0]")
 
 
+def check_edge_features(tensor: Tensor, num_edges: int) -> None:
+    """Raises InputError unless the tensor is [edges, features]."""
+    check_length("edge_features", tensor, num_edges, "edges")
+    if tensor.dim() != 2:
+        raise InputError(f"edge_features has shape {list(tensor.shape)}: edge features are [edges, features]")
+
+
 def check_shapes(graph: Graph) -> None:
     """Raises InputError where the parts of a graph disagree in size or kind; reads no large array."""
     num_vertices = graph.num_vertices
@@ -107,6 +114,8 @@ def check_shapes(graph: Graph) -> None:
             check(field, tensor, num_vertices, "vertices")
     if graph.x is not None and graph.x.dim() != 2:
         raise InputError(f"x has shape {list(graph.x.shape)}: features are [vertices, features]")
+    if graph.edge_features is not None:
+        check_edge_features(graph.edge_features, graph.num_edges)
     if graph.y is not None and graph.y.dim() > 2:
         raise InputError(f"y has shape {list(graph.y.shape)}: labels are [vertices] or [vertices, classes]")
     check_types(graph)
@@ -157,6 +166,8 @@ def check_values(graph: Graph) -> None:
         check_finite("x", graph.x, "features must be finite, replace missing ones, for example with 0")
     for name, tensor in graph.features.items():
         check_finite(f"features['{name}']", tensor, "features must be finite, replace missing ones, for example with 0")
+    if graph.edge_features is not None:
+        check_finite("edge_features", graph.edge_features, "replace missing ones, for example with 0")
     if graph.y is not None:
         multilabel = graph.y.dim() == 2
         wrong = (graph.y != 0) & (graph.y != 1) if multilabel else graph.y < -1

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import warnings
 
 import torch
 from torch import nn
 
 from weft.core.config import Config
 from weft.core.errors import InputError
-from weft.data import Graph
-from weft.nn import outline
+from weft.data import DataWarning, Graph
+from weft.nn import GraphOperation, outline
 from weft.strategies import GraphShape, get_strategy
 
 
 def check(config: Config, graph: Graph, model: nn.Module, *, launched: bool) -> None:
-    """InputError for what a run of `model` on `graph` cannot do; `launched`: in processes of their own."""
+    """InputError for what a run of `model` on `graph` cannot do; `launched`: in processes of their own.
+
+    DataWarning where layers ignore the graph's edge weights.
+    """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
     if graph.x is None:
@@ -25,15 +30,19 @@ def check(config: Config, graph: Graph, model: nn.Module, *, launched: bool) -> 
         raise InputError(f"--patience {config.patience}: {graph.name} has no validation vertices; leave it out")
     shape = GraphShape.of(graph)
     strategy = get_strategy(config.strategy)
-    outline(
+    operations = outline(
         model,
         num_vertices=shape.num_vertices,
         num_features=shape.num_features,
+        num_edge_features=shape.num_edge_features,
+        weighted=shape.weighted,
         num_classes=graph.num_classes,
         training=True,
         view_type=strategy.view_type,
     )
     strategy.trace(model, shape, rank=0, size=config.workers, training=True)
+    if shape.weighted and os.environ.get("RANK", "0") == "0":
+        warn_of_ignored_weights(graph.name, operations)
     if launched:
         if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
             raise InputError(
@@ -45,3 +54,15 @@ def check(config: Config, graph: Graph, model: nn.Module, *, launched: bool) -> 
             raise InputError(
                 f"the model cannot be sent to local ranks ({error}): define its parts in a module"
             ) from error
+
+
+def warn_of_ignored_weights(name: str, operations: list[GraphOperation]) -> None:
+    """DataWarning, in one line, where layers go over the edges without their weights, or none does with them."""
+    deaf = dict.fromkeys(one.layer for one in operations if one.reads_edges and not one.weighted)
+    if deaf or not any(one.weighted for one in operations):
+        warnings.warn(
+            f"{name} has edge weights, which are ignored by {' and '.join(deaf) or 'the model'}: use gcn, or drop "
+            "them with dataclasses.replace(graph, in_edges=graph.in_edges.with_weight(None))",
+            DataWarning,
+            stacklevel=5,
+        )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 import torch
@@ -14,8 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from weft.core.errors import InputError
 from weft.core.savings import ALL_SAVINGS, Savings
+from weft.data import Adjacency
 from weft.nn.dense import linear
-from weft.nn.topology import Norm, Reduce
+from weft.nn.pyg import PyGConv
+from weft.nn.topology import Norm, Reduce, Topology
 from weft.nn.view import GraphView, Inputs, Origin
 
 Kind = Literal["propagate", "attend", "total", "block"]
@@ -38,11 +41,20 @@ class GraphOperation:
     """Whether a gradient flows back through it."""
     flops: float = 0
     """Of the maps of one row, forward, since the last such call; 0 where they are not counted."""
+    weighted: bool = False
+    """Whether it uses the weights of the edges."""
+    layer: str = ""
+    """The kind of the layer that asked."""
 
     @property
     def is_product(self) -> bool:
         """Whether it multiplies by the adjacency."""
         return self.kind in ("propagate", "attend")
+
+    @property
+    def reads_edges(self) -> bool:
+        """Whether it goes over the edges, by a product or by the layer itself."""
+        return self.is_product or self.kind == "block"
 
     @property
     def hops(self) -> range:
@@ -61,6 +73,7 @@ class Notes:
     steps: Counter[int]
     nested: bool
     counter: FlopCounterMode | None
+    running: list[str]
     operations: list[GraphOperation] = field(default_factory=list)
     flops: int = 0
 
@@ -72,10 +85,13 @@ class Notes:
 class OutlineView(GraphView):
     """A view that computes nothing and notes what it is asked for; it weighs and refuses as `view_type` does."""
 
-    def __init__(self, view_type: type[GraphView], stage: int, notes: Notes, inputs: Inputs) -> None:
+    def __init__(
+        self, view_type: type[GraphView], stage: int, notes: Notes, topology: Topology, inputs: Inputs
+    ) -> None:
         self.unit_cost, self.no_block = view_type.unit_cost, view_type.no_block
         self.sparse_first, self.nested = view_type.sparse_first, view_type.nested
-        self.stage, self.notes, self.inputs = stage, notes, inputs
+        self.stage, self.notes = stage, notes
+        self.topology, self.inputs = topology, inputs
         self._key = self._calls = 0
         self._dropped = None
 
@@ -91,8 +107,9 @@ class OutlineView(GraphView):
     def propagate(
         self, x: Tensor, *, reduce: Reduce = "sum", norm: Norm = None, weighted: bool = False, steps: int = 1
     ) -> Tensor:
-        del reduce, norm, weighted
-        return self._note(x, "propagate", steps=steps, origin=self.origin(x))
+        del norm
+        weighted = weighted and reduce != "max"
+        return self._note(x, "propagate", steps=steps, origin=self.origin(x), weighted=weighted)
 
     def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
         del slope
@@ -109,7 +126,14 @@ class OutlineView(GraphView):
         if self.no_block:
             raise InputError(self.no_block)
         targets = self._note(x, "block", origin=self.origin(x))
-        return x.clone(), torch.empty(2, 0, dtype=torch.int64, device="meta"), len(targets)
+        return x.clone(), self.topology.edge_index, len(targets)
+
+    @property
+    def edge_weight(self) -> Tensor | None:
+        operations = self.notes.operations
+        if operations and operations[-1].kind == "block":
+            operations[-1] = replace(operations[-1], weighted=True)
+        return super().edge_weight
 
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
         return linear(x, weight, added)
@@ -118,7 +142,16 @@ class OutlineView(GraphView):
         del key, p, relu
         return x.clone()
 
-    def _note(self, x: Tensor, kind: Kind, *, steps: int = 1, heads: int = 0, origin: Origin = "rows") -> Tensor:
+    def _note(
+        self,
+        x: Tensor,
+        kind: Kind,
+        *,
+        steps: int = 1,
+        heads: int = 0,
+        origin: Origin = "rows",
+        weighted: bool = False,
+    ) -> Tensor:
         """Notes a call; the rows that come of it."""
         notes = self.notes
         made = notes.counter.get_total_flops() if notes.counter else 0
@@ -133,6 +166,8 @@ class OutlineView(GraphView):
                 origin=origin,
                 backward=x.requires_grad and torch.is_grad_enabled(),
                 flops=(made - notes.flops) / max(notes.num_rows, 1),
+                weighted=weighted,
+                layer=notes.running[-1],
             )
         )
         notes.flops = made
@@ -152,6 +187,8 @@ def outline(
     *,
     num_vertices: int,
     num_features: int,
+    num_edge_features: int = 0,
+    weighted: bool = False,
     training: bool,
     view_type: type[GraphView] = GraphView,
     savings: Savings = ALL_SAVINGS,
@@ -161,10 +198,9 @@ def outline(
 ) -> list[GraphOperation]:
     """The graph operations of one forward pass of `model` under views of `view_type`, in order.
 
-    count_flops: of the maps as well, for which PyTorch loads its compiler (1 s).
-
-    InputError for a model that is none, that cannot take rows of num_features, that does not give num_classes logits,
-    or that asks for what the view refuses.
+    weighted: whether the graph has edge weights. count_flops: of the maps as well, for which PyTorch loads its compiler
+    (1 s). InputError for a model that is none, that cannot take rows of num_features, that does not give num_classes
+    logits, or that asks for what the view refuses or the graph lacks.
     """
     if not isinstance(getattr(model, "num_stages", None), int):
         raise InputError("the model does not say how many views it takes: set its num_stages, or use weft.nn.Stack")
@@ -174,7 +210,7 @@ def outline(
     def run(notes: Notes, what: str) -> Tensor:
         x = torch.empty(notes.rows_at(0), num_features, dtype=dtype, device="meta")
         inputs = Inputs(rows=x, savings=savings, sparse_first=sparse_first)
-        views = [OutlineView(view_type, stage, notes, inputs) for stage in range(cast(int, model.num_stages))]
+        views = [OutlineView(view_type, stage, notes, topology, inputs) for stage in range(cast(int, model.num_stages))]
         try:
             with torch.set_grad_enabled(training), torch.device("meta"), notes.counter or nullcontext():
                 logits: Tensor = twin(views, x)
@@ -182,14 +218,39 @@ def outline(
             raise InputError(what.format(str(error).splitlines()[0])) from error
         return logits
 
+    topology, running = no_edges(num_edge_features, weighted, dtype), name_running(twin)
     counter = FlopCounterMode(display=False) if count_flops else None
-    notes = Notes(num_vertices, Counter(), False, counter)
+    notes = Notes(num_vertices, Counter(), False, counter, running)
     logits = run(notes, f"the model cannot take rows of {num_features} features ({{}}): mend its widths")
     if view_type.nested:
-        again = Notes(num_vertices, notes.steps, True, None)
+        again = Notes(num_vertices, notes.steps, True, None, running)
         run(again, "a layer adds rows of its input to fewer rows of its result ({}): use view.targets(x) for them")
     if num_classes is not None and logits.shape[1:] != (num_classes,):
         raise InputError(
             f"the model gives {list(logits.shape[1:])} logits a vertex, the graph has {num_classes} classes"
         )
     return notes.operations
+
+
+def no_edges(num_edge_features: int, weighted: bool, dtype: torch.dtype) -> Topology:
+    """A topology without data that has the features and weights that a graph has."""
+    none = torch.empty(0, dtype=torch.int64, device="meta")
+    weight = torch.empty(0, dtype=dtype, device="meta") if weighted else None
+    features = torch.empty(0, num_edge_features, dtype=dtype, device="meta") if num_edge_features else None
+    return Topology(Adjacency(indptr=none.new_empty(1), indices=none, num_sources=0, weight=weight), None, features)
+
+
+def name_running(model: nn.Module) -> list[str]:
+    """The kinds of the model's modules that are running, innermost last; changes as they do."""
+    running: list[str] = []
+
+    def enter(kind: str) -> Callable[..., None]:
+        return lambda *_: running.append(kind)
+
+    def leave(*_: object) -> None:
+        running.pop()
+
+    for part in model.modules():
+        part.register_forward_pre_hook(enter(type(part.conv if isinstance(part, PyGConv) else part).__name__))
+        part.register_forward_hook(leave)
+    return running

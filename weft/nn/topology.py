@@ -28,11 +28,19 @@ class Topology:
     """An adjacency with the scalings that its degrees define, each made once per dtype.
 
     ids: int64 [n], what each vertex was called first, where the graph was reordered.
+    edge_features: [E, K], where the graph has them; taken to the edges' device, as `dtype`, when first asked for.
     """
 
-    def __init__(self, adjacency: Adjacency, ids: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        adjacency: Adjacency,
+        ids: Tensor | None = None,
+        edge_features: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         self.adjacency = adjacency
         self._ids = ids
+        self._edge_features, self._dtype = edge_features, dtype
         self._scales: dict[object, Scale] = {}
 
     def scale(self, product: Product, dtype: torch.dtype) -> Scale:
@@ -58,6 +66,18 @@ class Topology:
     def edge_index(self) -> Tensor:
         """Sources and targets of the edges: int64 [2, E]."""
         return torch.stack(self.adjacency.edges())
+
+    @cached_property
+    def edge_features(self) -> Tensor | None:
+        """What is known of the edges, in their order: [E, K]."""
+        return self.edge_features_at(None)
+
+    def edge_features_at(self, edge_ids: Tensor | None) -> Tensor | None:
+        """The rows [e, K] of the edges at these positions, int64 [e] on the CPU; None: of all."""
+        if self._edge_features is None:
+            return None
+        found = self._edge_features if edge_ids is None else self._edge_features.index_select(0, edge_ids)
+        return found.to(self.adjacency.device, self._dtype)
 
     def degree(self, weighted: bool) -> Tensor:
         """In-degree, or the sum of the weights of the in-edges: float64 [n]."""

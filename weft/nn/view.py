@@ -47,6 +47,16 @@ class View(Protocol):
         """(source rows, edge_index [2, E], number of targets), for a layer that wants the edges themselves."""
         ...
 
+    @property
+    def edge_features(self) -> Tensor | None:
+        """What is known of the edges that `block` gave, in their order: [E, K], constant; None if nothing is."""
+        ...
+
+    @property
+    def edge_weight(self) -> Tensor | None:
+        """The weights of the edges that `block` gave, in their order: [E], constant; None if they have none."""
+        ...
+
     def total(self, x: Tensor) -> Tensor:
         """The sum [F] of the rows, every vertex counted once."""
         ...
@@ -123,9 +133,9 @@ class GraphView:
         self._mask = (0, 0.0)
 
     @classmethod
-    def of(cls, adjacency: Adjacency, *, key: int = 0) -> GraphView:
-        """The view that a plain script hands to a layer."""
-        return cls(Topology(adjacency), key=key)
+    def of(cls, adjacency: Adjacency, *, edge_features: Tensor | None = None, key: int = 0) -> GraphView:
+        """The view that a plain script hands to a layer; edge_features [E, K] are in the order of the edges."""
+        return cls(Topology(adjacency, edge_features=edge_features), key=key)
 
     @property
     def num_vertices(self) -> int:
@@ -158,6 +168,18 @@ class GraphView:
         if self.no_block:
             raise InputError(self.no_block)
         return x, self.topology.edge_index, self.num_vertices
+
+    @property
+    def edge_features(self) -> Tensor | None:
+        if self.no_block:
+            raise InputError(self.no_block)
+        return self.topology.edge_features
+
+    @property
+    def edge_weight(self) -> Tensor | None:
+        if self.no_block:
+            raise InputError(self.no_block)
+        return self.topology.adjacency.weight
 
     def total(self, x: Tensor) -> Tensor:
         return x.sum(0)

@@ -40,6 +40,7 @@ class GraphShape(NamedTuple):
 
     density: the share of the features that are not zero. hops: a rank's blocks, product by product, where ranks hold
     blocks of the graph.
+    num_edge_features: 0 for none. weighted: whether the edges have weights.
     """
 
     num_vertices: int
@@ -47,13 +48,22 @@ class GraphShape(NamedTuple):
     num_features: int
     density: float = 1.0
     hops: tuple[HopShape, ...] = ()
+    num_edge_features: int = 0
+    weighted: bool = False
 
     @classmethod
     def of(cls, graph: Graph) -> GraphShape:
         """The shape of a graph that is there; the density is that of the first vertices."""
         sample = graph.x[:SAMPLE] if graph.x is not None else torch.empty(0)
         density = int(sample.count_nonzero()) / max(sample.numel(), 1)
-        return cls(graph.num_vertices, graph.num_edges, graph.num_features, density)
+        return cls(
+            num_vertices=graph.num_vertices,
+            num_edges=graph.num_edges,
+            num_features=graph.num_features,
+            density=density,
+            num_edge_features=graph.num_edge_features,
+            weighted=graph.in_edges.weight is not None,
+        )
 
     @property
     def sparse(self) -> bool:
@@ -154,7 +164,8 @@ class Strategy(ABC):
     def topology(self) -> Topology:
         """The whole graph's, on the group's device."""
         ids = None if self.graph.ids is None else self.graph.ids.to(self.group.device)
-        return Topology(self.graph.in_edges.cast(self.dtype).to(self.group.device), ids)
+        in_edges = self.graph.in_edges.cast(self.dtype).to(self.group.device)
+        return Topology(in_edges, ids, self.graph.edge_features, self.dtype)
 
     def features(self, vertices: slice | Tensor) -> Tensor:
         """The features of some vertices, on the group's device and in the model's type."""
@@ -233,6 +244,8 @@ class Strategy(ABC):
             model,
             num_vertices=shape.num_vertices,
             num_features=shape.num_features,
+            num_edge_features=shape.num_edge_features,
+            weighted=shape.weighted,
             training=training,
             view_type=cls.view_type,
             savings=savings,

@@ -46,6 +46,11 @@ class Block(Topology):
     def loop(self) -> Tensor:
         return self.home.topology.loop[self.targets]
 
+    @cached_property
+    def edge_features(self) -> Tensor | None:
+        features = self.home.topology.edge_features_at(self.hop.edge_ids)
+        return None if features is None else features.to(self.adjacency.device)
+
     def parts(self, product: Product, dtype: torch.dtype) -> Parts:
         """The product in parts: over the inputs, and over what each rank sends."""
         if product not in self._parts:
@@ -172,7 +177,7 @@ class VertexParallel(Strategy):
     @cached_property
     def topology(self) -> Topology:
         """The whole graph's, on the host: blocks take degrees from it."""
-        return Topology(self.graph.in_edges.cast(self.dtype), self.graph.ids)
+        return Topology(self.graph.in_edges.cast(self.dtype), self.graph.ids, self.graph.edge_features, self.dtype)
 
     def view(self, stage: int, view_key: int) -> GraphView:
         return BlockView(self, self.blocks[stage], view_key)

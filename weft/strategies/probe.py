@@ -41,6 +41,16 @@ class RowsOnly(ProbeView):
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         return x, torch.empty(2, 0, dtype=torch.int64, device=x.device), len(x)
 
+    @property
+    def edge_features(self) -> Tensor | None:
+        features = super().edge_features
+        return None if features is None else features[:0]
+
+    @property
+    def edge_weight(self) -> Tensor | None:
+        weight = super().edge_weight
+        return None if weight is None else weight[:0]
+
     def _propagate(self, x: Tensor, product: Product) -> Tensor:
         del product
         return x
@@ -59,7 +69,8 @@ def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Fac
     source, target = (torch.randint(num_vertices, (num_edges,), generator=random) for _ in range(2))
     weight = None if graph.in_edges.weight is None else torch.ones(num_edges, dtype=dtype_of(model))
     adjacency = Adjacency.from_edges(source, target, num_sources=num_vertices, num_targets=num_vertices, weight=weight)
-    topology = Topology(adjacency.to(group.device))
+    features = torch.randn(num_edges, graph.num_edge_features, generator=random) if graph.num_edge_features else None
+    topology = Topology(adjacency.to(group.device), edge_features=features, dtype=dtype_of(model))
     x = torch.randn(num_vertices, graph.num_features, generator=random).to(group.device, dtype_of(model))
 
     def step_of(view_type: type[GraphView]) -> Callable[[], None]:
@@ -75,6 +86,8 @@ def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Fac
         model,
         num_vertices=num_vertices,
         num_features=graph.num_features,
+        num_edge_features=graph.num_edge_features,
+        weighted=graph.in_edges.weight is not None,
         training=True,
         view_type=ProbeView,
         savings=savings,

@@ -1,0 +1,57 @@
+"""What a run says before it starts: edge weights that nothing uses."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+import weft
+from weft.core.config import Config
+from weft.data import DataWarning, Graph
+from weft.engine.check import check
+from weft.nn import GATConv, GCNConv, PyGConv, RowLayer, Stack, from_pyg, make_model
+
+
+@pytest.fixture
+def weighted() -> Graph:
+    graph = weft.load("digits")
+    weight = torch.rand(graph.num_edges) + 0.5
+    return dataclasses.replace(graph, in_edges=graph.in_edges.with_weight(weight))
+
+
+def test_a_run_says_once_that_weights_are_ignored(weighted: Graph, tmp_path: Path) -> None:
+    options = {"quiet": True, "epochs": 1, "hidden": 8, "strategy": "communicated", "workers": 2}
+    with pytest.warns(DataWarning, match="digits has edge weights, which are ignored by SAGEConv: use gcn") as caught:
+        weft.train(weighted, "sage", out=tmp_path / "sage", **options)
+    assert len(caught) == 1
+    assert "\n" not in str(caught[0].message)
+    assert caught[0].filename == __file__
+    weft.train(weighted, "gcn", out=tmp_path / "gcn", **options)  # another warning would be an error here
+
+
+def ignored(graph: Graph, model: torch.nn.Module) -> str:
+    with pytest.warns(DataWarning) as caught:
+        check(Config(graph="digits"), graph, model, launched=False)
+    (warning,) = caught
+    return str(warning.message).partition(" ignored by ")[2].partition(":")[0]
+
+
+def test_the_layers_that_ignore_weights_are_named(weighted: Graph) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+    layers = [GCNConv(64, 8), GATConv(8, 8, heads=2), from_pyg(pyg.SAGEConv(8, 8)), GATConv(8, 10, heads=2)]
+    assert ignored(weighted, Stack(layers, norm="batch")) == "GATConv and SAGEConv"
+    assert ignored(weighted, make_model("gin", 64, 10, decoupled=True)) == "GINConv"
+    assert ignored(weighted, Stack([RowLayer(torch.nn.Linear(64, 10), 10)])) == "the model"
+
+
+def test_nothing_is_said_where_weights_are_used_or_absent(weighted: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+    taking: list[torch.nn.Module] = [PyGConv(pyg.GraphConv(64, 8), 8), GCNConv(8, 10)]
+    check(Config(graph="digits"), weighted, Stack(taking), launched=False)
+    check(Config(graph="digits"), weighted, make_model("gcn", 64, 10, decoupled=True), launched=False)
+    check(Config(graph="digits"), weft.load("digits"), make_model("sage", 64, 10), launched=False)
+    monkeypatch.setenv("RANK", "1")  # another rank of torchrun's says it
+    check(Config(graph="digits"), weighted, make_model("sage", 64, 10), launched=False)
