@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -59,6 +60,7 @@ class Dependencies:
     rows: int64, the inputs of the model: the `num_own` vertices of the part, ascending, then those that it computes
     again, the longest needed first. So the rows of every level are the first of those of the level below.
     cached_bytes: what the vertices that are computed again take. limited: whether a limit kept their number down.
+    choice_seconds: what choosing them took.
     """
 
     rows: Tensor
@@ -66,6 +68,7 @@ class Dependencies:
     hops: tuple[Hop, ...]
     cached_bytes: int
     limited: bool
+    choice_seconds: float
 
     @property
     def own(self) -> Tensor:
@@ -97,6 +100,7 @@ def make_dependencies(adj: Adjacency, part: Tensor, own: int, num_parts: int, ca
     mine = (part == own).nonzero().view(-1)
     num_hops = len(caching.costs)
     wanted = native.gather_block(adj.indptr, adj.indices, part, mine, len(mine))[2]
+    start = time.perf_counter()
     levels, num_bytes, limited = native.cache_levels(
         adj.indptr,
         adj.indices,
@@ -108,6 +112,7 @@ def make_dependencies(adj: Adjacency, part: Tensor, own: int, num_parts: int, ca
         ratio=-1.0 if caching.ratio is None else caching.ratio,
         max_bytes=-1.0 if caching.max_bytes is None else caching.max_bytes,
     )
+    choice_seconds = time.perf_counter() - start
     again = (levels >= 0).nonzero().view(-1)
     again = again[levels[again].argsort(descending=True, stable=True)]
     rows = torch.cat([mine, again])
@@ -118,7 +123,14 @@ def make_dependencies(adj: Adjacency, part: Tensor, own: int, num_parts: int, ca
         if sizes not in blocks:
             blocks[sizes] = _hop(adj, part, num_parts, rows[: sizes[0]], sizes[1])
         hops.append(blocks[sizes])
-    return Dependencies(rows=rows, num_own=len(mine), hops=tuple(hops), cached_bytes=int(num_bytes), limited=limited)
+    return Dependencies(
+        rows=rows,
+        num_own=len(mine),
+        hops=tuple(hops),
+        cached_bytes=int(num_bytes),
+        limited=limited,
+        choice_seconds=choice_seconds,
+    )
 
 
 def _hop(adj: Adjacency, part: Tensor, num_parts: int, inputs: Tensor, num_targets: int) -> Hop:

@@ -7,6 +7,7 @@ differs. How often a vertex is computed changes no number: dropout is keyed by v
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -151,8 +152,10 @@ class VertexParallel(Strategy):
 
     def place(self) -> Tensor:
         group = self.group
+        start = time.perf_counter()
         if self.ratio is None and self.placement.cache_ratio is None and self.placement.factors is None:
             self.placement = replace(self.placement, factors=probe(self.model, self.graph, group, self.savings))
+        self.probe_seconds = time.perf_counter() - start
         self.dependencies = needed = self.plan(
             self.graph, self.model, rank=group.rank, size=group.size, placement=self.placement, savings=self.savings
         )
@@ -172,6 +175,8 @@ class VertexParallel(Strategy):
             "fetched": [len(hop.fetched) for hop in needed.hops],
             "cached_bytes": needed.cached_bytes,
             "limited": needed.limited,
+            "probe_seconds": self.probe_seconds,
+            "choice_seconds": needed.choice_seconds,
         }
 
     @cached_property

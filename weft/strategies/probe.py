@@ -18,9 +18,9 @@ from weft.nn import GraphOperation, GraphView, Inputs, Product, Topology, UnitCo
 from weft.strategies.base import dtype_of, is_kept
 from weft.strategies.costs import directions
 
-MAX_VERTICES, MAX_EDGES = 1 << 14, 1 << 19
-EXCHANGED_BYTES = 4 << 20  # by a rank: more than what a network's buffers swallow at once
-ROUNDS = 3
+MAX_VERTICES, MAX_EDGES = 1 << 13, 1 << 17
+EXCHANGED_BYTES = 1 << 20  # by a rank: more than what a network's buffers swallow at once
+ROUNDS = 2
 LEAST = 1e-15  # seconds of anything, so that nothing is free
 
 

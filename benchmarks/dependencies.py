@@ -1,0 +1,225 @@
+"""Cached, communicated and hybrid dependencies side by side, on an emulated cluster (see cluster.py).
+
+    python benchmarks/dependencies.py --graphs "topo_dblp-2010;tolokers" --rates 200mbit,5gbit --out NAME
+    python benchmarks/dependencies.py --graphs tolokers --rates 1gbit --contenders hybrid@0,hybrid@0.5,hybrid@1,hybrid
+    python benchmarks/dependencies.py --graphs topo_dblp-2010 --rates 200mbit --contenders communicated,communicated-overlap
+
+A contender is a strategy, with @ and a share of sources to cache (hybrid), and what it is to be without (- and a saving).
+Every rank has all contenders, which take turns with training steps. Their logits are compared first. An epoch's seconds
+are those of the slowest rank; what is exposed is the time that a rank spends in collectives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from cluster import Cluster, Unavailable
+from kernels import save
+from safetensors.torch import load_file, save_file
+
+import weft
+from weft.comm import Group, join
+from weft.core.meter import Meter
+from weft.core.savings import Savings
+from weft.data import Graph
+from weft.engine.metrics import NodeTask
+from weft.nn import make_model
+from weft.partition import make_book
+from weft.strategies import APPROXIMATE, Placement, Step, Strategy, get_strategy
+
+TOLERANCE = 1e-3  # of float32 logits, relative to the largest: contenders sum in different orders
+CLASSES = 16
+
+
+def main() -> int:
+    options = parse()
+    if options.rank:
+        race(json.loads(options.rank))
+        return 0
+    rows: list[dict[str, Any]] = []
+    try:
+        for name in options.graphs.split(";"):
+            rows += compare(name, options)
+    except Unavailable as error:
+        print(f"skipped: {error}")
+        return 0
+    if options.out:
+        save(options.out, {"options": vars(options), "rows": rows})
+    return 0
+
+
+def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All rates on one graph."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, Cluster(ranks=options.ranks, rate="1gbit") as cluster:
+        graph = load(name, options.features)
+        graph.save(Path(folder) / "graph")
+        book = make_book(graph, options.ranks, method=options.partition)
+        save_file({"part": book.part}, Path(folder) / "part.safetensors")
+        print(f"{name}: {graph.num_vertices:,} vertices, {graph.num_edges:,} edges, cut {book.quality.cut:,}", flush=True)
+        for rate in options.rates.split(","):
+            cluster.set_rate(rate)
+            question = json.dumps({**vars(options), "folder": folder})
+            found = json.loads(cluster.run([__file__, "--rank", question], timeout=3000).splitlines()[-1])
+            rows += [{"graph": name, "rate": rate, **row} for row in found]
+            report(rate, found)
+    return rows
+
+
+def load(name: str, features: int) -> Graph:
+    """A graph with labels and a split, with random features and classes where it has none."""
+    bare = name.startswith(("topo_", "rmat"))
+    return weft.load(name, random_features=features if bare else 0, random_classes=CLASSES if bare else 0)
+
+
+def race(options: dict[str, Any]) -> None:
+    """One rank's part: prints, on rank 0, what was measured."""
+    group = join(timeout_seconds=600, meter=Meter())
+    folder = Path(options["folder"])
+    graph = Graph.open(folder / "graph", verify=False)
+    part = load_file(folder / "part.safetensors")["part"]
+    runners = {name: Runner(name, options, graph, part, group) for name in options["contenders"].split(",")}
+    compare_logits(runners, group)
+    for _ in range(options["rounds"] + 1):
+        for runner in runners.values():
+            runner.epoch()
+    rows = [runner.row() for runner in runners.values()]
+    if group.rank == 0:
+        print(json.dumps(rows), flush=True)
+    group.leave()
+
+
+class Runner:
+    """One contender on one rank."""
+
+    def __init__(self, name: str, options: dict[str, Any], graph: Graph, part: torch.Tensor, group: Group) -> None:
+        self.name, self.group = name, group
+        strategy, *without = name.split("-")
+        kind, _, ratio = strategy.partition("@")
+        torch.manual_seed(0)
+        self.model = make_model(
+            options["model"],
+            graph.num_features,
+            graph.num_classes,
+            hidden=options["hidden"],
+            layers=options["layers"],
+            input_dropout=options["input_dropout"],
+        )
+        placement = Placement(part=part, cache_ratio=float(ratio) if ratio else None)
+        savings = Savings.without(",".join(filter(None, [*without, *options["without"].split(",")])))
+        group.share({})
+        start = time.perf_counter()
+        self.strategy: Strategy = get_strategy(kind)(
+            graph, self.model, group, seed=0, savings=savings, placement=placement
+        )
+        self.setup_seconds = time.perf_counter() - start
+        self.task = NodeTask(graph, self.strategy.rows, group.device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.epochs: list[dict[str, float]] = []
+
+    @property
+    def exact(self) -> bool:
+        return self.name.partition("-")[0] not in APPROXIMATE
+
+    def epoch(self) -> None:
+        """One training step, which all ranks begin together."""
+        self.group.share({})
+        self.group.meter.take("train")
+        start = time.perf_counter()
+        with self.group.meter.during("train"):
+            self.optimizer.zero_grad()
+            logits = self.strategy.forward(Step(epoch=len(self.epochs), training=True))
+            _, grad = self.task.loss(logits)
+            self.strategy.backward(logits, grad)
+            self.optimizer.step()
+        seconds = time.perf_counter() - start
+        counts = self.group.meter.take("train")
+        self.epochs.append(
+            {
+                "seconds": seconds,
+                "exposed": sum(counts.durations),
+                "bytes": sum(counts.bytes_sent.values()),
+                "edges": counts.edges,
+            }
+        )
+
+    def row(self) -> dict[str, Any]:
+        """What all ranks measured, without the first epoch."""
+        ranks = self.group.share(
+            {"epochs": self.epochs[1:], "setup": self.setup_seconds, "facts": self.strategy.facts()}
+        )
+        rounds = list(zip(*(rank["epochs"] for rank in ranks), strict=True))
+        factors = self.strategy.placement.factors
+        return {
+            "contender": self.name,
+            "seconds": [max(one["seconds"] for one in each) for each in rounds],
+            "exposed_seconds": [statistics.fmean(one["exposed"] for one in each) for each in rounds],
+            "bytes": statistics.fmean(sum(one["bytes"] for one in each) for each in rounds),
+            "edges": [one["edges"] for one in rounds[-1]],
+            "setup_seconds": max(rank["setup"] for rank in ranks),
+            "facts": [rank["facts"] for rank in ranks],
+            "factors": vars(factors) if factors else None,
+        }
+
+
+def compare_logits(runners: dict[str, Runner], group: Group) -> None:
+    """Stops if the exact contenders' logits differ on any vertex."""
+    first = None
+    for runner in runners.values():
+        logits = runner.strategy.forward(runner.strategy.evaluation(0))
+        whole = torch.zeros(runner.strategy.graph.num_vertices, logits.shape[1])
+        whole[runner.strategy.rows] = logits
+        whole = group.all_reduce(whole, tag="check")
+        if first is None:
+            first = whole
+        apart = float((whole - first).abs().max() / first.abs().max())
+        if runner.exact and apart > TOLERANCE:
+            raise SystemExit(f"{runner.name}: logits differ by {apart:.1e} of the largest")
+
+
+def report(rate: str, rows: list[dict[str, Any]]) -> None:
+    """One line a contender: the epoch's median, least and most seconds, and against the first."""
+    base = statistics.median(rows[0]["seconds"])
+    for row in rows:
+        seconds, exposed = row["seconds"], statistics.median(row["exposed_seconds"])
+        median = statistics.median(seconds)
+        cached = sum(sum(facts.get("cached", [])[1:]) for facts in row["facts"])
+        fetched = sum(sum(facts.get("fetched", [])[1:]) for facts in row["facts"])
+        print(
+            f"{rate:>8} {row['contender']:>22}: {median:7.3f} s ({min(seconds):.3f} to {max(seconds):.3f}) "
+            f"{median / base:5.2f}x  exposed {exposed:6.3f} s  {row['bytes'] / 1e6:8.1f} MB  "
+            f"{sum(row['edges']) / 1e6:8.0f} M edges x width  cached {cached:,} fetched {fetched:,}  "
+            f"setup {row['setup_seconds']:.2f} s",
+            flush=True,
+        )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", default="topo_dblp-2010", help="separated by semicolons")
+    parser.add_argument("--rates", default="200mbit,5gbit", help="of a rank's link, separated by commas")
+    parser.add_argument("--contenders", default="communicated,cached,hybrid,tensor,stale")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--partition", default="metis")
+    parser.add_argument("--model", default="gcn")
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--features", type=int, default=64)
+    parser.add_argument("--input-dropout", type=float, default=0.0)
+    parser.add_argument("--without", default="", help="savings that all do without")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
