@@ -1,10 +1,10 @@
 """Cached, communicated and hybrid dependencies side by side, on an emulated cluster (see cluster.py).
 
     python benchmarks/dependencies.py --graphs "topo_dblp-2010;tolokers" --rates 200mbit,5gbit --out NAME
-    python benchmarks/dependencies.py --graphs tolokers --rates 1gbit --contenders hybrid@0,hybrid@0.5,hybrid@1,hybrid
-    python benchmarks/dependencies.py --graphs topo_dblp-2010 --rates 200mbit --contenders communicated,communicated-overlap
+    python benchmarks/dependencies.py --graphs tolokers --contenders hybrid,hybrid@0,hybrid@0.5,hybrid@1
+    python benchmarks/dependencies.py --graphs cora --contenders communicated,communicated-overlap,communicated-ring
 
-A contender is a strategy, with @ and a share of sources to cache (hybrid), and what it is to be without (- and a saving).
+A contender is a strategy, with @ and a share of sources to cache (hybrid), and - and a saving that it is to do without.
 Every rank has all contenders, which take turns with training steps. Their logits are compared first. An epoch's seconds
 are those of the slowest rank; what is exposed is the time that a rank spends in collectives.
 """
@@ -64,7 +64,9 @@ def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         graph.save(Path(folder) / "graph")
         book = make_book(graph, options.ranks, method=options.partition)
         save_file({"part": book.part}, Path(folder) / "part.safetensors")
-        print(f"{name}: {graph.num_vertices:,} vertices, {graph.num_edges:,} edges, cut {book.quality.cut:,}", flush=True)
+        print(
+            f"{name}: {graph.num_vertices:,} vertices, {graph.num_edges:,} edges, cut {book.quality.cut:,}", flush=True
+        )
         for rate in options.rates.split(","):
             cluster.set_rate(rate)
             question = json.dumps({**vars(options), "folder": folder})
@@ -191,13 +193,15 @@ def report(rate: str, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         seconds, exposed = row["seconds"], statistics.median(row["exposed_seconds"])
         median = statistics.median(seconds)
-        cached = sum(sum(facts.get("cached", [])[1:]) for facts in row["facts"])
-        fetched = sum(sum(facts.get("fetched", [])[1:]) for facts in row["facts"])
+        cached, fetched = (
+            sum(sum(facts.get(kind, [])[1:]) for facts in row["facts"]) for kind in ("cached", "fetched")
+        )
+        decision = max(facts.get("probe_seconds", 0) + facts.get("choice_seconds", 0) for facts in row["facts"])
         print(
             f"{rate:>8} {row['contender']:>22}: {median:7.3f} s ({min(seconds):.3f} to {max(seconds):.3f}) "
             f"{median / base:5.2f}x  exposed {exposed:6.3f} s  {row['bytes'] / 1e6:8.1f} MB  "
             f"{sum(row['edges']) / 1e6:8.0f} M edges x width  cached {cached:,} fetched {fetched:,}  "
-            f"setup {row['setup_seconds']:.2f} s",
+            f"decision {decision:.2f} s ({decision / median:.1f} % of 100 epochs)",
             flush=True,
         )
 

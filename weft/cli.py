@@ -134,7 +134,7 @@ def _given(options: argparse.Namespace, schema: type[Config | PartitionOptions])
 def _train(options: argparse.Namespace) -> int:
     from weft import report
     from weft.engine.folder import RunFolder
-    from weft.engine.run import run
+    from weft.engine.run import leads, run
 
     saved = {}
     if options.resume:
@@ -144,7 +144,7 @@ def _train(options: argparse.Namespace) -> int:
             saved = dataclasses.asdict(Config.read(RunFolder(options.out).config))
     config = _config(options, **saved)
     done = run(config, None, None, out=options.out, resume=options.resume)
-    if os.environ.get("RANK", "0") == "0":
+    if leads():
         _print(report.run_table(done.summary))
         print(f"records and model in {done.folder}")
     return 0
@@ -152,8 +152,11 @@ def _train(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from weft import engine, report
+    from weft.engine.run import leads
 
     runs = engine.compare(_config(options), options.strategies.split(","), options.out)
+    if not leads():
+        return 0
     _print(report.compare_table({name: done.summary for name, done in runs.items()}))
     print(f"records in {next(iter(runs.values())).folder.parent}/compare.jsonl")
     return 0

@@ -13,6 +13,7 @@ import torch
 from weft.cli import main
 from weft.data import Graph, load
 
+HYBRID = ("--strategy", "hybrid", "--workers", "2")
 Damage = Callable[[Path], None]
 
 
@@ -52,6 +53,12 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["train", "digits", "--device", "cuda"], "--device cuda: torch finds no GPU here"),
         (["train"], "the following arguments are required: graph"),
         (["train", "digits", "--order", "dfs"], "unknown --order 'dfs': did you mean 'bfs'?"),
+        (["train", "digits", *HYBRID, "--partition", "mettis"], "unknown --partition 'mettis': did you mean 'metis'?"),
+        (["train", "digits", *HYBRID, "--partition", "no/book.safetensors"], "no/book.safetensors: no such file"),
+        (["train", "digits", *HYBRID, "--cache-memory", "much"], "--cache-memory 'much': give an amount such as 512MB"),
+        (["train", "digits", *HYBRID, "--cache-ratio", "1.5"], "--cache-ratio 1.5: give at most 1"),
+        (["train", "digits", *HYBRID, "--probe", "no.json"], "no.json: cannot read the factors of a probe"),
+        (["train", "digits", "--strategy", "stale", "--refresh-every", "0"], "--refresh-every 0: give at least 1"),
         (["compare", "digits", "--strategies", "single,single"], "give different names"),
         (["compare", "digits", "--strategies", "single,tnesor"], "did you mean 'tensor'?"),
     ],
@@ -174,6 +181,19 @@ def test_import_and_info(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert printed.count("edge features     0\n") == 2
     assert printed.count("numbering         reordered\n") == 2
     assert "already" in mistake(capsys, "data", "import", edges, "--out", tmp_path / "graph")
+
+
+def test_a_book_that_does_not_fit(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
+    book = tmp_path / "book.safetensors"
+    assert main(["partition", "digits", "--parts", "2", "--out", str(book)]) == 0
+    capsys.readouterr()
+    out = tmp_path / "run"
+    train = ["--strategy", "hybrid", "--partition", book, "--out", out]
+    assert "divides another graph than" in mistake(capsys, "train", store, "--workers", "2", *train)
+    assert "has 2 parts: give --workers 2" in mistake(capsys, "train", "digits", "--workers", "3", *train)
+    many = ["--strategy", "cached", "--workers", "61", "--partition", "metis", "--out", out]
+    assert "has 60 vertices: give at most as many" in mistake(capsys, "train", store, *many)
+    assert not out.exists()
 
 
 def test_compare(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:

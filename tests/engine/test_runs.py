@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 import weft
 from weft.core import record
 from weft.core.errors import InputError
+from weft.partition import make_book
 
 WEFT = [sys.executable, "-m", "weft"]
 RUN = ["train", "digits", "--hidden", "16", "--dtype", "float64", "--norm", "batch"]
@@ -255,16 +256,17 @@ def test_told_to_stop(tmp_path: Path, workers: int) -> None:
 
 
 def test_joins_the_ranks_of_torchrun(whole: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "joined"
+    """For one run after another."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "weft", *RUN]
-    command += ["--strategy", "tensor", "--epochs", str(EPOCHS), "--out", str(folder)]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "weft", "compare", *RUN[1:]]
+    command += ["--strategies", "tensor,hybrid", "--epochs", str(EPOCHS), "--out", str(tmp_path / "joined")]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
-    assert losses(folder) == losses(whole)
-    assert done.stdout.count("accuracy test") == 1
+    assert losses(tmp_path / "joined" / "tensor") == losses(whole)
+    assert losses(tmp_path / "joined" / "hybrid") == pytest.approx(losses(whole), abs=1e-9)
+    assert done.stdout.count("records in") == 1
 
 
 def test_k_and_k_epochs_are_2k(tmp_path: Path) -> None:
@@ -375,3 +377,53 @@ def test_models_that_cannot_run(tmp_path: Path, model: torch.nn.Module, said: st
         weft.train("digits", model, out=tmp_path / "run", quiet=True, strategy="tensor", workers=2)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_killed_among_others(tmp_path: Path) -> None:
+    """Ranks wait for each other's halos, pair by pair; one line says who is gone all the same."""
+    process = start(
+        *RUN, "--strategy", "communicated", "--workers", "3", "--epochs", "100000", "--out", tmp_path / "run"
+    )
+    wait_for_epoch(tmp_path / "run", 3)
+    os.kill(ranks(process)[2], signal.SIGKILL)
+    code, errors = finish(process)
+    (said,) = (line for line in errors.splitlines() if not line.startswith("epoch "))
+    assert code == 1
+    assert "was killed by SIGKILL" in said
+    assert "in epoch" in said
+
+
+def test_dependencies(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A run by a book, its choice again from its probe, and under a memory limit; resumed under other dependencies."""
+    options = {"hidden": 16, "dtype": "float64", "norm": "batch", "layers": 3, "workers": 2}
+    book = tmp_path / "book.safetensors"
+    graph = weft.load("digits")
+    make_book(graph, 2, method="fennel").save(book)
+
+    first = weft.train(graph, out=tmp_path / "first", epochs=6, strategy="hybrid", partition=str(book), **options)
+    again = weft.train(
+        graph,
+        out=tmp_path / "again",
+        epochs=3,
+        strategy="hybrid",
+        partition="fennel",
+        probe=str(first.folder / "probe.json"),
+        **options,
+    )
+    assert choice(first) == choice(again)
+    assert losses(again.folder) == losses(first.folder)[:3]
+
+    resumed = weft.train(graph, out=again.folder, resume=True, epochs=6, strategy="cached", **options)
+    assert losses(resumed.folder) == pytest.approx(losses(first.folder), abs=1e-9)
+
+    capfd.readouterr()
+    few = weft.train(
+        graph, out=tmp_path / "few", epochs=1, strategy="hybrid", cache_ratio=1.0, cache_memory="1kB", **options
+    )
+    assert choice(few) == [[0, 0, 0]] * 2
+    assert "--cache-memory 1kB ends the caching on rank 0, 1: 0 vertices cached" in capfd.readouterr().err
+
+
+def choice(run: weft.Run) -> list[list[int]]:
+    """What each rank caches at each hop."""
+    return [placed["cached"] for placed in run.records[0]["placement"]]

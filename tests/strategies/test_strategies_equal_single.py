@@ -6,14 +6,27 @@ from itertools import product
 
 import pytest
 import torch
-from parity import EXACT, FACTORS, Case, Session, cases, check_case, part_by, planted_error, pyg_cases
+from parity import (
+    EXACT,
+    FACTORS,
+    NUM_CLASSES,
+    NUM_FEATURES,
+    Case,
+    Session,
+    cases,
+    check_case,
+    check_close,
+    part_by,
+    planted_error,
+    pyg_cases,
+)
 from ranks import spawn
 
 from weft.comm import Group
 from weft.core.errors import InputError
-from weft.nn import MODELS
+from weft.nn import MODELS, Stack, View
 from weft.partition import METHODS
-from weft.strategies import STRATEGIES, Placement
+from weft.strategies import STRATEGIES, Placement, Step
 
 
 def check_all(group: Group) -> int:
@@ -48,6 +61,48 @@ def check_partitions(group: Group) -> list[bool]:
     limited = check_case(group, Case(model="gcn"), "hybrid", Placement(cache_ratio=1.0, cache_bytes=2000))
     assert limited.strategy.facts()["cached_bytes"] <= 2000
     return mixed
+
+
+class TwoProducts(torch.nn.Module):
+    """A layer that asks for a second product of the first one's result, and adds its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = torch.nn.Linear(NUM_FEATURES, NUM_CLASSES)
+        self.out_width = NUM_CLASSES
+
+    def forward(self, view: View, x: torch.Tensor) -> torch.Tensor:
+        h = self.map(x)
+        y: torch.Tensor = h + view.propagate(view.propagate(h, reduce="mean"), norm="gcn")
+        return y
+
+
+class OwnRows(TwoProducts):
+    """A layer that forgets that it may have fewer targets than sources."""
+
+    def forward(self, view: View, x: torch.Tensor) -> torch.Tensor:
+        h = self.map(x)
+        y: torch.Tensor = h + view.propagate(h)
+        return y
+
+
+def check_own_layers(group: Group) -> None:
+    """Such layers run where every row stays, and are refused in a sentence where rows may be cached."""
+    graph, _ = Case(model="gcn").build()
+    for layer, said in ((TwoProducts, "give each its own stage"), (OwnRows, r"use view\.targets\(x\)")):
+        torch.manual_seed(1)
+        model = Stack([layer()]).double()
+        step = Step(epoch=0, training=False)
+        whole = STRATEGIES["single"](graph, model, Group()).forward(step)
+        placed = STRATEGIES["communicated"](graph, model, group)
+        check_close(placed.forward(step), whole[placed.rows], layer.__name__)
+        for name in ("cached", "hybrid"):
+            with pytest.raises(InputError, match=said):
+                STRATEGIES[name](graph, model, group, placement=Placement(factors=FACTORS))
+
+
+def test_layers_that_keep_every_row() -> None:
+    spawn(2, check_own_layers)
 
 
 def test_single_equals_itself_in_another_order() -> None:

@@ -34,12 +34,7 @@ class Group:
 
         Counts are elements per rank; zero is legal.
         """
-        if self.size == 1:
-            return send
-        received = torch.empty(sum(recv_counts), dtype=send.dtype, device=send.device)
-        with self._collective("all_to_all", tag, _others(send, send_counts, self), _others(send, recv_counts, self)):
-            dist.all_to_all_single(received, send.contiguous(), list(recv_counts), list(send_counts))
-        return received
+        return send if self.size == 1 else Exchange(self, send, send_counts, recv_counts, tag=tag).wait()
 
     def all_reduce(self, values: Tensor, *, tag: str) -> Tensor:
         """The sum of `values` over the ranks, in a fixed order; bytes are those of a ring."""
@@ -109,10 +104,10 @@ class Group:
 class Exchange:
     """An exchange under way: slice q of the flat `send` goes to rank q, and what the ranks send arrives in rank order.
 
-    Counts are elements per rank, zero for this rank itself. ring: each pair of ranks for itself, the next rank in the
-    ring first, so that no two ranks send to the same one first and what has arrived can be used (NeutronStar, section
-    4.3); else, and on GPUs, as one all_to_all. Counted as one collective when all is here; its seconds are those spent
-    in here, not those in which the caller does something else.
+    Counts are elements per rank. ring: each pair of ranks for itself, the next rank in the ring first, so that no two
+    ranks send to the same one first and what has arrived can be used (NeutronStar, section 4.3); else, and on GPUs, by
+    the backend's own all_to_all. Counted as one collective when all is here; its seconds are those spent in here, not
+    those in which the caller does something else.
     """
 
     def __init__(
@@ -123,7 +118,7 @@ class Exchange:
         recv_counts: Sequence[int],
         *,
         tag: str,
-        ring: bool,
+        ring: bool = True,
     ) -> None:
         self._group, self._tag, self._send = group, tag, send.contiguous()
         self._sent, self._received = _others(send, send_counts, group), _others(send, recv_counts, group)
@@ -132,10 +127,8 @@ class Exchange:
         self._sends: list[dist.Work] = []
         self._receives: dict[int, dist.Work] = {}
         self._seconds, self._done = 0.0, False
-        ring = ring and group.device.type == "cpu"
-        self._operation = "ring" if ring else "all_to_all"
         with self._timed():
-            if ring:
+            if ring and group.device.type == "cpu":
                 self._start_ring(self._send.split(list(send_counts)))
             elif group.size > 1:
                 counts = list(recv_counts), list(send_counts)
@@ -159,22 +152,22 @@ class Exchange:
         return self._buffer
 
     def _start_ring(self, parts: Sequence[Tensor]) -> None:
+        """Receives first: gloo's pairs have one queue, in which a peer's leave to send would wait behind a message."""
         size, rank = self._group.size, self._group.rank
-        for step in range(1, size):
-            after, before = (rank + step) % size, (rank - step) % size
-            if self._parts[before].numel():
-                work = dist.irecv(self._parts[before], before)
-                assert work is not None
+        self._parts[rank].copy_(parts[rank])
+        for before in ((rank - step) % size for step in range(1, size)):
+            work = dist.irecv(self._parts[before], before) if self._parts[before].numel() else None
+            if work:
                 self._receives[before] = work
-            if parts[after].numel():
-                work = dist.isend(parts[after], after)
-                assert work is not None
+        for after in ((rank + step) % size for step in range(1, size)):
+            work = dist.isend(parts[after], after) if parts[after].numel() else None
+            if work:
                 self._sends.append(work)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
         start = time.perf_counter()
-        with self._group._named(self._operation, self._tag):
+        with self._group._named("all_to_all", self._tag):
             yield
             self._group._synchronize()
         self._seconds += time.perf_counter() - start
@@ -183,7 +176,8 @@ class Exchange:
 def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_method: str = "env://") -> Group:
     """Joins the ranks that torchrun or the launcher started (RANK, WORLD_SIZE, LOCAL_RANK in the environment).
 
-    InputError if the environment is not torchrun's; RunError if the others do not come within the timeout.
+    Ranks that have joined and not left yet go on as they are, with another meter. InputError if the environment is not
+    torchrun's; RunError if the others do not come within the timeout.
     """
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -198,7 +192,8 @@ def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_meth
     backend = "nccl" if device.startswith("cuda") else "gloo"
     timeout = timedelta(seconds=timeout_seconds)
     try:
-        dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=timeout)
+        if not dist.is_initialized():
+            dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError, dist.DistError) as error:
         reason = str(error).splitlines()[0]
         raise RunError(

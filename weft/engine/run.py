@@ -100,10 +100,11 @@ def run(
     resume: bool = False,
     quiet: bool = False,
     apart: bool = False,
+    last: bool = True,
 ) -> Run:
     """`train` for a configuration; without a graph or a model, those that the configuration names.
 
-    apart: even one rank gets a process of its own, so that its memory is its own.
+    apart: even one rank gets a process of its own, so that its memory is its own. last: ranks of torchrun part then.
     """
     _prepare_process(config)
     graph = load_graph(config) if graph is None else graph
@@ -117,7 +118,7 @@ def run(
     placement = make_placement(config, graph)
     job = Job(config=config, placement=placement, out=out, resume=resume, quiet=quiet)
     if under_torchrun():
-        folder, ended = _work_joined(job, graph, model)
+        folder, ended = _work_joined(job, graph, model, last=last)
     else:
         folder = _open_folder(job, graph)
         ended = (_work_launched if launched else _work_alone)(job, folder, graph, model)
@@ -130,6 +131,11 @@ def run(
 def under_torchrun() -> bool:
     """Whether this process is a rank that torchrun started."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def leads() -> bool:
+    """Whether this process is the one that writes and prints: any but a rank of torchrun other than 0."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def restarted() -> bool:
@@ -173,7 +179,7 @@ def _work_alone(job: Job, folder: RunFolder, graph: Graph, model: nn.Module) -> 
         return _work(job, folder, graph, model, Group(device=job.config.device), stop)
 
 
-def _work_joined(job: Job, graph: Graph, model: nn.Module) -> tuple[RunFolder, Ended]:
+def _work_joined(job: Job, graph: Graph, model: nn.Module, *, last: bool) -> tuple[RunFolder, Ended]:
     """A rank that torchrun started. Rank 0 opens the folder; its mistake is every rank's."""
     group = join(timeout_seconds=job.config.timeout, meter=Meter(), device=job.config.device)
     said = {}
@@ -188,7 +194,8 @@ def _work_joined(job: Job, graph: Graph, model: nn.Module) -> tuple[RunFolder, E
     folder = RunFolder(Path(said["folder"]))
     with StopRequest(impatient=False) as stop:
         ended = _work(job, folder, graph, model, group, stop)
-    group.leave()
+    if last or isinstance(ended, int):
+        group.leave()
     return folder, ended
 
 

@@ -142,10 +142,16 @@ class BlockView(GraphView):
         return self._constant(x, self.home.features(block.sources), block.ids)
 
 
+class SameRowsView(BlockView):
+    """Blocks without cached vertices: a stage has the same rows before and after its products."""
+
+    nested = False
+
+
 class VertexParallel(Strategy):
     """One program on P ranks, exact, that caches a share of the remote sources and fetches the others."""
 
-    view_type = BlockView
+    view_type: ClassVar[type[BlockView]] = BlockView
     takes_parts = True
     ratio: ClassVar[float | None] = None
     """The share of remote sources that is cached; None: as the person says, or by cost."""
@@ -185,7 +191,7 @@ class VertexParallel(Strategy):
         return Topology(self.graph.in_edges.cast(self.dtype), self.graph.ids, self.graph.edge_features, self.dtype)
 
     def view(self, stage: int, view_key: int) -> GraphView:
-        return BlockView(self, self.blocks[stage], view_key)
+        return self.view_type(self, self.blocks[stage], view_key)
 
     def _make_blocks(self) -> list[tuple[Block, ...]]:
         """The blocks of each stage's products; hops that have the same rows on every rank share one."""
@@ -285,6 +291,7 @@ class VertexParallel(Strategy):
 class Communicated(VertexParallel):
     """Every remote source is fetched at every layer."""
 
+    view_type = SameRowsView
     ratio = 0.0
 
 
