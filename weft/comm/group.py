@@ -141,9 +141,8 @@ class Exchange:
         with self._timed():
             for one in ranks:
                 self._receives.pop(one).wait()
-            if rank is None:
-                for work in self._sends:
-                    work.wait()
+            while self._sends and rank is None:
+                self._sends.pop().wait()  # once: gloo would wait for another message
         if rank is not None:
             return self._parts[rank]
         if not self._done:
