@@ -6,7 +6,8 @@
 
 A contender is a strategy, with @ and a share of sources to cache (hybrid), and - and a saving that it is to do without.
 Every rank has all contenders, which take turns with training steps. Their logits are compared first. An epoch's seconds
-are those of the slowest rank; what is exposed is the time that a rank spends in collectives.
+are those of the slowest rank. Exposed is the network's part of them: of each collective the shortest stay of any rank,
+since the last one to come waits for nobody; waiting is what ranks stay there beyond that, on the mean.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Runner:
         self.setup_seconds = time.perf_counter() - start
         self.task = NodeTask(graph, self.strategy.rows, group.device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
-        self.epochs: list[dict[str, float]] = []
+        self.epochs: list[dict[str, Any]] = []
 
     @property
     def exact(self) -> bool:
@@ -147,7 +148,7 @@ class Runner:
         self.epochs.append(
             {
                 "seconds": seconds,
-                "exposed": sum(counts.durations),
+                "stays": counts.durations,
                 "bytes": sum(counts.bytes_sent.values()),
                 "edges": counts.edges,
             }
@@ -159,11 +160,14 @@ class Runner:
             {"epochs": self.epochs[1:], "setup": self.setup_seconds, "facts": self.strategy.facts()}
         )
         rounds = list(zip(*(rank["epochs"] for rank in ranks), strict=True))
+        exposed = [sum(map(min, zip(*(one["stays"] for one in each), strict=True))) for each in rounds]
+        inside = [statistics.fmean(sum(one["stays"]) for one in each) for each in rounds]
         factors = self.strategy.placement.factors
         return {
             "contender": self.name,
             "seconds": [max(one["seconds"] for one in each) for each in rounds],
-            "exposed_seconds": [statistics.fmean(one["exposed"] for one in each) for each in rounds],
+            "exposed_seconds": exposed,
+            "waiting_seconds": [a - b for a, b in zip(inside, exposed, strict=True)],
             "bytes": statistics.fmean(sum(one["bytes"] for one in each) for each in rounds),
             "edges": [one["edges"] for one in rounds[-1]],
             "setup_seconds": max(rank["setup"] for rank in ranks),
@@ -191,7 +195,8 @@ def report(rate: str, rows: list[dict[str, Any]]) -> None:
     """One line a contender: the epoch's median, least and most seconds, and against the first."""
     base = statistics.median(rows[0]["seconds"])
     for row in rows:
-        seconds, exposed = row["seconds"], statistics.median(row["exposed_seconds"])
+        seconds = row["seconds"]
+        exposed, waiting = (statistics.median(row[f"{kind}_seconds"]) for kind in ("exposed", "waiting"))
         median = statistics.median(seconds)
         cached, fetched = (
             sum(sum(facts.get(kind, [])[1:]) for facts in row["facts"]) for kind in ("cached", "fetched")
@@ -199,7 +204,7 @@ def report(rate: str, rows: list[dict[str, Any]]) -> None:
         decision = max(facts.get("probe_seconds", 0) + facts.get("choice_seconds", 0) for facts in row["facts"])
         print(
             f"{rate:>8} {row['contender']:>22}: {median:7.3f} s ({min(seconds):.3f} to {max(seconds):.3f}) "
-            f"{median / base:5.2f}x  exposed {exposed:6.3f} s  {row['bytes'] / 1e6:8.1f} MB  "
+            f"{median / base:5.2f}x  exposed {exposed:6.3f} s waiting {waiting:6.3f} s  {row['bytes'] / 1e6:8.1f} MB  "
             f"{sum(row['edges']) / 1e6:8.0f} M edges x width  cached {cached:,} fetched {fetched:,}  "
             f"decision {decision:.2f} s ({decision / median:.1f} % of 100 epochs)",
             flush=True,

@@ -31,26 +31,32 @@ class Block(Topology):
     """A hop's in-edges on this rank, with scalings by the degrees that vertices have in the whole graph."""
 
     def __init__(self, hop: Hop, home: VertexParallel, halo: Halo | None) -> None:
-        device = home.group.device
-        super().__init__(hop.block.cast(home.dtype).to(device))
+        self.device = home.group.device
+        super().__init__(hop.block.cast(home.dtype).to(self.device))
         self.hop, self.home, self.halo = hop, home, halo
-        self.sources = torch.cat([home.dependencies.rows[: hop.num_inputs], hop.fetched]).to(device)
+        self.sources = torch.cat([home.dependencies.rows[: hop.num_inputs], hop.fetched])  # on the host
         self.targets = self.sources[: self.adjacency.num_targets]
         self._parts: dict[Product, Parts] = {}
+        self._places: dict[Block, Tensor] = {}
 
     @cached_property
     def ids(self) -> Tensor:
         """What the sources were called first."""
-        return self.home.topology.ids[self.sources]
+        return self.home.topology.ids[self.sources].to(self.device)
 
     @cached_property
     def loop(self) -> Tensor:
-        return self.home.topology.loop[self.targets]
+        return self.home.topology.loop[self.targets].to(self.device)
+
+    @cached_property
+    def features(self) -> Tensor:
+        """The sources' features, for who needs them in every epoch."""
+        return self.home.features(self.sources)
 
     @cached_property
     def edge_features(self) -> Tensor | None:
         features = self.home.topology.edge_features_at(self.hop.edge_ids)
-        return None if features is None else features.to(self.adjacency.device)
+        return None if features is None else features.to(self.device)
 
     def parts(self, product: Product, dtype: torch.dtype) -> Parts:
         """The product in parts: over the inputs, and over what each rank sends."""
@@ -73,14 +79,16 @@ class Block(Topology):
 
     def places_in(self, other: Block) -> Tensor:
         """Where each of the sources stands among another block's, which has them all: int64."""
-        place = torch.empty(self.home.graph.num_vertices, dtype=torch.int64, device=self.sources.device)
-        place[other.sources] = torch.arange(len(other.sources), device=place.device)
-        return place[self.sources]
+        if other not in self._places:
+            place = torch.empty(self.home.graph.num_vertices, dtype=torch.int64)
+            place[other.sources] = torch.arange(len(other.sources))
+            self._places[other] = place[self.sources].to(self.device)
+        return self._places[other]
 
     def _scale(self, product: Product, dtype: torch.dtype) -> Scale:
         scale = self.home.topology.scale(product, dtype)
         taken = zip(scale, (self.sources, self.targets, self.targets), strict=True)
-        return Scale(*(None if vector is None else vector[vertices] for vector, vertices in taken))
+        return Scale(*(None if vector is None else vector[vertices].to(self.device) for vector, vertices in taken))
 
 
 class BlockView(GraphView):
@@ -91,8 +99,9 @@ class BlockView(GraphView):
     nested = True
 
     def __init__(self, home: VertexParallel, blocks: tuple[Block, ...], view_key: int) -> None:
-        topology = blocks[0] if blocks else home.topology
-        super().__init__(topology, key=view_key, inputs=home.inputs, meter=home.group.meter)
+        super().__init__(
+            blocks[0] if blocks else home.topology, key=view_key, inputs=home.inputs, meter=home.group.meter
+        )
         self.home, self.blocks = home, blocks
 
     @property
@@ -120,26 +129,26 @@ class BlockView(GraphView):
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         (block,) = self.blocks
-        return self._sources(x, block), block.edge_index, len(block.targets)
+        return self._sources(x, block, once=False), block.edge_index, len(block.targets)
 
     def total(self, x: Tensor) -> Tensor:
         return sum_over_ranks(x[: self.home.dependencies.num_own].sum(0), self.home.group, tag="statistics")
 
     def _propagate(self, x: Tensor, product: Product) -> Tensor:
-        one = product._replace(steps=1)
+        one, once = product._replace(steps=1), self.origin(x) == "inputs" and self.inputs.savings.reuse
         for block in self.blocks[: product.steps]:
             if block.halo is None or product.reduce == "max" or self.origin(x) != "rows":
-                x = self._product(self._sources(x, block), one, block)
+                x = self._product(self._sources(x, block, once=once), one, block)
             else:
                 x = block.halo.product(x, block.parts(one, x.dtype))
                 self._count(x, block, 1)
         return x
 
-    def _sources(self, x: Tensor, block: Block) -> Tensor:
-        """The rows of all sources of a block, from those of its inputs."""
+    def _sources(self, x: Tensor, block: Block, *, once: bool) -> Tensor:
+        """The rows of all sources of a block, from those of its inputs; `once`: constant ones need not be kept."""
         if self.origin(x) == "rows":
             return block.all_sources(x)
-        return self._constant(x, self.home.features(block.sources), block.ids)
+        return self._constant(x, self.home.features(block.sources) if once else block.features, block.ids)
 
 
 class SameRowsView(BlockView):
