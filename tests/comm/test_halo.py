@@ -1,0 +1,147 @@
+"""Rows fetched from other ranks, and products over them, against the whole graph on one rank; counted byte by byte."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+from ranks import spawn
+from torch import Tensor
+
+from weft.comm import Group, Halo, make_route, split_product
+from weft.core.meter import Counts
+from weft.data import Adjacency
+from weft.kernels import Scale, spmm, spmm_transposed
+from weft.partition import Caching, Dependencies, Hop, make_dependencies
+
+NUM_VERTICES, WIDTH, SIZE = 29, 3, 3
+PARTS = {"all": [0, 1, 2, 1], "one of none": [2, 0, 0, 2], "all on one": [1]}
+"""Which ranks vertices are dealt to, in turn."""
+
+
+def whole_graph() -> Adjacency:
+    """Directed and weighted, with loops and duplicates; the last vertex is isolated."""
+    random = torch.Generator().manual_seed(1)
+    source, target = torch.randint(0, NUM_VERTICES - 1, (2, 90), generator=random)
+    weight = torch.rand(90, generator=random, dtype=torch.float64)
+    return Adjacency.from_edges(source, target, num_sources=NUM_VERTICES, num_targets=NUM_VERTICES, weight=weight)
+
+
+def scales() -> list[tuple[Scale, bool]]:
+    """As of a sum, of GCN, and of a mean; the last two weighted as well."""
+    random = torch.Generator().manual_seed(2)
+    source, target, loop = torch.rand(3, NUM_VERTICES, generator=random, dtype=torch.float64) + 0.5
+    gcn, mean = Scale(source, target, loop), Scale(target=target)
+    return [(Scale(), False), (gcn, False), (mean, False), (gcn, True), (mean, True)]
+
+
+def taken(scale: Scale, hop: Hop, sources: Tensor) -> Scale:
+    """The whole graph's scale on a block."""
+    rows = (sources, sources[: hop.block.num_targets], sources[: hop.block.num_targets])
+    return Scale(*(None if vector is None else vector[ids] for vector, ids in zip(scale, rows, strict=True)))
+
+
+def summed(group: Group, rows: Tensor, ids: Tensor) -> Tensor:
+    """All ranks' rows, added up by vertex."""
+    return group.all_reduce(rows.new_zeros(NUM_VERTICES, WIDTH).index_add(0, ids, rows), tag="test")
+
+
+def check_counts(counts: Counts, sent: int, received: int) -> None:
+    """One exchange of so many rows in float64."""
+    assert counts.collectives["halo"] == 1
+    assert counts.bytes_sent["halo"] == 8 * WIDTH * sent
+    assert counts.bytes_received["halo"] == 8 * WIDTH * received
+    assert len(counts.durations) == 1
+
+
+class Rank:
+    """One rank's share of a product: its block, and the rows of all ranks."""
+
+    def __init__(self, group: Group, deal: list[int], ratio: float) -> None:
+        self.group, self.adj = group, whole_graph()
+        part = torch.tensor(deal, dtype=torch.int32).repeat(NUM_VERTICES)[:NUM_VERTICES]
+        caching = Caching(costs=torch.ones(2, 5, dtype=torch.float64), ratio=ratio)
+        self.needed: Dependencies = make_dependencies(self.adj, part, group.rank, SIZE, caching)
+        self.hop = hop = self.needed.hops[0]
+        self.route = make_route(hop.fetched, hop.received, self.needed.own, hop.num_inputs, group)
+        self.inputs = self.needed.rows[: hop.num_inputs]
+        self.sources = torch.cat([self.inputs, hop.fetched])
+        random = torch.Generator().manual_seed(3)
+        self.x_NF = torch.randn(NUM_VERTICES, WIDTH, generator=random, dtype=torch.float64)
+        self.grad = torch.randn(NUM_VERTICES, WIDTH, generator=random, dtype=torch.float64) * (group.rank + 1)
+
+    def product(self, scale: Scale, weighted: bool, ring: bool, overlap: bool) -> tuple[Tensor, Tensor]:
+        """`A x` of this rank's targets, and the gradient of its inputs."""
+        hop, meter = self.hop, self.group.meter
+        parts = split_product(
+            hop.block,
+            hop.num_inputs,
+            hop.received,
+            taken(scale, hop, self.sources),
+            weighted=weighted,
+            by_rank=[(self.group.rank - step) % SIZE for step in range(1, SIZE)] if ring else (),
+        )
+        halo = Halo(self.route, self.group, ring=ring, overlap=overlap)
+        x = self.x_NF[self.inputs].requires_grad_()
+        meter.take("setup")
+        y = halo.product(x, parts)
+        check_counts(meter.take("setup"), len(self.route.rows), len(hop.fetched))
+        y.backward(self.grad[: len(y)])
+        check_counts(meter.take("setup"), len(hop.fetched), len(self.route.rows))
+        assert x.grad is not None
+        return y.detach(), x.grad
+
+    def check_products(self) -> None:
+        """Ring or not, overlapped or not: the rows of the whole product, and its gradient, summed over the ranks."""
+        targets = self.inputs[: self.hop.block.num_targets]
+        for (scale, weighted), ring in product(scales(), (True, False)):
+            y, grad = self.product(scale, weighted, ring, overlap=True)
+            here = spmm(
+                self.hop.block, self.x_NF[self.sources], scale=taken(scale, self.hop, self.sources), weighted=weighted
+            )
+            torch.testing.assert_close(y, here)
+            torch.testing.assert_close(y, spmm(self.adj, self.x_NF, scale=scale, weighted=weighted)[targets])
+            grad_y = summed(self.group, self.grad[: len(y)], targets)
+            whole = spmm_transposed(self.adj, grad_y, scale=scale, weighted=weighted)
+            torch.testing.assert_close(summed(self.group, grad, self.inputs), whole)
+            if self.hop.num_inputs == self.needed.num_own:  # then a vertex has one row, whose gradient is all of it
+                torch.testing.assert_close(grad, whole[self.inputs])
+            plain_y, plain_grad = self.product(scale, weighted, ring, overlap=False)
+            assert torch.equal(y, plain_y)
+            assert torch.equal(grad, plain_grad)
+
+    def check_fetch(self) -> None:
+        """The very rows; an owner gets the sum of the gradients of those who fetched."""
+        for ring, overlap in product((True, False), repeat=2):
+            x = self.x_NF[self.inputs].requires_grad_()
+            halo = Halo(self.route, self.group, ring=ring, overlap=overlap)
+            self.group.meter.take("setup")
+            fetched = halo.fetch(x)
+            check_counts(self.group.meter.take("setup"), len(self.route.rows), len(self.hop.fetched))
+            assert torch.equal(fetched, self.x_NF[self.hop.fetched])
+            fetched.backward(self.grad[: len(fetched)])
+            check_counts(self.group.meter.take("setup"), len(self.hop.fetched), len(self.route.rows))
+            assert x.grad is not None
+            due = summed(self.group, self.grad[: len(fetched)], self.hop.fetched)
+            torch.testing.assert_close(x.grad[: self.needed.num_own], due[self.needed.own])
+            assert not x.grad[self.needed.num_own :].any()  # those computed again are nobody else's
+
+
+def check_all(group: Group) -> list[tuple[int, int, int]]:
+    sizes = []
+    for deal, ratio in product(PARTS.values(), (0.0, 0.5)):
+        rank = Rank(group, deal, ratio)
+        rank.check_products()
+        rank.check_fetch()
+        sizes.append((rank.needed.num_own, rank.hop.num_inputs, len(rank.hop.fetched)))
+    return sizes
+
+
+def test_equals_the_whole_product() -> None:
+    """Also with rows that are computed again, with a rank that has no vertices, and with nothing to exchange."""
+    sizes = spawn(SIZE, check_all)
+    for first, again, *_, alone, _ in sizes:
+        assert first[0] == first[1] < again[1]
+        assert first[2] > again[2] > 0
+        assert alone[2] == 0
+    assert sizes[1][2] == (0, 0, 0)

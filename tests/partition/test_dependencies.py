@@ -1,0 +1,306 @@
+"""What a part needs of the others, against sets in plain Python, and the choice of what it computes again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import pytest
+import torch
+from graph_checks import CALM
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from weft.core import native
+from weft.data import Adjacency, Graph, load
+from weft.partition import Caching, Dependencies, make_dependencies
+
+ROW_SECONDS, EDGE_SECONDS, FETCH_SECONDS, ROW_BYTES, EDGE_BYTES = range(5)
+NUM_PARTS = 4
+MANY = settings(CALM, max_examples=500)
+Row = tuple[int, int]
+"""A vertex and a level."""
+
+
+@dataclass(kw_only=True)
+class Reference:
+    """NeutronStar's algorithm 4 by definition: whatever is computed again is a set of rows, priced row by row."""
+
+    adj: Adjacency
+    part: list[int]
+    own: int
+    caching: Caching
+    rows: set[Row] = field(default_factory=set)
+    limited: bool = False
+
+    def __post_init__(self) -> None:
+        self.costs = self.caching.costs.tolist()
+        for level in range(self.caching.first, len(self.costs)):
+            if not self.limited:
+                self.choose(level)
+
+    @cached_property
+    def sources(self) -> list[list[int]]:
+        """The sources of every vertex, in the graph's order."""
+        return [row.tolist() for row in self.adj.indices.split(self.adj.degree.tolist())]
+
+    @cached_property
+    def mine(self) -> list[int]:
+        return [v for v, part in enumerate(self.part) if part == self.own]
+
+    @cached_property
+    def wanted(self) -> list[int]:
+        remote = {u for v in self.mine for u in self.sources[v] if self.part[u] != self.own}
+        return sorted(remote, key=lambda u: (self.part[u], u))
+
+    def choose(self, level: int) -> None:
+        queue, fetch, left = self.wanted, self.costs[level][FETCH_SECONDS], len(self.wanted)
+        if self.caching.ratio is None:  # a vertex that is too dear at first is not looked at again
+            queue = [u for u in queue if self.seconds(u, level) < fetch]
+        else:
+            fetch, left = float("inf"), int(self.caching.ratio * left + 0.5)
+        if left < len(self.wanted) or self.caching.ratio is None:  # where all are to be taken, they come as they are
+            queue = sorted(queue, key=lambda u: self.seconds(u, level))
+        for u in queue:
+            if left and self.seconds(u, level) < fetch:
+                rows = self.rows | self.way(u, level)
+                if self.caching.max_bytes is not None and self.num_bytes(rows) > self.caching.max_bytes:
+                    self.limited = True
+                    return
+                self.rows = rows
+                left -= 1
+
+    def way(self, u: int, level: int) -> set[Row]:
+        """All rows behind u's row of a level."""
+        rows = {(u, below) for below in range(self.caching.first, level + 1)}
+        if level > self.caching.first:
+            for source in self.sources[u]:
+                if self.part[source] != self.own:
+                    rows |= self.way(source, level - 1)
+        return rows
+
+    def seconds(self, u: int, level: int) -> float:
+        """What u's row of a level, and what lies behind it, costs more than what would be done otherwise."""
+        total = 0.0
+        for v, here in self.way(u, level) - self.rows:
+            cost = self.costs[here]
+            row = cost[ROW_SECONDS] + len(self.sources[v]) * cost[EDGE_SECONDS]
+            spared = cost[FETCH_SECONDS] if v in self.wanted and (v, here) != (u, level) else 0.0
+            total += max(0.0, row - spared)
+        return total
+
+    def num_bytes(self, rows: set[Row]) -> float:
+        costs: list[list[float]] = self.costs
+        return sum(costs[k][ROW_BYTES] + len(self.sources[v]) * costs[k][EDGE_BYTES] for v, k in rows)
+
+    @property
+    def levels(self) -> list[int]:
+        return [max((k for u, k in self.rows if u == v), default=-1) for v in range(len(self.part))]
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Adjacency, Tensor, int, Caching]:
+    """A graph, the part of every vertex, one of the parts, which may be empty, and costs that sum without rounding."""
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    num_vertices, num_edges = draw(st.sampled_from([14, 9, 11, 3])), draw(st.sampled_from([25, 50, 32, 12, 0]))
+    source, target = torch.randint(0, num_vertices - 1, (2, num_edges), generator=random)  # the last is isolated
+    weight = torch.rand(num_edges, generator=random) if draw(st.booleans()) else None
+    graph = Graph.from_edges(source, target, num_vertices=num_vertices, weight=weight)
+    part = torch.randint(0, draw(st.sampled_from([3, 2])), (num_vertices,), generator=random, dtype=torch.int32)
+    costs = torch.randint(0, 9, (draw(st.sampled_from([3, 2, 4, 1])), 5), generator=random).double() / 4
+    costs[:, FETCH_SECONDS] *= draw(st.sampled_from([16, 4, 1]))
+    costs[:, ROW_BYTES] += 1
+    ratio = draw(st.sampled_from([None, None, 0.4, 1.0, 0.0]))
+    max_bytes = draw(st.sampled_from([None, None, 0, 20, 60]))
+    caching = Caching(costs=costs, first=draw(st.sampled_from([0, 1, 0, 1, 2])), ratio=ratio, max_bytes=max_bytes)
+    return graph.in_edges, part, draw(st.sampled_from([0, 1, 0, 1, 3])), caching
+
+
+def chosen(
+    adj: Adjacency, part: Tensor, own: int, caching: Caching, num_threads: int = 1
+) -> tuple[list[int], float, bool]:
+    """The native choice for a part."""
+    mine = (part == own).nonzero()[:, 0]
+    wanted = native.gather_block(adj.indptr, adj.indices, part, mine, len(mine))[2]
+    levels, num_bytes, limited = native.cache_levels(
+        adj.indptr,
+        adj.indices,
+        part,
+        own,
+        wanted,
+        caching.costs,
+        first=caching.first,
+        ratio=-1.0 if caching.ratio is None else caching.ratio,
+        max_bytes=-1.0 if caching.max_bytes is None else caching.max_bytes,
+        num_threads=num_threads,
+    )
+    return levels.tolist(), num_bytes, limited
+
+
+def check_rows(needed: Dependencies, reference: Reference) -> list[list[int]]:
+    """The inputs of every hop, and then the part's own, are those of the reference; they are given."""
+    mine, levels, first = reference.mine, reference.levels, reference.caching.first
+    again = sorted((v for v, level in enumerate(levels) if level >= 0), key=lambda v: -levels[v])
+    rows = needed.rows.tolist()
+    assert rows == mine + again
+    assert needed.own.tolist() == mine
+    inputs = [rows[: hop.num_inputs] for hop in needed.hops]
+    for hop, these in enumerate(inputs):
+        assert set(these) == set(mine) | {v for v in again if levels[v] >= max(hop, first)}
+    return [*inputs, mine]
+
+
+def check_hops(needed: Dependencies, rows: list[list[int]], reference: Reference) -> None:
+    """Each block has all in-edges of its targets; what they lack is fetched, nothing of it for a cached row."""
+    adj, part = reference.adj, reference.part
+    for number, (hop, inputs, targets) in enumerate(zip(needed.hops, rows[:-1], rows[1:], strict=True)):
+        lacking = {u for v in targets for u in reference.sources[v]} - set(inputs)
+        assert hop.fetched.tolist() == sorted(lacking, key=lambda u: (part[u], u))
+        assert hop.received == tuple(sum(part[u] == p for u in lacking) for p in range(NUM_PARTS))
+        assert hop.received[reference.own] == 0
+        assert hop.block.num_sources == len(inputs) + len(lacking)
+        sources = torch.tensor([*inputs, *hop.fetched.tolist()], dtype=torch.int64)
+        kept = [edge for v in targets for edge in range(int(adj.indptr[v]), int(adj.indptr[v + 1]))]
+        assert hop.edge_ids.tolist() == kept
+        assert hop.block.degree.tolist() == [len(reference.sources[v]) for v in targets]
+        assert sources[hop.block.indices].tolist() == adj.indices[kept].tolist()
+        assert hop.block.indices.dtype == adj.indices.dtype
+        assert (hop.block.weight is None) == (adj.weight is None)
+        if adj.weight is not None and hop.block.weight is not None:
+            assert torch.equal(hop.block.weight, adj.weight[kept])
+        if number >= reference.caching.first:
+            again = {u for v in targets[needed.num_own :] for u in reference.sources[v]}
+            assert again <= set(inputs)
+
+
+@MANY
+@given(problem=problems())
+def test_equals_the_definition(problem: tuple[Adjacency, Tensor, int, Caching]) -> None:
+    adj, part, own, caching = problem
+    needed = make_dependencies(adj, part, own, NUM_PARTS, caching)
+    reference = Reference(adj=adj, part=part.tolist(), own=own, caching=caching)
+    check_hops(needed, check_rows(needed, reference), reference)
+    assert needed.cached_bytes == int(reference.num_bytes(reference.rows))
+    assert needed.limited == reference.limited
+
+
+@MANY
+@given(problem=problems())
+def test_nothing_and_everything_cached(problem: tuple[Adjacency, Tensor, int, Caching]) -> None:
+    """Everything: level by level, the rows above and all their sources (NeutronStar, algorithm 2)."""
+    adj, part, own, caching = problem
+    caching = replace(caching, max_bytes=None)
+    nothing = make_dependencies(adj, part, own, NUM_PARTS, replace(caching, ratio=0.0))
+    everything = make_dependencies(adj, part, own, NUM_PARTS, replace(caching, ratio=1.0))
+    reference = Reference(adj=adj, part=part.tolist(), own=own, caching=replace(caching, ratio=0.0))
+    rows = set(reference.mine)
+    assert nothing.rows.tolist() == everything.own.tolist() == reference.mine
+    assert (nothing.cached_bytes, nothing.limited, everything.limited) == (0, False, False)
+    for level in reversed(range(caching.first, len(caching.costs))):
+        rows |= {u for v in rows for u in reference.sources[v]}
+        hop = everything.hops[level]
+        assert set(everything.rows[: hop.num_inputs].tolist()) == rows
+        assert len(hop.fetched) == 0
+    assert set(everything.rows.tolist()) == rows
+
+
+@MANY
+@given(problem=problems())
+def test_choice_equals_plain_python(problem: tuple[Adjacency, Tensor, int, Caching]) -> None:
+    adj, part, own, caching = problem
+    reference = Reference(adj=adj, part=part.tolist(), own=own, caching=caching)
+    levels, num_bytes, limited = chosen(adj, part, own, caching)
+    assert levels == reference.levels
+    assert num_bytes == reference.num_bytes(reference.rows)
+    assert limited == reference.limited
+    assert caching.max_bytes is None or num_bytes <= caching.max_bytes
+
+
+def middle_problem(seed: int, ratio: float | None, max_bytes: int | None) -> tuple[Adjacency, Tensor, Caching]:
+    """150 vertices in three parts, with costs of which some are worth it, and none sums without rounding."""
+    random = torch.Generator().manual_seed(seed)
+    part = torch.randint(0, 3, (150,), generator=random, dtype=torch.int32)
+    costs = torch.rand(3, 5, generator=random, dtype=torch.float64) * torch.tensor([1, 0.5, 9.0, 8, 1]) + 0.1
+    return load("rmat:150,500").in_edges, part, Caching(costs=costs, ratio=ratio, max_bytes=max_bytes)
+
+
+@pytest.mark.parametrize("max_bytes", [None, 100])
+@pytest.mark.parametrize("ratio", [None, 0.3])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_choice_equals_plain_python_on_a_larger_graph(seed: int, ratio: float | None, max_bytes: int | None) -> None:
+    adj, part, caching = middle_problem(seed, ratio, max_bytes)
+    reference = Reference(adj=adj, part=part.tolist(), own=1, caching=caching)
+    levels, num_bytes, limited = chosen(adj, part, 1, caching)
+    assert levels == reference.levels
+    assert num_bytes == pytest.approx(reference.num_bytes(reference.rows))
+    assert limited == reference.limited == (max_bytes is not None)
+    assert 0 < len({v for v, _ in reference.rows} & set(reference.wanted)) < len(reference.wanted)
+
+
+@pytest.mark.parametrize("ratio", [None, 0.3])
+def test_choice_is_the_same_on_all_threads(ratio: float | None) -> None:
+    graph, random = load("rmat:3k,20k"), torch.Generator().manual_seed(0)
+    part = torch.randint(0, 4, (graph.num_vertices,), generator=random, dtype=torch.int32)
+    costs = torch.tensor([[1, 0.3, 4, 8, 1], [1.1, 0.2, 7, 8, 1], [0.9, 0.1, 30, 8, 1]], dtype=torch.float64)
+    caching = Caching(costs=costs, ratio=ratio, max_bytes=60_000)
+    one = chosen(graph.in_edges, part, 2, caching, num_threads=1)
+    assert len(set(one[0])) == 4
+    for num_threads in (2, 5):
+        assert chosen(graph.in_edges, part, 2, caching, num_threads=num_threads) == one
+
+
+def by_hand(edges: list[tuple[int, int]], costs: list[list[float]], **options: float) -> tuple[list[int], float, bool]:
+    """The choice for the part {0}; every other vertex is in part 1."""
+    source, target = torch.tensor(edges).T
+    graph = Graph.from_edges(source, target)
+    part = (torch.arange(graph.num_vertices) > 0).int()
+    caching = Caching(costs=torch.tensor(costs, dtype=torch.float64), **options)  # type: ignore[arg-type]
+    return chosen(graph.in_edges, part, 0, caching)
+
+
+FREE_START = [1.0, 0, 0, 10, 0]
+"""Level 0: a row costs a second, fetching it nothing, so no row is cached for its own sake."""
+
+
+def test_a_way_is_paid_once() -> None:
+    """1 and 2 both come from 3, 4, 5. Each alone costs 5; where one is cached with its sources, the other costs 2."""
+    edges = [(1, 0), (2, 0), *[(u, v) for u in (3, 4, 5) for v in (1, 2)]]
+    both = [-1, 1, 1, 0, 0, 0]
+    rows = 5 * 10 + 2 * (100 + 3 * 1)
+    assert by_hand(edges, [FREE_START, [1, 0, 5.5, 100, 1]]) == (both, rows, False)
+    assert by_hand(edges, [FREE_START, [1, 0, 5, 100, 1]]) == ([-1] * 6, 0, False)  # as dear as fetching: fetched
+
+
+def test_what_is_fetched_otherwise_is_paid_by_the_difference() -> None:
+    """At level 0, 1 and 2 cost 1.0 to compute and 0.75 to fetch, so that level 1 costs 0.25 for each on the way."""
+    edges = [(1, 0), (2, 0), (2, 1)]
+    costs = [[1, 0, 0.75, 1, 0], [0, 0, 0.625, 1, 0]]
+    levels, num_bytes, _ = by_hand(edges, costs)
+    assert (levels, num_bytes) == ([-1, 1, 1], 4)
+    costs[1][FETCH_SECONDS] = 0.5  # which is what 1 costs, with 2 behind it
+    assert by_hand(edges, costs) == ([-1, -1, 1], 2, False)
+
+
+def test_what_is_too_dear_at_first_stays_so() -> None:
+    """Beyond the letter of algorithm 4: 2 costs 4 when all are measured, and 3 once 1 has paid for their source 3."""
+    edges = [(1, 0), (2, 0), (3, 1), (3, 2), (4, 2)]
+    assert by_hand(edges, [FREE_START, [1, 0, 4, 10, 0]])[0] == [-1, 1, -1, 0, -1]
+    assert by_hand(edges, [FREE_START, [1, 0, 4.5, 10, 0]])[0] == [-1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("ratio", [-1.0, 1.0])
+def test_no_memory_caches_nothing(ratio: float) -> None:
+    edges, costs = [(1, 0), (2, 0)], [[1.0, 0, 5, 10, 0]]
+    options = {} if ratio < 0 else {"ratio": ratio}
+    assert by_hand(edges, costs, max_bytes=0, **options) == ([-1] * 3, 0, True)
+    assert by_hand(edges, costs, max_bytes=10, **options) == ([-1, 0, -1], 10, True)
+    assert by_hand(edges, costs, max_bytes=20, **options) == ([-1, 0, 0], 20, False)
+
+
+def test_the_limit_ends_the_choice() -> None:
+    """1 does not fit at level 0, and so level 1, where little would, is not looked at."""
+    edges, costs = [(1, 0), (2, 0), (0, 1), (0, 1)], [[1.0, 0.25, 5, 10, 5], [1.0, 0, 5, 1, 0]]
+    assert by_hand(edges, costs, max_bytes=19) == ([-1, -1, 0], 10, True)
+    costs[0][EDGE_SECONDS] = 0  # of equal cost, the first is first
+    assert by_hand(edges, costs, max_bytes=19) == ([-1] * 3, 0, True)

@@ -1,0 +1,178 @@
+"""Old halos: exact where every step exchanges, else as old as they may be, and counted."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import product
+
+import torch
+from parity import Case, Session, check_counts
+from ranks import spawn
+from torch import Tensor
+
+from weft.comm import Group, make_route
+from weft.core.meter import Counts
+from weft.strategies import Placement
+from weft.strategies.stale import StaleHalo
+
+CASES = [
+    Case(model="gcn", input_dropout=0.3, norm="batch"),
+    Case(model="gcn", decoupled=True),
+    Case(model="gat"),
+    Case(model="gat", decoupled=True, layers=2),
+    Case(model="sage", layers=4),
+]
+
+
+class Pair:
+    """Ten vertices dealt to two ranks in turn; each lacks three of the other's."""
+
+    def __init__(self, group: Group, *, every: int, bound: float, ring: bool = True) -> None:
+        self.group, other = group, 1 - group.rank
+        self.own, self.fetched = torch.arange(group.rank, 10, 2), torch.arange(other, 6, 2)
+        received = [3 * (rank == other) for rank in range(2)]
+        route = make_route(self.fetched, received, self.own, 5, group)
+        self.halo = StaleHalo(route, group, every=every, bound=bound, ring=ring, overlap=True)
+
+    def fetch(self, whole: list[Tensor], grads: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """One step's exchanges of all vertices' rows: those fetched, and the gradients that come back."""
+        self.halo.begin(training=True)
+        xs = [x[self.own].requires_grad_() for x in whole]
+        rows = [self.halo.fetch(x) for x in xs]
+        torch.autograd.backward(rows, grads)
+        return [row.detach() for row in rows], [x.grad for x in xs if x.grad is not None]
+
+
+def drawn(step: int, call: int, rank: int = 0) -> Tensor:
+    return torch.randn(10, 4, generator=torch.Generator().manual_seed(100 * step + 10 * call + rank))
+
+
+def check_memory(group: Group) -> None:
+    """Three exchanges a step: each brings what it did at the last refresh, both ways, whatever an evaluation saw."""
+    for every, ring in product((1, 3), (True, False)):
+        pair = Pair(group, every=every, bound=0.0, ring=ring)
+        for step in range(7):
+            grads = [drawn(step, call, 1 + group.rank)[:3] for call in range(3)]
+            rows, returned = pair.fetch([drawn(step, call) for call in range(3)], grads)
+            then = step - step % every
+            for call in range(3):
+                assert torch.equal(rows[call], drawn(then, call)[pair.fetched])
+                sent_back = drawn(then, call, 2 - group.rank)[:3]
+                assert torch.equal(returned[call], torch.cat([sent_back, torch.zeros(2, 4)]))
+            pair.halo.begin(training=False)
+            assert torch.equal(pair.halo.fetch(drawn(step, 9)[pair.own]), drawn(step, 9)[pair.fetched])
+
+
+def check_bound(group: Group) -> None:
+    """Rank 0's rows grow, rank 1's do not: 0.1 of both is 0.14 of rank 0's, counted from what was sent last."""
+    pair = Pair(group, every=9, bound=0.1)
+    unit = torch.ones(10, 4)
+    seen = []
+    for factor in (1.0, 1.05, 1.09, 1.13, 1.15, 1.2, 1.3, 1.4):
+        whole = torch.where(torch.arange(10)[:, None] % 2 == 0, factor * unit, unit)
+        (rows,), _ = pair.fetch([whole], [torch.ones(3, 4)])
+        seen.append(round(float(rows.mean()), 2))
+    assert seen == ([1.0] * 8 if group.rank == 0 else [1.0] * 4 + [1.15] * 3 + [1.4])
+
+
+def trained(session: Session, steps: int) -> tuple[list[float], list[Counts]]:
+    """The losses of Adam steps, over all ranks, and what each step counted here."""
+    optimizer = torch.optim.Adam(session.model.parameters(), lr=0.02)
+    losses, counts = [], []
+    for epoch in range(steps):
+        session.meter.take("train")
+        loss = session.step(epoch)[1]
+        counts.append(session.meter.take("train"))
+        optimizer.step()
+        losses.append(float(session.group.all_reduce(torch.tensor(loss, dtype=torch.float64), tag="test")))
+    return losses, counts
+
+
+def same_weights(left: Session, right: Session) -> bool:
+    pairs = zip(left.model.state_dict().values(), right.model.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def without_halo(counts: Counter[str]) -> Counter[str]:
+    return Counter({tag: count for tag, count in counts.items() if tag not in ("halo", "staleness")})
+
+
+def check_steps(session: Session, counts: list[Counts], fresh: list[int]) -> None:
+    """The steps of `fresh` move what the trace says; in the others, which compute as much, there is no halo."""
+    trace = session.trace(session.group.rank, session.group.size, training=True)
+    assert trace.bytes_sent["halo"] > 0
+    for step, counted in enumerate(counts):
+        if step in fresh:
+            counted.collectives.pop("staleness", None)
+            counted.bytes_sent.pop("staleness", None)
+            counted.bytes_received.pop("staleness", None)
+            check_counts(counted, trace, session.case)
+        else:
+            assert counted.edges == trace.edges
+            for kind in ("collectives", "bytes_sent", "bytes_received"):
+                assert getattr(counted, kind)["halo"] == 0
+                assert without_halo(getattr(counted, kind)) == without_halo(getattr(trace, kind))
+
+
+def check_case(group: Group, case: Case) -> None:
+    def stale(refresh_every: int, staleness: float = 0.0) -> Session:
+        return Session(case, "stale", group, Placement(refresh_every=refresh_every, staleness=staleness))
+
+    exact = Session(case, "communicated", group)
+    losses, _ = trained(exact, 7)
+
+    always = stale(1)
+    always_losses, counts = trained(always, 7)
+    assert always_losses == losses
+    assert same_weights(always, exact)
+    check_steps(always, counts, fresh=list(range(7)))
+
+    third = stale(3)
+    third_losses, counts = trained(third, 7)
+    assert third_losses[0] == losses[0]
+    assert all(math.isfinite(old) and old != new for old, new in zip(third_losses[1:], losses[1:], strict=True))
+    check_steps(third, counts, fresh=[0, 3, 6])
+
+    tiny = stale(3, 1e-12)
+    tiny_losses, counts = trained(tiny, 7)
+    assert tiny_losses == losses
+    check_steps(tiny, counts, fresh=list(range(7)))
+
+    huge = stale(3, 1e12)
+    huge_losses, counts = trained(huge, 7)
+    assert huge_losses == third_losses
+    compared = counts[1].collectives["staleness"]  # every exchange forward
+    assert [count.collectives["staleness"] for count in counts] == [0, compared, compared] * 2 + [0]
+    assert 0 < compared < counts[0].collectives["halo"]
+    assert counts[1].bytes_sent["staleness"] == counts[1].bytes_received["staleness"] == 16 * compared  # two numbers
+    check_steps(huge, counts, fresh=[0, 3, 6])
+
+    check_evaluation(exact, stale(3), third_losses)
+
+
+def check_evaluation(exact: Session, stale: Session, losses: list[float]) -> None:
+    """It exchanges, with the numbers of an exact one of the same weights, and leaves no trace in the training."""
+    optimizer = torch.optim.Adam(stale.model.parameters(), lr=0.02)
+    group = stale.group
+    for epoch, loss in enumerate(losses):
+        ours = stale.step(epoch)[1]
+        optimizer.step()
+        assert float(group.all_reduce(torch.tensor(ours, dtype=torch.float64), tag="test")) == loss
+        exact.model.load_state_dict(stale.model.state_dict())
+        expected = exact.evaluation()
+        stale.meter.take("eval")
+        assert torch.equal(stale.evaluation(), expected)
+        check_counts(stale.meter.take("eval"), stale.trace(group.rank, group.size, training=False), stale.case)
+
+
+def check_all(group: Group) -> int:
+    check_memory(group)
+    check_bound(group)
+    for case in CASES:
+        check_case(group, case)
+    return len(CASES)
+
+
+def test_old_halos() -> None:
+    assert spawn(2, check_all) == [len(CASES)] * 2
