@@ -75,10 +75,10 @@ class Chooser {
     return true;
   }
 
-  // The wanted vertices, the cheapest first; those that cost the limit or more are left out. As given where all are taken.
+  // The wanted vertices, the cheapest first; those that cost the limit or more last, as given: they may cost less later.
   std::vector<int64_t> ordered(int8_t level, double limit, int64_t left) const {
     const int64_t count = static_cast<int64_t>(wanted_.size());
-    if (caching_.ratio >= 0 && left == count) return wanted_;
+    if (caching_.ratio >= 0 && left == count && caching_.max_bytes < 0) return wanted_;  // all of them anyway
     std::vector<double> seconds(count);
 #pragma omp parallel num_threads(num_threads_)
     {
@@ -86,13 +86,11 @@ class Chooser {
 #pragma omp for schedule(dynamic, 64)
       for (int64_t i = 0; i < count; ++i) {
         measure(wanted_[i], level, limit, &addition);
-        seconds[i] = addition.seconds;
+        seconds[i] = std::min(addition.seconds, limit);
       }
     }
-    std::vector<int64_t> order;
-    for (int64_t i = 0; i < count; ++i) {
-      if (seconds[i] < limit) order.push_back(i);
-    }
+    std::vector<int64_t> order(count);
+    std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return seconds[a] < seconds[b]; });
     for (int64_t& i : order) i = wanted_[i];
     return order;

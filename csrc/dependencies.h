@@ -27,7 +27,8 @@ struct Cached {
 // NeutronStar's algorithm 4, for the part `own`: fills levels [num_vertices] with the highest level up to which each
 // vertex is computed again, -1 for none. `wanted`: the part's remote sources. Level by level, each is taken where all that
 // it would add costs less than fetching it, the cheapest first, measured again as others are taken; what is cached
-// already is not paid twice, and a row of the way that would otherwise be fetched is paid by the difference.
+// already is not paid twice, and a row of the way that would otherwise be fetched is paid by the difference, at least 0.
+// With a ratio, lower levels may get more than their share, since what higher ones need counts there as well.
 template <class Index>
 Cached cache_levels(const int64_t* indptr, const Index* indices, int64_t num_vertices, const int32_t* part, int32_t own,
                     const int64_t* wanted, int64_t num_wanted, const Caching& caching, int8_t* levels, int num_threads);

@@ -56,12 +56,9 @@ class Reference:
 
     def choose(self, level: int) -> None:
         queue, fetch, left = self.wanted, self.costs[level][FETCH_SECONDS], len(self.wanted)
-        if self.caching.ratio is None:  # a vertex that is too dear at first is not looked at again
-            queue = [u for u in queue if self.seconds(u, level) < fetch]
-        else:
+        if self.caching.ratio is not None:
             fetch, left = float("inf"), int(self.caching.ratio * left + 0.5)
-        if left < len(self.wanted) or self.caching.ratio is None:  # where all are to be taken, they come as they are
-            queue = sorted(queue, key=lambda u: self.seconds(u, level))
+        queue = sorted(queue, key=lambda u: min(self.seconds(u, level), fetch))
         for u in queue:
             if left and self.seconds(u, level) < fetch:
                 rows = self.rows | self.way(u, level)
@@ -278,14 +275,14 @@ def test_what_is_fetched_otherwise_is_paid_by_the_difference() -> None:
     costs = [[1, 0, 0.75, 1, 0], [0, 0, 0.625, 1, 0]]
     levels, num_bytes, _ = by_hand(edges, costs)
     assert (levels, num_bytes) == ([-1, 1, 1], 4)
-    costs[1][FETCH_SECONDS] = 0.5  # which is what 1 costs, with 2 behind it
-    assert by_hand(edges, costs) == ([-1, -1, 1], 2, False)
+    costs[1][FETCH_SECONDS] = 0.25  # which is what 2 costs, and 1 at least
+    assert by_hand(edges, costs) == ([-1, -1, -1], 0, False)
 
 
-def test_what_is_too_dear_at_first_stays_so() -> None:
-    """Beyond the letter of algorithm 4: 2 costs 4 when all are measured, and 3 once 1 has paid for their source 3."""
+def test_what_is_too_dear_at_first_is_looked_at_again() -> None:
+    """2 costs 4 when all are measured, and 3 once 1 has paid for their source 3."""
     edges = [(1, 0), (2, 0), (3, 1), (3, 2), (4, 2)]
-    assert by_hand(edges, [FREE_START, [1, 0, 4, 10, 0]])[0] == [-1, 1, -1, 0, -1]
+    assert by_hand(edges, [FREE_START, [1, 0, 4, 10, 0]])[0] == [-1, 1, 1, 0, 0]
     assert by_hand(edges, [FREE_START, [1, 0, 4.5, 10, 0]])[0] == [-1, 1, 1, 0, 0]
 
 

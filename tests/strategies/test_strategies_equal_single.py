@@ -24,7 +24,7 @@ from ranks import spawn
 
 from weft.comm import Group
 from weft.core.errors import InputError
-from weft.nn import MODELS, Stack, View
+from weft.nn import MODELS, Linear, RowLayer, Stack, View
 from weft.partition import METHODS
 from weft.strategies import STRATEGIES, Placement, Step
 
@@ -101,8 +101,24 @@ def check_own_layers(group: Group) -> None:
                 STRATEGIES[name](graph, model, group, placement=Placement(factors=FACTORS))
 
 
+def check_rows_alone(group: Group) -> None:
+    """A model that aggregates nothing."""
+    graph, _ = Case(model="gcn").build()
+    torch.manual_seed(1)
+    model = Stack([RowLayer(Linear(NUM_FEATURES, 4), 4), RowLayer(Linear(4, NUM_CLASSES), NUM_CLASSES)]).double()
+    step = Step(epoch=0, training=False)
+    whole = STRATEGIES["single"](graph, model, Group()).forward(step)
+    for name in EXACT:
+        placed = STRATEGIES[name](graph, model, group, placement=Placement(factors=FACTORS))
+        check_close(placed.forward(step), whole[placed.rows], name)
+
+
 def test_layers_that_keep_every_row() -> None:
     spawn(2, check_own_layers)
+
+
+def test_models_without_a_product() -> None:
+    spawn(2, check_rows_alone)
 
 
 def test_single_equals_itself_in_another_order() -> None:

@@ -6,8 +6,18 @@ import re
 
 from weft.core.errors import InputError
 
-FACTORS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
-PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
+FACTORS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 1 << 10,
+    "MI": 1 << 20,
+    "GI": 1 << 30,
+    "TI": 1 << 40,
+}
+PATTERN = re.compile(r"(\d{1,15}(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
 
 
 def parse_bytes(text: str, flag: str) -> int:

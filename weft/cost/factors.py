@@ -35,7 +35,7 @@ class Factors:
         try:
             values = json.loads(path.read_text())
             factors = cls(**{spec.name: float(values[spec.name]) for spec in fields(cls)})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise InputError(f"{path}: cannot read the factors of a probe ({error!r}): {REMEDY}") from None
         for name, value in asdict(factors).items():
             if not (math.isfinite(value) and value >= 0):

@@ -116,10 +116,10 @@ def make_dependencies(adj: Adjacency, part: Tensor, own: int, num_parts: int, ca
     again = (levels >= 0).nonzero().view(-1)
     again = again[levels[again].argsort(descending=True, stable=True)]
     rows = torch.cat([mine, again])
-    counts = [len(mine) + int((levels >= max(level, caching.first)).sum()) for level in range(num_hops)]
+    counts = [len(mine) + int((levels >= level).sum()) for level in range(num_hops)]
     blocks: dict[tuple[int, int], Hop] = {}
     hops = []
-    for sizes in zip(counts, [*counts[1:], len(mine)], strict=True):
+    for sizes in zip(counts, [*counts, len(mine)][1:], strict=True):
         if sizes not in blocks:
             blocks[sizes] = _hop(adj, part, num_parts, rows[: sizes[0]], sizes[1])
         hops.append(blocks[sizes])

@@ -42,7 +42,7 @@ class Remembered:
     def wait(self, rank: int | None = None) -> Tensor:
         rows = self._coming.wait(rank)
         if rank is None:
-            setattr(self._memory, self._kind, rows)
+            setattr(self._memory, self._kind, rows.detach())
         return rows
 
 
