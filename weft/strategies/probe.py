@@ -18,8 +18,8 @@ from weft.nn import GraphOperation, GraphView, Inputs, Product, Topology, UnitCo
 from weft.strategies.base import dtype_of, is_kept
 from weft.strategies.costs import directions
 
-MAX_VERTICES, MAX_EDGES = 1 << 13, 1 << 17
-EXCHANGED_BYTES = 1 << 20  # by a rank: more than what a network's buffers swallow at once
+MAX_VERTICES, MAX_EDGES = 1 << 12, 1 << 16
+EXCHANGED_BYTES = 1 << 18  # by a rank: more than what a network's buffers swallow at once
 ROUNDS = 2
 LEAST = 1e-15  # seconds of anything, so that nothing is free
 
@@ -122,8 +122,8 @@ def _exchange_seconds(group: Group) -> tuple[int, float]:
 def _seconds(work: Callable[[], object], group: Group) -> float:
     """The shortest of a few runs, after one that counts for nothing; all ranks start together."""
     seconds = []
+    group.all_reduce(torch.zeros(1, device=group.device), tag="probe")
     for _ in range(ROUNDS + 1):
-        group.share({})
         start = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - start)
