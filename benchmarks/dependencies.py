@@ -85,6 +85,7 @@ def load(name: str, features: int) -> Graph:
 
 def race(options: dict[str, Any]) -> None:
     """One rank's part: prints, on rank 0, what was measured."""
+    torch.optim.Adam([torch.zeros(1, requires_grad=True)]).zero_grad()  # loads PyTorch's compiler, 1 s or more, for all
     group = join(timeout_seconds=600, meter=Meter())
     folder = Path(options["folder"])
     graph = Graph.open(folder / "graph", verify=False)
