@@ -67,6 +67,7 @@ class Notes:
     """What the views of one run have noted. steps: products of each stage, known from the start in a second run.
 
     num_rows: those of the result; a model reads one more for each product where rows are nested.
+    map_share: what a map of constant features costs, as a share of one of dense features.
     """
 
     num_rows: int
@@ -74,6 +75,7 @@ class Notes:
     nested: bool
     counter: FlopCounterMode | None
     running: list[str]
+    map_share: float = 1.0
     operations: list[GraphOperation] = field(default_factory=list)
     flops: int = 0
 
@@ -136,6 +138,10 @@ class OutlineView(GraphView):
         return super().edge_weight
 
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
+        share = self.notes.map_share
+        if share < 1 and self.origin(x) == "inputs" and len(weight) == x.shape[1]:
+            width = max(1, round(share * len(weight)))  # as many flops as the map by nonzeros is worth
+            x, weight = x[:, :width], weight[:width]
         return linear(x, weight, added)
 
     def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
@@ -193,14 +199,17 @@ def outline(
     view_type: type[GraphView] = GraphView,
     savings: Savings = ALL_SAVINGS,
     sparse_first: bool = False,
+    map_share: float = 1.0,
     num_classes: int | None = None,
     count_flops: bool = False,
 ) -> list[GraphOperation]:
     """The graph operations of one forward pass of `model` under views of `view_type`, in order.
 
-    weighted: whether the graph has edge weights. count_flops: of the maps as well, for which PyTorch loads its compiler
-    (1 s). InputError for a model that is none, that cannot take rows of num_features, that does not give num_classes
-    logits, or that asks for what the view refuses or the graph lacks.
+    weighted: whether the graph has edge weights. map_share: what a map of constant features costs against one of dense
+    features. count_flops: of the maps as well, for which PyTorch loads its compiler (1 s).
+
+    InputError for a model that is none, that cannot take rows of num_features, that does not give num_classes logits,
+    or that asks for what the view refuses or the graph lacks.
     """
     if not isinstance(getattr(model, "num_stages", None), int):
         raise InputError("the model does not say how many views it takes: set its num_stages, or use weft.nn.Stack")
@@ -220,7 +229,7 @@ def outline(
 
     topology, running = no_edges(num_edge_features, weighted, dtype), name_running(twin)
     counter = FlopCounterMode(display=False) if count_flops else None
-    notes = Notes(num_vertices, Counter(), False, counter, running)
+    notes = Notes(num_vertices, Counter(), False, counter, running, map_share)
     logits = run(notes, f"the model cannot take rows of {num_features} features ({{}}): mend its widths")
     if view_type.nested:
         again = Notes(num_vertices, notes.steps, True, None, running)

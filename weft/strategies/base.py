@@ -68,7 +68,12 @@ class GraphShape(NamedTuple):
     @property
     def sparse(self) -> bool:
         """Whether the features are mapped faster by their nonzeros."""
-        return NONZERO_COST * self.density < 1
+        return self.map_share < 1
+
+    @property
+    def map_share(self) -> float:
+        """What a map by nonzeros costs, as a share of a dense one."""
+        return NONZERO_COST * self.density
 
     @property
     def sparse_first(self) -> bool:
@@ -250,6 +255,7 @@ class Strategy(ABC):
             view_type=cls.view_type,
             savings=savings,
             sparse_first=savings.sparse and shape.sparse_first,
+            map_share=min(shape.map_share, 1.0) if savings.sparse else 1.0,
             count_flops=count_flops,
         )
 

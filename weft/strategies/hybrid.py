@@ -95,7 +95,6 @@ class BlockView(GraphView):
     """Products over the blocks of one stage; what a block's sources lack is fetched."""
 
     unit_cost = UnitCost(inputs=1, dropped=1, rows=4)
-    sparse_first = False  # the aggregate of constant features needs no halo
     nested = True
 
     def __init__(self, home: VertexParallel, blocks: tuple[Block, ...], view_key: int) -> None:

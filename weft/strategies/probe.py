@@ -18,7 +18,7 @@ from weft.nn import GraphOperation, GraphView, Inputs, Product, Topology, UnitCo
 from weft.strategies.base import dtype_of, is_kept
 from weft.strategies.costs import directions
 
-MAX_VERTICES, MAX_EDGES = 1 << 12, 1 << 16
+MAX_VERTICES, MAX_EDGES, MAX_FEATURES = 1 << 12, 1 << 16, 1 << 22
 EXCHANGED_BYTES = 1 << 18  # by a rank: more than what a network's buffers swallow at once
 ROUNDS = 2
 LEAST = 1e-15  # seconds of anything, so that nothing is free
@@ -28,7 +28,7 @@ class ProbeView(GraphView):
     """The view of one device, with the order of map and aggregate that spread ranks have."""
 
     unit_cost = UnitCost(inputs=1, dropped=1, rows=4)
-    sparse_first = False
+    sparse_first = False  # its features are dense
 
 
 class RowsOnly(ProbeView):
@@ -63,7 +63,8 @@ def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Fac
     whole step takes more, and the network by an exchange in which every rank sends as much as it receives.
     """
     model = copy.deepcopy(model).train()
-    num_vertices = max(1, min(graph.num_vertices // group.size, MAX_VERTICES))
+    most = min(MAX_VERTICES, MAX_FEATURES // max(graph.num_features, 1))
+    num_vertices = max(1, min(graph.num_vertices // group.size, most))
     num_edges = min(round(graph.num_edges / max(graph.num_vertices, 1) * num_vertices) + 1, MAX_EDGES)
     random = torch.Generator().manual_seed(0)
     source, target = (torch.randint(num_vertices, (num_edges,), generator=random) for _ in range(2))
