@@ -28,7 +28,7 @@ from weft.strategies.hybrid import VertexParallel
 TOLERANCE = 1e-9
 NUM_FEATURES, NUM_FEATURES_SPARSE, NUM_CLASSES = 7, 300, 5
 EXACT = [name for name in STRATEGIES if name not in ("single", *APPROXIMATE)]
-FACTORS = Factors(seconds_per_flop=1e-10, seconds_per_edge=1e-9, seconds_per_byte=2e-10)
+FACTORS = Factors(seconds_per_flop=1e-10, seconds_per_edge=1e-9, seconds_per_byte=8e-10)
 """Such that hybrid caches some of the sources and fetches others."""
 
 
