@@ -22,7 +22,7 @@ from weft.core.memory import start_anew_to_keep_pages
 if TYPE_CHECKING:
     from weft.data import Graph
 
-WIDE = 120
+WIDE = 130
 DATA_OPTIONS = ("split", "normalize_features", "random_features", "random_classes", "order", "seed")
 
 
