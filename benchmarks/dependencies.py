@@ -188,7 +188,7 @@ def compare_logits(runners: dict[str, Runner], group: Group) -> None:
         if first is None:
             first = whole
         apart = float((whole - first).abs().max() / first.abs().max())
-        if runner.exact and apart > TOLERANCE:
+        if runner.exact and not apart <= TOLERANCE:
             raise SystemExit(f"{runner.name}: logits differ by {apart:.1e} of the largest")
 
 
@@ -199,9 +199,7 @@ def report(rate: str, rows: list[dict[str, Any]]) -> None:
         seconds = row["seconds"]
         exposed, waiting = (statistics.median(row[f"{kind}_seconds"]) for kind in ("exposed", "waiting"))
         median = statistics.median(seconds)
-        cached, fetched = (
-            sum(sum(facts.get(kind, [])[1:]) for facts in row["facts"]) for kind in ("cached", "fetched")
-        )
+        cached, fetched = (sum(sum(facts.get(kind, [])) for facts in row["facts"]) for kind in ("cached", "fetched"))
         decision = max(facts.get("probe_seconds", 0) + facts.get("choice_seconds", 0) for facts in row["facts"])
         print(
             f"{rate:>8} {row['contender']:>22}: {median:7.3f} s ({min(seconds):.3f} to {max(seconds):.3f}) "

@@ -416,6 +416,14 @@ def test_dependencies(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None
     resumed = weft.train(graph, out=again.folder, resume=True, epochs=6, strategy="cached", **options)
     assert losses(resumed.folder) == pytest.approx(losses(first.folder), abs=1e-9)
 
+    longer = weft.train(
+        graph, out=first.folder, resume=True, epochs=8, strategy="hybrid", partition=str(book), **options
+    )
+    placed = [line["placement"] for line in longer.records if line["kind"] == "config"]
+    assert len(placed) == 2
+    assert [one["cached"] for one in placed[1]] == choice(first)
+    assert max(one["probe_seconds"] for one in placed[1]) < 1e-3  # the first run's is taken
+
     capfd.readouterr()
     few = weft.train(
         graph, out=tmp_path / "few", epochs=1, strategy="hybrid", cache_ratio=1.0, cache_memory="1kB", **options

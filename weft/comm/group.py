@@ -70,24 +70,24 @@ class Group:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def _synchronize(self) -> None:
+    def synchronize(self) -> None:
         """Waits for the device, so that seconds are counted where they are spent."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     @contextmanager
     def _collective(self, operation: str, tag: str, sent: int, received: int) -> Iterator[None]:
+        self.synchronize()
         start = time.perf_counter()
         with self._named(operation, tag):
             yield
-            self._synchronize()
+            self.synchronize()
         self.meter.collective(tag, sent, received, time.perf_counter() - start)
 
     @contextmanager
     def _named(self, operation: str, tag: str) -> Iterator[None]:
         """Shows what this rank is at; a peer that does not answer becomes an error that names rank and phase."""
         self.meter.show(f"{self.meter.where}, {operation} '{tag}'")
-        self._synchronize()
         start = time.perf_counter()
         try:
             yield
@@ -143,6 +143,8 @@ class Exchange:
                 self._receives.pop(one).wait()
             while self._sends and rank is None:
                 self._sends.pop().wait()  # once: gloo would wait for another message
+            if rank is None:
+                self._group.synchronize()
         if rank is not None:
             return self._parts[rank]
         if not self._done:
@@ -168,7 +170,6 @@ class Exchange:
         start = time.perf_counter()
         with self._group._named("all_to_all", self._tag):
             yield
-            self._group._synchronize()
         self._seconds += time.perf_counter() - start
 
 

@@ -52,7 +52,9 @@ def make_route(fetched: Tensor, received: Sequence[int], own: Tensor, num_rows: 
 
 
 class Coming(Protocol):
-    """Rows that are on their way."""
+    """Rows that are on their way. memory: what the halo wants to know of it when gradients go back."""
+
+    memory: Any
 
     def wait(self, rank: int | None = None) -> Tensor:
         """Those of one rank, or all of them by rank, [., F], as soon as they are here."""
@@ -61,6 +63,8 @@ class Coming(Protocol):
 
 class Rows:
     """Rows on their way between ranks."""
+
+    memory: Any = None
 
     def __init__(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group, *, ring: bool) -> None:
         self._width = width = rows.shape[1]
@@ -86,8 +90,12 @@ class Halo:
         route = self.route
         return Rows(x.index_select(0, route.rows), route.sent, route.received, self.group, ring=self.ring)
 
-    def start_back(self, grad: Tensor) -> Coming:
-        """Sends the gradients [h, F] of received rows back, and begins to receive those of sent rows."""
+    def start_back(self, grad: Tensor, memory: Any) -> Coming:
+        """Sends the gradients [h, F] of received rows back, and begins to receive those of sent rows.
+
+        memory: that of the rows when they came.
+        """
+        del memory
         return Rows(grad, self.route.received, self.route.sent, self.group, ring=self.ring)
 
     def fetch(self, x: Tensor) -> Tensor:
@@ -160,21 +168,22 @@ def split_product(
 class _Fetch(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, halo: Halo) -> Tensor:
-        ctx.halo = halo
-        return halo.start(x).wait()
+        coming = halo.start(x)
+        ctx.args = halo, coming.memory
+        return coming.wait()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        returned = ctx.halo.start_back(grad).wait()
-        return spmm(ctx.halo.route.senders, returned), None
+        halo, memory = ctx.args
+        return spmm(halo.route.senders, halo.start_back(grad, memory).wait()), None
 
 
 class _Product(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, halo: Halo, parts: Parts) -> Tensor:
-        ctx.args = halo, parts
         coming = halo.start(x)
+        ctx.args = halo, parts, coming.memory
         if not halo.overlap:
             coming.wait()
         y = spmm(parts.here, x, scale=parts.scale, weighted=parts.weighted)
@@ -187,7 +196,7 @@ class _Product(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, None, None]:
-        halo, parts = ctx.args
+        halo, parts, memory = ctx.args
         grads = grad_y.new_empty(sum(halo.route.received), grad_y.shape[1])
         spans = dict(enumerate(grads.split(halo.route.received)))
         for part in parts.coming:
@@ -195,7 +204,7 @@ class _Product(Function):
                 part.adjacency, grad_y.index_select(0, part.targets), scale=part.scale, weighted=parts.weighted
             )
             (grads if part.rank is None else spans[part.rank]).copy_(grad)
-        returning = halo.start_back(grads)
+        returning = halo.start_back(grads, memory)
         if not halo.overlap:
             returning.wait()
         grad_x = spmm_transposed(parts.here, grad_y, scale=parts.scale, weighted=parts.weighted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from weft.core.config import Config
@@ -14,18 +15,23 @@ from weft.strategies import Placement, get_strategy
 
 
 def make_placement(config: Config, graph: Graph) -> Placement:
-    """The placement of a run on the configuration's workers.
+    """The placement of a run on the configuration's workers, as far as its strategy reads it.
 
     InputError for a book of another graph or another number of parts, an unknown method, and files that cannot be read.
     """
-    book = None
-    if get_strategy(config.strategy).takes_parts and config.partition != "range":
-        book = _book(config, graph)
+    strategy = get_strategy(config.strategy)
+    book = _book(config, graph) if strategy.takes_parts and config.partition != "range" else None
+    factors = Factors.read(Path(config.probe)) if strategy.takes_factors and config.probe else None
+    return replace(plain_placement(config), part=book.part if book else None, factors=factors)
+
+
+def plain_placement(config: Config) -> Placement:
+    """What a configuration says by itself, without partitions and files. InputError for an amount that is none."""
+    if -1 < config.cache_ratio < 0:
+        raise InputError(f"--cache-ratio {config.cache_ratio}: give a share from 0 to 1, or -1 for where it costs less")
     return Placement(
-        part=book.part if book else None,
         cache_ratio=config.cache_ratio if config.cache_ratio >= 0 else None,
         cache_bytes=parse_bytes(config.cache_memory, "--cache-memory") if config.cache_memory else None,
-        factors=Factors.read(Path(config.probe)) if config.probe else None,
         refresh_every=config.refresh_every,
         staleness=config.staleness,
     )
@@ -43,5 +49,5 @@ def _book(config: Config, graph: Graph) -> Book:
         raise unknown("--partition", name, METHODS)
     book = Book.open(name, graph)
     if book.num_parts != workers:
-        raise InputError(f"--partition {name}: has {book.num_parts} parts: give --workers {book.num_parts}")
+        raise InputError(f"--partition {name}: has {book.num_parts} parts: give as many --workers or ranks")
     return book

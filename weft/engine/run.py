@@ -22,6 +22,7 @@ from weft.core.errors import InputError, RunError, Stopped
 from weft.core.memory import keep_pages
 from weft.core.meter import Meter
 from weft.core.savings import Savings
+from weft.cost import Factors
 from weft.data import Graph, load, reorder, require_trainable
 from weft.engine import checkpoint
 from weft.engine.check import check
@@ -29,7 +30,7 @@ from weft.engine.checkpoint import Progress
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.launch import STOPPED, launch
 from weft.engine.metrics import NodeTask
-from weft.engine.placement import make_placement
+from weft.engine.placement import make_placement, plain_placement
 from weft.engine.progress import ProgressShow
 from weft.engine.stop import StopRequest
 from weft.engine.trainer import Trainer
@@ -115,7 +116,7 @@ def run(
         resume = resume or restarted()
     launched = (apart or config.workers > 1) and not under_torchrun()
     check(config, graph, model, launched=launched)
-    placement = make_placement(config, graph)
+    placement = plain_placement(config) if under_torchrun() else make_placement(config, graph)
     job = Job(config=config, placement=placement, out=out, resume=resume, quiet=quiet)
     if under_torchrun():
         folder, ended = _work_joined(job, graph, model, last=last)
@@ -180,17 +181,28 @@ def _work_alone(job: Job, folder: RunFolder, graph: Graph, model: nn.Module) -> 
 
 
 def _work_joined(job: Job, graph: Graph, model: nn.Module, *, last: bool) -> tuple[RunFolder, Ended]:
-    """A rank that torchrun started. Rank 0 opens the folder; its mistake is every rank's."""
+    """A rank that torchrun started. Rank 0 divides the graph and opens the folder; its mistake is every rank's."""
     group = join(timeout_seconds=job.config.timeout, meter=Meter(), device=job.config.device)
-    said = {}
+    said: dict[str, Any] = {}
+    part = torch.empty(graph.num_vertices, dtype=torch.int32)
     if group.rank == 0:
         try:
-            said = {"folder": str(_open_folder(job, graph).path)}
+            placed = make_placement(job.config, graph)
+            part = part if placed.part is None else placed.part
+            factors = asdict(placed.factors) if placed.factors else None
+            path = str(_open_folder(job, graph).path)
+            said = {"folder": path, "parted": placed.part is not None, "factors": factors}
         except InputError as error:
             said = {"mistake": str(error)}
     said = group.share(said)[0]
     if "mistake" in said:
         raise InputError(said["mistake"])
+    if said["factors"]:
+        job = replace(job, placement=replace(job.placement, factors=Factors(**said["factors"])))
+    if said["parted"]:
+        part = part.to(group.device)
+        group.broadcast(part, tag="partition")
+        job = replace(job, placement=replace(job.placement, part=part.cpu()))
     folder = RunFolder(Path(said["folder"]))
     with StopRequest(impatient=False) as stop:
         ended = _work(job, folder, graph, model, group, stop)
@@ -264,9 +276,11 @@ def _work(job: Job, folder: RunFolder, graph: Graph, model: nn.Module, group: Gr
     """One rank's part of a run; the model has the best weights afterwards."""
     config = job.config
     model = model.to(group.device)
-    savings = Savings.without(config.without)
+    savings, placement = Savings.without(config.without), job.placement
+    if job.resume and placement.factors is None:
+        placement = replace(placement, factors=_factors_of_rank_0(folder, group))
     strategy = get_strategy(config.strategy)(
-        graph, model, group, seed=config.seed, savings=savings, placement=job.placement
+        graph, model, group, seed=config.seed, savings=savings, placement=placement
     )
     trainer = Trainer(config, strategy, NodeTask(graph, strategy.rows, group.device))
     found = _found_by_rank_0(folder, group) if job.resume else None
@@ -307,6 +321,18 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest) -> t
         writer.stopped(trainer.progress.epoch - 1, stopped_by)
         return stopped_by, {}
     return 0, writer.finish(trainer.progress, trainer.best)
+
+
+def _factors_of_rank_0(folder: RunFolder, group: Group) -> Factors | None:
+    """What the run's probe found before it was stopped, so that it makes the same choices again."""
+    said: dict[str, float] = {}
+    if group.rank == 0 and folder.probe.exists():
+        try:
+            said = asdict(Factors.read(folder.probe))
+        except InputError:
+            said = {}  # damaged: measured anew
+    said = group.share(said)[0]
+    return Factors(**said) if said else None
 
 
 def _found_by_rank_0(folder: RunFolder, group: Group) -> tuple[Progress, dict[str, Tensor]] | None:

@@ -36,7 +36,7 @@ class RunWriter:
             factors.save(self.folder.probe)
         limited = [str(rank) for rank, one in enumerate(placement) if one.get("limited")]
         if limited:
-            cached = sum(sum(one["cached"]) for one in placement)
+            cached = sum(max(one["cached"], default=0) for one in placement)
             self.show.say(
                 f"--cache-memory {self.config.cache_memory} ends the caching on rank {', '.join(limited)}: "
                 f"{cached:,} vertices cached by all ranks, the others are fetched"

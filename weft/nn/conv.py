@@ -24,12 +24,13 @@ class LinearConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
 
     def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
-        own = self.own(view, view.targets(x))
         if self.weight is None:
-            return plus(self.aggregate(view, x, steps), own)
+            return plus(self.aggregate(view, x, steps), self.own(view, view.targets(x)))
         if view.maps_first(x, self.out_width):
-            return plus(self.aggregate(view, view.linear(x, self.weight), steps), own)
-        return linear(self.aggregate(view, x, steps), self.weight, own)
+            a = self.aggregate(view, view.linear(x, self.weight), steps)
+            return plus(a, self.own(view, view.targets(x)))
+        a = self.aggregate(view, x, steps)
+        return linear(a, self.weight, self.own(view, view.targets(x)))
 
     def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
         raise NotImplementedError

@@ -40,7 +40,7 @@ class GraphOperation:
     backward: bool
     """Whether a gradient flows back through it."""
     flops: float = 0
-    """Of the maps of one row, forward, since the last such call; 0 where they are not counted."""
+    """Of the maps of one row, forward, since the last product or block; 0 where they are not counted."""
     weighted: bool = False
     """Whether it uses the weights of the edges."""
     layer: str = ""
@@ -176,9 +176,9 @@ class OutlineView(GraphView):
                 layer=notes.running[-1],
             )
         )
-        notes.flops = made
         if kind == "total":
             return x.clone()
+        notes.flops = made
         if self.nested and notes.nested and (len(x) != notes.rows_at(self.hop) or steps != notes.steps[self.stage]):
             raise InputError(
                 f"stage {self.stage} has products one after another, or of different steps, and so cannot tell which "

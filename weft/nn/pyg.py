@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from weft.core.errors import InputError
 from weft.nn.view import View
 
+PADDED = ("GRUAggregation", "LSTMAggregation", "SetTransformerAggregation", "SortAggregation", "MLPAggregation")
+"""Aggregations whose result depends on the largest degree around, and so on what else a rank has."""
+
 WHOLE = ("PNAConv",)  # take no pair of sources and targets, but read of a source no more than its row
 
 
@@ -78,6 +81,12 @@ def from_pyg(conv: Any) -> PyGConv:
         p = dropout_of(part)
         if p:
             raise InputError(f"{name} has dropout={p} of its own, drawn anew by every rank: use Stack's dropout")
+    padded = [type(part).__name__ for part in conv.modules() if type(part).__name__ in PADDED]
+    if padded:
+        raise InputError(
+            f"{name} has a {padded[0]}, whose result depends on the largest degree that a rank sees: take a sum, mean, "
+            "maximum or softmax"
+        )
     if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in conv.modules()):
         raise InputError(f"{name} has a batch norm of its own, which a rank would take over its rows: use Stack's norm")
     if isinstance(getattr(conv, "out_channels", None), int):

@@ -101,17 +101,19 @@ def make_dependencies(adj: Adjacency, part: Tensor, own: int, num_parts: int, ca
     num_hops = len(caching.costs)
     wanted = native.gather_block(adj.indptr, adj.indices, part, mine, len(mine))[2]
     start = time.perf_counter()
-    levels, num_bytes, limited = native.cache_levels(
-        adj.indptr,
-        adj.indices,
-        part,
-        own,
-        wanted,
-        caching.costs,
-        first=caching.first,
-        ratio=-1.0 if caching.ratio is None else caching.ratio,
-        max_bytes=-1.0 if caching.max_bytes is None else caching.max_bytes,
-    )
+    levels, num_bytes, limited = torch.full((len(part),), -1, dtype=torch.int8), 0.0, False
+    if caching.ratio != 0:
+        levels, num_bytes, limited = native.cache_levels(
+            adj.indptr,
+            adj.indices,
+            part,
+            own,
+            wanted,
+            caching.costs,
+            first=caching.first,
+            ratio=-1.0 if caching.ratio is None else caching.ratio,
+            max_bytes=-1.0 if caching.max_bytes is None else caching.max_bytes,
+        )
     choice_seconds = time.perf_counter() - start
     again = (levels >= 0).nonzero().view(-1)
     again = again[levels[again].argsort(descending=True, stable=True)]

@@ -123,6 +123,8 @@ class Strategy(ABC):
     only_one_rank: ClassVar[bool] = False
     takes_parts: ClassVar[bool] = False
     """Whether a rank may have any set of vertices."""
+    takes_factors: ClassVar[bool] = False
+    """Whether it decides by what the machine and the network cost."""
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Halo, Route, make_route
+from weft.core.errors import InputError
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, all_reduce
 from weft.data import Graph
@@ -23,8 +24,10 @@ from weft.nn import GraphOperation, GraphView, Topology
 from weft.partition import Dependencies, Hop, make_dependencies, range_parts
 from weft.strategies.base import ANYWHERE, GraphShape, HopShape, Placement, Strategy, dtype_of
 from weft.strategies.blocks import Block, BlockView, SameRowsView
-from weft.strategies.costs import FREE, fetched_width, is_fetched, level_costs
+from weft.strategies.costs import NOMINAL, fetched_width, is_fetched, level_costs
 from weft.strategies.probe import probe
+
+MAX_LEVELS, REMEDY = 100, "use --strategy communicated"  # a level is a byte
 
 
 class VertexParallel(Strategy):
@@ -38,7 +41,7 @@ class VertexParallel(Strategy):
     def place(self) -> Tensor:
         group = self.group
         start = time.perf_counter()
-        if self.ratio is None and self.placement.cache_ratio is None and self.placement.factors is None:
+        if self.takes_factors and self.placement.cache_ratio is None and self.placement.factors is None:
             self.placement = replace(self.placement, factors=probe(self.model, self.graph, group, self.savings))
         self.probe_seconds = time.perf_counter() - start
         self.dependencies = needed = self.plan(
@@ -57,7 +60,7 @@ class VertexParallel(Strategy):
         return {
             "vertices": needed.num_own,
             "cached": [hop.num_inputs - needed.num_own for hop in needed.hops],
-            "fetched": [len(hop.fetched) for hop in needed.hops],
+            "fetched": [len(hop.fetched) * fetching for hop, fetching in zip(needed.hops, self.fetching, strict=True)],
             "cached_bytes": needed.cached_bytes,
             "limited": needed.limited,
             "probe_seconds": self.probe_seconds,
@@ -87,6 +90,9 @@ class VertexParallel(Strategy):
                 halo = self.make_halo(self._route(hop)) if exchanged[number] else None
                 blocks.append(Block(hop, self.dependencies.rows, self, halo))
         operations = self.operations(self.model, GraphShape.of(self.graph), True, self.savings)
+        self.fetching = [
+            any(number in one.hops and is_fetched(one, number) for one in operations) for number in range(len(hops))
+        ]
         spans = [[asked.hops for asked in operations if asked.stage == stage] for stage in self.stages]
         return [tuple(blocks[hop] for hop in sorted(set().union(*span))) for span in spans]
 
@@ -111,14 +117,16 @@ class VertexParallel(Strategy):
         """What `rank` of `size` computes and fetches: the same wherever it is asked, if the factors are given."""
         part = range_parts(graph.in_edges, size) if placement.part is None else placement.part
         caching = level_costs(
-            cls.operations(model, GraphShape.of(graph), True, savings, count_flops=placement.factors is not None),
-            placement.factors or FREE,
+            cls.operations(model, GraphShape.of(graph), True, savings, count_flops=cls.takes_factors),
+            placement.factors or NOMINAL,
             itemsize=dtype_of(model).itemsize,
             num_features=graph.num_features,
             savings=savings,
             ratio=placement.cache_ratio if cls.ratio is None else cls.ratio,
-            max_bytes=placement.cache_bytes,
+            max_bytes=placement.cache_bytes if cls.takes_factors else None,
         )
+        if len(caching.costs) > MAX_LEVELS and caching.ratio != 0:
+            raise InputError(f"the model has {len(caching.costs)} products, and caching knows {MAX_LEVELS}: {REMEDY}")
         return make_dependencies(graph.in_edges, part, rank, size, caching)
 
     @classmethod
@@ -182,3 +190,5 @@ class Cached(VertexParallel):
 
 class Hybrid(VertexParallel):
     """Each remote source is had as it costs less."""
+
+    takes_factors = True

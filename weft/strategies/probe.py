@@ -9,8 +9,10 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from weft.comm import Group
+from weft.core.errors import InputError
 from weft.core.savings import Savings
 from weft.cost import Factors
 from weft.data import Adjacency, Graph
@@ -18,7 +20,7 @@ from weft.nn import GraphOperation, GraphView, Inputs, Product, Topology, UnitCo
 from weft.strategies.base import dtype_of, is_kept
 from weft.strategies.costs import directions
 
-MAX_VERTICES, MAX_EDGES, MAX_FEATURES = 1 << 12, 1 << 16, 1 << 22
+MAX_VERTICES, MAX_EDGES, MAX_FEATURES = 1 << 12, 1 << 17, 1 << 22
 EXCHANGED_BYTES = 1 << 18  # by a rank: more than what a network's buffers swallow at once
 ROUNDS = 2
 LEAST = 1e-15  # seconds of anything, so that nothing is free
@@ -59,30 +61,42 @@ class RowsOnly(ProbeView):
 def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Factors:
     """The factors of this model on these ranks, all of which call it at the same time and get the same.
 
-    The test graph has the real one's mean degree, and random edges. Rows are timed without products, products as what a
-    whole step takes more, and the network by an exchange in which every rank sends as much as it receives.
+    The test graph has the real one's mean degree, its first features, and random edges. Rows are timed without
+    products, products as what a whole step takes more, and the network by an exchange in which every rank sends as much
+    as it receives. InputError for a model that cannot run on it.
     """
     model = copy.deepcopy(model).train()
-    most = min(MAX_VERTICES, MAX_FEATURES // max(graph.num_features, 1))
+    degree = max(1, graph.num_edges // max(graph.num_vertices, 1))
+    most = min(MAX_VERTICES, MAX_EDGES // degree, MAX_FEATURES // max(graph.num_features, 1))
     num_vertices = max(1, min(graph.num_vertices // group.size, most))
-    num_edges = min(round(graph.num_edges / max(graph.num_vertices, 1) * num_vertices) + 1, MAX_EDGES)
+    num_edges = num_vertices * degree
     random = torch.Generator().manual_seed(0)
     source, target = (torch.randint(num_vertices, (num_edges,), generator=random) for _ in range(2))
     weight = None if graph.in_edges.weight is None else torch.ones(num_edges, dtype=dtype_of(model))
     adjacency = Adjacency.from_edges(source, target, num_sources=num_vertices, num_targets=num_vertices, weight=weight)
     features = torch.randn(num_edges, graph.num_edge_features, generator=random) if graph.num_edge_features else None
     topology = Topology(adjacency.to(group.device), edge_features=features, dtype=dtype_of(model))
-    x = torch.randn(num_vertices, graph.num_features, generator=random).to(group.device, dtype_of(model))
+    assert graph.x is not None
+    x = graph.x[:num_vertices].to(group.device, dtype_of(model))
+
+    def forward(view_type: type[GraphView], inputs: Inputs) -> Tensor:
+        views = [view_type(topology, inputs=inputs, key=1) for _ in range(cast(int, model.num_stages))]
+        result: Tensor = model(views, x)
+        return result
 
     def step_of(view_type: type[GraphView]) -> Callable[[], None]:
         inputs = Inputs(rows=x, savings=savings)
+        return lambda: forward(view_type, inputs).sum().backward()
 
-        def step() -> None:
-            views = [view_type(topology, inputs=inputs, key=1) for _ in range(cast(int, model.num_stages))]
-            model(views, x).sum().backward()
-
-        return step
-
+    try:
+        with FlopCounterMode(display=False) as counter:
+            forward(RowsOnly, Inputs(rows=x, savings=savings))
+        rows, whole = _seconds(step_of(RowsOnly), group), _seconds(step_of(ProbeView), group)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise InputError(
+            f"the probe cannot run the model on a small graph ({str(error).splitlines()[0]}): give --probe with the "
+            "factors of another run, --cache-ratio, or another strategy"
+        ) from error
     operations = outline(
         model,
         num_vertices=num_vertices,
@@ -92,10 +106,8 @@ def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Fac
         training=True,
         view_type=ProbeView,
         savings=savings,
-        count_flops=True,
     )
-    rows, whole = _seconds(step_of(RowsOnly), group), _seconds(step_of(ProbeView), group)
-    flops = 3 * num_vertices * sum(asked.flops for asked in operations)
+    flops = 3 * counter.get_total_flops()  # backward, by rows and by weights
     edges = num_edges * sum(_passes(operations, savings))
     bytes_each_way, network = _exchange_seconds(group)
     found = {"flop": rows / max(flops, 1), "edge": (whole - rows) / max(edges, 1), "byte": network / bytes_each_way}
@@ -127,5 +139,6 @@ def _seconds(work: Callable[[], object], group: Group) -> float:
     for _ in range(ROUNDS + 1):
         start = time.perf_counter()
         work()
+        group.synchronize()
         seconds.append(time.perf_counter() - start)
     return min(seconds[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,8 +26,10 @@ class Memory:
 class Arrived:
     """Rows that are here already, so many of each rank."""
 
-    def __init__(self, rows: Tensor, counts: Sequence[int]) -> None:
-        self._rows, self._parts = rows, rows.split(list(counts))
+    def __init__(self, rows: Tensor, counts: Sequence[int], memory: Memory) -> None:
+        self.memory = memory
+        self._rows = rows.detach()
+        self._parts = self._rows.split(list(counts))
 
     def wait(self, rank: int | None = None) -> Tensor:
         return self._rows if rank is None else self._parts[rank]
@@ -37,12 +39,12 @@ class Remembered:
     """Rows on their way, of which a memory keeps a copy."""
 
     def __init__(self, coming: Coming, memory: Memory, kind: Literal["rows", "gradients"]) -> None:
-        self._coming, self._memory, self._kind = coming, memory, kind
+        self._coming, self.memory, self._kind = coming, memory, kind
 
     def wait(self, rank: int | None = None) -> Tensor:
         rows = self._coming.wait(rank)
         if rank is None:
-            setattr(self._memory, self._kind, rows.detach())
+            setattr(self.memory, self._kind, rows.detach())
         return rows
 
 
@@ -58,19 +60,16 @@ class StaleHalo(Halo):
         self.every, self.bound = every, bound
         self.training = False
         self._memories: list[Memory] = []
-        self._calls: list[int] = []
 
     def begin(self, training: bool) -> None:
         """A step begins."""
         self.training = training
         self._num_calls = 0
-        self._calls.clear()
 
     def start(self, x: Tensor) -> Coming:
         if not self.training:
             return super().start(x)
         call, self._num_calls = self._num_calls, self._num_calls + 1
-        self._calls.append(call)
         if call == len(self._memories):
             self._memories.append(Memory())
         memory = self._memories[call]
@@ -78,18 +77,19 @@ class StaleHalo(Halo):
         memory.fresh = memory.rows is None or memory.age >= self.every or self._changed(x, memory)
         if not memory.fresh:
             assert memory.rows is not None
-            return Arrived(memory.rows, self.route.received)
+            return Arrived(memory.rows, self.route.received, memory)
         memory.age = 0
         if self.bound:
             memory.sent = x.index_select(0, self.route.rows)
         return Remembered(super().start(x), memory, "rows")
 
-    def start_back(self, grad: Tensor) -> Coming:
-        memory = self._memories[self._calls.pop()]  # gradients come back in the opposite order
+    def start_back(self, grad: Tensor, memory: Any) -> Coming:
+        if memory is None:
+            return super().start_back(grad, memory)
         if not memory.fresh:
             assert memory.gradients is not None
-            return Arrived(memory.gradients, self.route.sent)
-        return Remembered(super().start_back(grad), memory, "gradients")
+            return Arrived(memory.gradients, self.route.sent, memory)
+        return Remembered(super().start_back(grad, memory), memory, "gradients")
 
     def _changed(self, x: Tensor, memory: Memory) -> bool:
         """Whether the ranks' rows, taken together, have moved by more than the bound."""
