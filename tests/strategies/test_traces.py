@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from parity import FACTORS, NUM_CLASSES, NUM_FEATURES, Case
 
 from weft.core.errors import InputError
 from weft.cost import Trace
+from weft.data.generate import generate
 from weft.nn import Stack, View, make_model
-from weft.strategies import GraphShape, get_strategy
+from weft.strategies import GraphShape, Placement, get_strategy
 
 SHAPE = GraphShape(num_vertices=1003, num_edges=5000, num_features=17)
 
@@ -71,3 +73,24 @@ def test_what_a_strategy_cannot_run_is_said_beforehand() -> None:
         get_strategy("single").trace(make_model("gcn", 17, 5), SHAPE, rank=0, size=2, training=True)
     with pytest.raises(InputError, match="unknown strategy 'tensr': did you mean 'tensor'"):
         get_strategy("tensr")
+
+
+def test_caching_counts_a_hundred_products() -> None:
+    """Beyond that, only what caches nothing runs."""
+    graph, _ = Case(model="gcn").build()
+    model = make_model("gcn", NUM_FEATURES, NUM_CLASSES, decoupled=True, layers=101)
+    assert len(get_strategy("communicated").plan(graph, model, rank=0, size=2).hops) == 101  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="101 products, and caching knows 100"):
+        get_strategy("cached").plan(graph, model, rank=0, size=2)  # type: ignore[attr-defined]
+
+
+def test_forced_shares_are_of_the_cheapest() -> None:
+    """Without a probe: of the sources with the fewest in-edges."""
+    graph = generate("rmat:vertices=600,edges=6k,features=7,classes=5")
+    model = make_model("gcn", NUM_FEATURES, NUM_CLASSES, layers=3)
+    cheap = [
+        get_strategy("hybrid").plan(graph, model, rank=0, size=2, placement=Placement(cache_ratio=0.3, factors=factors))  # type: ignore[attr-defined]
+        for factors in (None, FACTORS)
+    ]
+    edges = [plan.hops[0].block.num_edges for plan in cheap]
+    assert edges[0] == pytest.approx(edges[1], rel=0.1)
