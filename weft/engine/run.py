@@ -24,14 +24,13 @@ from weft.core.meter import Meter
 from weft.core.savings import Savings
 from weft.cost import Factors
 from weft.data import Graph, load, reorder, require_trainable
-from weft.engine import checkpoint
 from weft.engine.check import check
-from weft.engine.checkpoint import Progress
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.launch import STOPPED, launch
 from weft.engine.metrics import NodeTask
 from weft.engine.placement import make_placement, plain_placement
 from weft.engine.progress import ProgressShow
+from weft.engine.rank_zero import found_checkpoint, found_factors
 from weft.engine.stop import StopRequest
 from weft.engine.trainer import Trainer
 from weft.engine.writer import RunWriter
@@ -278,12 +277,12 @@ def _work(job: Job, folder: RunFolder, graph: Graph, model: nn.Module, group: Gr
     model = model.to(group.device)
     savings, placement = Savings.without(config.without), job.placement
     if job.resume and placement.factors is None:
-        placement = replace(placement, factors=_factors_of_rank_0(folder, group))
+        placement = replace(placement, factors=found_factors(folder, group))
     strategy = get_strategy(config.strategy)(
         graph, model, group, seed=config.seed, savings=savings, placement=placement
     )
     trainer = Trainer(config, strategy, NodeTask(graph, strategy.rows, group.device))
-    found = _found_by_rank_0(folder, group) if job.resume else None
+    found = found_checkpoint(folder, group) if job.resume else None
     if found:
         trainer.restore(*found)
     summary: dict[str, Any] = {}
@@ -321,34 +320,3 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest) -> t
         writer.stopped(trainer.progress.epoch - 1, stopped_by)
         return stopped_by, {}
     return 0, writer.finish(trainer.progress, trainer.best)
-
-
-def _factors_of_rank_0(folder: RunFolder, group: Group) -> Factors | None:
-    """What the run's probe found before it was stopped, so that it makes the same choices again."""
-    said: dict[str, float] = {}
-    if group.rank == 0 and folder.probe.exists():
-        try:
-            said = asdict(Factors.read(folder.probe))
-        except InputError:
-            said = {}  # damaged: measured anew
-    said = group.share(said)[0]
-    return Factors(**said) if said else None
-
-
-def _found_by_rank_0(folder: RunFolder, group: Group) -> tuple[Progress, dict[str, Tensor]] | None:
-    """The newest checkpoint, read where the folder is and sent to the other ranks."""
-    found = checkpoint.newest(folder.checkpoints) if group.rank == 0 else None
-    report: dict[str, Any] = {}
-    if found:
-        shapes = {name: (list(value.shape), str(value.dtype)) for name, value in found.tensors.items()}
-        report = {"progress": asdict(found.progress), "shapes": shapes}
-    report = group.share(report)[0]
-    if not report:
-        return None
-    tensors = {}
-    for name, (shape, dtype) in report["shapes"].items():
-        value = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
-        value = (found.tensors[name] if found else value).to(group.device)
-        group.broadcast(value, tag="checkpoint")
-        tensors[name] = value
-    return Progress(**report["progress"]), tensors

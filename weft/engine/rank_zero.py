@@ -1,0 +1,47 @@
+"""What lies in a run's folder, which only rank 0 reads, told to all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.comm import Group
+from weft.core.errors import InputError
+from weft.cost import Factors
+from weft.engine import checkpoint
+from weft.engine.checkpoint import Progress
+from weft.engine.folder import RunFolder
+
+
+def found_factors(folder: RunFolder, group: Group) -> Factors | None:
+    """What the run's probe found before it was stopped, so that it makes the same choices again."""
+    said: dict[str, float] = {}
+    if group.rank == 0 and folder.probe.exists():
+        try:
+            said = asdict(Factors.read(folder.probe))
+        except InputError:
+            said = {}  # damaged: measured anew
+    said = group.share(said)[0]
+    return Factors(**said) if said else None
+
+
+def found_checkpoint(folder: RunFolder, group: Group) -> tuple[Progress, dict[str, Tensor]] | None:
+    """The newest checkpoint, read where the folder is and sent to the other ranks."""
+    found = checkpoint.newest(folder.checkpoints) if group.rank == 0 else None
+    report: dict[str, Any] = {}
+    if found:
+        shapes = {name: (list(value.shape), str(value.dtype)) for name, value in found.tensors.items()}
+        report = {"progress": asdict(found.progress), "shapes": shapes}
+    report = group.share(report)[0]
+    if not report:
+        return None
+    tensors = {}
+    for name, (shape, dtype) in report["shapes"].items():
+        value = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+        value = (found.tensors[name] if found else value).to(group.device)
+        group.broadcast(value, tag="checkpoint")
+        tensors[name] = value
+    return Progress(**report["progress"]), tensors
