@@ -19,7 +19,6 @@ from weft.cost import Factors, Operation, Trace, all_reduce
 from weft.data import Graph
 from weft.nn import GraphOperation, GraphView, Inputs, Topology, outline
 
-SAMPLE = 1 << 16  # vertices whose features are looked at, the same on every rank
 NONZERO_COST = 8  # a map pays as much for a nonzero of sparse features as for this many entries (measured: 2 to 5)
 
 
@@ -53,14 +52,12 @@ class GraphShape(NamedTuple):
 
     @classmethod
     def of(cls, graph: Graph) -> GraphShape:
-        """The shape of a graph that is there; the density is that of the first vertices."""
-        sample = graph.x[:SAMPLE] if graph.x is not None else torch.empty(0)
-        density = int(sample.count_nonzero()) / max(sample.numel(), 1)
+        """The shape of a graph that is there."""
         return cls(
             num_vertices=graph.num_vertices,
             num_edges=graph.num_edges,
             num_features=graph.num_features,
-            density=density,
+            density=graph.density,
             num_edge_features=graph.num_edge_features,
             weighted=graph.in_edges.weight is not None,
         )

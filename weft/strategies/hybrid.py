@@ -27,7 +27,7 @@ from weft.strategies.blocks import Block, BlockView, SameRowsView
 from weft.strategies.costs import NOMINAL, fetched_width, is_fetched, level_costs
 from weft.strategies.probe import probe
 
-MAX_LEVELS, REMEDY = 100, "use --strategy communicated"  # a level is a byte
+MAX_LEVELS = 100  # a level is a byte
 
 
 class VertexParallel(Strategy):
@@ -87,8 +87,7 @@ class VertexParallel(Strategy):
             if shared[number] == group.size:
                 blocks.append(blocks[-1])
             else:
-                halo = self.make_halo(self._route(hop)) if exchanged[number] else None
-                blocks.append(Block(hop, self.dependencies.rows, self, halo))
+                blocks.append(Block(hop, self.dependencies.rows, self, self._halo(hop) if exchanged[number] else None))
         operations = self.operations(self.model, GraphShape.of(self.graph), True, self.savings)
         self.fetching = [
             any(number in one.hops and is_fetched(one, number) for one in operations) for number in range(len(hops))
@@ -96,8 +95,9 @@ class VertexParallel(Strategy):
         spans = [[asked.hops for asked in operations if asked.stage == stage] for stage in self.stages]
         return [tuple(blocks[hop] for hop in sorted(set().union(*span))) for span in spans]
 
-    def _route(self, hop: Hop) -> Route:
-        return make_route(hop.fetched, hop.received, self.dependencies.own, hop.num_inputs, self.group)
+    def _halo(self, hop: Hop) -> Halo:
+        own = self.dependencies.own
+        return self.make_halo(make_route(hop.fetched, hop.received, own, hop.num_inputs, self.group))
 
     def make_halo(self, route: Route) -> Halo:
         """The halo of one product."""
@@ -126,7 +126,8 @@ class VertexParallel(Strategy):
             max_bytes=placement.cache_bytes if cls.takes_factors else None,
         )
         if len(caching.costs) > MAX_LEVELS and caching.ratio != 0:
-            raise InputError(f"the model has {len(caching.costs)} products, and caching knows {MAX_LEVELS}: {REMEDY}")
+            many = f"the model has {len(caching.costs)} products, and caching knows {MAX_LEVELS}"
+            raise InputError(f"{many}: use --strategy communicated")
         return make_dependencies(graph.in_edges, part, rank, size, caching)
 
     @classmethod

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from weft.comm import Group
-from weft.core.errors import InputError
+from weft.core.errors import InputError, RunError
 from weft.core.savings import Savings
 from weft.cost import Factors
 from weft.data import Adjacency, Graph
@@ -92,6 +92,8 @@ def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Fac
         with FlopCounterMode(display=False) as counter:
             forward(RowsOnly, Inputs(rows=x, savings=savings))
         rows, whole = _seconds(step_of(RowsOnly), group), _seconds(step_of(ProbeView), group)
+    except RunError:  # a lost peer, which is not the model's fault
+        raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise InputError(
             f"the probe cannot run the model on a small graph ({str(error).splitlines()[0]}): give --probe with the "
