@@ -6,6 +6,7 @@
 #include "bindings.h"
 #include "dependencies.h"
 #include "partition.h"
+#include "working_set.h"
 
 namespace weft {
 namespace {
@@ -117,9 +118,47 @@ void bind_methods(nb::module_& module) {
       "remote_slack"_a, "max_passes"_a, "part"_a.noconvert(), "counts"_a.noconvert());
 }
 
+template <class Index>
+void bind_cut(nb::module_& module) {
+  module.def(
+      "cut_rows",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<Index, 1> indices, int64_t num_columns,
+         int64_t per_row, int64_t per_column, int64_t per_entry, bool own, int64_t limit, Array<int64_t, 1> bounds) {
+        const auto num_rows = static_cast<int64_t>(indptr.shape(0)) - 1;
+        require(num_rows >= 0 && bounds.shape(0) == indptr.shape(0), "bounds must be as long as indptr, which has one");
+        require(!own || num_rows <= num_columns, "rows that are columns too must not be more than those");
+        nb::gil_scoped_release release;
+        int64_t most = 0;
+        const int64_t count = cut_rows(indptr.data(), indices.data(), num_rows, num_columns,
+                                       {per_row, per_column, per_entry, own}, limit, bounds.data(), most);
+        return std::make_pair(count, most);
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "num_columns"_a, "per_row"_a, "per_column"_a,
+      "per_entry"_a, "own"_a, "limit"_a, "bounds"_a.noconvert());
+}
+
+template <class T>
+void bind_rows(nb::module_& module) {
+  module.def(
+      "add_rows",
+      [](ConstArray<int64_t, 1> rows, ConstArray<T, 2> added, Array<T, 2> target, int num_threads) {
+        require(added.shape(0) == rows.shape(0) && added.shape(1) == target.shape(1) && num_threads >= 1,
+                "added must have a row for each of rows, as wide as target; num_threads not be below 1");
+        require_vertices(rows.data(), rows.shape(0), target.shape(0));
+        nb::gil_scoped_release release;
+        add_rows(rows.data(), static_cast<int64_t>(rows.shape(0)), added.data(),
+                 static_cast<int64_t>(added.shape(1)), target.data(), num_threads);
+      },
+      "rows"_a.noconvert(), "added"_a.noconvert(), "target"_a.noconvert(), "num_threads"_a);
+}
+
 }  // namespace
 
 void bind_partition(nb::module_& module) {
+  bind_cut<int32_t>(module);
+  bind_cut<int64_t>(module);
+  bind_rows<float>(module);
+  bind_rows<double>(module);
   bind_methods<int32_t>(module);
   bind_methods<int64_t>(module);
   bind_dependencies<int32_t>(module);

@@ -136,3 +136,15 @@ def gather_block(
     positions: Tensor,
     fetched: Tensor,
 ) -> int: ...
+def cut_rows(
+    indptr: Tensor,
+    indices: Tensor,
+    num_columns: int,
+    per_row: int,
+    per_column: int,
+    per_entry: int,
+    own: bool,
+    limit: int,
+    bounds: Tensor,
+) -> tuple[int, int]: ...
+def add_rows(rows: Tensor, added: Tensor, target: Tensor, num_threads: int) -> None: ...

@@ -1,7 +1,10 @@
 """Collectives between ranks, counted. The only package that imports torch.distributed, the launcher aside."""
 
 from weft.comm.exchange import (
+    Gather,
     Layout,
+    RowSet,
+    Split,
     cols_to_rows,
     column_layout,
     even_bounds,
@@ -9,16 +12,20 @@ from weft.comm.exchange import (
     sum_gradients,
     sum_over_ranks,
 )
-from weft.comm.group import Group, join
+from weft.comm.group import Arriving, Group, join
 from weft.comm.halo import Coming, Halo, Parts, Route, make_route, split_product
 
 __all__ = [
+    "Arriving",
     "Coming",
+    "Gather",
     "Group",
     "Halo",
     "Layout",
     "Parts",
     "Route",
+    "RowSet",
+    "Split",
     "cols_to_rows",
     "column_layout",
     "even_bounds",

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from weft.comm.group import Group
+from weft.comm.group import Arriving, Group
 
 Range = tuple[int, int]
 
@@ -63,6 +63,43 @@ def cols_to_rows(x_Nf: Tensor, layout: Layout, group: Group) -> Tensor:
     return _ColsToRows.apply(x_Nf, layout, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowSet:
+    """Rows that cross together, out of all N that the ranks answer for.
+
+    ids: int64 [c], rank by rank, of any rank's rows. counts: how many of them each rank answers for. own: int64, where
+    this rank's stand among the rows that it answers for.
+    """
+
+    ids: Tensor
+    counts: tuple[int, ...]
+    own: Tensor
+
+
+class Split:
+    """Rows of a set on their way to columns."""
+
+    def __init__(self, x_nF: Tensor, rows: RowSet, layout: Layout, group: Group) -> None:
+        self._shape = len(rows.ids), layout.width(group.rank)
+        self._exchange = _send_columns(x_nF[rows.own], rows.counts, layout, group)
+
+    def wait(self) -> Tensor:
+        """This rank's columns [c, f] of the set."""
+        return self._exchange.wait().view(self._shape)
+
+
+class Gather:
+    """A rank's columns [c, f] of a set on their way to the rows' ranks."""
+
+    def __init__(self, x_cf: Tensor, rows: RowSet, layout: Layout, group: Group) -> None:
+        self._rows, self._layout = rows, layout
+        self._exchange = _send_rows(x_cf, rows.counts, layout, group)
+
+    def wait(self) -> Tensor:
+        """Those rows [., F] of the set that this rank answers for, at its `own`."""
+        return _join_columns(self._exchange.wait(), len(self._rows.own), self._layout)
+
+
 def sum_over_ranks(values: Tensor, group: Group, *, tag: str) -> Tensor:
     """The sum of a tensor over the ranks, on every rank; its adjoint is the same sum."""
     return _SumOverRanks.apply(values, group, tag)  # type: ignore[no-any-return, no-untyped-call]
@@ -84,20 +121,35 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter], group: Group) -> Non
 
 
 def _split(x_nF: Tensor, layout: Layout, group: Group) -> Tensor:
-    n, f = len(x_nF), layout.width(group.rank)
-    messages = [torch.cat([x_nF[:, start:stop] for start, stop in ranges], 1).reshape(-1) for ranges in layout.columns]
-    sent = [n * layout.width(rank) for rank in range(group.size)]
-    received = [layout.num_rows(rank) * f for rank in range(group.size)]
-    return group.all_to_all(torch.cat(messages), sent, received, tag="split").view(layout.rows[-1], f)
+    counts = [layout.num_rows(rank) for rank in range(group.size)]
+    return _send_columns(x_nF, counts, layout, group).wait().view(layout.rows[-1], layout.width(group.rank))
 
 
 def _gather(x_Nf: Tensor, layout: Layout, group: Group) -> Tensor:
-    n, f = layout.num_rows(group.rank), layout.width(group.rank)
-    sent = [layout.num_rows(rank) * f for rank in range(group.size)]
+    counts = [layout.num_rows(rank) for rank in range(group.size)]
+    return _join_columns(_send_rows(x_Nf, counts, layout, group).wait(), counts[group.rank], layout)
+
+
+def _send_columns(x_nF: Tensor, counts: Sequence[int], layout: Layout, group: Group) -> Arriving:
+    """Begins to send every rank its columns of these rows, and to receive this rank's of `counts` rows of each."""
+    messages = [torch.cat([x_nF[:, start:stop] for start, stop in ranges], 1).reshape(-1) for ranges in layout.columns]
+    sent = [len(x_nF) * layout.width(rank) for rank in range(group.size)]
+    f = layout.width(group.rank)
+    return group.start(torch.cat(messages), sent, [count * f for count in counts], tag="split")
+
+
+def _send_rows(x_Nf: Tensor, counts: Sequence[int], layout: Layout, group: Group) -> Arriving:
+    """Begins to send every rank its `counts` of these rows, which stand rank by rank, and to receive this rank's."""
+    f, n = layout.width(group.rank), counts[group.rank]
     received = [n * layout.width(rank) for rank in range(group.size)]
-    messages = group.all_to_all(x_Nf.reshape(-1), sent, received, tag="gather").split(received)
-    x_nF = x_Nf.new_zeros(n, layout.num_columns)
-    for message, ranges in zip(messages, layout.columns, strict=True):
+    return group.start(x_Nf.reshape(-1), [count * f for count in counts], received, tag="gather")
+
+
+def _join_columns(messages: Tensor, n: int, layout: Layout) -> Tensor:
+    """The rows [n, F] whose columns the ranks have sent."""
+    x_nF = messages.new_zeros(n, layout.num_columns)
+    parts = messages.split([n * layout.width(rank) for rank in range(len(layout.columns))])
+    for message, ranges in zip(parts, layout.columns, strict=True):
         widths = [stop - start for start, stop in ranges]
         for part, (start, stop) in zip(message.view(n, sum(widths)).split(widths, 1), ranges, strict=True):
             x_nF[:, start:stop] += part

@@ -7,8 +7,9 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch.distributed import distributed_c10d
 from weft.core.errors import InputError, RunError
 from weft.core.meter import Meter
 
+MAX_SLOTS = 1 << 16  # exchanges under way at once are told apart by their number
 GRACE_SECONDS = 3.0
 """How long a rank that lost a peer waits for the others to say that they live."""
 
@@ -28,13 +30,18 @@ class Group:
     def __init__(self, rank: int = 0, size: int = 1, meter: Meter | None = None, device: str = "cpu") -> None:
         self.rank, self.size, self.device = rank, size, torch.device(device)
         self.meter = meter or Meter()
+        self.num_exchanges = 0
 
     def all_to_all(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str) -> Tensor:
         """Sends slice q of the flat `send` to rank q; returns what the ranks sent here, in rank order, flat.
 
         Counts are elements per rank; zero is legal.
         """
-        return send if self.size == 1 else Exchange(self, send, send_counts, recv_counts, tag=tag).wait()
+        return self.start(send, send_counts, recv_counts, tag=tag).wait()
+
+    def start(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str) -> Arriving:
+        """Begins an `all_to_all`; other work can be done until it is waited for."""
+        return Here(send) if self.size == 1 else Exchange(self, send, send_counts, recv_counts, tag=tag)
 
     def all_reduce(self, values: Tensor, *, tag: str) -> Tensor:
         """The sum of `values` over the ranks, in a fixed order; bytes are those of a ring."""
@@ -101,6 +108,24 @@ class Group:
         self.meter.show(self.meter.where)
 
 
+class Arriving(Protocol):
+    """Numbers on their way here."""
+
+    def wait(self) -> Tensor:
+        """All of them, flat, as soon as they are here."""
+        ...
+
+
+@dataclass(frozen=True)
+class Here:
+    """What one rank sends itself."""
+
+    values: Tensor
+
+    def wait(self) -> Tensor:
+        return self.values
+
+
 class Exchange:
     """An exchange under way: slice q of the flat `send` goes to rank q, and what the ranks send arrives in rank order.
 
@@ -128,7 +153,7 @@ class Exchange:
         self._receives: dict[int, dist.Work] = {}
         self._seconds, self._done = 0.0, False
         with self._timed():
-            if ring and group.device.type == "cpu":
+            if ring and send.device.type == "cpu":
                 self._start_ring(self._send.split(list(send_counts)))
             elif group.size > 1:
                 counts = list(recv_counts), list(send_counts)
@@ -155,13 +180,14 @@ class Exchange:
     def _start_ring(self, parts: Sequence[Tensor]) -> None:
         """Receives first: gloo's pairs have one queue, in which a peer's leave to send would wait behind a message."""
         size, rank = self._group.size, self._group.rank
+        self._group.num_exchanges = slot = (self._group.num_exchanges + 1) % MAX_SLOTS
         self._parts[rank].copy_(parts[rank])
         for before in ((rank - step) % size for step in range(1, size)):
-            work = dist.irecv(self._parts[before], before) if self._parts[before].numel() else None
+            work = dist.irecv(self._parts[before], before, tag=slot) if self._parts[before].numel() else None
             if work:
                 self._receives[before] = work
         for after in ((rank + step) % size for step in range(1, size)):
-            work = dist.isend(parts[after], after) if parts[after].numel() else None
+            work = dist.isend(parts[after], after, tag=slot) if parts[after].numel() else None
             if work:
                 self._sends.append(work)
 

@@ -25,6 +25,8 @@ class Counts:
     """Time in the phase, without the phases inside it."""
     edges: int = 0
     """Edges x width aggregated, forward and backward."""
+    working_bytes: int = 0
+    """The largest working set that the device had under --device-memory."""
     durations: list[float] = field(default_factory=list)
     """Seconds inside each collective, in order: the same order on every rank."""
 
@@ -82,6 +84,10 @@ class Meter:
     def aggregate(self, edges: int, width: int) -> None:
         """Counts a product over `edges` edges on `width` columns."""
         self.counts.edges += edges * width
+
+    def work_on(self, num_bytes: int) -> None:
+        """Notes a working set on the device."""
+        self.counts.working_bytes = max(self.counts.working_bytes, num_bytes)
 
     def show_in(self, path: Path, rank: int) -> None:
         """From now on keeps what this rank does in its slot of a shared file, where it outlives a killed process."""

@@ -10,17 +10,19 @@ try:
 except ImportError as error:
     raise ImportError(f"weft's C++ extension did not load ({error}); build it with: pip install -e .") from error
 
-INTERFACE = 6  # grows with every change to what _native offers; csrc/module.cpp has the same line
+INTERFACE = 7  # grows with every change to what _native offers; csrc/module.cpp has the same line
 
 if INTERFACE != _native.INTERFACE:
     raise ImportError(f"weft's C++ extension is of another version ({_native.__file__}); rebuild: pip install -e .")
 
 __all__ = [
     "_native",
+    "add_rows",
     "breadth_first",
     "cache_levels",
     "coo_to_csr",
     "count_parts",
+    "cut_rows",
     "fennel",
     "find_loops",
     "gather_block",
@@ -207,3 +209,31 @@ def gather_block(
         indptr.contiguous(), indices.contiguous(), part, inputs, num_targets, positions, fetched
     )
     return block, positions, fetched[:count].clone()
+
+
+def cut_rows(
+    indptr: Tensor,
+    indices: Tensor,
+    num_cols: int,
+    *,
+    per_row: int,
+    per_column: int,
+    per_entry: int,
+    own: bool,
+    limit: int,
+) -> tuple[Tensor, int]:
+    """Bounds of contiguous ranges of rows, each as long as its working set fits `limit` bytes, and the largest set.
+
+    A range takes so many bytes per row, per distinct column and per entry; own: the rows are columns too.
+    A row that does not fit is a range by itself. Bounds are int64, ascending from 0. Tensors on the CPU.
+    """
+    bounds = torch.empty(len(indptr), dtype=torch.int64)
+    count, most = _native.cut_rows(
+        indptr.contiguous(), indices.contiguous(), num_cols, per_row, per_column, per_entry, own, limit, bounds
+    )
+    return bounds[:count].clone(), most
+
+
+def add_rows(target: Tensor, rows: Tensor, added: Tensor) -> None:
+    """`target[rows] += added` in place, without a copy: rows int64 [c], distinct; added [c, F]. Tensors on the CPU."""
+    _native.add_rows(rows, added.contiguous(), target, torch.get_num_threads())

@@ -21,11 +21,14 @@ class Operation:
     edges: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+    recomputed: bool = False
+    """Whether an aggregate is made again in the backward pass, since nothing of it was kept."""
 
     def mirrored(self) -> Operation:
         """The adjoint: what was sent comes back, a split where there was a gather, the transposed product, a sum."""
         tag = {"split": "gather", "gather": "split"}.get(self.tag, self.tag)
-        return replace(self, tag=tag, bytes_sent=self.bytes_received, bytes_received=self.bytes_sent)
+        edges = self.edges * (2 if self.recomputed else 1)
+        return replace(self, tag=tag, edges=edges, bytes_sent=self.bytes_received, bytes_received=self.bytes_sent)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from weft.nn.models import GAT, GCN, GIN, MODELS, SAGE, Decoupled, RowLayer, Sta
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.outline import GraphOperation, outline
 from weft.nn.pyg import PyGConv, from_pyg
-from weft.nn.topology import Product, Topology
-from weft.nn.view import GraphView, Inputs, UnitCost, View, even_heads
+from weft.nn.topology import Product, SubTopology, Topology
+from weft.nn.view import GraphView, Inputs, UnitCost, View, even_heads, multiply
 
 __all__ = [
     "GAT",
@@ -30,6 +30,7 @@ __all__ = [
     "RowLayer",
     "SAGEConv",
     "Stack",
+    "SubTopology",
     "Topology",
     "UnitCost",
     "View",
@@ -38,6 +39,7 @@ __all__ = [
     "from_pyg",
     "linear",
     "make_model",
+    "multiply",
     "outline",
     "use_onednn",
 ]

@@ -43,6 +43,8 @@ class GraphOperation:
     """Of the maps of one row, forward, since the last product or block; 0 where they are not counted."""
     weighted: bool = False
     """Whether it uses the weights of the edges."""
+    reduce: Reduce = "sum"
+    """What 'propagate' makes of a vertex's in-neighbours."""
     layer: str = ""
     """The kind of the layer that asked."""
 
@@ -50,6 +52,11 @@ class GraphOperation:
     def is_product(self) -> bool:
         """Whether it multiplies by the adjacency."""
         return self.kind in ("propagate", "attend")
+
+    @property
+    def linear(self) -> bool:
+        """Whether its gradient does not depend on the rows."""
+        return self.kind == "propagate" and self.reduce != "max"
 
     @property
     def reads_edges(self) -> bool:
@@ -111,7 +118,7 @@ class OutlineView(GraphView):
     ) -> Tensor:
         del norm
         weighted = weighted and reduce != "max"
-        return self._note(x, "propagate", steps=steps, origin=self.origin(x), weighted=weighted)
+        return self._note(x, "propagate", steps=steps, origin=self.origin(x), weighted=weighted, reduce=reduce)
 
     def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
         del slope
@@ -157,6 +164,7 @@ class OutlineView(GraphView):
         heads: int = 0,
         origin: Origin = "rows",
         weighted: bool = False,
+        reduce: Reduce = "sum",
     ) -> Tensor:
         """Notes a call; the rows that come of it."""
         notes = self.notes
@@ -173,6 +181,7 @@ class OutlineView(GraphView):
                 backward=x.requires_grad and torch.is_grad_enabled(),
                 flops=(made - notes.flops) / max(notes.num_rows, 1),
                 weighted=weighted,
+                reduce=reduce,
                 layer=notes.running[-1],
             )
         )

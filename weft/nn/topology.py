@@ -95,3 +95,29 @@ class Topology:
         if product.reduce == "mean":
             return Scale(target=self.degree(False).clamp(min=1).reciprocal().to(dtype))
         return Scale()
+
+
+class SubTopology(Topology):
+    """Some of a graph's in-edges, with the scalings of the whole graph's degrees.
+
+    adjacency: on the device to be. sources, targets: the vertices of its columns and rows, int64 or, of rows, a range;
+    on the whole topology's device.
+    """
+
+    def __init__(self, adjacency: Adjacency, sources: Tensor, targets: Tensor | slice, whole: Topology) -> None:
+        super().__init__(adjacency)
+        self.sources, self.targets, self.whole = sources, targets, whole
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """What the sources were called first."""
+        return self.whole.ids[self.sources].to(self.adjacency.device)
+
+    @cached_property
+    def loop(self) -> Tensor:
+        return self.whole.loop[self.targets].to(self.adjacency.device)
+
+    def _scale(self, product: Product, dtype: torch.dtype) -> Scale:
+        scale = self.whole.scale(product, dtype)
+        taken = zip(scale, (self.sources, self.targets, self.targets), strict=True)
+        return Scale(*(None if vector is None else vector[rows].to(self.adjacency.device) for vector, rows in taken))

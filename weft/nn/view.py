@@ -234,11 +234,7 @@ class GraphView:
     def _product(self, x: Tensor, product: Product, topology: Topology) -> Tensor:
         """The product on the columns at hand, counted forward and backward."""
         for _ in range(product.steps):
-            if product.reduce == "max":
-                x = spmm_max(topology.adjacency, x)
-            else:
-                scale = topology.scale(product, x.dtype)
-                x = spmm(topology.adjacency, x, scale=scale, weighted=product.weighted)
+            x = multiply(topology, x, product)
             self._count(x, topology, 1)
         return x
 
@@ -265,6 +261,13 @@ class GraphView:
         meter.aggregate(edges, width)
         if y.requires_grad:
             y.register_hook(lambda _: meter.aggregate(edges, width))
+
+
+def multiply(topology: Topology, x: Tensor, product: Product) -> Tensor:
+    """One step of a product."""
+    if product.reduce == "max":
+        return spmm_max(topology.adjacency, x)
+    return spmm(topology.adjacency, x, scale=topology.scale(product, x.dtype), weighted=product.weighted)
 
 
 def even_heads(h: Tensor, logits: Tensor) -> list[int]:

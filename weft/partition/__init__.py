@@ -3,6 +3,7 @@
 from weft.core.config import PartitionOptions
 from weft.partition.assign import METHODS
 from weft.partition.book import Book, make_book
+from weft.partition.chunks import Chunk, WorkingSet, cut_evenly, cut_to_fit, make_chunks
 from weft.partition.halo import Caching, Dependencies, Hop, make_dependencies, range_bounds, range_parts
 from weft.partition.quality import Quality
 
@@ -10,11 +11,16 @@ __all__ = [
     "METHODS",
     "Book",
     "Caching",
+    "Chunk",
     "Dependencies",
     "Hop",
     "PartitionOptions",
     "Quality",
+    "WorkingSet",
+    "cut_evenly",
+    "cut_to_fit",
     "make_book",
+    "make_chunks",
     "make_dependencies",
     "range_bounds",
     "range_parts",

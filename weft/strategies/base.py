@@ -18,6 +18,7 @@ from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Factors, Operation, Trace, all_reduce
 from weft.data import Graph
 from weft.nn import GraphOperation, GraphView, Inputs, Topology, outline
+from weft.strategies.chunks import Chunking
 
 NONZERO_COST = 8  # a map pays as much for a nonzero of sparse features as for this many entries (measured: 2 to 5)
 
@@ -39,7 +40,7 @@ class GraphShape(NamedTuple):
 
     density: the share of the features that are not zero. hops: a rank's blocks, product by product, where ranks hold
     blocks of the graph.
-    num_edge_features: 0 for none. weighted: whether the edges have weights.
+    num_edge_features: 0 for none. weighted: whether the edges have weights. chunking: of the products, if any.
     """
 
     num_vertices: int
@@ -49,6 +50,7 @@ class GraphShape(NamedTuple):
     hops: tuple[HopShape, ...] = ()
     num_edge_features: int = 0
     weighted: bool = False
+    chunking: Chunking | None = None
 
     @classmethod
     def of(cls, graph: Graph) -> GraphShape:
@@ -86,6 +88,8 @@ class Placement:
     part: int32 [N], the rank of every vertex; None: contiguous ranges.
     cache_ratio: the share of remote sources to cache at each layer; None: by cost. cache_bytes: a rank's limit of it.
     factors: what the costs are; None: a probe finds out.
+    device_bytes: what products may have on the device at once; None: no limit. chunks: as how many they are made; 0: as
+    few as that allows. device: on which, if on another than the rows.
     refresh_every: training steps between two exchanges of old halos. staleness: the change of rows, as a share, that is
     exchanged before that; 0: none.
     """
@@ -96,6 +100,9 @@ class Placement:
     factors: Factors | None = None
     refresh_every: int = 4
     staleness: float = 0.0
+    device_bytes: int | None = None
+    chunks: int = 0
+    device: str = ""
 
 
 ANYWHERE = Placement()

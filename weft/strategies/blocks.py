@@ -8,36 +8,29 @@ import torch
 from torch import Tensor
 
 from weft.comm import Halo, Parts, split_product, sum_over_ranks
-from weft.kernels import Scale
-from weft.nn import GraphView, Product, Topology, UnitCost, even_heads
+from weft.nn import GraphView, Product, SubTopology, UnitCost, even_heads
 from weft.partition import Dependencies, Hop
 from weft.strategies.base import Strategy
 
 
-class Block(Topology):
-    """A hop's in-edges on this rank, with scalings by the degrees that vertices have in the whole graph.
+class Block(SubTopology):
+    """A hop's in-edges on this rank.
 
     rows: int64, the vertices of the rank's rows, of which the hop's inputs are the first. home: has the whole graph's
     topology and features, on the host. halo: None where no rank lacks any row.
     """
 
+    sources: Tensor
+    targets: Tensor
+
     def __init__(self, hop: Hop, rows: Tensor, home: Strategy, halo: Halo | None) -> None:
         self.device = home.group.device
-        super().__init__(hop.block.cast(home.dtype).to(self.device))
+        sources = torch.cat([rows[: hop.num_inputs], hop.fetched])  # on the host
+        adjacency = hop.block.cast(home.dtype).to(self.device)
+        super().__init__(adjacency, sources, sources[: adjacency.num_targets], home.topology)
         self.hop, self.home, self.halo = hop, home, halo
-        self.sources = torch.cat([rows[: hop.num_inputs], hop.fetched])  # on the host
-        self.targets = self.sources[: self.adjacency.num_targets]
         self._parts: dict[Product, Parts] = {}
         self._places: dict[Block, Tensor] = {}
-
-    @cached_property
-    def ids(self) -> Tensor:
-        """What the sources were called first."""
-        return self.home.topology.ids[self.sources].to(self.device)
-
-    @cached_property
-    def loop(self) -> Tensor:
-        return self.home.topology.loop[self.targets].to(self.device)
 
     @cached_property
     def features(self) -> Tensor:
@@ -75,11 +68,6 @@ class Block(Topology):
             place[other.sources] = torch.arange(len(other.sources))
             self._places[other] = place[self.sources].to(self.device)
         return self._places[other]
-
-    def _scale(self, product: Product, dtype: torch.dtype) -> Scale:
-        scale = self.home.topology.scale(product, dtype)
-        taken = zip(scale, (self.sources, self.targets, self.targets), strict=True)
-        return Scale(*(None if vector is None else vector[vertices].to(self.device) for vector, vertices in taken))
 
 
 class BlockView(GraphView):

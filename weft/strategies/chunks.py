@@ -1,0 +1,444 @@
+"""Products chunk by chunk, while the rows of other chunks cross the network (NeutronTP, section 4.2, algorithm 1).
+
+Host arrays hold all N rows of this rank's columns; of them, only what one chunk needs is taken to the device. Rank r
+answers for the rows r, r + P, ..., so that every chunk's rows are spread evenly over the ranks. A row goes from rows to
+columns with the first chunk that reads it, and its gradient back when that chunk, the last one backward, is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from weft.comm import Gather, Group, Layout, RowSet, Split
+from weft.core import native
+from weft.core.errors import InputError
+from weft.core.host import mapped_empty
+from weft.data import Adjacency, Transpose
+from weft.kernels import attend, spmm_transposed
+from weft.nn import Product, SubTopology, Topology, multiply
+from weft.partition import Chunk, WorkingSet, cut_evenly, cut_to_fit, make_chunks
+
+SPILLED_BYTES = 1 << 20  # arrays of chunks that are smaller are left where they are
+
+
+class Chunking:
+    """How the products over a graph are cut into chunks, the same on every rank.
+
+    limit: of bytes on the device; None: none. count: of chunks; 0: as few as the limit allows. pipeline: whether the
+    rows of the chunks before and after cross the network while one is worked on.
+    """
+
+    def __init__(
+        self, adjacency: Adjacency, *, limit: int | None = None, count: int = 0, pipeline: bool = True
+    ) -> None:
+        self.adjacency, self.limit, self.count, self.pipeline = adjacency, limit, count, pipeline
+        self._bounds: dict[WorkingSet, tuple[int, ...]] = {}
+        self._chunks: dict[tuple[int, ...], tuple[Chunk, ...]] = {}
+
+    def chunks(self, needs: WorkingSet) -> tuple[Chunk, ...]:
+        """The chunks of a product. InputError where one destination does not fit, or where `count` chunks do not."""
+        if needs not in self._bounds:
+            self._bounds[needs] = self._cut(needs)
+        bounds = self._bounds[needs]
+        if bounds not in self._chunks:
+            self._chunks[bounds] = make_chunks(self.adjacency, bounds)
+        return self._chunks[bounds]
+
+    def _cut(self, needs: WorkingSet) -> tuple[int, ...]:
+        evenly = cut_evenly(self.adjacency, self.count) if self.count else (0,)
+        if self.limit is None:
+            return evenly
+        bounds, most = cut_to_fit(self.adjacency, needs, self.limit)
+        if most > self.limit:
+            raise InputError(
+                f"--device-memory: {self.limit:,} bytes are too few, since one vertex with its in-edges takes {most:,} "
+                f"of them: give at least {most:,}, or more ranks"
+            )
+        if len(evenly) <= len(bounds):
+            return bounds
+        most = max(needs.bytes(chunk.block) for chunk in make_chunks(self.adjacency, evenly))
+        if most > self.limit:
+            raise InputError(
+                f"--chunks {self.count}: one takes {most:,} bytes, of which --device-memory gives {self.limit:,}: "
+                "leave --chunks out"
+            )
+        return evenly
+
+
+class Work(Protocol):
+    """What is done on a chunk's rows h [s, f], with `extra` numbers [s, e] of each that stay what they are."""
+
+    @property
+    def linear(self) -> bool:
+        """Whether its gradient needs no rows; `transposed` gives it then."""
+        ...
+
+    def __call__(self, topology: Topology, h: Tensor, extra: Tensor) -> Tensor:
+        """The destinations' rows [n, f]."""
+        ...
+
+    def transposed(self, topology: Topology, grad: Tensor) -> Tensor:
+        """The gradient [s, f] of h from that of the result [n, f]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """A product with the adjacency."""
+
+    product: Product
+
+    @property
+    def linear(self) -> bool:
+        return self.product.reduce != "max"
+
+    def __call__(self, topology: Topology, h: Tensor, extra: Tensor) -> Tensor:
+        del extra
+        return multiply(topology, h, self.product)
+
+    def transposed(self, topology: Topology, grad: Tensor) -> Tensor:
+        scale = topology.scale(self.product, grad.dtype)
+        return spmm_transposed(topology.adjacency, grad, scale=scale, weighted=self.product.weighted)
+
+
+@dataclass(frozen=True)
+class Attend:
+    """Attention by logits [logit_src | logit_dst], those of the heads that the columns at hand belong to."""
+
+    bounds: tuple[int, ...]
+    slope: float
+    linear = False
+
+    def __call__(self, topology: Topology, h: Tensor, extra: Tensor) -> Tensor:
+        heads = len(self.bounds) - 1
+        logit_src = extra[:, :heads].contiguous()
+        logit_dst = extra[: topology.adjacency.num_targets, heads:].contiguous()
+        loop, bounds = topology.loop, self.bounds
+        return attend(topology.adjacency, h, logit_src, logit_dst, bounds=bounds, loop=loop, slope=self.slope)
+
+    def transposed(self, topology: Topology, grad: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def working_set(
+    adjacency: Adjacency, *, width: int, itemsize: int, heads: int = 0, weighted: bool = False, maximum: bool = False
+) -> WorkingSet:
+    """What a product on `width` columns, of `heads` heads, has on the device for each vertex and edge of a chunk.
+
+    That is the larger of forward and backward, where whatever is not linear is computed again: the chunk's edges, and
+    backward their transpose; rows and results with their gradients; scalings, logits and a maximum's places.
+    """
+    row, index = width * itemsize, adjacency.indices.itemsize
+    weight = itemsize if weighted else 0
+    edge_id = native.id_dtype(adjacency.num_edges).itemsize
+    if heads:
+        logits = heads * itemsize
+        return WorkingSet(9 + 3 * row + 5 * logits, 16 + 2 * row + 7 * logits, 2 * index + edge_id)
+    if maximum:
+        return WorkingSet(8 + 3 * row, 16 + 2 * row, 2 * index + edge_id)
+    return WorkingSet(8 + 2 * itemsize + row, 16 + itemsize + row, index + weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """Which rows cross before or after which chunk; None: none. The ranks' rows are dealt out one by one.
+
+    forward: arrivals are source rows, each with the first chunk that reads it, departures a chunk's results; backward,
+    their gradients go the other way. Without the pipeline all arrive before the first chunk and leave after the last.
+    """
+
+    arrivals: tuple[RowSet | None, ...]
+    departures: tuple[RowSet | None, ...]
+
+    @classmethod
+    def of(
+        cls, chunks: Sequence[Chunk], rank: int, size: int, device: torch.device | str = "cpu", *, pipeline: bool
+    ) -> Crossing:
+        """What crosses on `rank` of `size`."""
+        if pipeline:
+            targets = (torch.arange(one.targets.start, one.targets.stop, device=device) for one in chunks)
+            return cls(
+                arrivals=tuple(dealt(chunk.fresh.to(device), rank, size) for chunk in chunks),
+                departures=tuple(dealt(ids, rank, size) for ids in targets),
+            )
+        everything = dealt(torch.arange(chunks[-1].targets.stop, device=device), rank, size)
+        nothing = (None,) * (len(chunks) - 1)
+        return cls(arrivals=(everything, *nothing), departures=(*nothing, everything))
+
+
+def dealt(ids: Tensor, rank: int, size: int) -> RowSet:
+    """Ascending vertices as a set of rows, vertex v being row v // P of rank v % P."""
+    owner = ids % size
+    return RowSet(
+        ids=ids[owner.argsort(stable=True)],
+        counts=tuple(torch.bincount(owner, minlength=size).tolist()),
+        own=ids[owner == rank] // size,
+    )
+
+
+class Arrivals:
+    """Sets of rows that arrive one by one, each while the caller works on the one before."""
+
+    def __init__(self, sets: Sequence[RowSet | None], start: Callable[[RowSet], Split]) -> None:
+        self._sets, self._start = iter(sets), start
+        self._next()
+
+    def take(self) -> tuple[Tensor, Tensor] | None:
+        """The next set's ids and rows, if one is due; the set after it begins to arrive."""
+        due = self._under_way
+        arrived = None if due is None else (due[0].ids, due[1].wait())
+        self._next()
+        return arrived
+
+    def _next(self) -> None:
+        rows = next(self._sets, None)
+        self._under_way = None if rows is None else (rows, self._start(rows))
+
+
+class Departures:
+    """Sets of rows that leave one by one, each while the caller works on the next; and what arrives of them here."""
+
+    def __init__(self, start: Callable[[RowSet, Tensor], Gather], result: Tensor) -> None:
+        self._start, self._result = start, result
+        self._under_way: tuple[RowSet, Gather] | None = None
+
+    def send(self, rows: RowSet | None, *columns: Tensor) -> None:
+        """Begins to send a set, if one is due, out of columns [N, .] that stand side by side."""
+        self.finish()
+        if rows is not None:
+            values = torch.cat([whole.index_select(0, rows.ids) for whole in columns], 1)
+            self._under_way = rows, self._start(rows, values)
+
+    def finish(self) -> Tensor:
+        """Waits for the set under way; what has arrived of all."""
+        if self._under_way is not None:
+            rows, coming = self._under_way
+            self._result[rows.own] = coming.wait()
+            self._under_way = None
+        return self._result
+
+
+class ChunkedGraph:
+    """A graph whose products are made chunk by chunk on `device`, from rows to rows.
+
+    whole: its topology: with a limit on the host, else on the device. chunking: of its edges.
+    """
+
+    def __init__(self, whole: Topology, chunking: Chunking, group: Group, device: torch.device) -> None:
+        self.whole, self.chunking, self.group, self.device = whole, chunking, group, device
+        self._placed: dict[tuple[Chunk, ...], tuple[tuple[SubTopology, ...], Crossing]] = {}
+
+    @property
+    def limited(self) -> bool:
+        """Whether the device may hold no more than a chunk needs."""
+        return self.chunking.limit is not None
+
+    def placed(self, needs: WorkingSet) -> tuple[tuple[SubTopology, ...], Crossing]:
+        """The chunks of a product, and what crosses with them."""
+        chunks = self.chunking.chunks(needs)
+        if chunks not in self._placed:
+            home = self.whole.adjacency.device
+            blocks = (spilled(one.block) if self.limited else one.block.to(home) for one in chunks)
+            crossing = Crossing.of(chunks, self.group.rank, self.group.size, home, pipeline=self.chunking.pipeline)
+            topologies = tuple(
+                SubTopology(block, one.sources.to(home), one.targets, self.whole)
+                for block, one in zip(blocks, chunks, strict=True)
+            )
+            self._placed[chunks] = topologies, crossing
+        return self._placed[chunks]
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Memory for whole columns: of the device, or, where that has a limit, of the host, in a file if need be."""
+        if not self.limited:
+            return torch.empty(*shape, dtype=dtype, device=self.device)
+        if self.device.type == "cpu":
+            return mapped_empty(*shape, dtype=dtype)
+        return torch.empty(*shape, dtype=dtype, pin_memory=True)
+
+    def product(
+        self, x: Tensor, work: Work, needs: WorkingSet, *, rows_in: Layout | None, rows_out: Layout, steps: int = 1
+    ) -> Tensor:
+        """The rows [n, F] of `steps` products of this rank's rows x [n, .]: columns [h | extra] by `rows_in`.
+
+        rows_in None: x is this rank's columns [N, f] already, without a gradient. rows_out: the columns of the result.
+        """
+        y: Tensor = _Chunked.apply(x, _Run(self, work, needs, rows_in, rows_out, steps))  # type: ignore[no-untyped-call]
+        return y
+
+
+class _Chunked(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, run: _Run) -> Tensor:
+        ctx.run = run
+        return run.forward(x.detach(), differentiable=ctx.needs_input_grad[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.run.backward(grad), None
+
+
+class _Run:
+    """One forward pass of a chunked product, and what it leaves for the backward pass."""
+
+    def __init__(
+        self,
+        graph: ChunkedGraph,
+        work: Work,
+        needs: WorkingSet,
+        rows_in: Layout | None,
+        rows_out: Layout,
+        steps: int,
+    ) -> None:
+        self.graph, self.work, self.needs = graph, work, needs
+        self.rows_in, self.rows_out, self.steps = rows_in, rows_out, steps
+        self.group, self.num_vertices = graph.group, graph.whole.adjacency.num_targets
+        self.num_own = len(range(self.group.rank, self.num_vertices, self.group.size))
+        self.chunks, self.crossing = graph.placed(needs)
+        self.width = rows_out.width(self.group.rank)
+        self.num_extra = 0 if rows_in is None else rows_in.width(self.group.rank) - self.width
+        self.inputs: list[Tensor] = []
+        """The h of each step, where the backward pass computes a chunk again."""
+        self.made: list[tuple[tuple[Tensor, Tensor], Tensor]] = []
+        """Rows and result of every step and chunk, where it need not."""
+
+    def forward(self, x: Tensor, *, differentiable: bool) -> Tensor:
+        """The rows [n, F] of the result."""
+        h, extra = x, x.new_empty(len(x), 0)
+        arrivals = None
+        if self.rows_in is not None:
+            h, extra = self._columns(x.dtype), self._columns(x.dtype, self.num_extra)
+            arrivals = self._arrivals(x, self.crossing.arrivals, self.rows_in)
+        departures = self._departures(x, self.rows_out)
+        for step in range(self.steps):
+            y = self._columns(x.dtype)
+            for number, chunk in enumerate(self.chunks):
+                if arrivals and step == 0 and (arrived := arrivals.take()):
+                    ids, values = arrived
+                    h[ids], extra[ids] = values[:, : self.width], values[:, self.width :]
+                y[chunk.targets] = self._compute(chunk, h, extra, differentiable)
+                if step == self.steps - 1:
+                    departures.send(self.crossing.departures[number], y)
+            if differentiable and self.graph.limited and not self.work.linear:
+                self.inputs.append(h)
+            h = y
+        self.extra = extra
+        return departures.finish()
+
+    def backward(self, grad: Tensor) -> Tensor:
+        """The gradient [n, .] of the rows, from that of the result."""
+        assert self.rows_in is not None
+        arrivals = self._arrivals(grad, self.crossing.departures[::-1], self.rows_out)
+        departures = self._departures(grad, self.rows_in)
+        grad_y = self._columns(grad.dtype)
+        grad_extra = self._columns(grad.dtype, self.num_extra).zero_()
+        for step in reversed(range(self.steps)):
+            grad_h = self._columns(grad.dtype).zero_()
+            for number, chunk in reversed(list(enumerate(self.chunks))):
+                if step == self.steps - 1 and (arrived := arrivals.take()):
+                    ids, values = arrived
+                    grad_y[ids] = values
+                added = self._compute_back(chunk, step, grad_y)
+                for whole, part in zip((grad_h, grad_extra), added, strict=True):
+                    if part is not None:
+                        add_rows(whole, chunk.sources, part)
+                if step == 0:
+                    departures.send(self.crossing.arrivals[number], grad_h, grad_extra)
+            grad_y = grad_h
+        return departures.finish()
+
+    def _compute(self, chunk: SubTopology, h: Tensor, extra: Tensor, differentiable: bool) -> Tensor:
+        """A chunk's results [c, f]."""
+        inputs = self._load(chunk, h, extra)
+        kept = differentiable and not self.graph.limited and not self.work.linear
+        y = self._work(chunk, inputs, kept)
+        if kept:
+            self.made.append((inputs, y))
+        return y.detach()
+
+    def _compute_back(self, chunk: SubTopology, step: int, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """What a chunk adds to the gradients of its sources' h and extra."""
+        grad = grad_y[chunk.targets].to(self.graph.device)
+        if self.work.linear:
+            self._note(chunk)
+            return self.work.transposed(self._placed(chunk), grad), None
+        if self.made:
+            inputs, y = self.made.pop()
+        else:
+            inputs = self._load(chunk, self.inputs[step], self.extra)
+            y = self._work(chunk, inputs, True)
+        self._note(chunk)
+        grad_h, grad_extra = torch.autograd.grad(y, inputs, grad, allow_unused=True)
+        return grad_h, grad_extra
+
+    def _work(self, chunk: SubTopology, inputs: tuple[Tensor, Tensor], differentiable: bool) -> Tensor:
+        self._note(chunk)
+        with torch.set_grad_enabled(differentiable):
+            for tensor in inputs:
+                tensor.requires_grad_(differentiable)
+            return self.work(self._placed(chunk), *inputs)
+
+    def _note(self, chunk: SubTopology) -> None:
+        """Counts a product over a chunk, and what it has on the device."""
+        meter = self.group.meter
+        meter.aggregate(chunk.adjacency.num_edges, self.width)
+        if self.graph.limited:
+            meter.work_on(self.needs.bytes(chunk.adjacency))
+
+    def _placed(self, chunk: SubTopology) -> SubTopology:
+        """The chunk on the device, where it is not there already."""
+        adjacency = chunk.adjacency.to(self.graph.device)
+        if adjacency is chunk.adjacency:
+            return chunk
+        return SubTopology(adjacency, chunk.sources, chunk.targets, chunk.whole)
+
+    def _load(self, chunk: SubTopology, h: Tensor, extra: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of the chunk's sources, on the device."""
+        device = self.graph.device
+        return h.index_select(0, chunk.sources).to(device), extra.index_select(0, chunk.sources).to(device)
+
+    def _columns(self, dtype: torch.dtype, width: int | None = None) -> Tensor:
+        return self.graph.empty(self.num_vertices, self.width if width is None else width, dtype=dtype)
+
+    def _arrivals(self, x: Tensor, sets: Sequence[RowSet | None], layout: Layout) -> Arrivals:
+        return Arrivals(sets, lambda rows: Split(x, rows, layout, self.group))
+
+    def _departures(self, like: Tensor, layout: Layout) -> Departures:
+        result = like.new_zeros(self.num_own, layout.num_columns)
+        return Departures(lambda rows, values: Gather(values, rows, layout, self.group), result)
+
+
+def spilled(adjacency: Adjacency) -> Adjacency:
+    """The same edges and their transpose, arrays that are large in files."""
+
+    def moved(array: Tensor) -> Tensor:
+        return array if array.nbytes < SPILLED_BYTES else mapped_empty(*array.shape, dtype=array.dtype).copy_(array)
+
+    weight, edges = adjacency.weight, adjacency.transpose
+    return Adjacency(
+        indptr=moved(adjacency.indptr),
+        indices=moved(adjacency.indices),
+        num_sources=adjacency.num_sources,
+        weight=None if weight is None else moved(weight),
+        known_transpose=Transpose(
+            indptr=moved(edges.indptr),
+            indices=moved(edges.indices),
+            edge_ids=moved(edges.edge_ids),
+            weight=None if edges.weight is None else moved(edges.weight),
+        ),
+    )
+
+
+def add_rows(target: Tensor, rows: Tensor, added: Tensor) -> None:
+    """`target[rows] += added`, the rows distinct."""
+    if target.device.type == "cpu":
+        native.add_rows(target, rows, added.to("cpu"))
+    else:
+        target.index_add_(0, rows, added)
