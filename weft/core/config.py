@@ -93,6 +93,17 @@ class Config:
         0.0, "stale: exchange as soon as rows have changed by more than this share; 0: not before", least=0
     )
     device: str = option("cpu", "device of every rank", choices=("cpu", "cuda"))
+    device_memory: str = option("", "tensor: what a rank has on its device at once, such as 512MB; none: no limit")
+    nn_device: str = option(
+        "auto",
+        "where rows are mapped: on the device or on the host; auto: on the host under --device-memory",
+        choices=("auto", "device", "host"),
+    )
+    chunks: int = option(
+        0,
+        "tensor: parts that products are made in, one by one; 0: as few as --device-memory allows",
+        least=0,
+    )
     without: str = option("", f"savings to leave out, separated by commas: {', '.join(SAVINGS)}", several=SAVINGS)
     timeout: float = option(300.0, "seconds after which a silent peer counts as lost", least=1)
     checkpoint_every: int = option(10, "epochs between checkpoints; 0: only when stopped and at the end", least=0)

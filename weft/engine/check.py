@@ -12,7 +12,9 @@ from torch import nn
 
 from weft.core.config import Config
 from weft.core.errors import InputError
+from weft.core.savings import Savings
 from weft.data import DataWarning, Graph
+from weft.engine.placement import plain_placement, rows_device
 from weft.nn import GraphOperation, outline
 from weft.strategies import GraphShape, get_strategy
 
@@ -41,6 +43,9 @@ def check(config: Config, graph: Graph, model: nn.Module, *, launched: bool) -> 
         view_type=strategy.view_type,
     )
     strategy.trace(model, shape, rank=0, size=config.workers, training=True)
+    savings, placement = Savings.without(config.without), plain_placement(config)
+    strategy.check_fits(graph, model, size=config.workers, placement=placement, savings=savings)
+    rows_device(config)
     if shape.weighted and os.environ.get("RANK", "0") == "0":
         warn_of_ignored_weights(graph.name, operations)
     if launched:

@@ -14,6 +14,13 @@ from weft.partition import METHODS, Book, make_book
 from weft.strategies import Placement, get_strategy
 
 
+def rows_device(config: Config) -> str:
+    """The device of the rows, their maps and the exchange. InputError where they are to be where there is no room."""
+    if config.nn_device == "device" and config.device_memory:
+        raise InputError("--nn-device device: under --device-memory rows are mapped on the host: leave one out")
+    return "cpu" if config.nn_device == "host" or config.device_memory else config.device
+
+
 def make_placement(config: Config, graph: Graph) -> Placement:
     """The placement of a run on the configuration's workers, as far as its strategy reads it.
 
@@ -32,6 +39,9 @@ def plain_placement(config: Config) -> Placement:
     return Placement(
         cache_ratio=config.cache_ratio if config.cache_ratio >= 0 else None,
         cache_bytes=parse_bytes(config.cache_memory, "--cache-memory") if config.cache_memory else None,
+        device_bytes=parse_bytes(config.device_memory, "--device-memory") if config.device_memory else None,
+        chunks=config.chunks,
+        device=config.device,
         refresh_every=config.refresh_every,
         staleness=config.staleness,
     )

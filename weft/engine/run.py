@@ -28,7 +28,7 @@ from weft.engine.check import check
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.launch import STOPPED, launch
 from weft.engine.metrics import NodeTask
-from weft.engine.placement import make_placement, plain_placement
+from weft.engine.placement import make_placement, plain_placement, rows_device
 from weft.engine.progress import ProgressShow
 from weft.engine.rank_zero import found_checkpoint, found_factors
 from weft.engine.stop import StopRequest
@@ -176,12 +176,12 @@ Ended = int | dict[str, Any]
 
 def _work_alone(job: Job, folder: RunFolder, graph: Graph, model: nn.Module) -> Ended:
     with StopRequest(impatient=True) as stop:
-        return _work(job, folder, graph, model, Group(device=job.config.device), stop)
+        return _work(job, folder, graph, model, Group(device=rows_device(job.config)), stop)
 
 
 def _work_joined(job: Job, graph: Graph, model: nn.Module, *, last: bool) -> tuple[RunFolder, Ended]:
     """A rank that torchrun started. Rank 0 divides the graph and opens the folder; its mistake is every rank's."""
-    group = join(timeout_seconds=job.config.timeout, meter=Meter(), device=job.config.device)
+    group = join(timeout_seconds=job.config.timeout, meter=Meter(), device=rows_device(job.config))
     said: dict[str, Any] = {}
     part = torch.empty(graph.num_vertices, dtype=torch.int32)
     if group.rank == 0:
@@ -250,7 +250,7 @@ def _local_rank(job: Job, folder: RunFolder, store: Path, skeleton: nn.Module, w
     part = weights.with_name("part.safetensors")
     if part.exists():
         job = replace(job, placement=replace(job.placement, part=load_file(part)["part"]))
-    group = join(timeout_seconds=job.config.timeout, meter=meter, device=job.config.device)
+    group = join(timeout_seconds=job.config.timeout, meter=meter, device=rows_device(job.config))
     with StopRequest(impatient=False) as stop:
         ended = _work(job, folder, graph, model, group, stop)
     group.leave()

@@ -247,6 +247,20 @@ class Strategy(ABC):
             raise InputError(f"strategy {name} runs on one rank: give --workers 1, or --strategy tensor for {size}")
 
     @classmethod
+    def check_fits(
+        cls,
+        graph: Graph,  # noqa: ARG003
+        model: nn.Module,  # noqa: ARG003
+        *,
+        size: int,  # noqa: ARG003
+        placement: Placement,
+        savings: Savings = ALL_SAVINGS,  # noqa: ARG003
+    ) -> None:
+        """InputError where `placement` limits the device's memory to less than what `size` ranks need at least."""
+        if placement.device_bytes is not None or placement.chunks:
+            raise InputError("--device-memory and --chunks are kept by strategy tensor alone: give --strategy tensor")
+
+    @classmethod
     def operations(
         cls, model: nn.Module, shape: GraphShape, training: bool, savings: Savings, *, count_flops: bool = False
     ) -> list[GraphOperation]:

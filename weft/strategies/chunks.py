@@ -43,7 +43,7 @@ class Chunking:
         self._chunks: dict[tuple[int, ...], tuple[Chunk, ...]] = {}
 
     def chunks(self, needs: WorkingSet) -> tuple[Chunk, ...]:
-        """The chunks of a product. InputError where one destination does not fit, or where `count` chunks do not."""
+        """The chunks of a product. InputError where as few as `count` do not fit."""
         if needs not in self._bounds:
             self._bounds[needs] = self._cut(needs)
         bounds = self._bounds[needs]
@@ -55,12 +55,7 @@ class Chunking:
         evenly = cut_evenly(self.adjacency, self.count) if self.count else (0,)
         if self.limit is None:
             return evenly
-        bounds, most = cut_to_fit(self.adjacency, needs, self.limit)
-        if most > self.limit:
-            raise InputError(
-                f"--device-memory: {self.limit:,} bytes are too few, since one vertex with its in-edges takes {most:,} "
-                f"of them: give at least {most:,}, or more ranks"
-            )
+        bounds, _ = cut_to_fit(self.adjacency, needs, self.limit)
         if len(evenly) <= len(bounds):
             return bounds
         most = max(needs.bytes(chunk.block) for chunk in make_chunks(self.adjacency, evenly))

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Layout, RowSet, cols_to_rows, column_layout, even_bounds, rows_to_cols, sum_over_ranks
+from weft.core.errors import InputError
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, all_reduce
 from weft.data import Adjacency, Graph
 from weft.nn import GraphOperation, GraphView, Product, UnitCost
-from weft.partition import WorkingSet
-from weft.strategies.base import ANYWHERE, GraphShape, Placement, Strategy
+from weft.partition import WorkingSet, cut_to_fit
+from weft.strategies.base import ANYWHERE, GraphShape, Placement, Strategy, dtype_of
 from weft.strategies.chunks import Attend, ChunkedGraph, Chunking, Crossing, Multiply, working_set
 
 
@@ -86,6 +87,7 @@ class TensorParallel(Strategy):
         self.bounds = even_bounds(num_vertices, group.size)
         columns = even_bounds(self.graph.num_features, group.size)
         self.column_range = range(columns[group.rank], columns[group.rank + 1])
+        self.check_fits(self.graph, self.model, size=group.size, placement=placement, savings=self.savings)
         chunking = make_chunking(self.topology.adjacency, placement, self.savings)
         self.chunked: ChunkedGraph | None = None
         if chunking is None:
@@ -127,6 +129,29 @@ class TensorParallel(Strategy):
         return whole._replace(chunking=make_chunking(graph.in_edges, placement, savings))
 
     @classmethod
+    def check_fits(
+        cls,
+        graph: Graph,
+        model: nn.Module,
+        *,
+        size: int,
+        placement: Placement,
+        savings: Savings = ALL_SAVINGS,
+    ) -> None:
+        limit = placement.device_bytes
+        if limit is None:
+            return
+        asked = cls.operations(model, GraphShape.of(graph), True, savings)
+        itemsize = dtype_of(model).itemsize
+        needs = {needs_of(graph.in_edges, size, itemsize, *kind_of(one)) for one in asked if one.is_product}
+        least = max((cut_to_fit(graph.in_edges, one, limit)[1] for one in needs), default=0)
+        if least > limit:
+            raise InputError(
+                f"--device-memory: {limit:,} bytes are too few, since one vertex with its in-edges takes {least:,}: "
+                f"give at least {least:,}, or more ranks"
+            )
+
+    @classmethod
     def carry_out(
         cls, asked: GraphOperation, shape: GraphShape, rank: int, size: int, itemsize: int
     ) -> list[Operation]:
@@ -158,8 +183,8 @@ class TensorParallel(Strategy):
             own = rows[rank + 1] - rows[rank]
             everything = RowCounts(own, shape.num_vertices - own)
             return [(everything, shape.num_edges, everything)]
-        chunking, kind = shape.chunking, (asked.width, asked.heads, asked.weighted, asked.reduce == "max")
-        chunks = chunking.chunks(needs_of(chunking.adjacency, size, itemsize, *kind))
+        chunking = shape.chunking
+        chunks = chunking.chunks(needs_of(chunking.adjacency, size, itemsize, *kind_of(asked)))
         crossing = Crossing.of(chunks, rank, size, pipeline=chunking.pipeline)
         edges = [chunk.block.num_edges for chunk in chunks]
         counts = (map(RowCounts.of, rows) for rows in (crossing.arrivals, crossing.departures))
@@ -182,9 +207,14 @@ def needs_of(
         width=-(-width // size),
         heads=max(held_heads(width, heads, size)),
         itemsize=itemsize,
-        weighted=weighted,
+        weighted=weighted and adjacency.weight is not None,
         maximum=maximum,
     )
+
+
+def kind_of(asked: GraphOperation) -> tuple[int, int, bool, bool]:
+    """Of a product, what `needs_of` asks for last."""
+    return asked.width, asked.heads, asked.weighted, asked.reduce == "max"
 
 
 class RowCounts(NamedTuple):
