@@ -4,7 +4,8 @@
     python benchmarks/dependencies.py --graphs tolokers --contenders hybrid,hybrid@0,hybrid@0.5,hybrid@1
     python benchmarks/dependencies.py --graphs cora --contenders communicated,communicated-overlap,communicated-ring
 
-A contender is a strategy, with @ and a share of sources to cache (hybrid), and - and a saving that it is to do without.
+A contender is a strategy, with @ and a share of sources to cache (hybrid), # and a number of chunks (tensor), + and
+decoupled for the decoupled model, and - and a saving that it is to do without, in this order.
 Every rank has all contenders, which take turns with training steps. Their logits are compared first. An epoch's seconds
 are those of the slowest rank. Exposed is the network's part of them: of each collective the shortest stay of any rank,
 since the last one to come waits for nobody; waiting is what ranks stay there beyond that, on the mean.
@@ -79,7 +80,7 @@ def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def load(name: str, features: int) -> Graph:
     """A graph with labels and a split, with random features and classes where it has none."""
-    bare = name.startswith(("topo_", "rmat"))
+    bare = name.startswith(("topo_", "rmat")) and "features=" not in name
     return weft.load(name, random_features=features if bare else 0, random_classes=CLASSES if bare else 0)
 
 
@@ -106,8 +107,11 @@ class Runner:
 
     def __init__(self, name: str, options: dict[str, Any], graph: Graph, part: torch.Tensor, group: Group) -> None:
         self.name, self.group = name, group
-        strategy, *without = name.split("-")
-        kind, _, ratio = strategy.partition("@")
+        rest, *without = name.split("-")
+        rest, _, self.model_name = rest.partition("+")
+        rest, _, chunks = rest.partition("#")
+        kind, _, ratio = rest.partition("@")
+        self.kind = kind
         torch.manual_seed(0)
         self.model = make_model(
             options["model"],
@@ -115,9 +119,12 @@ class Runner:
             graph.num_classes,
             hidden=options["hidden"],
             layers=options["layers"],
+            decoupled=self.model_name == "decoupled",
             input_dropout=options["input_dropout"],
         )
-        placement = Placement(part=part, cache_ratio=float(ratio) if ratio else None)
+        placement = Placement(
+            part=part, cache_ratio=float(ratio) if ratio else None, chunks=int(chunks) if chunks else 0
+        )
         savings = Savings.without(",".join(filter(None, [*without, *options["without"].split(",")])))
         group.share({})
         start = time.perf_counter()
@@ -131,7 +138,7 @@ class Runner:
 
     @property
     def exact(self) -> bool:
-        return self.name.partition("-")[0] not in APPROXIMATE
+        return self.kind not in APPROXIMATE
 
     def epoch(self) -> None:
         """One training step, which all ranks begin together."""
@@ -170,6 +177,11 @@ class Runner:
             "exposed_seconds": exposed,
             "waiting_seconds": [a - b for a, b in zip(inside, exposed, strict=True)],
             "bytes": statistics.fmean(sum(one["bytes"] for one in each) for each in rounds),
+            "rank_bytes": [one["bytes"] for one in rounds[-1]],
+            "compute_seconds": [
+                statistics.median(one["seconds"] - sum(one["stays"]) for one in each)
+                for each in zip(*rounds, strict=True)
+            ],
             "edges": [one["edges"] for one in rounds[-1]],
             "setup_seconds": max(rank["setup"] for rank in ranks),
             "facts": [rank["facts"] for rank in ranks],
@@ -179,15 +191,14 @@ class Runner:
 
 def compare_logits(runners: dict[str, Runner], group: Group) -> None:
     """Stops if the exact contenders' logits differ on any vertex."""
-    first = None
+    first: dict[str, torch.Tensor] = {}
     for runner in runners.values():
         logits = runner.strategy.forward(runner.strategy.evaluation(0))
         whole = torch.zeros(runner.strategy.graph.num_vertices, logits.shape[1])
         whole[runner.strategy.rows] = logits
         whole = group.all_reduce(whole, tag="check")
-        if first is None:
-            first = whole
-        apart = float((whole - first).abs().max() / first.abs().max())
+        expected = first.setdefault(runner.model_name, whole)
+        apart = float((whole - expected).abs().max() / expected.abs().max())
         if runner.exact and not apart <= TOLERANCE:
             raise SystemExit(f"{runner.name}: logits differ by {apart:.1e} of the largest")
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from weft.core.config import Config
     from weft.core.errors import InputError, RunError
     from weft.data import Graph, load
-    from weft.engine import Run, compare, train  # type: ignore[no-redef]  # mypy takes compare for its module
+    from weft.engine import Run, ablate, compare, train  # type: ignore[no-redef]  # mypy takes compare for its module
 
 __version__ = version("weft")
 
@@ -20,6 +20,7 @@ __all__ = [
     "Run",
     "RunError",
     "__version__",
+    "ablate",
     "compare",
     "load",
     "nn",
@@ -34,6 +35,7 @@ HOMES = {
     "Graph": "weft.data",
     "load": "weft.data",
     "Run": "weft.engine",
+    "ablate": "weft.engine",
     "compare": "weft.engine",
     "train": "weft.engine",
 }

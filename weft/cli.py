@@ -73,7 +73,11 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("compare", help="train the same model under several strategies")
     _add_options(command, leave_out=("strategy",))
-    command.add_argument("--strategies", required=True, help="names, separated by commas")
+    contenders = command.add_mutually_exclusive_group(required=True)
+    contenders.add_argument("--strategies", help="names, separated by commas")
+    contenders.add_argument(
+        "--ablate", action="store_true", help="the parts of strategy tensor, one by one, from communicated on"
+    )
     command.add_argument("--out", type=Path, help="folder of the runs (default: a new one in runs/)")
     command.set_defaults(command=_compare)
 
@@ -154,7 +158,11 @@ def _compare(options: argparse.Namespace) -> int:
     from weft import engine, report
     from weft.engine.run import leads
 
-    runs = engine.compare(_config(options), options.strategies.split(","), options.out)
+    config = _config(options)
+    if options.ablate:
+        runs = engine.ablate(config, options.out)
+    else:
+        runs = engine.compare(config, options.strategies.split(","), options.out)
     if not leads():
         return 0
     _print(report.compare_table({name: done.summary for name, done in runs.items()}))

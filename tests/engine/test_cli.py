@@ -220,3 +220,17 @@ def test_compare(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path
     table = capsys.readouterr().out
     assert "single" in table
     assert "tensor" in table
+
+
+def test_ablate(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "ablate"
+    command = ["compare", str(store), "--ablate", "--workers", "2", "--epochs", "2", "--dtype", "float64"]
+    assert main([*command, "--out", str(out)]) == 0
+    lines = [json.loads(line) for line in (out / "compare.jsonl").read_text().splitlines()]
+    assert [line["strategy"] for line in lines] == ["vertex-parallel", "tensor", "decoupled", "pipeline"]
+    losses = [line["summary"]["loss"] for line in lines]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert losses[2] == losses[3] != losses[1]
+    exchanges = [line["summary"]["ranks"][0]["collectives"] for line in lines]
+    assert exchanges[3]["split"] == 4 * exchanges[2]["split"]
+    assert "pipeline" in capsys.readouterr().out

@@ -315,7 +315,7 @@ def planted_error(strategy: str) -> Iterator[None]:
         with replaced(VertexParallel, "place", wrong_ids(VertexParallel.place)):
             yield
     elif strategy == "tensor":
-        with replaced(exchange, "_split", too_large(exchange._split)):
+        with replaced(exchange, "_join_columns", too_large(exchange._join_columns)):
             yield
     else:
         with replaced(halo.Rows, "wait", too_large(halo.Rows.wait)):

@@ -101,7 +101,7 @@ class Config:
     )
     chunks: int = option(
         0,
-        "tensor: parts that products are made in, one by one; 0: as few as --device-memory allows",
+        "tensor: parts that products are made in, one by one; 0: as --device-memory needs",
         least=0,
     )
     without: str = option("", f"savings to leave out, separated by commas: {', '.join(SAVINGS)}", several=SAVINGS)

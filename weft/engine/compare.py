@@ -1,9 +1,10 @@
-"""The same model on the same graph under several strategies."""
+"""The same model on the same graph under several strategies, or with a strategy's parts added one by one."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from weft.core.config import Config
 from weft.core.errors import InputError
@@ -13,36 +14,56 @@ from weft.engine.folder import new_folder
 from weft.engine.run import Run, leads, load_graph, run, under_torchrun
 from weft.strategies import get_strategy
 
+ABLATION_CHUNKS = 4
+
 
 def compare(config: Config, strategies: list[str], out: Path | None = None, *, quiet: bool = False) -> dict[str, Run]:
-    """Trains once per strategy into `out`/NAME, one after the other, and records the summaries in `out`/compare.jsonl.
-
-    `single` runs on one rank, the others on the configuration's workers, all in processes of their own. Under torchrun,
-    all run on the ranks that are there, which is how a cluster is measured. InputError for a mistake of the caller.
-    """
-    if under_torchrun() and out is None:
-        raise InputError("compare under torchrun needs --out: a folder that rank 0 can write, the same for all ranks")
+    """Trains the same model once per strategy, `single` on one rank; see `run_all`. InputError for a wrong name."""
     if not strategies or len(set(strategies)) < len(strategies):
         raise InputError(f"--strategies {','.join(strategies)}: give different names, separated by commas")
     for name in strategies:
         get_strategy(name)
+    workers = {name: 1 if name == "single" else config.workers for name in strategies}
+    return run_all(
+        {name: replace(config, strategy=name, workers=workers[name]) for name in strategies}, out, quiet=quiet
+    )
+
+
+def ablate(config: Config, out: Path | None = None, *, quiet: bool = False) -> dict[str, Run]:
+    """Trains with the parts of NeutronTP one by one, each on top of the one before (section 5.4, figure 11).
+
+    The first is vertex-parallel, a range of vertices a rank; the last two train the decoupled model. See `run_all`.
+    """
+    without = ",".join(dict.fromkeys(filter(None, (*config.without.split(","), "pipeline"))))
+    rungs: dict[str, dict[str, Any]] = {
+        "vertex-parallel": {"strategy": "communicated", "partition": "range", "chunks": 0, "device_memory": ""},
+        "tensor": {"strategy": "tensor", "without": without},
+        "decoupled": {"strategy": "tensor", "without": without, "decoupled": True},
+        "pipeline": {"strategy": "tensor", "decoupled": True},
+    }
+    chunks = config.chunks or (0 if config.device_memory else ABLATION_CHUNKS)
+    common = {"decoupled": False, "chunks": chunks}
+    return run_all({name: replace(config, **(common | rung)) for name, rung in rungs.items()}, out, quiet=quiet)
+
+
+def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bool = False) -> dict[str, Run]:
+    """Trains once per contender into `out`/NAME, one after the other, and records the summaries in `out`/compare.jsonl.
+
+    contenders: configurations of one graph by name. All run in processes of their own; under torchrun, on the ranks
+    that are there, which is how a cluster is measured. InputError for a mistake of the caller.
+    """
+    if under_torchrun() and out is None:
+        raise InputError("compare under torchrun needs --out: a folder that rank 0 can write, the same for all ranks")
     if out and out.exists() and not under_torchrun() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out} holds another run: give another folder")
+    config = next(iter(contenders.values()))
     graph = load_graph(config)
     require_trainable(graph)
     out = out or new_folder(f"{Path(config.graph).stem}-compare")
     runs: dict[str, Run] = {}
-    for name in strategies:
-        workers = 1 if name == "single" else config.workers
-        runs[name] = run(
-            replace(config, strategy=name, workers=workers),
-            graph,
-            None,
-            out=out / name,
-            quiet=quiet,
-            apart=True,
-            last=name == strategies[-1],
-        )
+    for name, one in contenders.items():
+        last = len(runs) == len(contenders) - 1
+        runs[name] = run(one, graph, None, out=out / name, quiet=quiet, apart=True, last=last)
     if not leads():
         return runs
     recorder = Recorder(out / "compare.jsonl")

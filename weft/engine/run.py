@@ -274,6 +274,8 @@ def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
 def _work(job: Job, folder: RunFolder, graph: Graph, model: nn.Module, group: Group, stop: StopRequest) -> Ended:
     """One rank's part of a run; the model has the best weights afterwards."""
     config = job.config
+    if config.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     model = model.to(group.device)
     savings, placement = Savings.without(config.without), job.placement
     if job.resume and placement.factors is None:

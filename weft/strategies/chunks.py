@@ -18,7 +18,6 @@ from torch.autograd.function import once_differentiable
 
 from weft.comm import Gather, Group, Layout, RowSet, Split
 from weft.core import native
-from weft.core.errors import InputError
 from weft.core.host import mapped_empty
 from weft.data import Adjacency, Transpose
 from weft.kernels import attend, spmm_transposed
@@ -31,7 +30,7 @@ SPILLED_BYTES = 1 << 20  # arrays of chunks that are smaller are left where they
 class Chunking:
     """How the products over a graph are cut into chunks, the same on every rank.
 
-    limit: of bytes on the device; None: none. count: of chunks; 0: as few as the limit allows. pipeline: whether the
+    limit: of bytes on the device; None: none. count: of chunks at least. pipeline: whether the
     rows of the chunks before and after cross the network while one is worked on.
     """
 
@@ -43,7 +42,7 @@ class Chunking:
         self._chunks: dict[tuple[int, ...], tuple[Chunk, ...]] = {}
 
     def chunks(self, needs: WorkingSet) -> tuple[Chunk, ...]:
-        """The chunks of a product. InputError where as few as `count` do not fit."""
+        """The chunks of a product: of even size where those fit, else as large as do."""
         if needs not in self._bounds:
             self._bounds[needs] = self._cut(needs)
         bounds = self._bounds[needs]
@@ -52,19 +51,11 @@ class Chunking:
         return self._chunks[bounds]
 
     def _cut(self, needs: WorkingSet) -> tuple[int, ...]:
-        evenly = cut_evenly(self.adjacency, self.count) if self.count else (0,)
+        evenly = cut_evenly(self.adjacency, max(self.count, 1))
         if self.limit is None:
             return evenly
-        bounds, _ = cut_to_fit(self.adjacency, needs, self.limit)
-        if len(evenly) <= len(bounds):
-            return bounds
-        most = max(needs.bytes(chunk.block) for chunk in make_chunks(self.adjacency, evenly))
-        if most > self.limit:
-            raise InputError(
-                f"--chunks {self.count}: one takes {most:,} bytes, of which --device-memory gives {self.limit:,}: "
-                "leave --chunks out"
-            )
-        return evenly
+        largest = max(needs.bytes(chunk.block) for chunk in make_chunks(self.adjacency, evenly))
+        return evenly if largest <= self.limit else cut_to_fit(self.adjacency, needs, self.limit)[0]
 
 
 class Work(Protocol):

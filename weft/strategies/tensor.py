@@ -139,17 +139,19 @@ class TensorParallel(Strategy):
         savings: Savings = ALL_SAVINGS,
     ) -> None:
         limit = placement.device_bytes
-        if limit is None:
-            return
-        asked = cls.operations(model, GraphShape.of(graph), True, savings)
-        itemsize = dtype_of(model).itemsize
-        needs = {needs_of(graph.in_edges, size, itemsize, *kind_of(one)) for one in asked if one.is_product}
-        least = max((cut_to_fit(graph.in_edges, one, limit)[1] for one in needs), default=0)
-        if least > limit:
+        if limit is not None and (least := cls.least_bytes(graph, model, size, savings)) > limit:
             raise InputError(
                 f"--device-memory: {limit:,} bytes are too few, since one vertex with its in-edges takes {least:,}: "
                 f"give at least {least:,}, or more ranks"
             )
+
+    @classmethod
+    def least_bytes(cls, graph: Graph, model: nn.Module, size: int, savings: Savings = ALL_SAVINGS) -> int:
+        """What the largest product of a single vertex has on the device of one of `size` ranks."""
+        asked, adjacency = cls.operations(model, GraphShape.of(graph), True, savings), graph.in_edges
+        itemsize = dtype_of(model).itemsize
+        needs = {needs_of(adjacency, size, itemsize, *kind_of(one)) for one in asked if one.is_product}
+        return max((cut_to_fit(adjacency, one, 0)[1] for one in needs), default=0)
 
     @classmethod
     def carry_out(
