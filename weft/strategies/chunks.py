@@ -231,11 +231,12 @@ class ChunkedGraph:
         chunks = self.chunking.chunks(needs)
         if chunks not in self._placed:
             home = self.whole.adjacency.device
-            blocks = (spilled(one.block) if self.limited else one.block.to(home) for one in chunks)
             crossing = Crossing.of(chunks, self.group.rank, self.group.size, home, pipeline=self.chunking.pipeline)
             topologies = tuple(
-                SubTopology(block, one.sources.to(home), one.targets, self.whole)
-                for block, one in zip(blocks, chunks, strict=True)
+                SubTopology(spilled(one.block), spilled_array(one.sources), one.targets, self.whole)
+                if self.limited
+                else SubTopology(one.block.to(home), one.sources.to(home), one.targets, self.whole)
+                for one in chunks
             )
             self._placed[chunks] = topologies, crossing
         return self._placed[chunks]
@@ -379,11 +380,10 @@ class _Run:
             meter.work_on(self.needs.bytes(chunk.adjacency))
 
     def _placed(self, chunk: SubTopology) -> SubTopology:
-        """The chunk on the device, where it is not there already."""
-        adjacency = chunk.adjacency.to(self.graph.device)
-        if adjacency is chunk.adjacency:
+        """The chunk on the device; where that has a limit, with nothing that outlives the caller."""
+        if not self.graph.limited:
             return chunk
-        return SubTopology(adjacency, chunk.sources, chunk.targets, chunk.whole)
+        return SubTopology(chunk.adjacency.to(self.graph.device), chunk.sources, chunk.targets, chunk.whole)
 
     def _load(self, chunk: SubTopology, h: Tensor, extra: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of the chunk's sources, on the device."""
@@ -402,24 +402,25 @@ class _Run:
 
 
 def spilled(adjacency: Adjacency) -> Adjacency:
-    """The same edges and their transpose, arrays that are large in files."""
-
-    def moved(array: Tensor) -> Tensor:
-        return array if array.nbytes < SPILLED_BYTES else mapped_empty(*array.shape, dtype=array.dtype).copy_(array)
-
+    """The same edges and their transpose, large arrays in files."""
     weight, edges = adjacency.weight, adjacency.transpose
     return Adjacency(
-        indptr=moved(adjacency.indptr),
-        indices=moved(adjacency.indices),
+        indptr=spilled_array(adjacency.indptr),
+        indices=spilled_array(adjacency.indices),
         num_sources=adjacency.num_sources,
-        weight=None if weight is None else moved(weight),
+        weight=None if weight is None else spilled_array(weight),
         known_transpose=Transpose(
-            indptr=moved(edges.indptr),
-            indices=moved(edges.indices),
-            edge_ids=moved(edges.edge_ids),
-            weight=None if edges.weight is None else moved(edges.weight),
+            indptr=spilled_array(edges.indptr),
+            indices=spilled_array(edges.indices),
+            edge_ids=spilled_array(edges.edge_ids),
+            weight=None if edges.weight is None else spilled_array(edges.weight),
         ),
     )
+
+
+def spilled_array(array: Tensor) -> Tensor:
+    """The same numbers, in a file if they are many."""
+    return array if array.nbytes < SPILLED_BYTES else mapped_empty(*array.shape, dtype=array.dtype).copy_(array)
 
 
 def add_rows(target: Tensor, rows: Tensor, added: Tensor) -> None:

@@ -1,0 +1,132 @@
+"""What products chunk by chunk have in memory, counted by us and seen from outside: a process of their own is watched.
+
+    python benchmarks/working_set.py --limits 16MB,64MB --model gcn
+
+The process makes the products of one training step under tensor on one rank, forward and backward, chunk by chunk; all
+N rows of vertex data are in files, as they are on the host. The watcher reads the process's anonymous memory (RssAnon)
+every millisecond: beyond what it had before the first product, that is the working set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import weft
+from weft.comm import Group, column_layout
+from weft.core.host import mapped_empty
+from weft.core.units import parse_bytes
+from weft.nn import Product
+from weft.strategies.chunks import Attend, ChunkedGraph, Chunking, Multiply, Work, _Run
+from weft.strategies.tensor import TensorParallel, attention_layout, needs_of
+
+READY, DONE = "ready", "done"
+"""What the watched process says."""
+WORK = ("sum", "max", "attend")
+
+
+def main() -> int:
+    options = parse()
+    if options.watched:
+        make_products(options)
+        return 0
+    print(f"{options.graph}, width {options.width}: bytes of a whole product's rows {rows_bytes(options):,}")
+    for kind in options.work.split(","):
+        for limit in options.limits.split(","):
+            counted, chunks, seen = watch(options, kind, limit)
+            allowed = parse_bytes(limit, "--limits")
+            print(
+                f"{kind:>7} limit {allowed:>13,}  counted {counted:>13,}  seen {seen:>13,}  {chunks:>5} chunks  "
+                f"{'kept' if max(counted, seen) <= allowed else 'NOT KEPT'}",
+                flush=True,
+            )
+    return 0
+
+
+def rows_bytes(options: argparse.Namespace) -> int:
+    graph = weft.load(options.graph)
+    return 2 * 4 * graph.num_vertices * options.width
+
+
+def watch(options: argparse.Namespace, kind: str, limit: str) -> tuple[int, int, int]:
+    """Bytes counted, number of chunks, and the most anonymous bytes that were seen beyond those before."""
+    command = [sys.executable, __file__, "--graph", options.graph, "--width", str(options.width)]
+    command += ["--work", kind, "--limits", limit, "--watched"]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # freed is gone
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout
+        said = process.stdout.readline().split()
+        assert said[0] == READY, said
+        before = most = anonymous(process.pid)
+        while process.poll() is None:
+            most = max(most, anonymous(process.pid))
+            time.sleep(1e-3)
+        _, counted, chunks = process.stdout.readline().split()
+    return int(counted), int(chunks), most - before
+
+
+def anonymous(pid: int) -> int:
+    """The anonymous bytes that a process has resident; 0 once it is gone."""
+    try:
+        found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        return 0
+    return int(found.group(1)) * 1024 if found else 0
+
+
+def make_products(options: argparse.Namespace) -> None:
+    """The watched process."""
+    torch.set_num_threads(1)
+    graph, width, heads = weft.load(options.graph), options.width, 4
+    model = weft.nn.make_model("gcn", 1, 1)
+    placed = TensorParallel(graph, model, Group())
+    limit = parse_bytes(options.limits, "--limits")
+    chunked = ChunkedGraph(placed.topology, Chunking(graph.in_edges, limit=limit), Group(), torch.device("cpu"))
+    kind = options.work
+    work: Work = Multiply(Product("max" if kind == "max" else "sum", None if kind == "max" else "gcn", False, 1))
+    rows_in = rows_out = column_layout(placed.bounds, width)
+    if kind == "attend":
+        work = Attend(tuple(width // heads * head for head in range(heads + 1)), 0.2)
+        rows_in = attention_layout(placed.bounds, width, heads)
+    needs = needs_of(graph.in_edges, 1, 4, width, heads if kind == "attend" else 0, False, kind == "max")
+    run = _Run(chunked, work, needs, rows_in, rows_out, 1)
+    chunks = run.chunks
+    held = [mapped_empty(graph.num_vertices, run.width, dtype=torch.float32).fill_(1) for _ in range(3)]
+    extra = mapped_empty(graph.num_vertices, run.num_extra, dtype=torch.float32).fill_(1)
+    h, y, grad = held
+    run.inputs, run.extra = [h], extra
+    step(run, h, y, grad, extra, chunks[:1])  # what is made once: scalings, loops, thread pools
+    print(READY, flush=True)
+    time.sleep(0.2)
+    step(run, h, y, grad, extra, chunks)
+    counted = chunked.group.meter.take("setup").working_bytes
+    print(DONE, counted, len(chunks), flush=True)
+
+
+def step(run: _Run, h: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, extra: torch.Tensor, chunks: tuple) -> None:
+    """Forward and backward over some chunks."""
+    for chunk in chunks:
+        y[chunk.targets] = run._compute(chunk, h, extra, True)
+    for chunk in reversed(chunks):
+        run._compute_back(chunk, 0, grad)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graph", default="rmat:vertices=200k,edges=4m,features=1,classes=2")
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--work", default=",".join(WORK))
+    parser.add_argument("--limits", default="16MB,64MB,256MB")
+    parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
