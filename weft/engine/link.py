@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from weft.data import Adjacency, Links, negative_key
 from weft.engine.ranking import auc, filtered_ranks, rank_scores, ranking_operations
 from weft.kernels import spmm
 from weft.nn import Decoder
+
+MAX_PAIRS = 1 << 16  # scored at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,28 +89,49 @@ def halo(received: list[list[int]], rank: int, row_bytes: int, *, tag: str = "ha
     )
 
 
+class Ends(NamedTuple):
+    """Some pairs as matrices [p, m] that take their sources and their targets out of m rows, and their relations."""
+
+    source: Adjacency
+    target: Adjacency
+    relation: Tensor
+
+    def score(self, rows: Tensor, decoder: Decoder) -> Tensor:
+        """The pairs' scores [p], from the rows [m, D]."""
+        query = decoder.query(spmm(self.source, rows), self.relation)
+        return (query * spmm(self.target, rows)).sum(1)
+
+
 class Reach:
-    """The rows at both ends of some pairs: those that are here, and those of other ranks, fetched once each."""
+    """The rows at the ends of a rank's pairs: those that are here, and those of other ranks, fetched once each.
+
+    blocks: the pairs, so many at a time that the rows of their ends take little memory.
+    """
 
     def __init__(self, deal: Deal, pairs: Tensor, own: Tensor, group: Group) -> None:
         fetched, received = deal.lacking(pairs, group.rank)
+        num_rows = len(own) + len(fetched)
         self.halo = Halo(make_route(fetched, received, own, len(own), group), group) if group.size > 1 else None
         place = torch.empty(len(deal.owner), dtype=torch.int64)
         place[own] = torch.arange(len(own))
-        place[fetched] = torch.arange(len(own), len(own) + len(fetched))
-        self.ends = [one_each(place[ends], len(own) + len(fetched)).to(group.device) for ends in pairs[:, :2].t()]
-        self.relation = pairs[:, 2].to(group.device)
+        place[fetched] = torch.arange(len(own), num_rows)
+        self.blocks = [
+            Ends(
+                source=one_each(place[block[:, 0]], num_rows).to(group.device),
+                target=one_each(place[block[:, 1]], num_rows).to(group.device),
+                relation=block[:, 2].to(group.device),
+            )
+            for block in pairs.split(MAX_PAIRS)
+        ]
 
-    def score(self, z: Tensor, decoder: Decoder) -> Tensor:
-        """The pairs' scores [p], from this rank's rows z [n, D]."""
-        rows = torch.cat([z, self.halo.fetch(z)]) if self.halo else z
-        source, target = (spmm(ends, rows) for ends in self.ends)
-        return (decoder.query(source, self.relation) * target).sum(1)
+    def rows(self, z: Tensor) -> Tensor:
+        """All rows that the pairs need, from this rank's z [n, D]."""
+        return torch.cat([z, self.halo.fetch(z)]) if self.halo else z
 
 
-def one_each(rows: Tensor, num_rows: int) -> Adjacency:
-    """The matrix [p, num_rows] that takes a row for each of p: a product with it is fast both ways."""
-    return Adjacency(indptr=torch.arange(len(rows) + 1), indices=rows, num_sources=num_rows)
+def one_each(places: Tensor, num_rows: int) -> Adjacency:
+    """The matrix [p, num_rows] that takes the rows at p places: as a product, it has a fast adjoint."""
+    return Adjacency(indptr=torch.arange(len(places) + 1), indices=places, num_sources=num_rows)
 
 
 class LinkTask:
@@ -140,27 +164,33 @@ class LinkTask:
         with self.group.stage("negatives"):
             pairs = self.deal.train(self.group.rank, epoch)
             reach = Reach(self.deal, pairs, self.own, self.group)
-            label = (torch.arange(len(pairs), device=z.device) < len(pairs) // (1 + self.deal.num_negatives)).to(
-                z.dtype
-            )
+            labels = z.new_zeros(len(pairs))
+            labels[: len(pairs) // (1 + self.deal.num_negatives)] = 1
         with self.group.stage("decode"):
-            rows = z.detach().requires_grad_()
-            scores = reach.score(rows, self.decoder)
-        logits = scores.detach().requires_grad_()
-        loss = functional.binary_cross_entropy_with_logits(logits, label, reduction="sum") / self.num_pairs
-        (grad,) = torch.autograd.grad(loss, logits)
+            leaf = z.detach().requires_grad_()
+            rows = reach.rows(leaf)
+            taken = rows.detach().requires_grad_()
+        total = z.new_zeros(())
+        for block, label in zip(reach.blocks, labels.split(MAX_PAIRS), strict=True):
+            with self.group.stage("decode"):
+                scores = block.score(taken, self.decoder)
+            logits = scores.detach().requires_grad_()
+            loss = functional.binary_cross_entropy_with_logits(logits, label, reduction="sum") / self.num_pairs
+            (grad,) = torch.autograd.grad(loss, logits)
+            total += loss.detach()
+            with self.group.stage("decode"):
+                scores.backward(grad)
         with self.group.stage("decode"):
-            parameters = [parameter for parameter in self.decoder.parameters() if parameter.requires_grad]
-            grad_rows, *grads = torch.autograd.grad(scores, [rows, *parameters], grad)
-            for parameter, value in zip(parameters, grads, strict=True):
-                parameter.grad = value
-        return loss.item(), grad_rows
+            (grad_z,) = torch.autograd.grad(rows, leaf, taken.grad)
+        return total.item(), grad_z
 
     @torch.no_grad()
     def counts(self, z: Tensor) -> dict[str, float | None]:
         """The scores, which every rank then has."""
         scores = z.new_zeros(self.num_held_out)
-        scores[self.dealt.to(z.device)] = self.held_out.score(z, self.decoder)
+        rows = self.held_out.rows(z)
+        own = torch.cat([block.score(rows, self.decoder) for block in self.held_out.blocks])
+        scores[self.dealt.to(z.device)] = own
         parts = (self.links.val, self.links.test)
         sizes = [len(part) for part in parts] * 2
         by_part = self.group.all_reduce(scores, tag="scores").cpu().split(sizes)
