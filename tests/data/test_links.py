@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.core.random import key, keyed_words, mix64, signed
-from weft.data import Graph, Links, load, negative_key, reorder, with_held_out_links
+from weft.data import DataWarning, Graph, Links, load, negative_key, reorder, require_links, with_held_out_links
 
 NAMES = ("directed", "symmetric", "knowledge", "bipartite")
 
@@ -203,6 +203,14 @@ def test_mistakes_are_named(arrays: dict[str, np.ndarray], parts: list[str], tmp
     with pytest.raises(InputError) as error:
         load(path)
     assert_one_line(error, path, *parts)
+
+
+def test_given_links_that_are_edges() -> None:
+    graph = Graph.from_edges(
+        torch.tensor([0, 1]), torch.tensor([1, 2]), test_links=torch.tensor([[0, 1, 0], [2, 0, 0]])
+    )
+    with pytest.warns(DataWarning, match="1 held-out links are edges too"):
+        require_links(graph)
 
 
 def test_too_few_links() -> None:

@@ -6,6 +6,7 @@ drawn is keyed by what the vertices were called first, so that it does not depen
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,6 +17,7 @@ from weft.core.errors import InputError
 from weft.core.random import key, keyed_integers, keyed_words
 from weft.data.adjacency import Adjacency
 from weft.data.graph import Graph
+from weft.data.validate import DataWarning
 
 VAL_SHARE, TEST_SHARE = 0.05, 0.1
 MAX_DRAWS = 100  # for a pair that is no edge; a graph that has all edges has none
@@ -52,8 +54,8 @@ class Links:
         Without relations, loops are none, and each link is there once; where the graph is symmetric, in one direction,
         drawn by chance, so that ranks that own the sources have as many.
         """
-        edges = triples(graph)
-        train = edges.unique(dim=0)
+        edges, size = triples(graph), (graph.num_vertices, max(len(graph.relations), 1))
+        train = decoded(coded(edges, *size).unique(), *size)
         symmetric = is_symmetric(graph)
         if not graph.relations:
             train = train[train[:, 0] != train[:, 1]]
@@ -98,7 +100,7 @@ class Links:
 
     def codes(self, links: Tensor) -> Tensor:
         """One number for each link, int64 [m], ascending by source, relation and then target."""
-        return (links[:, 0] * self.num_relations + links[:, 2]) * self.num_vertices + links[:, 1]
+        return coded(links, self.num_vertices, self.num_relations)
 
     def known_ends(self, links: Tensor, side: int) -> tuple[Tensor, Tensor]:
         """What else could stand at one side (0: source, 1: target) of each link and be true: (link, vertex) pairs.
@@ -155,6 +157,17 @@ def negative_key(seed: int, *purpose: int) -> int:
     return key(seed, NEGATIVE, *purpose)
 
 
+def coded(links: Tensor, num_vertices: int, num_relations: int) -> Tensor:
+    """One number for each link, int64 [m], ascending by source, relation and then target."""
+    return (links[:, 0] * num_relations + links[:, 2]) * num_vertices + links[:, 1]
+
+
+def decoded(codes: Tensor, num_vertices: int, num_relations: int) -> Tensor:
+    """The links [m, 3] of their numbers."""
+    source, target = codes // num_vertices // num_relations, codes % num_vertices
+    return torch.stack([source, target, codes // num_vertices % num_relations], 1)
+
+
 def triples(graph: Graph) -> Tensor:
     """The graph's edges as links, int64 [E, 3], in stored order."""
     source, target = graph.in_edges.edges()
@@ -187,9 +200,10 @@ def with_held_out_links(graph: Graph, seed: int) -> Graph:
     links = triples(graph)
     first = links if graph.ids is None else named(links, graph.ids)
     low, high = first[:, :2].amin(1), first[:, :2].amax(1)
-    pairs, pair_of_edge = torch.stack([low, high], 1).unique(dim=0, return_inverse=True)
-    eligible = (pairs[:, 0] != pairs[:, 1]).nonzero()[:, 0]
-    order = keyed_words(key(seed, HOLD_OUT), *pairs[eligible].unbind(1)).argsort(stable=True)
+    pairs, pair_of_edge = (low * graph.num_vertices + high).unique(return_inverse=True)
+    low, high = pairs // graph.num_vertices, pairs % graph.num_vertices
+    eligible = (low != high).nonzero()[:, 0]
+    order = keyed_words(key(seed, HOLD_OUT), low[eligible], high[eligible]).argsort(stable=True)
     num_val, num_test = round(VAL_SHARE * len(order)), round(TEST_SHARE * len(order))
     if not num_val or num_val + num_test == len(order):
         raise InputError(f"{graph.name} has {len(order)} links, too few to hold out 5 % of them: give a larger graph")
@@ -224,10 +238,23 @@ def subset(in_edges: Adjacency, kept: Tensor) -> Adjacency:
 
 
 def require_links(graph: Graph) -> None:
-    """Raises InputError unless a link predictor can be trained and tested: edges, and links held out of them."""
+    """Raises InputError unless a link predictor can be trained and tested: edges, and links held out of them.
+
+    Warns (DataWarning) of given ones that are edges all the same: they carry messages.
+    """
     if not graph.num_edges:
         raise InputError(f"{graph.name} has no edge to learn from: --task link wants some")
     if graph.test_links is None or not len(graph.test_links):
         raise InputError(f"{graph.name} has no test_links: give some, or no val_links either to have a seeded split")
     if max(len(graph.relations), 1) * graph.num_vertices**2 >= 1 << 63:
         raise InputError(f"{graph.name} has too many vertices and relations to number its possible links in 63 bits")
+    size = (graph.num_vertices, max(len(graph.relations), 1))
+    edges = coded(triples(graph), *size)
+    held_out = [links for links in (graph.val_links, graph.test_links) if links is not None]
+    leaked = int(torch.isin(coded(torch.cat(held_out), *size), edges).sum())
+    if leaked:
+        warnings.warn(
+            f"{graph.name}: {leaked} held-out links are edges too, so scores are too high: take these edges out",
+            DataWarning,
+            stacklevel=4,
+        )
