@@ -117,7 +117,7 @@ def summarise(records: list[dict[str, Any]], progress: Progress) -> dict[str, An
                 "edges": last["edges"],
                 "stages": {
                     stage: statistics.median(line["stages"].get(stage, 0.0) for line in lines)
-                    for stage in last["stages"]
+                    for stage in last.get("stages", {})
                 },
                 "peak_memory_bytes": max(line["peak_memory_bytes"] for line in lines),
             }

@@ -17,7 +17,8 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     stages = ", ".join(f"{stage} {_seconds(seconds)}" for stage, seconds in _stages(summary).items())
     title = (
         f"{_scores(summary)} (best of {summary['epochs']} epochs: {summary['best_epoch'] + 1})\n"
-        f"epoch {_seconds(summary['epoch_seconds'])}: {stages}\nper rank and training step, seconds as medians:"
+        f"epoch {_seconds(summary['epoch_seconds'])}, of which\n{stages}\n"
+        "per rank and training step, seconds as medians:"
     )
     table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (
@@ -124,13 +125,13 @@ def _stages(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _scores(summary: Mapping[str, Any]) -> str:
-    """Every score by kind: 'auc test 0.9120, val 0.9203'."""
+    """A line for each kind of score: 'auc test 0.9120, val 0.9203'."""
     kinds: dict[str, list[str]] = {}
     for split in ("test", "val", "train"):
         for name, value in summary.items():
             if name.startswith(f"{split}_") and value is not None:
                 kinds.setdefault(name.removeprefix(f"{split}_"), []).append(f"{split} {value:.4f}")
-    return "; ".join(f"{kind} {', '.join(values)}" for kind, values in kinds.items()) or "no score"
+    return "\n".join(f"{kind} {', '.join(values)}" for kind, values in kinds.items()) or "no score"
 
 
 def _seconds(value: float) -> str:
