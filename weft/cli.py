@@ -165,7 +165,9 @@ def _compare(options: argparse.Namespace) -> int:
         runs = engine.compare(config, options.strategies.split(","), options.out)
     if not leads():
         return 0
-    _print(report.compare_table({name: done.summary for name, done in runs.items()}))
+    summaries = {name: done.summary for name, done in runs.items()}
+    _print(report.compare_table(summaries))
+    _print(report.stage_table(summaries))
     print(f"records in {next(iter(runs.values())).folder.parent}/compare.jsonl")
     return 0
 
@@ -235,5 +237,8 @@ def _describe(graph: Graph) -> None:
     for split in ("train", "val", "test"):
         mask = getattr(graph, f"{split}_mask")
         facts[f"{split} vertices"] = "no split" if mask is None else f"{int(mask.sum()):,}"
+    for split in ("val", "test") if graph.test_links is not None else ():
+        links = getattr(graph, f"{split}_links")
+        facts[f"{split} links"] = "none" if links is None else f"{len(links):,}"
     for name, value in facts.items():
         print(f"{name:17} {value}")

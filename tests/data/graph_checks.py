@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.data import Graph
-from weft.data.validate import MASKS
+from weft.data.validate import LINKS, MASKS
 
 # Saving flushes to disk, and other programs share the machine: no deadline, and not too many graphs.
 CALM = settings(deadline=None, max_examples=50)
@@ -25,7 +25,7 @@ def same_tensor(field: str, left: Tensor | None, right: Tensor | None) -> None:
 
 def same_graph(left: Graph, right: Graph) -> None:
     """Asserts that two graphs agree in every value, dtype and name; where they lie does not matter."""
-    for field in ("x", "y", *MASKS, "edge_type", "edge_features", "ids"):
+    for field in ("x", "y", *MASKS, *LINKS, "edge_type", "edge_features", "ids"):
         same_tensor(field, getattr(left, field), getattr(right, field))
     for field in ("indptr", "indices", "weight"):
         same_tensor(field, getattr(left.in_edges, field), getattr(right.in_edges, field))

@@ -72,6 +72,13 @@ class Group:
         texts = self.all_to_all(text.repeat(self.size), [len(text)] * self.size, counts, tag="report")
         return [json.loads(bytes(part.tolist())) for part in texts.split(counts)]
 
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Books the seconds inside to a stage of the present phase, those of the device too."""
+        with self.meter.stage(name):
+            yield
+            self.synchronize()
+
     def leave(self) -> None:
         """Parts from the others, when all of them are done."""
         if self.size > 1 and dist.is_initialized():

@@ -60,10 +60,32 @@ class Config:
         fixed=True,
     )
 
+    task: str = option(
+        "node",
+        "what to learn: classes of vertices (node) or missing edges (link)",
+        choices=("node", "link"),
+        fixed=True,
+    )
+    decoder: str = option(
+        "dot",
+        "link: the score of two rows, their dot product or that of DistMult, which knows relations",
+        choices=("dot", "distmult"),
+        fixed=True,
+    )
+    negatives: int = option(1, "link: pairs drawn by chance for each edge in training", least=1, fixed=True)
+    metric: str = option(
+        "auc",
+        "link: the validation score that chooses the best weights; mrr ranks each held-out edge among all vertices",
+        choices=("auc", "mrr"),
+        fixed=True,
+    )
+
     model: str = option("gcn", "gcn, sage, gin or gat", fixed=True)
     decoupled: bool = option(False, "all updates first, then all propagations (a different model)", fixed=True)
     layers: int = option(2, "number of layers", least=1, fixed=True)
-    hidden: int = option(64, "width of the hidden layers (all heads together)", least=1, fixed=True)
+    hidden: int = option(
+        64, "width of the hidden layers (all heads together), and for link of the last", least=1, fixed=True
+    )
     heads: int = option(4, "attention heads of the hidden layers of gat", least=1, fixed=True)
     dropout: float = option(0.5, "dropout before every layer but the first", least=0, below=1, fixed=True)
     input_dropout: float = option(0.0, "dropout on the features", least=0, below=1, fixed=True)

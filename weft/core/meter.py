@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,10 +29,12 @@ class Counts:
     """The largest working set that the device had under --device-memory."""
     durations: list[float] = field(default_factory=list)
     """Seconds inside each collective, in order: the same order on every rank."""
+    stages: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds by stage: negatives, encode, decode, loss, update, score."""
 
     def plain(self) -> dict[str, Any]:
         """The counts as values that JSON knows."""
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
 
 
 class Meter:
@@ -44,6 +46,8 @@ class Meter:
         self._counts: dict[str, Counts] = {}
         self._status: mmap.mmap | None = None
         self._since = time.perf_counter()
+        self._stage = ""
+        self._stage_since = 0.0
 
     @property
     def counts(self) -> Counts:
@@ -68,6 +72,22 @@ class Meter:
         now = time.perf_counter()
         self.counts.seconds += now - self._since
         self._since = now
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Books the time inside, without the stages inside it, to a stage of the present phase."""
+        before = self._stage
+        self._enter(name)
+        try:
+            yield
+        finally:
+            self._enter(before)
+
+    def _enter(self, stage: str) -> None:
+        now = time.perf_counter()
+        if self._stage:
+            self.counts.stages[self._stage] += now - self._stage_since
+        self._stage, self._stage_since = stage, now
 
     def take(self, phase: str) -> Counts:
         """The counts of `phase` since the last call, which start again from zero."""

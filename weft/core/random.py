@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
+import torch
+from torch import Tensor
+
 MASK64 = (1 << 64) - 1
 
 
@@ -19,3 +24,26 @@ def key(*parts: int) -> int:
     for part in parts:
         result = mix64(result ^ (part & MASK64))
     return result
+
+
+def keyed_words(key: int, *numbers: Tensor | int) -> Tensor:
+    """64 random bits, int64 [n], for each entry of the numbers, int64 [n] or one for all; by the chain of `key`."""
+    return reduce(lambda word, number: mix64_each(word ^ number), numbers, torch.tensor(signed(key)))
+
+
+def keyed_integers(words: Tensor, count: Tensor | int) -> Tensor:
+    """Uniform integers from 0 to count - 1, int64, from random bits; the bias is count / 2^63."""
+    return (words & (MASK64 >> 1)) % count
+
+
+def mix64_each(values: Tensor) -> Tensor:
+    """`mix64` of int64 [n], whose products wrap and whose shifts must not carry the sign."""
+    values = values + signed(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> 30 & MASK64 >> 30)) * signed(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> 27 & MASK64 >> 27)) * signed(0x94D049BB133111EB)
+    return values ^ (values >> 31 & MASK64 >> 31)
+
+
+def signed(value: int) -> int:
+    """The integer whose two's complement are these 64 bits."""
+    return value - (1 << 64) if value >> 63 else value

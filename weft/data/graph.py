@@ -39,6 +39,7 @@ class Graph:
     edge_features: float32 [E, K] in stored order.
     vertex_types, type_offsets: type t has the ids from type_offsets[t] to type_offsets[t + 1].
     features: per vertex type, float32 [n_t, F_t], where types differ in width or lack any; x is None then.
+    val_links, test_links: int64 [m, 3], edges held out for link prediction: source, target, relation (or 0).
     ids: int64 [N], what each vertex was called before the graph was reordered (see weft.data.order); None: the same.
     path: the store folder whose content this is, or None. A changed copy (dataclasses.replace) has none.
     trusted: leaves the values unread (sizes are always compared); for arrays that were checked before.
@@ -60,6 +61,8 @@ class Graph:
     vertex_types: tuple[str, ...] = ()
     type_offsets: tuple[int, ...] = ()
     features: Mapping[str, Tensor] = field(default_factory=dict)
+    val_links: Tensor | None = None
+    test_links: Tensor | None = None
     ids: Tensor | None = None
     path: Path | None = field(init=False, default=None)
     trusted: InitVar[bool] = False
@@ -68,7 +71,8 @@ class Graph:
         y_dtype = torch.int64 if self.y is None or self.y.dim() == 1 else torch.float32
         type_dtype = torch.int16 if len(self.relations) < 1 << 15 else torch.int32
         dtypes = {"x": torch.float32, "edge_features": torch.float32, "y": y_dtype, "edge_type": type_dtype}
-        dtypes |= {"ids": torch.int64} | dict.fromkeys(validate.MASKS, torch.bool)
+        dtypes |= {"ids": torch.int64} | dict.fromkeys(validate.LINKS, torch.int64)
+        dtypes |= dict.fromkeys(validate.MASKS, torch.bool)
         for name, dtype in dtypes.items():
             tensor = getattr(self, name)
             if tensor is not None:
@@ -167,6 +171,8 @@ class Graph:
         vertex_types: tuple[str, ...] = (),
         type_offsets: tuple[int, ...] = (),
         features: Mapping[str, Tensor] | None = None,
+        val_links: Tensor | None = None,
+        test_links: Tensor | None = None,
     ) -> Graph:
         """A graph from edges source[e] -> target[e], integer [E].
 
@@ -198,6 +204,8 @@ class Graph:
             vertex_types=vertex_types,
             type_offsets=type_offsets,
             features=features or {},
+            val_links=val_links,
+            test_links=test_links,
         )
 
     @classmethod

@@ -4,13 +4,14 @@ Plain and knowledge graphs: `edge_index` (2, E), source row first; `num_nodes`; 
 `relation_names`. Typed graphs: `node_types`, `num_nodes` per type, `edge_types` "source|name|target", `edge_index|...`
 of each, `target_type`. Features `x` or its CSR parts `x_data`, `x_indices`, `x_indptr`, `x_shape`, in typed graphs
 `x|type` and so on. `y`; `train_mask` and so on, or `train_masks` (k, N) with k splits. Edges are taken as stored, none
-is reversed; triples and edges held out for link prediction (`valid_triples`, `test_triples`, `test_edge_index`) are
-left in the file.
+is reversed. Held out for link prediction: `valid_triples` and `test_triples` (m, 3) with rows head, relation, tail, or,
+where there is at most one relation, `valid_edge_index` and `test_edge_index` (2, m).
 """
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ def plain_graph(arrays: Arrays, name: str, split: int, seed: int) -> Graph:
         test_mask=test,
         name=name,
         edge_type=edge_type,
+        val_links=read_links(arrays, "valid", relations),
+        test_links=read_links(arrays, "test", relations),
         relations=relations,
         vertex_types=(VERTEX,) if relations else (),
         type_offsets=(0, num_vertices or 0) if relations else (),
@@ -124,6 +127,7 @@ def typed_graph(arrays: Arrays, name: str, split: int, seed: int) -> Graph:
     found = {name: read_features(arrays, f"x|{name}") for name in types}
     x, features = merge_features(types, {name: part for name, part in found.items() if part is not None})
     y, masks = typed_labels(arrays, types, offsets, split, seed)
+    firsts = [offsets[types.index(end)] for end in relations[0].split("|")[::2]] if relations else [0, 0]
     return Graph.from_edges(
         torch.cat([torch.empty(0, dtype=torch.int64), *sources]),
         torch.cat([torch.empty(0, dtype=torch.int64), *targets]),
@@ -139,6 +143,8 @@ def typed_graph(arrays: Arrays, name: str, split: int, seed: int) -> Graph:
         vertex_types=types,
         type_offsets=offsets,
         features=features,
+        val_links=read_links(arrays, "valid", relations, firsts),
+        test_links=read_links(arrays, "test", relations, firsts),
     )
 
 
@@ -178,6 +184,26 @@ def read_masks(arrays: Arrays, y: Tensor | None, split: int, seed: int) -> Masks
     if y is not None and found == [None, None, None]:
         return split_labelled(y, seed)
     return found[0], found[1], found[2]
+
+
+def read_links(arrays: Arrays, split: str, relations: Sequence[str], firsts: Sequence[int] = (0, 0)) -> Tensor | None:
+    """The edges held out for a split, int64 [m, 3] (source, target, relation); None if the file has none.
+
+    firsts: the first vertex of the only relation's source type, and of its target type.
+    """
+    if f"{split}_triples" in arrays:
+        triples = need(arrays, f"{split}_triples")
+        if triples.ndim != 2 or triples.shape[1] != 3:
+            raise InputError(f"{split}_triples has shape {list(triples.shape)}: save rows of head, relation, tail")
+        return torch.from_numpy(triples[:, [0, 2, 1]].astype(np.int64))
+    if f"{split}_edge_index" not in arrays:
+        return None
+    if len(relations) > 1:
+        raise InputError(f"{split}_edge_index does not say which of {len(relations)} relations: save {split}_triples")
+    source, target = (
+        ids.long() + first for ids, first in zip(edge_rows(arrays, f"{split}_edge_index"), firsts, strict=True)
+    )
+    return torch.stack([source, target, torch.zeros_like(source)], 1)
 
 
 def read_features(arrays: Arrays, key: str) -> Tensor | None:

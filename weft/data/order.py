@@ -32,6 +32,7 @@ def reorder(graph: Graph, kind: str) -> Graph:
         )
     order = ORDERS[kind](graph.in_edges)
     in_edges, edge_ids = renumbered(graph.in_edges, order)
+    place = order.argsort()
     return replace(
         graph,
         in_edges=in_edges,
@@ -42,6 +43,8 @@ def reorder(graph: Graph, kind: str) -> Graph:
         test_mask=taken(graph.test_mask, order),
         edge_type=taken(graph.edge_type, edge_ids),
         edge_features=taken(graph.edge_features, edge_ids),
+        val_links=moved(graph.val_links, place),
+        test_links=moved(graph.test_links, place),
         features={name: tensor[order] for name, tensor in graph.features.items()},
         ids=order if graph.ids is None else graph.ids[order],
         trusted=True,
@@ -72,6 +75,11 @@ def renumbered(in_edges: Adjacency, order: Tensor) -> tuple[Adjacency, Tensor]:
     indptr, indices, edge_ids = native.coo_to_csr(target, source, len(order), len(order))
     weight = taken(in_edges.weight, edge_ids)
     return Adjacency(indptr=indptr, indices=indices, num_sources=len(order), weight=weight), edge_ids
+
+
+def moved(links: Tensor | None, place: Tensor) -> Tensor | None:
+    """Held-out edges [m, 3] between the places [N] that the vertices now have."""
+    return None if links is None else torch.cat([place[links[:, :2]], links[:, 2:]], 1)
 
 
 def taken(tensor: Tensor | None, positions: Tensor) -> Tensor | None:

@@ -28,7 +28,7 @@ from weft.data.manifest import (
     read_arrays,
     read_manifest,
 )
-from weft.data.validate import MASKS, located
+from weft.data.validate import LINKS, MASKS, located
 
 
 def save(graph: Graph, folder: str | Path, *, overwrite: bool = False) -> None:
@@ -89,7 +89,7 @@ def write_store(graph: Graph, folder: Path) -> None:
         "x": graph.x,
         "y": graph.y,
         "ids": graph.ids,
-        **{mask: getattr(graph, mask) for mask in MASKS},
+        **{name: getattr(graph, name) for name in (*MASKS, *LINKS)},
         **{feature_key(graph.vertex_types, name): tensor for name, tensor in graph.features.items()},
     }
     manifest = {
@@ -170,6 +170,8 @@ def open_store(folder: str | Path, *, verify: bool = True) -> Graph:
             vertex_types=vertex_types,
             type_offsets=tuple(entry(manifest, "type_offsets", list, path)),
             features={name: arrays[key] for name in vertex_types if (key := feature_key(vertex_types, name)) in arrays},
+            val_links=arrays.get("val_links"),
+            test_links=arrays.get("test_links"),
             ids=arrays.get("ids"),
             trusted=not verify,
         )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from weft.data.graph import Graph
 
 MASKS = ("train_mask", "val_mask", "test_mask")
+LINKS = ("val_links", "test_links")
 
 # Rows looked at together: a memory-mapped matrix is never copied, and its flags stay within the cache.
 BLOCK_ENTRIES = 1 << 20
@@ -116,6 +117,10 @@ def check_shapes(graph: Graph) -> None:
         raise InputError(f"x has shape {list(graph.x.shape)}: features are [vertices, features]")
     if graph.edge_features is not None:
         check_edge_features(graph.edge_features, graph.num_edges)
+    for field in LINKS:
+        tensor = getattr(graph, field)
+        if tensor is not None and (tensor.dim() != 2 or tensor.shape[1] != 3):
+            raise InputError(f"{field} has shape {list(tensor.shape)}: give rows of source, target and relation")
     if graph.y is not None and graph.y.dim() > 2:
         raise InputError(f"y has shape {list(graph.y.shape)}: labels are [vertices] or [vertices, classes]")
     check_types(graph)
@@ -181,6 +186,9 @@ def check_values(graph: Graph) -> None:
             raise InputError(f"y{place} is {value}: {kind}")
     if graph.edge_type is not None:
         check_relations(graph, graph.edge_type)
+    for field in LINKS:
+        if getattr(graph, field) is not None:
+            check_links(graph, field, getattr(graph, field))
     if graph.ids is not None:
         check_permutation("ids", graph.ids)
     warn_overlap(graph)
@@ -205,6 +213,17 @@ def check_ids(field: str, ids: Tensor, num_vertices: int) -> None:
     known = f"the graph has {num_vertices} vertices, numbered from 0"
     remedy = "no id is negative" if value < 0 else "correct the id or raise num_vertices"
     raise InputError(f"{field}{place} is {value}: {known}; {remedy}")
+
+
+def check_links(graph: Graph, field: str, links: Tensor) -> None:
+    """Raises InputError at the first held-out edge between vertices, or of a relation, that the graph does not have."""
+    for column, name in enumerate(("source", "target")):
+        check_ids(f"{field}'s {name}", links[:, column], graph.num_vertices)
+    known = max(len(graph.relations), 1)
+    wrong = (links[:, 2] < 0) | (links[:, 2] >= known)
+    if wrong.any():
+        place, value = first(links[:, 2], wrong)
+        raise InputError(f"{field}'s relation{place} is {value}: give 0 to {known - 1}, positions in relations")
 
 
 def check_permutation(field: str, ids: Tensor) -> None:
@@ -254,16 +273,18 @@ def warn_overlap(graph: Graph) -> None:
                 return
 
 
-def require_trainable(graph: Graph, *, features: bool = True) -> None:
+def require_trainable(graph: Graph, *, features: bool = True, labels: bool = True) -> None:
     """Raises InputError unless a node classifier can be trained: features, labels, a training vertex, labelled splits.
 
-    `features=False` is for models that learn a vector per vertex.
+    `features=False` is for models that learn a vector per vertex, `labels=False` for tasks that need none.
     """
     if features and graph.x is None:
         lacking = [name for name in graph.vertex_types if name not in graph.features]
         if lacking or not graph.features:
             whose = f" for vertex type {', '.join(lacking)}" if graph.features else ""
             raise InputError(f"{graph.name} has no features{whose}: --random-features 256 draws some, to measure speed")
+    if not labels:
+        return
     if graph.y is None:
         raise InputError(f"{graph.name} has no labels: --random-classes 16 draws labels and a split, to measure speed")
     if graph.train_mask is None or not graph.train_mask.any():

@@ -28,8 +28,9 @@ def check(config: Config, graph: Graph, model: nn.Module, *, launched: bool) -> 
         raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
     if graph.x is None:
         raise InputError(f"{graph.name} has features by vertex type: no model of this version takes them")
-    if config.patience and (graph.val_mask is None or not graph.val_mask.any()):
-        raise InputError(f"--patience {config.patience}: {graph.name} has no validation vertices; leave it out")
+    if config.patience and not has_validation(graph, config):
+        what = "vertices" if config.task == "node" else "links"
+        raise InputError(f"--patience {config.patience}: {graph.name} has no validation {what}; leave it out")
     shape = GraphShape.of(graph)
     strategy = get_strategy(config.strategy)
     operations = outline(
@@ -38,7 +39,7 @@ def check(config: Config, graph: Graph, model: nn.Module, *, launched: bool) -> 
         num_features=shape.num_features,
         num_edge_features=shape.num_edge_features,
         weighted=shape.weighted,
-        num_classes=graph.num_classes,
+        num_classes=graph.num_classes if config.task == "node" else None,
         training=True,
         view_type=strategy.view_type,
     )
@@ -59,6 +60,12 @@ def check(config: Config, graph: Graph, model: nn.Module, *, launched: bool) -> 
             raise InputError(
                 f"the model cannot be sent to local ranks ({error}): define its parts in a module"
             ) from error
+
+
+def has_validation(graph: Graph, config: Config) -> bool:
+    """Whether the graph has anything to choose the best weights by."""
+    marks = graph.val_mask if config.task == "node" else graph.val_links
+    return marks is not None and bool(marks.any() if config.task == "node" else len(marks))
 
 
 def warn_of_ignored_weights(name: str, operations: list[GraphOperation]) -> None:

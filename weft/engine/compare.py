@@ -9,9 +9,9 @@ from typing import Any
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.record import Recorder
-from weft.data import require_trainable
 from weft.engine.folder import new_folder
 from weft.engine.run import Run, leads, load_graph, run, under_torchrun
+from weft.engine.tasks import prepared
 from weft.strategies import get_strategy
 
 ABLATION_CHUNKS = 4
@@ -57,8 +57,7 @@ def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bo
     if out and out.exists() and not under_torchrun() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out} holds another run: give another folder")
     config = next(iter(contenders.values()))
-    graph = load_graph(config)
-    require_trainable(graph)
+    graph = prepared(load_graph(config), config)
     out = out or new_folder(f"{Path(config.graph).stem}-compare")
     runs: dict[str, Run] = {}
     for name, one in contenders.items():

@@ -1,6 +1,8 @@
-"""What a run is scored by: sums over the rows that a rank answers for, which the ranks then add."""
+"""What a run learns and is scored by: sums over the rows that a rank answers for, which the ranks then add."""
 
 from __future__ import annotations
+
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -10,6 +12,27 @@ from weft.data import Graph
 
 SPLITS = ("train", "val", "test")
 Counts = dict[str, tuple[int, int]]
+
+
+class Task(Protocol):
+    """A loss and scores of the rows that a strategy's forward pass gives, as the trainer knows them."""
+
+    @property
+    def validation(self) -> str | None:
+        """The score that chooses the best weights, from 0 to 1; None where nothing validates."""
+        ...
+
+    def loss(self, rows: Tensor, epoch: int) -> tuple[float, Tensor]:
+        """This rank's part of an epoch's loss, and its gradient by the rows; the ranks' parts add up."""
+        ...
+
+    def counts(self, rows: Tensor) -> dict[str, Any]:
+        """What this rank knows of an evaluation, in values that JSON knows."""
+        ...
+
+    def scores(self, counts: list[dict[str, Any]]) -> dict[str, float | None]:
+        """The scores by name, from the counts of all ranks."""
+        ...
 
 
 class NodeTask:
@@ -30,11 +53,12 @@ class NodeTask:
                 mask = mask & labelled
                 self.num_labelled[split] = int(mask.sum())
                 self.chosen[split] = mask[rows].nonzero().view(-1).to(device)
-        self.has_validation = self.num_labelled.get("val", 0) > 0
+        self.validation = "val_accuracy" if self.num_labelled.get("val", 0) else None
         self.y = graph.y[rows].to(device)
 
-    def loss(self, logits: Tensor) -> tuple[float, Tensor]:
-        """This rank's part of the loss, and its gradient [n, C] by the logits."""
+    def loss(self, logits: Tensor, epoch: int = 0) -> tuple[float, Tensor]:
+        """This rank's part of the loss, the same function in every epoch, and its gradient [n, C] by the logits."""
+        del epoch
         logits = logits.detach().requires_grad_()
         chosen, y = logits.index_select(0, self.chosen["train"]), self.y[self.chosen["train"]]
         if self.multilabel:
@@ -49,6 +73,10 @@ class NodeTask:
     def counts(self, logits: Tensor) -> Counts:
         """Per split, the two sums whose ratio is the score: correct and all, or 2 TP and 2 TP + FP + FN."""
         return {split: self._pair(logits[rows], self.y[rows]) for split, rows in self.chosen.items()}
+
+    def scores(self, counts: list[Counts]) -> dict[str, float | None]:
+        """The accuracy, or micro-F1, of each split; None where it is empty."""
+        return {f"{split}_accuracy": score(counts, split) for split in SPLITS}
 
     def _pair(self, logits: Tensor, y: Tensor) -> tuple[int, int]:
         if not self.multilabel:

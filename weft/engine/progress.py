@@ -44,9 +44,9 @@ class ProgressShow:
             print(f"weft: {text}", file=sys.stderr, flush=True)
 
     def epoch(self, epoch: int, loss: float, scores: dict[str, float | None]) -> None:
-        """`epoch` has ended with this training loss and these scores (train, val, test)."""
-        known = (f"{split} {value:.4f}" for split, value in scores.items() if value is not None)
-        text = "  ".join([f"loss {loss:.4f}", *known])
+        """`epoch` has ended with this training loss and these scores."""
+        known = (f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
+        text = "  ".join([f"loss {loss:.4f}", *known]).replace("_", " ")
         if self._bar:
             self._bar.update(self._task, completed=epoch + 1, description=text)
         elif not self._quiet:

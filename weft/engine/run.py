@@ -23,18 +23,18 @@ from weft.core.memory import keep_pages
 from weft.core.meter import Meter
 from weft.core.savings import Savings
 from weft.cost import Factors
-from weft.data import Graph, load, reorder, require_trainable
+from weft.data import Graph, load, reorder
 from weft.engine.check import check
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.launch import STOPPED, launch
-from weft.engine.metrics import NodeTask
 from weft.engine.placement import make_placement, plain_placement, rows_device
 from weft.engine.progress import ProgressShow
 from weft.engine.rank_zero import found_checkpoint, found_factors
 from weft.engine.stop import StopRequest
+from weft.engine.tasks import make_task, prepared, task_model
 from weft.engine.trainer import Trainer
 from weft.engine.writer import RunWriter
-from weft.nn import from_config, use_onednn
+from weft.nn import use_onednn
 from weft.strategies import Placement, get_strategy
 
 
@@ -107,9 +107,8 @@ def run(
     apart: even one rank gets a process of its own, so that its memory is its own. last: ranks of torchrun part then.
     """
     _prepare_process(config)
-    graph = load_graph(config) if graph is None else graph
-    require_trainable(graph)
-    model = from_config(config, graph.num_features, graph.num_classes) if model is None else model
+    graph = prepared(load_graph(config) if graph is None else graph, config)
+    model = task_model(model, graph, config)
     if under_torchrun():
         config = replace(config, workers=int(os.environ["WORLD_SIZE"]))
         resume = resume or restarted()
@@ -283,7 +282,7 @@ def _work(job: Job, folder: RunFolder, graph: Graph, model: nn.Module, group: Gr
     strategy = get_strategy(config.strategy)(
         graph, model, group, seed=config.seed, savings=savings, placement=placement
     )
-    trainer = Trainer(config, strategy, NodeTask(graph, strategy.rows, group.device))
+    trainer = Trainer(config, strategy, make_task(config, strategy))
     found = found_checkpoint(folder, group) if job.resume else None
     if found:
         trainer.restore(*found)

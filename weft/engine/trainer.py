@@ -13,7 +13,7 @@ from weft.core.errors import InputError
 from weft.core.memory import peak_memory_bytes
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Checkpoint, Progress
-from weft.engine.metrics import SPLITS, NodeTask, score
+from weft.engine.metrics import Task
 from weft.engine.stop import StopRequest
 from weft.engine.writer import RunWriter
 from weft.strategies import Step, Strategy
@@ -25,7 +25,7 @@ PHASES = ("setup", "train", "eval", "record")
 class Trainer:
     """Trains a model under a strategy. Every rank runs this loop and, from the same reports, decides the same."""
 
-    def __init__(self, config: Config, strategy: Strategy, task: NodeTask) -> None:
+    def __init__(self, config: Config, strategy: Strategy, task: Task) -> None:
         self.config, self.strategy, self.task = config, strategy, task
         self.model, self.group, self.meter = strategy.model, strategy.group, strategy.group.meter
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
@@ -82,7 +82,10 @@ class Trainer:
             loss = sum(self._train(step) for step in self.strategy.steps(epoch))
         if (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.epochs:
             with self.meter.during("eval", f"epoch {epoch}, evaluation"):
-                counts = self.task.counts(self.strategy.forward(self.strategy.evaluation(epoch)))
+                with self.group.stage("encode"):
+                    rows = self.strategy.forward(self.strategy.evaluation(epoch))
+                with self.group.stage("score"):
+                    counts = self.task.counts(rows)
         report = {
             "loss": loss,
             "counts": counts,
@@ -94,24 +97,29 @@ class Trainer:
             return self.group.share(report)
 
     def _train(self, step: Step) -> float:
+        stage = self.group.stage
         self.optimizer.zero_grad()
-        logits = self.strategy.forward(step)
-        loss, grad = self.task.loss(logits)
-        self.strategy.backward(logits, grad)
-        self.optimizer.step()
+        with stage("encode"):
+            rows = self.strategy.forward(step)
+        with stage("loss"):
+            loss, grad = self.task.loss(rows, step.epoch)
+        with stage("encode"):
+            self.strategy.backward(rows, grad)
+        with stage("update"):
+            self.optimizer.step()
         return loss
 
     def _scores(self, epoch: int, reports: list[Report]) -> dict[str, float | None]:
         """The scores of an evaluated epoch ({} of another), keeping weights and scores where validation is best.
 
-        Without validation vertices, the last epoch is the best.
+        Where nothing validates, the last epoch is the best.
         """
         counts = [report["counts"] for report in reports]
         if counts[0] is None:
             return {}
-        scores = {split: score(counts, split) for split in SPLITS}
-        val = (scores["val"] or 0.0) if self.task.has_validation else 0.0
-        if val > self.progress.best_score or not self.task.has_validation:
+        scores, validation = self.task.scores(counts), self.task.validation
+        val = (scores[validation] or 0.0) if validation else 0.0
+        if val > self.progress.best_score or not validation:
             self.progress.best_score, self.progress.best_epoch = val, epoch
             self.progress.best_scores = scores
             self.best = checkpoint.model_tensors(self.model)

@@ -44,7 +44,7 @@ class RunWriter:
 
     def epoch(self, epoch: int, loss: float, scores: dict[str, float | None], reports: list[dict[str, Any]]) -> None:
         """One line for the epoch and one for each rank and phase of it."""
-        named = {f"{split}_accuracy": value for split, value in scores.items() if value is not None}
+        named = {name: value for name, value in scores.items() if value is not None}
         seconds = max(report["phases"]["train"]["seconds"] for report in reports)
         self.recorder.write("epoch", epoch=epoch, loss=loss, seconds=seconds, **named)
         for phase in reports[0]["phases"]:
@@ -115,12 +115,15 @@ def summarise(records: list[dict[str, Any]], progress: Progress) -> dict[str, An
                 "bytes_received": sum(last["bytes_received"].values()),
                 "collectives": last["collectives"],
                 "edges": last["edges"],
+                "stages": {
+                    stage: statistics.median(line["stages"].get(stage, 0.0) for line in lines)
+                    for stage in last.get("stages", {})
+                },
                 "peak_memory_bytes": max(line["peak_memory_bytes"] for line in lines),
             }
         )
-    scores = {f"{split}_accuracy": value for split, value in (progress.best_scores or {}).items()}
     return {
-        **scores,
+        **(progress.best_scores or {}),
         "best_epoch": progress.best_epoch,
         "epochs": progress.epoch,
         "loss": losses[-1],

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
+from weft.core.random import mix64_each, signed
 from weft.data.adjacency import Adjacency
 from weft.kernels.backend import Scale
 
@@ -89,7 +90,7 @@ def keyed_dropout(x: Tensor, rows: Tensor, *, key: int, p: float, first_column: 
 
 def keep_mask(rows: Tensor, width: int, key: int, p: float, first_column: int) -> Tensor:
     """Which entries dropout keeps, bool [n, width]: a 32-bit hash of (key, row, column), compared with p * 2**32."""
-    mixed = _mix64(rows ^ _signed(key))
+    mixed = mix64_each(rows ^ signed(key))
     low, high = mixed & MASK32, (mixed >> 32) & MASK32
     column = torch.arange(first_column, first_column + width, device=rows.device)
     bits = (low[:, None] + column * 0x9E3779B9) & MASK32
@@ -99,19 +100,3 @@ def keep_mask(rows: Tensor, width: int, key: int, p: float, first_column: int) -
     bits = (bits * 0x735A2D97) & MASK32
     bits = bits ^ (bits >> 15)
     return bits >= int(p * 2**32)
-
-
-def _mix64(value: Tensor) -> Tensor:
-    """`weft.core.random.mix64` on int64, whose products wrap and whose shifts must not carry the sign."""
-    value = value + _signed(0x9E3779B97F4A7C15)
-    value = (value ^ _shift(value, 30)) * _signed(0xBF58476D1CE4E5B9)
-    value = (value ^ _shift(value, 27)) * _signed(0x94D049BB133111EB)
-    return value ^ _shift(value, 31)
-
-
-def _shift(value: Tensor, bits: int) -> Tensor:
-    return (value >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value

@@ -1,6 +1,7 @@
 """Layers and models, written for one device, over a View."""
 
 from weft.nn.conv import GATConv, GCNConv, GINConv, SAGEConv
+from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.dense import Linear, linear, use_onednn
 from weft.nn.models import GAT, GCN, GIN, MODELS, SAGE, Decoupled, RowLayer, Stack, from_config, make_model
 from weft.nn.norm import BatchNorm, LayerNorm
@@ -16,7 +17,10 @@ __all__ = [
     "MODELS",
     "SAGE",
     "BatchNorm",
+    "Decoder",
     "Decoupled",
+    "DistMult",
+    "Dot",
     "GATConv",
     "GCNConv",
     "GINConv",
@@ -25,6 +29,7 @@ __all__ = [
     "Inputs",
     "LayerNorm",
     "Linear",
+    "LinkModel",
     "Product",
     "PyGConv",
     "RowLayer",
@@ -38,6 +43,7 @@ __all__ = [
     "from_config",
     "from_pyg",
     "linear",
+    "make_decoder",
     "make_model",
     "multiply",
     "outline",

@@ -9,16 +9,16 @@ from rich import box
 from rich.table import Table
 
 EXCHANGES = ("split", "gather", "halo")  # collectives that move rows
+STAGES = ("negatives", "encode", "decode", "loss", "update")
 
 
 def run_table(summary: Mapping[str, Any]) -> Table:
-    """One run: scores and epoch time above, a line for each rank below."""
-    scores = [
-        f"{split} {summary[f'{split}_accuracy']:.4f}" for split in ("test", "val", "train") if _has(summary, split)
-    ]
+    """One run: scores, epoch time and its stages above, a line for each rank below."""
+    stages = ", ".join(f"{stage} {_seconds(seconds)}" for stage, seconds in _stages(summary).items())
     title = (
-        f"accuracy {', '.join(scores) or 'unknown'} (best of {summary['epochs']} epochs: {summary['best_epoch'] + 1})\n"
-        f"epoch {_seconds(summary['epoch_seconds'])}; per rank and training step, seconds as medians:"
+        f"{_scores(summary)} (best of {summary['epochs']} epochs: {summary['best_epoch'] + 1})\n"
+        f"epoch {_seconds(summary['epoch_seconds'])}, of which\n{stages}\n"
+        "per rank and training step, seconds as medians:"
     )
     table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (
@@ -67,13 +67,14 @@ def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     ):
         table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
     first = next(iter(summaries.values()))
+    test = next((name for name, value in first.items() if name.startswith("test_") and value is not None), None)
     for name, summary in summaries.items():
         ranks = summary["ranks"]
         loads = ([rank[load] for rank in ranks] for load in ("edges", "bytes_sent", "compute_seconds"))
         table.add_row(
             name,
             str(len(ranks)),
-            f"{summary['test_accuracy']:.4f}" if _has(summary, "test") else "-",
+            f"{summary[test]:.4f}" if test else "-",
             f"{summary['loss']:.6f}",
             f"{summary['loss'] - first['loss']:+.1e}",
             _seconds(summary["epoch_seconds"]),
@@ -82,6 +83,20 @@ def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
             " ".join(f"{max(load) / min(load):.2f}" if min(load) else "-" for load in loads),
             _bytes(max(rank["peak_memory_bytes"] for rank in ranks)),
         )
+    return table
+
+
+def stage_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Where a training step's seconds go under each strategy, each stage's in the rank that takes longest for it.
+
+    Shares are of the stages' sum, as in table 4 of NeutronTP.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("strategy", *_stages(next(iter(summaries.values())))):
+        table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
+    for name, summary in summaries.items():
+        seconds = _stages(summary).values()
+        table.add_row(name, *(f"{_seconds(one)} {one / sum(seconds):4.0%}" for one in seconds))
     return table
 
 
@@ -104,8 +119,20 @@ def partition_table(quality: Mapping[str, Any]) -> Table:
     return table
 
 
-def _has(summary: Mapping[str, Any], split: str) -> bool:
-    return summary.get(f"{split}_accuracy") is not None
+def _stages(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of each stage, in the rank that takes longest for it."""
+    found = summary["ranks"][0]["stages"]
+    return {stage: max(rank["stages"][stage] for rank in summary["ranks"]) for stage in STAGES if stage in found}
+
+
+def _scores(summary: Mapping[str, Any]) -> str:
+    """A line for each kind of score: 'auc test 0.9120, val 0.9203'."""
+    kinds: dict[str, list[str]] = {}
+    for split in ("test", "val", "train"):
+        for name, value in summary.items():
+            if name.startswith(f"{split}_") and value is not None:
+                kinds.setdefault(name.removeprefix(f"{split}_"), []).append(f"{split} {value:.4f}")
+    return "\n".join(f"{kind} {', '.join(values)}" for kind, values in kinds.items()) or "no score"
 
 
 def _seconds(value: float) -> str:

@@ -1,0 +1,271 @@
+"""Link prediction under every exact strategy equals one rank's, and exchanges what its traces tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity import EXACT, FACTORS, check_close, replaced, too_large
+from ranks import spawn
+from test_links import make
+from torch import Tensor, nn
+
+import weft
+from weft.cli import main
+from weft.comm import Group, halo
+from weft.core.config import Config
+from weft.core.errors import InputError
+from weft.cost import Trace
+from weft.data import Graph, reorder
+from weft.engine.link import LinkTask
+from weft.engine.tasks import make_task, prepared, task_model
+from weft.nn import LinkModel
+from weft.report import stage_table
+from weft.strategies import STRATEGIES, Placement, Step
+
+WIDTH = 6
+PLACEMENT = Placement(factors=FACTORS)
+SCORES = ("val_auc", "test_auc", "val_mrr", "test_mrr", "test_hits@1", "test_hits@3", "test_hits@10")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    graph: str
+    decoder: str = "dot"
+    model: str = "gcn"
+    negatives: int = 1
+    order: str = "none"
+
+    @property
+    def config(self) -> Config:
+        return Config(
+            task="link",
+            decoder=self.decoder,
+            negatives=self.negatives,
+            metric="mrr",
+            model=self.model,
+            hidden=WIDTH,
+            heads=2,
+            dropout=0.3,
+            dtype="float64",
+            seed=3,
+        )
+
+    def build(self) -> tuple[Graph, LinkModel]:
+        graph = make(self.graph)
+        x = torch.randn(graph.num_vertices, 7, generator=torch.Generator().manual_seed(1))
+        graph = prepared(reorder(replace(graph, x=x), self.order), self.config)
+        model = task_model(None, graph, self.config)
+        assert isinstance(model, LinkModel)
+        return graph, model
+
+
+CASES = [
+    Case(graph="symmetric", order="bfs"),
+    Case(graph="directed", model="gat", negatives=3),
+    Case(graph="knowledge", decoder="distmult", negatives=2),
+    Case(graph="bipartite", decoder="distmult", model="sage"),
+]
+
+
+class Session:
+    """A case under a strategy, and what can be seen of it."""
+
+    def __init__(self, case: Case, name: str, group: Group, placement: Placement = PLACEMENT) -> None:
+        self.graph, self.model = case.build()
+        self.group = group
+        self.strategy = STRATEGIES[name](self.graph, self.model, group, seed=3, placement=placement)
+        task = make_task(case.config, self.strategy)
+        assert isinstance(task, LinkTask)
+        self.task = task
+
+    def step(self, epoch: int) -> float:
+        self.model.zero_grad()
+        with self.group.meter.during("train"):
+            z = self.strategy.forward(Step(epoch=epoch, training=True))
+            loss, grad = self.task.loss(z, epoch)
+            self.strategy.backward(z, grad)
+        return loss
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+
+    def losses(self) -> Tensor:
+        """Of 4 Adam steps, over all ranks."""
+        optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02)
+        losses = []
+        for epoch in range(4):
+            losses.append(self.step(epoch))
+            optimizer.step()
+        parts = [report["losses"] for report in self.group.share({"losses": losses})]
+        return torch.tensor(parts, dtype=torch.float64).sum(0)
+
+    def scores(self) -> dict[str, float | None]:
+        with self.group.meter.during("eval"):
+            return self.task.scores([self.task.counts(self.strategy.forward(Step(epoch=0, training=False)))])
+
+    def check_counts(self, phase: str, *, epoch: int | None) -> None:
+        """What was counted since the last time is what strategy and task have told, of this rank."""
+        rank, size = self.group.rank, self.group.size
+        shape = self.strategy.shape(self.graph, self.model, rank=rank, size=size, placement=self.strategy.placement)
+        told = self.strategy.trace(self.model, shape, rank=rank, size=size, training=epoch is not None)
+        own = self.task.deal.trace(rank, WIDTH, 8, epoch=epoch, ranked=True)
+        both = Trace(operations=(*told.operations, *own.operations))
+        counts = self.group.meter.take(phase)
+        assert counts.edges == both.edges
+        for kind in ("collectives", "bytes_sent", "bytes_received"):
+            assert getattr(counts, kind) == getattr(both, kind), kind
+
+
+class Reference:
+    """What one rank gives, with the vertices as they were first numbered."""
+
+    def __init__(self, case: Case) -> None:
+        whole = Session(replace(case, order="none"), "single", Group())
+        whole.step(2)
+        self.gradients = whole.gradients()
+        self.losses, self.scores = whole.losses(), whole.scores()
+
+
+def check(case: Case, name: str, group: Group, expected: Reference) -> None:
+    placed = Session(case, name, group)
+    placed.group.meter.take("train")
+    placed.step(2)
+    placed.check_counts("train", epoch=2)
+    gradients = placed.gradients()
+    assert gradients.keys() == expected.gradients.keys()
+    for parameter, gradient in expected.gradients.items():
+        check_close(gradients[parameter], gradient, f"{case}, {name}: gradient of {parameter}")
+    check_close(placed.losses(), expected.losses, f"{case}, {name}: losses")
+    placed.group.meter.take("eval")
+    scores = placed.scores()
+    placed.check_counts("eval", epoch=None)
+    for score in SCORES:
+        assert scores.get(score) == pytest.approx(expected.scores.get(score), abs=1e-12), f"{case}, {name}: {score}"
+
+
+def check_idle_ranks(group: Group) -> None:
+    """A rank that has vertex 59 alone, without links, and a rank that has nothing."""
+    case = CASES[2]
+    part = (torch.arange(60) == 59).int()
+    placed = Session(case, "communicated", group, Placement(part=part))
+    expected = Reference(case)
+    check_close(placed.losses(), expected.losses, "losses")
+    assert placed.scores() == pytest.approx(expected.scores, abs=1e-12)
+
+
+def check_all(group: Group) -> None:
+    for case in CASES:
+        expected = Reference(case)
+        assert set(SCORES) <= expected.scores.keys()
+        for name in EXACT if group.size < 3 else ("tensor", "hybrid"):
+            check(case, name, group, expected)
+    if group.size == 3:
+        check_idle_ranks(group)
+    if group.size > 1:
+        expected = Reference(CASES[0])
+        wrong = replaced(halo.Rows, "wait", too_large(halo.Rows.wait))
+        with wrong, pytest.raises(AssertionError, match=r"gradient|loss"):
+            check(CASES[0], "tensor", group, expected)
+
+
+def test_equals_single_on_one_rank() -> None:
+    check_all(Group())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_equals_single(size: int) -> None:
+    spawn(size, check_all)
+
+
+OPTIONS: dict[str, Any] = {"task": "link", "dtype": "float64", "hidden": 16, "metric": "mrr", "quiet": True}
+
+
+def curve(run: weft.Run) -> list[list[float]]:
+    epochs = [line for line in run.records if line["kind"] == "epoch"]
+    return [[line["loss"], line["val_auc"], line["test_auc"], line["test_mrr"]] for line in epochs]
+
+
+def test_runs_and_resumes(tmp_path: Path) -> None:
+    """Bit for bit on one rank, and to 1e-9 on others; a decoder's parameters are kept with the model's."""
+    data = tmp_path / "graph"
+    graph, _ = Case(graph="knowledge").build()
+    replace(graph, val_links=None, test_links=None).save(data)
+    options = {**OPTIONS, "decoder": "distmult"}
+    whole = weft.train(data, out=tmp_path / "whole", epochs=6, **options)
+    assert whole.summary["test_mrr"] > 0
+    assert set(whole.summary["ranks"][0]["stages"]) == {"encode", "loss", "negatives", "decode", "update"}
+    for strategy, workers in (("single", 1), ("tensor", 2)):
+        out = tmp_path / strategy
+        weft.train(data, out=out, epochs=3, **options)
+        resumed = weft.train(data, out=out, epochs=6, resume=True, strategy=strategy, workers=workers, **options)
+        if workers == 1:
+            assert curve(resumed) == curve(whole)
+        torch.testing.assert_close(curve(resumed), curve(whole), rtol=1e-9, atol=1e-9)
+    with pytest.raises(InputError, match="--decoder differs from the run"):
+        weft.train(data, out=tmp_path / "single", epochs=9, resume=True, **{**options, "decoder": "dot"})
+
+
+def test_a_citation_graph(weft_data: Callable[[str], Path], tmp_path: Path) -> None:
+    """GCN and dot products tell 9 of 10 held-out citations of Cora from other pairs."""
+    run = weft.train(weft_data("cora"), out=tmp_path / "cora", task="link", epochs=60, eval_every=10, quiet=True)
+    assert run.summary["test_auc"] > 0.9
+
+
+def test_a_model_of_ones_own(tmp_path: Path) -> None:
+    graph, _ = Case(graph="symmetric").build()
+    model = weft.nn.GCN(7, out_width=5)
+    before = [parameter.clone() for parameter in model.parameters()]
+    weft.train(graph, model, out=tmp_path / "own", task="link", epochs=2, quiet=True)
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    with pytest.raises(InputError, match="the model gives 5 columns, its decoder has 64: --hidden 5"):
+        weft.train(graph, model, out=tmp_path / "two", task="link", decoder="distmult", quiet=True)
+    with pytest.raises(InputError, match="set its num_stages"):
+        weft.train(graph, nn.Linear(7, 5), out=tmp_path / "two", task="link", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--decoder", "distmul"], "unknown --decoder 'distmul': did you mean 'distmult'?"),
+        (["--negatives", "0"], "--negatives 0: give at least 1"),
+        (["--metric", "hits"], "unknown --metric 'hits'"),
+        (["--task", "edges"], "unknown --task 'edges'"),
+        ([], "graph has no features: --random-features 256"),
+    ],
+)
+def test_mistakes(arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make("directed").save(tmp_path / "graph")
+    command = ["train", str(tmp_path / "graph"), "--task", "link", *arguments, "--out", str(tmp_path / "out")]
+    assert main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_graphs_that_cannot(tmp_path: Path) -> None:
+    graph, _ = Case(graph="directed").build()
+    options = {"task": "link", "quiet": True, "out": tmp_path / "out"}
+    none = torch.empty(0, 3, dtype=torch.int64)
+    with pytest.raises(InputError, match="graph has no test_links"):
+        weft.train(replace(graph, test_links=none), **options)
+    with pytest.raises(InputError, match="--patience 3: graph has no validation links"):
+        weft.train(replace(graph, val_links=none), patience=3, **options)
+    one = Graph.from_edges(torch.tensor([0]), torch.tensor([1]), x=torch.ones(2, 1))
+    with pytest.raises(InputError, match="has 1 links, too few"):
+        weft.train(one, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_stages_of_both_tasks(tmp_path: Path) -> None:
+    """As table 4 of the paper has them; together they are a training step."""
+    for task, stages in (("node", "encode loss update"), ("link", "negatives encode decode loss update")):
+        run = weft.train("digits", out=tmp_path / task, task=task, epochs=5, quiet=True)
+        table = stage_table({"single": run.summary})
+        assert [column.header for column in table.columns] == ["strategy", *stages.split()]
+        (rank,) = run.summary["ranks"]
+        assert 0.5 < sum(rank["stages"].values()) / rank["compute_seconds"] < 1.5

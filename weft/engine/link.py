@@ -1,0 +1,208 @@
+"""Link prediction: pairs dealt to the ranks, the rows that they need fetched once, and what that costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from weft.comm import Group, Halo, make_route
+from weft.core.config import Config
+from weft.cost import Operation, Trace, all_reduce
+from weft.data import Adjacency, Links, negative_key
+from weft.engine.ranking import auc, filtered_ranks, rank_scores, ranking_operations
+from weft.kernels import spmm
+from weft.nn import Decoder
+
+MAX_PAIRS = 1 << 16  # scored at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deal:
+    """Who scores which pairs: the rank that answers for a link's source has the link and its negatives.
+
+    owner: int64 [N], the rank that answers for each vertex. num_negatives: pairs drawn for each training link.
+    """
+
+    links: Links
+    owner: Tensor
+    size: int
+    seed: int
+    num_negatives: int
+
+    def train(self, rank: int, epoch: int) -> Tensor:
+        """A rank's pairs [p (1 + K), 3] of an epoch, the p links first."""
+        links = self.links.train[self.owner[self.links.train[:, 0]] == rank]
+        drawn = negative_key(self.seed, epoch)
+        return torch.cat([links, *(self.links.negatives(links, drawn, k) for k in range(self.num_negatives))])
+
+    def held_out(self) -> Tensor:
+        """All pairs [2 m, 3] that evaluations score: validation and test links, then a non-edge for each."""
+        parts = (self.links.val, self.links.test)
+        drawn = [self.links.non_edges(part, negative_key(self.seed, side, 0)) for side, part in enumerate(parts)]
+        return torch.cat([*parts, *drawn])
+
+    def dealt(self, pairs: Tensor, rank: int) -> Tensor:
+        """The positions of a rank's pairs among those of `held_out`."""
+        half = len(pairs) // 2
+        return (self.owner[pairs[:half, 0]] == rank).repeat(2).nonzero()[:, 0]
+
+    def lacking(self, pairs: Tensor, rank: int) -> tuple[Tensor, list[int]]:
+        """The vertices of other ranks that a rank needs for its pairs, each once, by owner, and how many each owns."""
+        needed = torch.zeros(len(self.owner), dtype=torch.bool)
+        needed[pairs[:, :2].reshape(-1)] = True
+        vertices = (needed & (self.owner != rank)).nonzero()[:, 0]
+        vertices = vertices[self.owner[vertices].argsort(stable=True)]
+        return vertices, torch.bincount(self.owner[vertices], minlength=self.size).tolist()
+
+    def trace(self, rank: int, width: int, itemsize: int, *, epoch: int | None, ranked: bool) -> Trace:
+        """What a task exchanges in an epoch's training step, or, where it is None, in an evaluation.
+
+        Beyond what the strategy's trace tells of the model, its decoder included.
+        """
+        if self.size == 1:
+            return Trace(operations=())
+        if epoch is None:
+            pairs = self.held_out()
+            received = [self.lacking(pairs[self.dealt(pairs, one)], one)[1] for one in range(self.size)]
+            made = [halo(received, rank, width * itemsize), all_reduce("scores", len(pairs), itemsize, self.size)]
+            for links in (self.links.val, self.links.test) if ranked else ():
+                made += ranking_operations(len(links), self.links.num_vertices, width, itemsize, self.size)
+            return Trace(operations=tuple(made))
+        received = [self.lacking(self.train(one, epoch), one)[1] for one in range(self.size)]
+        counts = Operation(
+            kind="collective", tag="route", bytes_sent=8 * (self.size - 1), bytes_received=8 * (self.size - 1)
+        )
+        ids = halo(received, rank, 8, tag="route").mirrored()
+        rows = halo(received, rank, width * itemsize)
+        return Trace(operations=(counts, ids, rows, rows.mirrored()))
+
+
+def halo(received: list[list[int]], rank: int, row_bytes: int, *, tag: str = "halo") -> Operation:
+    """One exchange of rows; received: how many each rank gets from each."""
+    sent = sum(counts[rank] for counts in received)
+    return Operation(
+        kind="collective", tag=tag, bytes_sent=sent * row_bytes, bytes_received=sum(received[rank]) * row_bytes
+    )
+
+
+class Ends(NamedTuple):
+    """Some pairs as matrices [p, m] that take their sources and their targets out of m rows, and their relations."""
+
+    source: Adjacency
+    target: Adjacency
+    relation: Tensor
+
+    def score(self, rows: Tensor, decoder: Decoder) -> Tensor:
+        """The pairs' scores [p], from the rows [m, D]."""
+        query = decoder.query(spmm(self.source, rows), self.relation)
+        return (query * spmm(self.target, rows)).sum(1)
+
+
+class Reach:
+    """The rows at the ends of a rank's pairs: those that are here, and those of other ranks, fetched once each.
+
+    blocks: the pairs, so many at a time that the rows of their ends take little memory.
+    """
+
+    def __init__(self, deal: Deal, pairs: Tensor, own: Tensor, group: Group) -> None:
+        fetched, received = deal.lacking(pairs, group.rank)
+        num_rows = len(own) + len(fetched)
+        self.halo = Halo(make_route(fetched, received, own, len(own), group), group) if group.size > 1 else None
+        place = torch.empty(len(deal.owner), dtype=torch.int64)
+        place[own] = torch.arange(len(own))
+        place[fetched] = torch.arange(len(own), num_rows)
+        self.blocks = [
+            Ends(
+                source=one_each(place[block[:, 0]], num_rows).to(group.device),
+                target=one_each(place[block[:, 1]], num_rows).to(group.device),
+                relation=block[:, 2].to(group.device),
+            )
+            for block in pairs.split(MAX_PAIRS)
+        ]
+
+    def rows(self, z: Tensor) -> Tensor:
+        """All rows that the pairs need, from this rank's z [n, D]."""
+        return torch.cat([z, self.halo.fetch(z)]) if self.halo else z
+
+
+def one_each(places: Tensor, num_rows: int) -> Adjacency:
+    """The matrix [p, num_rows] that takes the rows at p places: as a product, it has a fast adjoint."""
+    return Adjacency(indptr=torch.arange(len(places) + 1), indices=places, num_sources=num_rows)
+
+
+class LinkTask:
+    """Learns to tell a graph's links from pairs drawn by chance.
+
+    The loss is the mean of the binary cross entropy over all training links and their negatives: a rank's part is the
+    sum over its pairs divided by the number of all. Negatives depend on seed, epoch and link, not on ranks.
+    rows: the vertices this rank answers for.
+    """
+
+    def __init__(self, config: Config, links: Links, decoder: Decoder, rows: slice | Tensor, group: Group) -> None:
+        self.links, self.decoder, self.group = links, decoder, group
+        self.ranked = config.metric == "mrr"
+        self.validation = f"val_{config.metric}" if len(links.val) else None
+        self.own = torch.arange(links.num_vertices)[rows]
+        owner = torch.zeros(links.num_vertices, dtype=torch.int64, device=group.device)
+        owner[self.own] = group.rank
+        owner = group.all_reduce(owner, tag="route").cpu()
+        self.deal = Deal(links=links, owner=owner, size=group.size, seed=config.seed, num_negatives=config.negatives)
+        self.num_pairs = len(links.train) * (1 + config.negatives)
+        self.place = torch.full((links.num_vertices,), -1)
+        self.place[self.own] = torch.arange(len(self.own))
+        pairs = self.deal.held_out()
+        self.num_held_out = len(pairs)
+        self.dealt = self.deal.dealt(pairs, group.rank)
+        self.held_out = Reach(self.deal, pairs[self.dealt], self.own, group)
+
+    def loss(self, z: Tensor, epoch: int) -> tuple[float, Tensor]:
+        """This rank's part of the loss, and its gradient [n, D] by the rows; the decoder's parameters get theirs."""
+        with self.group.stage("negatives"):
+            pairs = self.deal.train(self.group.rank, epoch)
+            reach = Reach(self.deal, pairs, self.own, self.group)
+            labels = z.new_zeros(len(pairs))
+            labels[: len(pairs) // (1 + self.deal.num_negatives)] = 1
+        with self.group.stage("decode"):
+            leaf = z.detach().requires_grad_()
+            rows = reach.rows(leaf)
+            taken = rows.detach().requires_grad_()
+        total = z.new_zeros(())
+        for block, label in zip(reach.blocks, labels.split(MAX_PAIRS), strict=True):
+            with self.group.stage("decode"):
+                scores = block.score(taken, self.decoder)
+            logits = scores.detach().requires_grad_()
+            loss = functional.binary_cross_entropy_with_logits(logits, label, reduction="sum") / self.num_pairs
+            (grad,) = torch.autograd.grad(loss, logits)
+            total += loss.detach()
+            with self.group.stage("decode"):
+                scores.backward(grad)
+        with self.group.stage("decode"):
+            (grad_z,) = torch.autograd.grad(rows, leaf, taken.grad)
+        return total.item(), grad_z
+
+    @torch.no_grad()
+    def counts(self, z: Tensor) -> dict[str, float | None]:
+        """The scores, which every rank then has."""
+        scores = z.new_zeros(self.num_held_out)
+        rows = self.held_out.rows(z)
+        own = torch.cat([block.score(rows, self.decoder) for block in self.held_out.blocks])
+        scores[self.dealt.to(z.device)] = own
+        parts = (self.links.val, self.links.test)
+        sizes = [len(part) for part in parts] * 2
+        by_part = self.group.all_reduce(scores, tag="scores").cpu().split(sizes)
+        found: dict[str, float | None] = {}
+        for side, (split, links) in enumerate(zip(("val", "test"), parts, strict=True)):
+            if len(links):
+                found[f"{split}_auc"] = auc(by_part[side], by_part[2 + side])
+            if len(links) and self.ranked:
+                ranks = filtered_ranks(z, self.links, links, self.place, self.decoder, self.group)
+                found |= rank_scores(split, ranks)
+        return found
+
+    def scores(self, counts: list[dict[str, float | None]]) -> dict[str, float | None]:
+        """Those of an evaluation, from what every rank has."""
+        return counts[0]

@@ -1,0 +1,53 @@
+"""What `--task` says: how a graph, a model and a loss are made for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from weft.core.config import Config
+from weft.core.random import key
+from weft.data import Graph, Links, require_links, require_trainable, with_held_out_links
+from weft.engine.link import LinkTask
+from weft.engine.metrics import NodeTask, Task
+from weft.nn import LinkModel, from_config, make_decoder
+from weft.strategies import Strategy
+
+
+def prepared(graph: Graph, config: Config) -> Graph:
+    """The graph as the task wants it: for links, without the edges that it is tested by.
+
+    InputError for a graph that lacks what the task needs.
+    """
+    if config.task == "link":
+        if graph.val_links is None and graph.test_links is None:
+            graph = with_held_out_links(graph, config.seed)
+        require_links(graph)
+    require_trainable(graph, labels=config.task == "node")
+    return graph
+
+
+def task_model(model: nn.Module | None, graph: Graph, config: Config) -> nn.Module:
+    """The model that the task trains: a person's, or the configuration's; for links, with a decoder."""
+    if config.task == "node":
+        return from_config(config, graph.num_features, graph.num_classes) if model is None else model
+    if isinstance(model, LinkModel):
+        return model
+    encoder = from_config(config, graph.num_features, config.hidden) if model is None else model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(config.seed, DECODER) >> 1)
+        decoder = make_decoder(config.decoder, max(len(graph.relations), 1), config.hidden)
+    return LinkModel(encoder, decoder.to(next((p.dtype for p in encoder.parameters()), torch.float32)))
+
+
+DECODER = 1
+"""Part of the key of the decoder's first parameters."""
+
+
+def make_task(config: Config, strategy: Strategy) -> Task:
+    """The task of the rows that a strategy gives this rank."""
+    graph, group, model = strategy.graph, strategy.group, strategy.model
+    if config.task == "node":
+        return NodeTask(graph, strategy.rows, group.device)
+    assert isinstance(model, LinkModel)
+    return LinkTask(config, Links.of(graph), model.decoder, strategy.rows, group)
