@@ -48,6 +48,7 @@ class Case:
     input_dropout: float = 0.0
     weighted: bool = False
     edge_features: int = 0
+    edge_attention: bool = False
     multilabel: bool = False
     without: str = ""
     frozen: bool = False
@@ -84,6 +85,7 @@ class Case:
             input_dropout=self.input_dropout,
             norm=self.norm,
             residual=self.residual,
+            edge_width=self.edge_features if self.edge_attention else 0,
         )
 
     def make_pyg_stack(self) -> Stack:
@@ -134,6 +136,20 @@ def cases() -> list[Case]:
     found.append(Case(model="gcn", order="bfs", weighted=True, input_dropout=0.3, layers=2))
     found.append(Case(model="sage", order="degree", input_dropout=0.3, norm="batch", multilabel=True))
     found.append(Case(model="gat", order="bfs", decoupled=True))
+    return found + attention_cases()
+
+
+def attention_cases() -> list[Case]:
+    """Edge features in the logit, and ways of dealing out heads: 5 that no P divides, 1 cut by all, P beyond them."""
+    found = [
+        Case(model=model, decoupled=decoupled, edge_features=3, edge_attention=True, layers=2)
+        for model, decoupled in product(("gat", "gatv2"), (False, True))
+    ]
+    found.append(Case(model="gatv2", hidden=20, heads=5, norm="layer"))
+    found.append(Case(model="gatv2", hidden=120, heads=1, layers=2, edge_features=2, edge_attention=True))
+    found.append(Case(model="gatv2", hidden=20, heads=5, layers=2, edge_features=3, edge_attention=True, order="bfs"))
+    found.append(Case(model="gat", hidden=20, heads=5, layers=2, edge_features=1, edge_attention=True, order="degree"))
+    found.append(Case(model="gatv2", num_vertices=3, layers=2, edge_features=3, edge_attention=True))
     return found
 
 

@@ -4,10 +4,12 @@ from weft.comm.exchange import (
     Layout,
     cols_to_rows,
     column_layout,
+    count_shared,
     even_bounds,
     rows_to_cols,
     sum_gradients,
     sum_over_ranks,
+    sum_shared,
 )
 from weft.comm.group import Group, join
 from weft.comm.halo import Coming, Halo, Parts, Route, make_route, split_product
@@ -21,6 +23,7 @@ __all__ = [
     "Route",
     "cols_to_rows",
     "column_layout",
+    "count_shared",
     "even_bounds",
     "join",
     "make_route",
@@ -28,4 +31,5 @@ __all__ = [
     "split_product",
     "sum_gradients",
     "sum_over_ranks",
+    "sum_shared",
 ]

@@ -13,7 +13,8 @@ class Operation:
     """One operation of a rank, in the order of execution.
 
     kind: 'aggregate' (edges x width) or 'collective' (bytes sent to and received from other ranks).
-    tag: split, gather, halo, gradients, statistics; empty for an aggregate.
+    tag: split, gather, logits, halo, gradients, statistics; empty for an aggregate.
+    how: where there were several ways, which was taken and what each would send.
     """
 
     kind: Literal["aggregate", "collective"]
@@ -21,6 +22,7 @@ class Operation:
     edges: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+    how: str = ""
 
     def mirrored(self) -> Operation:
         """The adjoint: what was sent comes back, a split where there was a gather, the transposed product, a sum."""

@@ -1,8 +1,8 @@
 """Layers and models, written for one device, over a View."""
 
-from weft.nn.conv import GATConv, GCNConv, GINConv, SAGEConv
+from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.dense import Linear, linear, use_onednn
-from weft.nn.models import GAT, GCN, GIN, MODELS, SAGE, Decoupled, RowLayer, Stack, from_config, make_model
+from weft.nn.models import GAT, GCN, GIN, MODELS, SAGE, Decoupled, GATv2, RowLayer, Stack, from_config, make_model
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.outline import GraphOperation, outline
 from weft.nn.pyg import PyGConv, from_pyg
@@ -18,6 +18,8 @@ __all__ = [
     "BatchNorm",
     "Decoupled",
     "GATConv",
+    "GATv2",
+    "GATv2Conv",
     "GCNConv",
     "GINConv",
     "GraphOperation",

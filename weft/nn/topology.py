@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.data import Adjacency
-from weft.kernels import Scale
+from weft.kernels import EdgeFeatures, Scale
 
 Reduce = Literal["sum", "mean", "max"]
 Norm = Literal["gcn"] | None
@@ -71,6 +71,14 @@ class Topology:
     def edge_features(self) -> Tensor | None:
         """What is known of the edges, in their order: [E, K]."""
         return self.edge_features_at(None)
+
+    @cached_property
+    def known_edges(self) -> EdgeFeatures | None:
+        """The features of the edges, and for the loops that are missing the mean of those of v's in-edges."""
+        if self.edge_features is None:
+            return None
+        sums = torch.segment_reduce(self.edge_features, "sum", offsets=self.adjacency.indptr, initial=0)
+        return EdgeFeatures(self.edge_features, sums / self.adjacency.degree.clamp(min=1)[:, None])
 
     def edge_features_at(self, edge_ids: Tensor | None) -> Tensor | None:
         """The rows [e, K] of the edges at these positions, int64 [e] on the CPU; None: of all."""

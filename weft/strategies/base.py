@@ -40,6 +40,7 @@ class GraphShape(NamedTuple):
     density: the share of the features that are not zero. hops: a rank's blocks, product by product, where ranks hold
     blocks of the graph.
     num_edge_features: 0 for none. weighted: whether the edges have weights.
+    num_remote: sources that are not among a rank's even share of the rows, of all ranks together; -1: not counted.
     """
 
     num_vertices: int
@@ -49,6 +50,7 @@ class GraphShape(NamedTuple):
     hops: tuple[HopShape, ...] = ()
     num_edge_features: int = 0
     weighted: bool = False
+    num_remote: int = -1
 
     @classmethod
     def of(cls, graph: Graph) -> GraphShape:
