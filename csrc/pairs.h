@@ -90,9 +90,10 @@ void pair_logits(const Pairs<T, I>& a, T* logits) {
 template <class T, class I>
 WEFT_INLINE void pair_slopes(const Pairs<T, I>& a, const T* grad, const T* z, T* d) {
   for (int64_t head = 0; head < a.num_heads; ++head) {
-    for (int64_t column = a.bounds[head]; column < a.bounds[head + 1]; ++column) {
-      d[column] = z[column] > 0 ? grad[head] : grad[head] * a.slope;
-    }
+    const T upper = grad[head], lower = upper * a.slope;
+    const int64_t end = a.bounds[head + 1];
+#pragma omp simd
+    for (int64_t column = a.bounds[head]; column < end; ++column) d[column] = z[column] > 0 ? upper : lower;
   }
 }
 

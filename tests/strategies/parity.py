@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -140,17 +141,18 @@ def cases() -> list[Case]:
 
 
 def attention_cases() -> list[Case]:
-    """Edge features in the logit, and ways of dealing out heads: 5 that no P divides, 1 cut by all, P beyond them."""
-    found = [
-        Case(model=model, decoupled=decoupled, edge_features=3, edge_attention=True, layers=2)
-        for model, decoupled in product(("gat", "gatv2"), (False, True))
-    ]
-    found.append(Case(model="gatv2", hidden=20, heads=5, norm="layer"))
-    found.append(Case(model="gatv2", hidden=120, heads=1, layers=2, edge_features=2, edge_attention=True))
-    found.append(Case(model="gatv2", hidden=20, heads=5, layers=2, edge_features=3, edge_attention=True, order="bfs"))
-    found.append(Case(model="gat", hidden=20, heads=5, layers=2, edge_features=1, edge_attention=True, order="degree"))
-    found.append(Case(model="gatv2", num_vertices=3, layers=2, edge_features=3, edge_attention=True))
+    """Edge features in the logit, and 5 heads that no P divides, one that every rank has a part of, none for a rank."""
+    edges: dict[str, Any] = {"edge_features": 3, "edge_attention": True}
+    found = [Case(model=model, decoupled=True, layers=2, **edges) for model in ("gat", "gatv2")]
+    found.append(Case(model="gat", hidden=20, heads=5, layers=2, order="degree", **edges))
+    found.append(Case(model="gatv2", hidden=20, heads=5, layers=2, order="bfs", **edges))
+    found.append(PARTS_OF_LOGITS)
+    found.append(Case(model="gatv2", num_vertices=3, layers=2, **edges))
     return found
+
+
+PARTS_OF_LOGITS = Case(model="gatv2", hidden=120, heads=1, layers=2, edge_features=2, edge_attention=True)
+"""A head so wide that parts of its logits are less than its vectors."""
 
 
 def make_graph(
