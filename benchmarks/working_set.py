@@ -24,12 +24,13 @@ from weft.comm import Group, column_layout
 from weft.core.host import mapped_empty
 from weft.core.units import parse_bytes
 from weft.nn import Product
-from weft.strategies.chunks import Attend, ChunkedGraph, Chunking, Multiply, Work, _Run
-from weft.strategies.tensor import TensorParallel, attention_layout, needs_of
+from weft.strategies.attention import AttentionPlan
+from weft.strategies.chunks import Attend, AttendPairs, ChunkedGraph, Chunking, Multiply, Work, _Run
+from weft.strategies.tensor import ProductKind, TensorParallel, needs_of
 
 READY, DONE = "ready", "done"
 """What the watched process says."""
-WORK = ("sum", "max", "attend")
+WORK = ("sum", "max", "attend", "attend_pairs")
 
 
 def main() -> int:
@@ -92,11 +93,28 @@ def make_products(options: argparse.Namespace) -> None:
     kind = options.work
     work: Work = Multiply(Product("max" if kind == "max" else "sum", None if kind == "max" else "gcn", False, 1))
     rows_in = rows_out = column_layout(placed.bounds, width)
-    if kind == "attend":
-        work = Attend(tuple(width // heads * head for head in range(heads + 1)), 0.2)
-        rows_in = attention_layout(placed.bounds, width, heads)
-    needs = needs_of(graph.in_edges, 1, 4, width, heads if kind == "attend" else 0, False, kind == "max")
-    run = _Run(chunked, work, needs, rows_in, rows_out, 1)
+    product, own, extra_columns = ProductKind(width, maximum=kind == "max"), slice(None), slice(0)
+    if kind.startswith("attend"):
+        bounds = tuple(width // heads * head for head in range(heads + 1))
+        pairs = kind == "attend_pairs"
+        product = ProductKind(width, heads, width if pairs else heads, left_apart=not pairs, by_edge=pairs)
+        plan = AttentionPlan(
+            num_vertices=graph.num_vertices,
+            num_edges=graph.num_edges,
+            size=1,
+            width=width,
+            heads=heads,
+            logit_width=product.logit_width,
+            left_apart=product.left_apart,
+            may_sum=False,
+        )
+        work = AttendPairs(bounds, bounds, 0.2) if pairs else Attend(bounds, 0.2)
+        rows_in, own, extra_columns = plan.layout(sums=False), slice(0, width), slice(0 if pairs else width, None)
+    needs = needs_of(product, graph.in_edges, 1, 4, 0)
+    run = _Run(chunked, work, needs, rows_in, rows_out, 1, own, extra_columns)
+    if kind == "attend_pairs":
+        run.parameters = (torch.ones(width).requires_grad_(), None)
+    run.grads = [None] * len(run.parameters)
     chunks = run.chunks
     held = [mapped_empty(graph.num_vertices, run.width, dtype=torch.float32).fill_(1) for _ in range(3)]
     extra = mapped_empty(graph.num_vertices, run.num_extra, dtype=torch.float32).fill_(1)

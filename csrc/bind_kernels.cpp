@@ -215,6 +215,161 @@ void bind_attend(nb::module_& module) {
       "grad_h"_a.noconvert().none(), "grad_logit_src"_a.noconvert().none(), "num_threads"_a);
 }
 
+template <class T, class I>
+Pairs<T, I> pairs_of(const ConstArray<int64_t, 1>& indptr, const ConstArray<I, 1>& indices,
+                     const MaybeConst<bool, 1>& loop, const ConstArray<int64_t, 1>& bounds, T slope,
+                     const ConstArray<T, 2>& left, const ConstArray<T, 2>& right, const ConstArray<T, 1>& attention,
+                     const MaybeConst<T, 2>& features, const MaybeConst<T, 2>& loop_features,
+                     const MaybeConst<T, 2>& edge_map, int num_threads) {
+  check_rows(indptr, indices, num_threads);
+  const int64_t num_targets = size(indptr, 0) - 1, num_heads = size(bounds, 0) - 1, width = size(left, 1);
+  const int64_t num_features = length_or(edge_map, 0);
+  check_bounds(bounds, num_heads, width);
+  require(is(right, num_targets, width) && size(attention, 0) == width, "left, right and attention must share columns");
+  require(length_or(loop, num_targets) == num_targets && (!loop || num_targets <= size(left, 0)),
+          "loop must have one flag per target, and targets be the first sources");
+  require(bool(edge_map) == bool(features) && bool(loop_features) == (features && loop),
+          "edge_map comes with features, and with those of loops where there are any");
+  require(!edge_map || (size(*edge_map, 1) == width && is(*features, size(indices, 0), num_features)),
+          "edge_map must have a row per feature and a column per column of left, features a row per edge");
+  require(!loop_features || is(*loop_features, num_targets, num_features), "loops must have the features of edges");
+  return {num_targets,
+          num_heads,
+          width,
+          num_features,
+          indptr.data(),
+          indices.data(),
+          data_or_null(loop),
+          bounds.data(),
+          slope,
+          left.data(),
+          right.data(),
+          attention.data(),
+          data_or_null(features),
+          data_or_null(loop_features),
+          data_or_null(edge_map),
+          num_threads};
+}
+
+// How many edges have logits: the loops' come after the edges'.
+template <class I>
+int64_t num_logits(const ConstArray<I, 1>& indices, const MaybeConst<bool, 1>& loop) {
+  return size(indices, 0) + length_or(loop, 0);
+}
+
+template <class T, class I>
+void bind_pairs(nb::module_& module) {
+  module.def(
+      "pair_logits",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, MaybeConst<bool, 1> loop,
+         ConstArray<int64_t, 1> bounds, T slope, ConstArray<T, 2> left, ConstArray<T, 2> right,
+         ConstArray<T, 1> attention, MaybeConst<T, 2> features, MaybeConst<T, 2> loop_features,
+         MaybeConst<T, 2> edge_map, Array<T, 2> logits, int num_threads) {
+        const auto args = pairs_of<T, I>(indptr, indices, loop, bounds, slope, left, right, attention, features,
+                                         loop_features, edge_map, num_threads);
+        require(is(logits, num_logits(indices, loop), args.num_heads), "logits must have a row per edge and per loop");
+        nb::gil_scoped_release release;
+        graph_kernels<T, I>(kernels()).pair_logits(args, logits.data());
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a,
+      "left"_a.noconvert(), "right"_a.noconvert(), "attention"_a.noconvert(), "features"_a.noconvert().none(),
+      "loop_features"_a.noconvert().none(), "edge_map"_a.noconvert().none(), "logits"_a.noconvert(), "num_threads"_a);
+  module.def(
+      "pair_backward",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, ConstArray<int64_t, 1> indptr_t,
+         ConstArray<I, 1> indices_t, AnyIds edge_ids, MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, T slope,
+         ConstArray<T, 2> left, ConstArray<T, 2> right, ConstArray<T, 1> attention, MaybeConst<T, 2> features,
+         MaybeConst<T, 2> loop_features, MaybeConst<T, 2> edge_map, ConstArray<T, 2> grad_logits, Array<T, 2> grad_left,
+         Array<T, 2> grad_right, Array<T, 1> grad_attention, Maybe<T, 2> grad_edge_map, int num_threads) {
+        const auto args = pairs_of<T, I>(indptr, indices, loop, bounds, slope, left, right, attention, features,
+                                         loop_features, edge_map, num_threads);
+        check_rows(indptr_t, indices_t, num_threads);
+        const int64_t num_sources = size(indptr_t, 0) - 1;
+        require(is(grad_logits, num_logits(indices, loop), args.num_heads),
+                "grad_logits must have a row per edge and per loop");
+        require(size(left, 0) == num_sources && size(edge_ids, 0) == size(indices_t, 0) &&
+                    size(indices_t, 0) == size(indices, 0),
+                "the transpose must have a row per source, and an id per edge");
+        require(is(grad_left, num_sources, args.width) && is(grad_right, args.num_targets, args.width) &&
+                    size(grad_attention, 0) == args.width && bool(grad_edge_map) == bool(edge_map) &&
+                    (!edge_map || is(*grad_edge_map, args.num_features, args.width)),
+                "gradients must have the shapes of what they are for");
+        const PairsBackward<T, I> backward{args,
+                                           num_sources,
+                                           indptr_t.data(),
+                                           indices_t.data(),
+                                           edge_ids_of(edge_ids),
+                                           grad_logits.data(),
+                                           grad_left.data(),
+                                           grad_right.data(),
+                                           grad_attention.data(),
+                                           data_or_null(grad_edge_map)};
+        nb::gil_scoped_release release;
+        graph_kernels<T, I>(kernels()).pair_backward(backward);
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "indptr_t"_a.noconvert(), "indices_t"_a.noconvert(),
+      "edge_ids"_a.noconvert(), "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a, "left"_a.noconvert(),
+      "right"_a.noconvert(), "attention"_a.noconvert(), "features"_a.noconvert().none(),
+      "loop_features"_a.noconvert().none(), "edge_map"_a.noconvert().none(), "grad_logits"_a.noconvert(),
+      "grad_left"_a.noconvert(), "grad_right"_a.noconvert(), "grad_attention"_a.noconvert(),
+      "grad_edge_map"_a.noconvert().none(), "num_threads"_a);
+  module.def(
+      "weigh",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, std::optional<AnyIds> edge_ids,
+         MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, ConstArray<T, 2> alpha, ConstArray<T, 2> x,
+         Array<T, 2> y, int num_threads) {
+        check_rows(indptr, indices, num_threads);
+        const int64_t num_rows = size(indptr, 0) - 1, num_heads = size(bounds, 0) - 1, width = size(x, 1);
+        check_bounds(bounds, num_heads, width);
+        require(is(alpha, num_logits(indices, loop), num_heads) && is(y, num_rows, width),
+                "alpha must have a row per edge and per loop, y a row per row of the matrix and the columns of x");
+        require(length_or(edge_ids, size(indices, 0)) == size(indices, 0), "edge_ids must have one id per entry");
+        require(length_or(loop, 0) <= num_rows && length_or(loop, 0) <= size(x, 0), "loop must not be longer than x or y");
+        const Weigh<T, I> args{num_rows,
+                               num_heads,
+                               width,
+                               indptr.data(),
+                               indices.data(),
+                               bool(edge_ids),
+                               edge_ids ? edge_ids_of(*edge_ids) : EdgeIds{nullptr, nullptr},
+                               data_or_null(loop),
+                               length_or(loop, 0),
+                               bounds.data(),
+                               alpha.data(),
+                               x.data(),
+                               y.data(),
+                               num_threads};
+        nb::gil_scoped_release release;
+        graph_kernels<T, I>(kernels()).weigh(args);
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "edge_ids"_a.noconvert().none(), "loop"_a.noconvert().none(),
+      "bounds"_a.noconvert(), "alpha"_a.noconvert(), "x"_a.noconvert(), "y"_a.noconvert(), "num_threads"_a);
+  module.def(
+      "weigh_backward",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, MaybeConst<bool, 1> loop,
+         ConstArray<int64_t, 1> bounds, ConstArray<T, 2> alpha, ConstArray<T, 2> x, ConstArray<T, 2> grad_y, bool last,
+         Array<T, 2> grad_logits, int num_threads) {
+        check_rows(indptr, indices, num_threads);
+        const int64_t num_targets = size(indptr, 0) - 1, num_heads = size(bounds, 0) - 1, width = size(x, 1);
+        check_bounds(bounds, num_heads, width);
+        require(is(alpha, num_logits(indices, loop), num_heads) && is(grad_logits, size(alpha, 0), num_heads) &&
+                    is(grad_y, num_targets, width),
+                "alpha and grad_logits must have a row per edge and per loop, grad_y the columns of x");
+        require(length_or(loop, num_targets) == num_targets && (!loop || num_targets <= size(x, 0)),
+                "loop must have one flag per target, and targets be the first sources");
+        const WeighBackward<T, I> args{num_targets,   num_heads,     width,
+                                       indptr.data(), indices.data(), data_or_null(loop),
+                                       bounds.data(), alpha.data(),  x.data(),
+                                       grad_y.data(), last,          grad_logits.data(),
+                                       num_threads};
+        nb::gil_scoped_release release;
+        graph_kernels<T, I>(kernels()).weigh_backward(args);
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "loop"_a.noconvert().none(), "bounds"_a.noconvert(),
+      "alpha"_a.noconvert(), "x"_a.noconvert(), "grad_y"_a.noconvert(), "last"_a, "grad_logits"_a.noconvert(),
+      "num_threads"_a);
+}
+
 template <class T>
 void bind_rows(nb::module_& module) {
   module.def(
@@ -256,6 +411,23 @@ void bind_rows(nb::module_& module) {
       "grad_y"_a.noconvert().none(), "y"_a.noconvert().none(), "plus"_a.noconvert().none(),
       "share"_a.noconvert().none(), "grad_logit_dst"_a.noconvert().none(), "num_threads"_a);
   module.def(
+      "edge_softmax",
+      [](ConstArray<int64_t, 1> indptr, MaybeConst<bool, 1> loop, ConstArray<T, 2> logits, Array<T, 2> alpha,
+         int num_threads) {
+        require(size(indptr, 0) >= 1 && indptr.data()[0] == 0, "indptr must start with 0");
+        const int64_t num_targets = size(indptr, 0) - 1, num_heads = size(logits, 1);
+        require(length_or(loop, num_targets) == num_targets, "loop must have one flag per target");
+        require(size(logits, 0) == indptr.data()[num_targets] + length_or(loop, 0) &&
+                    is(alpha, size(logits, 0), num_heads),
+                "logits and alpha must have a row per edge and per loop");
+        const EdgeSoftmax<T> args{num_targets,   num_heads,    indptr.data(), data_or_null(loop),
+                                  logits.data(), alpha.data(), num_threads};
+        nb::gil_scoped_release release;
+        row_kernels<T>(kernels()).edge_softmax(args);
+      },
+      "indptr"_a.noconvert(), "loop"_a.noconvert().none(), "logits"_a.noconvert(), "alpha"_a.noconvert(),
+      "num_threads"_a);
+  module.def(
       "dropout",
       [](ConstArray<T, 2> x, ConstArray<int64_t, 1> rows, uint64_t key, uint32_t first_column, uint32_t threshold,
          T scale, bool relu, Array<T, 2> y, int num_threads) {
@@ -286,6 +458,7 @@ void bind_graph_kernels(nb::module_& module) {
   bind_spmm<T, I>(module);
   bind_max<T, I>(module);
   bind_attend<T, I>(module);
+  bind_pairs<T, I>(module);
 }
 
 }  // namespace

@@ -114,6 +114,74 @@ struct AttendBackward {
   int num_threads;
 };
 
+// Edges whose logits need both ends: logit_ej = sum over head j's columns c of attention_c leaky_relu(z_ec), where
+// z_e = left_u + right_v + features_e edge_map. features [E, K] and loop_features [n, K] may be null where K is 0.
+template <class T, class I>
+struct Pairs {
+  int64_t num_targets, num_heads, width, num_features;
+  const int64_t* indptr;
+  const I* indices;
+  const bool* loop;  // [n] or null, as in Attend
+  const int64_t* bounds;
+  T slope;
+  const T *left, *right, *attention, *features, *loop_features, *edge_map;
+  int num_threads;
+};
+
+// Backward of the logits [E + n, H] of Pairs (the edges', then the loops'; [E, H] without loops): writes all gradients.
+template <class T, class I>
+struct PairsBackward {
+  Pairs<T, I> pairs;
+  int64_t num_sources;
+  const int64_t* indptr_t;
+  const I* indices_t;
+  EdgeIds edge_ids;
+  const T* grad_logits;
+  T *grad_left, *grad_right, *grad_attention, *grad_edge_map;
+};
+
+// alpha = the softmax of logits over the edges of each target, both [E + n, H].
+template <class T>
+struct EdgeSoftmax {
+  int64_t num_targets, num_heads;
+  const int64_t* indptr;
+  const bool* loop;
+  const T* logits;
+  T* alpha;
+  int num_threads;
+};
+
+// y_r = sum_e alpha_e x_u, by head; over the transpose with the edge ids of its entries (has_ids).
+template <class T, class I>
+struct Weigh {
+  int64_t num_rows, num_heads, width;
+  const int64_t* indptr;
+  const I* indices;
+  bool has_ids;
+  EdgeIds edge_ids;
+  const bool* loop;
+  int64_t num_loops;  // flags in loop
+  const int64_t* bounds;
+  const T *alpha, *x;
+  T* y;
+  int num_threads;
+};
+
+// Backward of Weigh and EdgeSoftmax: adds grad_y_v . x_u by head to grad_logits [E + n, H], which after the last of
+// several steps becomes alpha (itself - its mean by alpha over the row).
+template <class T, class I>
+struct WeighBackward {
+  int64_t num_targets, num_heads, width;
+  const int64_t* indptr;
+  const I* indices;
+  const bool* loop;
+  const int64_t* bounds;
+  const T *alpha, *x, *grad_y;
+  bool last;
+  T* grad_logits;
+  int num_threads;
+};
+
 // y_rc = x_rc * scale where the hash of (key, rows[r], first_column + c) is at least the threshold, else 0; with relu,
 // of max(x_rc, 0).
 template <class T>
@@ -146,11 +214,16 @@ struct GraphKernels {
   void (*spmm_max_backward)(const SpmmMaxBackward<T, I>&);
   void (*attend)(const Attend<T, I>&);
   void (*attend_backward)(const AttendBackward<T, I>&);
+  void (*pair_logits)(const Pairs<T, I>&, T* logits);
+  void (*pair_backward)(const PairsBackward<T, I>&);
+  void (*weigh)(const Weigh<T, I>&);
+  void (*weigh_backward)(const WeighBackward<T, I>&);
 };
 
 template <class T>
 struct RowKernels {
   void (*attend_stats)(const AttendStats<T>&);
+  void (*edge_softmax)(const EdgeSoftmax<T>&);
   void (*dropout)(const Dropout<T>&);
   void (*relu_dropout_backward)(const ReluDropoutBackward<T>&);
 };

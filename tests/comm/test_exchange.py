@@ -9,7 +9,17 @@ import torch
 from ranks import spawn
 from torch import Tensor
 
-from weft.comm import Group, Layout, cols_to_rows, column_layout, even_bounds, rows_to_cols, sum_over_ranks
+from weft.comm import (
+    Group,
+    Layout,
+    cols_to_rows,
+    column_layout,
+    count_shared,
+    even_bounds,
+    rows_to_cols,
+    sum_over_ranks,
+    sum_shared,
+)
 from weft.core.errors import RunError
 
 
@@ -53,6 +63,31 @@ def check_exchange(group: Group) -> None:
 
     reports = group.share({"rank": rank, "text": "a" * rank})
     assert reports == [{"rank": other, "text": "a" * other} for other in range(size)]
+
+
+def check_shared(group: Group) -> None:
+    """Columns that 1, 2 and all ranks hold, and a rank that holds none: sums, their adjoint, and bytes."""
+    rank, size = group.rank, group.size
+    for columns in ([(0, 2), (1, 3), (1, 2), (3, 3)], [(0, 1)] * size, [(r, r + 1) for r in range(size)]):
+        for num_rows in (0, 2, 11):
+            start, stop = columns[rank]
+            x = (whole(num_rows, 4)[:, start:stop] * (rank + 1)).requires_grad_()
+            weights = [
+                sum(other + 1 for other in range(size) if columns[other][0] <= column < columns[other][1])
+                for column in range(start, stop)
+            ]
+            group.meter.take("setup")
+            total = sum_shared(x, columns, group)
+            counts, (sent, received) = group.meter.take("setup"), count_shared(columns, num_rows, rank)
+            assert counts.bytes_sent["logits"] == counts.bytes_received["logits"] == 8 * (sent + received)
+            assert torch.equal(total, whole(num_rows, 4)[:, start:stop] * torch.tensor(weights, dtype=torch.float64))
+            total.backward(torch.full_like(total, rank + 1.0))
+            assert x.grad is not None
+            assert torch.equal(x.grad, torch.tensor(weights, dtype=torch.float64).expand(num_rows, -1))
+
+
+def test_shared_columns() -> None:
+    spawn(4, check_shared)
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency
-from weft.kernels import Scale, ops, reference
+from weft.kernels import EdgeFeatures, Scale, ops, reference
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -105,6 +105,35 @@ def attend_case(adj: Adjacency, bounds: list[int], *, loop: bool = False, steps:
         return module.attend(adj, *inputs, bounds=bounds, loop=flags, slope=slope, steps=steps if square else 1)
 
     sizes = [(adj.num_sources, bounds[-1]), (adj.num_sources, num_heads), (adj.num_targets, num_heads)]
+    return Case(call, [rounded(randn(*size, seed=seed)) for seed, size in enumerate(sizes)])
+
+
+def pair_case(adj: Adjacency, bounds: list[int], *, features: int = 0, loop: bool = False, slope: float = 0.2) -> Case:
+    """Logits, and the loops of those targets that have none; the inputs are left, right, attention and the map."""
+    loops = loop and adj.num_targets <= adj.num_sources
+    known = EdgeFeatures(
+        rounded(randn(adj.num_edges, features, seed=7)), rounded(randn(adj.num_targets, features, seed=8))
+    )
+
+    def call(module: ModuleType, adj: Adjacency, inputs: list[Tensor]) -> Tensor:
+        cast = EdgeFeatures(*(x.to(inputs[0].dtype) for x in known)) if features else None
+        flags = ~adj.has_loop if loops else None
+        return module.pair_logits(adj, *inputs, bounds=bounds, loop=flags, slope=slope, features=cast)
+
+    width = bounds[-1]
+    sizes = [(adj.num_sources, width), (adj.num_targets, width), (width,), *([(features, width)] if features else [])]
+    return Case(call, [rounded(randn(*size, seed=seed)) for seed, size in enumerate(sizes)])
+
+
+def attend_edges_case(adj: Adjacency, bounds: list[int], *, loop: bool = False, steps: int = 1) -> Case:
+    loops = loop and adj.num_targets <= adj.num_sources
+
+    def call(module: ModuleType, adj: Adjacency, inputs: list[Tensor]) -> Tensor:
+        square = adj.num_targets == adj.num_sources
+        flags = ~adj.has_loop if loops else None
+        return module.attend_edges(adj, *inputs, bounds=bounds, loop=flags, steps=steps if square else 1)
+
+    sizes = [(adj.num_sources, bounds[-1]), (adj.num_edges + loops * adj.num_targets, len(bounds) - 1)]
     return Case(call, [rounded(randn(*size, seed=seed)) for seed, size in enumerate(sizes)])
 
 

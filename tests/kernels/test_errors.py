@@ -13,11 +13,12 @@ from kernel_cases import graph
 
 from weft.core.native import _native
 from weft.data.adjacency import Adjacency
-from weft.kernels import Scale, attend, keyed_dropout, spmm, spmm_max
+from weft.kernels import EdgeFeatures, Scale, attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
 
 X = torch.ones(5, 4)
 LOGITS = torch.zeros(5, 2)
 ROWS = torch.arange(5)
+VECTOR = torch.ones(4)
 
 
 def block() -> Adjacency:
@@ -49,6 +50,24 @@ def block() -> Adjacency:
         (lambda adj: attend(adj, X, LOGITS, LOGITS, bounds=[0, 2, 4], loop=torch.ones(5)), r"loop .* bool \[5\]"),
         (lambda adj: attend(adj, X, LOGITS, LOGITS, bounds=[0, 2, 4], steps=0), "steps=0"),
         (lambda _: attend(block(), X[:3], LOGITS[:3], LOGITS, bounds=[0, 2, 4], steps=2), "steps=2"),
+        (lambda adj: pair_logits(adj, X, X[:3], VECTOR, bounds=[0, 4]), "right"),
+        (lambda adj: pair_logits(adj, X, X, VECTOR[:2], bounds=[0, 4]), "right and attention .* 4 columns of left"),
+        (lambda adj: pair_logits(adj, X, X, VECTOR, bounds=[0, 3]), "bounds"),
+        (lambda adj: pair_logits(adj, X, X.double(), VECTOR, bounds=[0, 4]), "must agree"),
+        (lambda adj: pair_logits(adj, X, X, VECTOR, X[:2], bounds=[0, 4]), "both or neither"),
+        (
+            lambda adj: pair_logits(adj, X, X, VECTOR, X[:2], bounds=[0, 4], features=EdgeFeatures(torch.ones(12, 3))),
+            r"features.edges .* \[12, 2\]",
+        ),
+        (
+            lambda adj: pair_logits(
+                adj, X, X, VECTOR, X[:2], bounds=[0, 4], loop=ROWS > 1, features=EdgeFeatures(torch.ones(12, 2))
+            ),
+            "features.loops is None",
+        ),
+        (lambda adj: attend_edges(adj, X, torch.ones(11, 2), bounds=[0, 2, 4]), r"logits .* \[12, heads\]"),
+        (lambda adj: attend_edges(adj, X, torch.ones(12, 2), bounds=[0, 2, 4], loop=ROWS > 1), r"\[17, heads\]"),
+        (lambda adj: attend_edges(adj, X, torch.ones(12, 1), bounds=[0, 2, 4]), "bounds"),
         (lambda _: keyed_dropout(X, ROWS, key=1, p=1.0), "p=1.0"),
         (lambda _: keyed_dropout(X, ROWS[:3], key=1, p=0.5), "rows"),
         (lambda _: keyed_dropout(X, ROWS.int(), key=1, p=0.5), "rows"),

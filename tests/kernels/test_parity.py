@@ -12,10 +12,12 @@ from kernel_cases import (
     DTYPES,
     assert_same,
     attend_case,
+    attend_edges_case,
     drawn_graphs,
     graph,
     graphs,
     max_case,
+    pair_case,
     spmm_case,
 )
 
@@ -46,6 +48,15 @@ class TestParity:
         for adj in graphs(index):
             assert_same(adj, attend_case(adj, [0, 4, 21], loop=True, steps=3, slope=0.1), dtype)
 
+    def test_pair_logits(self, dtype, index):
+        for number, (adj, bounds) in enumerate(itertools.product(graphs(index), BOUNDS)):
+            assert_same(adj, pair_case(adj, bounds, features=number % 3, loop=number % 2 == 1), dtype)
+
+    def test_attend_edges(self, dtype, index):
+        for adj, bounds in itertools.product(graphs(index), BOUNDS):
+            odd = len(bounds) % 2 == 1
+            assert_same(adj, attend_edges_case(adj, bounds, loop=odd, steps=3 if odd else 1), dtype)
+
 
 @pytest.mark.parametrize("factors", list(itertools.product([False, True], repeat=4)), ids=str)
 def test_every_mix_of_factors(factors):
@@ -62,6 +73,7 @@ def test_every_width(width):
         assert_same(adj, spmm_case(adj, width, source=True, target=False, loop=True, weighted=False), dtype)
         assert_same(adj, max_case(adj, width), dtype)
         assert_same(adj, attend_case(adj, [0, width // 3, width], loop=True), dtype)
+        assert_same(adj, attend_edges_case(adj, [0, width // 3, width], loop=True), dtype)
 
 
 @given(drawn_graphs(), st.integers(0, 70), st.booleans(), st.booleans())
@@ -71,3 +83,5 @@ def test_drawn_graphs(adj, width, weighted, loop):
     assert_same(adj, max_case(adj, width), torch.float64)
     bounds = [0, width // 4, width // 2, width]
     assert_same(adj, attend_case(adj, bounds, loop=loop, steps=2), torch.float64)
+    assert_same(adj, attend_edges_case(adj, bounds, loop=loop, steps=2), torch.float64)
+    assert_same(adj, pair_case(adj, bounds, features=2 * weighted, loop=loop), torch.float64)

@@ -8,10 +8,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import DTYPES, Case, attend_case, drawn_graphs, graph, max_case, randn, rounded, spmm_case
+from kernel_cases import (
+    DTYPES,
+    Case,
+    attend_case,
+    attend_edges_case,
+    drawn_graphs,
+    graph,
+    max_case,
+    pair_case,
+    randn,
+    rounded,
+    spmm_case,
+)
 
 from weft.data.adjacency import Adjacency
-from weft.kernels import attend, ops, reference, spmm, spmm_max
+from weft.kernels import attend, attend_edges, ops, pair_logits, reference, spmm, spmm_max
 
 
 def cases(adj: Adjacency, width: int) -> list[Case]:
@@ -20,6 +32,17 @@ def cases(adj: Adjacency, width: int) -> list[Case]:
         spmm_case(adj, width, source=True, target=True, loop=True, weighted=True),
         max_case(adj, width),
         attend_case(adj, [0, width // 3, width], loop=True, steps=2),
+        *edge_cases(adj, width),
+    ]
+
+
+def edge_cases(adj: Adjacency, width: int) -> list[Case]:
+    """Attention whose logits are numbers by edge."""
+    bounds = [0, width // 3, width]
+    return [
+        pair_case(adj, bounds, loop=True),
+        pair_case(adj, bounds, features=3),
+        attend_edges_case(adj, bounds, loop=True, steps=2),
     ]
 
 
@@ -131,6 +154,27 @@ def test_slices_of_heads_add_up(steps):
 
 
 @pytest.mark.usefixtures("backend")
+def test_slices_of_pairs_add_up():
+    """What ranks sum that share a head: logits of slices of the columns; gradients are slices of the whole's."""
+    adj = graph(40, 40, 500)
+    left, right, grad = randn(40, 23, seed=1), randn(40, 23, seed=2), randn(540, 3, seed=4)
+    attention = randn(23, seed=3)
+
+    def run(begin: int, end: int) -> list[torch.Tensor]:
+        inputs = [x[..., begin:end].clone().requires_grad_() for x in (left, right, attention)]
+        bounds = [min(max(bound, begin), end) - begin for bound in (0, 10, 17, 23)]
+        logits = pair_logits(adj, *inputs, bounds=bounds, loop=~adj.has_loop)
+        return [logits.detach(), *torch.autograd.grad(logits, inputs, grad)]
+
+    whole = run(0, 23)
+    slices = [run(begin, end) for begin, end in ((0, 4), (4, 4), (4, 12), (12, 23))]
+    torch.testing.assert_close(sum(part[0] for part in slices), whole[0], rtol=1e-12, atol=1e-12)
+    for number in (1, 2, 3):
+        parts = torch.cat([part[number] for part in slices], dim=-1)
+        torch.testing.assert_close(parts, whole[number], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("backend")
 def test_gradients_only_where_needed():
     adj = graph(20, 20, 100)
     case = attend_case(adj, [0, 4, 9], loop=True, steps=2)
@@ -157,6 +201,13 @@ def test_attention_survives_extreme_logits(dtype):
     assert (found[5] == 0).all()
     double = [tensor.double() for tensor in (h, logit_src, logit_dst)]
     torch.testing.assert_close(found.double(), reference.attend(adj, *double, bounds=[0, 3, 6]), rtol=1e-2, atol=1e-2)
+
+    logits = rounded(randn(300, 2, seed=4)).mul(3000)
+    logits[::4] = logits[adj.edges()[1] == 5] = -torch.inf
+    found = attend_edges(adj, h, logits.to(dtype), bounds=[0, 3, 6])
+    assert (found[5] == 0).all()
+    wanted = reference.attend_edges(adj, h.double(), logits, bounds=[0, 3, 6])
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.usefixtures("backend")

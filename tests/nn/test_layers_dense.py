@@ -10,7 +10,7 @@ from parity import make_graph
 from torch import Tensor, nn
 
 from weft.data import Graph
-from weft.nn import GATConv, GCNConv, GINConv, GraphView, SAGEConv
+from weft.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphView, SAGEConv, Topology
 
 LAYERS: list[Callable[[], nn.Module]] = [
     lambda: GCNConv(7, 4),
@@ -23,6 +23,10 @@ LAYERS: list[Callable[[], nn.Module]] = [
     lambda: GINConv(7, 7, update=False),
     lambda: GATConv(7, 6, heads=3),
     lambda: GATConv(7, 5, heads=2, concat=False),
+    lambda: GATConv(7, 6, heads=3, edge_width=2),
+    lambda: GATv2Conv(7, 6, heads=3),
+    lambda: GATv2Conv(7, 5, heads=2, concat=False, edge_width=2),
+    lambda: GATv2Conv(7, 7, heads=1, update=False),
 ]
 
 
@@ -55,7 +59,7 @@ def propagation(layer: nn.Module, graph: Graph) -> Tensor:
 
 
 def expected(layer: nn.Module, graph: Graph, x: Tensor, steps: int) -> Tensor:
-    if isinstance(layer, GATConv):
+    if isinstance(layer, GATConv | GATv2Conv):
         return attention(layer, graph, x, steps)
     a = torch.linalg.matrix_power(propagation(layer, graph), steps) @ x
     if isinstance(layer, GINConv):
@@ -68,16 +72,31 @@ def expected(layer: nn.Module, graph: Graph, x: Tensor, steps: int) -> Tensor:
     return a + layer.bias
 
 
-def attention(layer: GATConv, graph: Graph, x: Tensor, steps: int) -> Tensor:
-    assert layer.weight is not None
-    h = (x @ layer.weight).view(len(x), layer.heads, -1)
-    count = with_loops(dense(graph))
+def attention(layer: GATConv | GATv2Conv, graph: Graph, x: Tensor, steps: int) -> Tensor:
+    """By a list of edges, with a loop where there is none, of which every number is its own."""
+    source, target = graph.in_edges.edges()
+    itself = (with_loops(dense(graph)) - dense(graph)).diagonal().nonzero().view(-1)
+    features = graph.edge_features.double() if graph.edge_features is not None else x.new_zeros(len(source), 0)
+    means = torch.stack([features[target == v].mean(0) if (target == v).any() else 0 * features[0] for v in itself])
+    source, target = torch.cat([source, itself]), torch.cat([target, itself])
+    features = torch.cat([features, means])
+
+    h = x if layer.weight is None else x @ layer.weight
+    mapped = features @ layer.weight_edge if layer.weight_edge is not None else h.new_zeros(len(features), h.shape[1])
     outputs = []
-    for head in range(layer.heads):
-        logits = (h[:, head] @ layer.attention_dst[head])[:, None] + h[:, head] @ layer.attention_src[head]
-        power = count * torch.nn.functional.leaky_relu(logits, layer.slope).exp()
+    for head, columns in enumerate(torch.arange(h.shape[1]).chunk(layer.heads)):
+        own, edge = h[:, columns], mapped[:, columns]
+        if isinstance(layer, GATConv):
+            logits = own[source] @ layer.attention_src[head] + own[target] @ layer.attention_dst[head]
+            logits = logits + edge @ layer.attention_edge[head] if layer.attention_edge is not None else logits
+            logits = torch.nn.functional.leaky_relu(logits, layer.slope)
+        else:
+            right = (x @ layer.weight_right)[:, columns]
+            both = torch.nn.functional.leaky_relu(own[source] + right[target] + edge, layer.slope)
+            logits = both @ layer.attention[head]
+        power = x.new_zeros(len(x), len(x)).index_put((target, source), logits.exp(), accumulate=True)
         alpha = power / power.sum(1, keepdim=True)
-        outputs.append(torch.linalg.matrix_power(alpha, steps) @ h[:, head])
+        outputs.append(torch.linalg.matrix_power(alpha, steps) @ own)
     joined = torch.cat(outputs, 1) if layer.concat else torch.stack(outputs).mean(0)
     return joined + layer.bias
 
@@ -87,13 +106,14 @@ def attention(layer: GATConv, graph: Graph, x: Tensor, steps: int) -> Tensor:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_equals_its_formula(make: Callable[[], nn.Module], steps: int, weighted: bool) -> None:
     torch.manual_seed(0)
-    graph = make_graph(23, weighted=weighted)
+    graph = make_graph(23, weighted=weighted, edge_features=2)
     layer = make().double()
     for parameter in layer.parameters():
         nn.init.uniform_(parameter, -0.5, 0.5)
     assert graph.x is not None
     x = graph.x.double().requires_grad_()
-    y = layer(GraphView.of(graph.in_edges.cast(torch.float64)), x, steps)
+    view = GraphView(Topology(graph.in_edges.cast(torch.float64), None, graph.edge_features, torch.float64))
+    y = layer(view, x, steps)
     wanted = expected(layer, graph, x, steps)
     torch.testing.assert_close(y, wanted, rtol=1e-10, atol=1e-10)
 
@@ -140,3 +160,51 @@ def test_equals_pyg() -> None:
         }
     )
     torch.testing.assert_close(ours_gat(view, x), theirs(x, edge_index))
+
+
+@pytest.mark.parametrize("concat", [True, False])
+@pytest.mark.parametrize("edge_width", [0, 3])
+@pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv"])
+def test_attention_equals_pyg(kind: str, edge_width: int, concat: bool) -> None:
+    """With PyG's weights PyG's rows and gradients, on a graph without loops, whose loops have the mean of features.
+
+    (PyG takes the features of loops that are there for that mean; here they keep their own.)
+    """
+    pyg = pytest.importorskip("torch_geometric.nn")
+    torch.manual_seed(0)
+    drawn = make_graph(23, edge_features=3)
+    source, target = drawn.in_edges.edges()
+    keep = source != target
+    assert drawn.edge_features is not None
+    graph = Graph.from_edges(source[keep], target[keep], num_vertices=23, edge_features=drawn.edge_features[keep])
+    assert graph.edge_features is not None
+    edge_index, features = torch.stack(graph.in_edges.edges()), graph.edge_features.double()
+    theirs = getattr(pyg, kind)(7, 4, heads=2, concat=concat, edge_dim=edge_width or None).double()
+    ours_kind = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}[kind]
+    ours = ours_kind(7, 8 if concat else 4, heads=2, concat=concat, edge_width=edge_width).double()
+    pairs = {"bias": "bias"}
+    if kind == "GATConv":
+        pairs |= {"weight": "lin.weight", "attention_src": "att_src", "attention_dst": "att_dst"}
+        pairs |= {"weight_edge": "lin_edge.weight", "attention_edge": "att_edge"} if edge_width else {}
+    else:
+        pairs |= {"weight": "lin_l.weight", "weight_right": "lin_r.weight", "attention": "att"}
+        pairs |= {"weight_edge": "lin_edge.weight"} if edge_width else {}
+        for part in (theirs.lin_l, theirs.lin_r):
+            nn.init.zeros_(part.bias)
+
+    def as_ours(name: str, tensor: Tensor) -> Tensor:
+        return tensor[0] if name.startswith("attention") else tensor.t() if name.startswith("weight") else tensor
+
+    known = dict(theirs.named_parameters())
+    ours.load_state_dict({name: as_ours(name, known[other].detach()) for name, other in pairs.items()})
+    x = torch.randn(23, 7, dtype=torch.float64, requires_grad=True)
+    y = ours(GraphView.of(graph.in_edges, edge_features=features), x)
+    wanted = theirs(x, edge_index, edge_attr=features if edge_width else None)
+    torch.testing.assert_close(y, wanted)
+    grad = torch.randn_like(y)
+    names = list(pairs)
+    mine = torch.autograd.grad(y, [x, *(ours.get_parameter(name) for name in names)], grad)
+    true = torch.autograd.grad(wanted, [x, *(known[pairs[name]] for name in names)], grad)
+    torch.testing.assert_close(mine[0], true[0])
+    for name, found, expected_ in zip(names, mine[1:], true[1:], strict=True):
+        torch.testing.assert_close(found, as_ours(name, expected_), msg=lambda text, name=name: f"{name}\n{text}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from parity import make_graph
@@ -93,6 +95,34 @@ def test_mistakes_name_the_remedy() -> None:
         make_model("gcm", 7, 3)
     with pytest.raises(InputError, match="--hidden 10 is no multiple of --heads 4: give 12"):
         make_model("gat", 7, 3, hidden=10)
+    with pytest.raises(
+        InputError, match="--edge-attention is of gat and gatv2, and gin has no attention: leave it out"
+    ):
+        make_model("gin", 7, 3, edge_width=2)
+    with pytest.raises(InputError, match="--edge-attention: the graph has no edge features"):
+        from_config(Config(model="gat", edge_attention=True), 7, 3)
+
+
+@pytest.mark.parametrize("model", ["gat", "gatv2"])
+@pytest.mark.parametrize(("found", "said"), [(0, "the graph has none: give"), (2, "make it with edge_width=2")])
+def test_edge_features_are_looked_for_beforehand(model: str, found: int, said: str) -> None:
+    made = make_model(model, 7, 3, hidden=8, edge_width=3)
+    with pytest.raises(InputError, match=said):
+        outline(made, num_vertices=9, num_features=7, num_edge_features=found, training=True)
+
+
+def test_edge_features_decide_nothing_unless_asked_for() -> None:
+    graph = make_graph(23, edge_features=3)
+    config = Config(model="gatv2", edge_attention=True, dropout=0.0)
+    plain, attending = (from_config(c, 7, 3, 3) for c in (replace(config, edge_attention=False), config))
+    assert graph.x is not None
+    assert graph.edge_features is not None
+    for model, same in ((plain, True), (attending, False)):
+        one, other = (
+            model([GraphView.of(graph.in_edges, edge_features=features)] * 2, graph.x)
+            for features in (graph.edge_features, graph.edge_features.flip(0))
+        )
+        assert torch.equal(one, other) == same
 
 
 def test_elu_is_torchs() -> None:

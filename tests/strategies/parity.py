@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,7 @@ class Case:
     input_dropout: float = 0.0
     weighted: bool = False
     edge_features: int = 0
+    edge_attention: bool = False
     multilabel: bool = False
     without: str = ""
     frozen: bool = False
@@ -84,6 +86,7 @@ class Case:
             input_dropout=self.input_dropout,
             norm=self.norm,
             residual=self.residual,
+            edge_width=self.edge_features if self.edge_attention else 0,
         )
 
     def make_pyg_stack(self) -> Stack:
@@ -134,7 +137,22 @@ def cases() -> list[Case]:
     found.append(Case(model="gcn", order="bfs", weighted=True, input_dropout=0.3, layers=2))
     found.append(Case(model="sage", order="degree", input_dropout=0.3, norm="batch", multilabel=True))
     found.append(Case(model="gat", order="bfs", decoupled=True))
+    return found + attention_cases()
+
+
+def attention_cases() -> list[Case]:
+    """Edge features in the logit, and 5 heads that no P divides, one that every rank has a part of, none for a rank."""
+    edges: dict[str, Any] = {"edge_features": 3, "edge_attention": True}
+    found = [Case(model=model, decoupled=True, layers=2, **edges) for model in ("gat", "gatv2")]
+    found.append(Case(model="gat", hidden=20, heads=5, layers=2, order="degree", **edges))
+    found.append(Case(model="gatv2", hidden=20, heads=5, layers=2, order="bfs", **edges))
+    found.append(PARTS_OF_LOGITS)
+    found.append(Case(model="gatv2", num_vertices=3, layers=2, **edges))
     return found
+
+
+PARTS_OF_LOGITS = Case(model="gatv2", hidden=120, heads=1, layers=2, edge_features=2, edge_attention=True)
+"""A head so wide that parts of its logits are less than its vectors."""
 
 
 def make_graph(

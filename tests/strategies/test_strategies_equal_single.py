@@ -11,6 +11,7 @@ from parity import (
     FACTORS,
     NUM_CLASSES,
     NUM_FEATURES,
+    PARTS_OF_LOGITS,
     Case,
     Session,
     cases,
@@ -19,10 +20,12 @@ from parity import (
     part_by,
     planted_error,
     pyg_cases,
+    replaced,
+    too_large,
 )
 from ranks import spawn
 
-from weft.comm import Group
+from weft.comm import Group, exchange
 from weft.core.errors import InputError
 from weft.nn import MODELS, Linear, RowLayer, Stack, View
 from weft.partition import METHODS
@@ -42,6 +45,10 @@ def check_all(group: Group) -> int:
     for name in EXACT if group.size > 1 else ():
         with planted_error(name), pytest.raises(AssertionError, match=r"logits|gradient"):
             check_case(group, Case(model="gcn"), name, Placement(cache_ratio=0.5))
+    if group.size > 1:
+        wrong_sum = replaced(exchange, "_sum_shared", too_large(exchange._sum_shared))
+        with wrong_sum, pytest.raises(AssertionError, match="logits"):
+            check_case(group, PARTS_OF_LOGITS, "tensor")
     return checked
 
 
@@ -137,5 +144,5 @@ def test_equals_single(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_equals_single_under_every_partitioner(size: int) -> None:
     mixed = torch.tensor(spawn(size, check_partitions))
-    assert len(mixed[0]) == 8 * len(METHODS)
+    assert len(mixed[0]) == 2 * len(MODELS) * len(METHODS)
     assert size == 1 or mixed.any(0).sum() > 20  # else the factors decide nothing

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from itertools import takewhile
+
 import pytest
 import torch
 from parity import FACTORS, NUM_CLASSES, NUM_FEATURES, Case
@@ -54,6 +57,30 @@ def test_sent_equals_received() -> None:
     trace = traces(4, layers=3)
     for tag in ("split", "gather"):
         assert sum(one.bytes_sent[tag] for one in trace) == sum(one.bytes_received[tag] for one in trace)
+
+
+@pytest.mark.parametrize(
+    ("shape", "hidden", "heads", "taken"),
+    [
+        (SHAPE, 64, 4, "whole vectors"),  # no head is cut: only right vectors cross
+        (SHAPE, 4, 1, "whole vectors"),
+        (SHAPE, 256, 1, "partial sums"),
+        (SHAPE._replace(num_edges=500_000), 256, 1, "whole vectors"),
+    ],
+)
+def test_the_way_to_logits_that_sends_least_is_taken(shape: GraphShape, hidden: int, heads: int, taken: str) -> None:
+    """And the trace says which, and what each would send: what its operations do, besides the columns of h."""
+    model = make_model("gatv2", shape.num_features, 5, hidden=hidden, heads=heads)
+    tensor, shape = get_strategy("tensor"), shape._replace(num_remote=2000)
+    made = [tensor.trace(model, shape, rank=rank, size=4, training=False).operations for rank in range(4)]
+    way, said = made[0][0].how.split(", of ")
+    ways = {name: int(number.replace(",", "")) for name, number in re.findall(r"([a-z][a-z -]+) ([\d,]+) B", said)}
+    assert way == taken == min(list(ways)[:2], key=lambda name: ways[name])
+    assert list(ways) == ["whole vectors", "partial sums", "data-parallel"]
+    before = [
+        one.bytes_sent for operations in made for one in takewhile(lambda one: one.kind != "aggregate", operations)
+    ]
+    assert sum(before) == 3 * shape.num_vertices * hidden + ways[taken]  # 4 bytes each, to 3 of 4 ranks
 
 
 class Opaque(torch.nn.Module):

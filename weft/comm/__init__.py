@@ -7,10 +7,12 @@ from weft.comm.exchange import (
     Split,
     cols_to_rows,
     column_layout,
+    count_shared,
     even_bounds,
     rows_to_cols,
     sum_gradients,
     sum_over_ranks,
+    sum_shared,
 )
 from weft.comm.group import Arriving, Group, join
 from weft.comm.halo import Coming, Halo, Parts, Route, make_route, split_product
@@ -28,6 +30,7 @@ __all__ = [
     "Split",
     "cols_to_rows",
     "column_layout",
+    "count_shared",
     "even_bounds",
     "join",
     "make_route",
@@ -35,4 +38,5 @@ __all__ = [
     "split_product",
     "sum_gradients",
     "sum_over_ranks",
+    "sum_shared",
 ]

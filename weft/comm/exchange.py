@@ -5,9 +5,9 @@ Rank r answers for the rows `rows[r]:rows[r + 1]` of all N vertices and holds th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from weft.comm.group import Arriving, Group
 
 Range = tuple[int, int]
+Place = tuple[slice, int]
 
 
 def even_bounds(count: int, parts: int) -> tuple[int, ...]:
@@ -105,6 +106,32 @@ def sum_over_ranks(values: Tensor, group: Group, *, tag: str) -> Tensor:
     return _SumOverRanks.apply(values, group, tag)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def sum_shared(x: Tensor, columns: Sequence[Range], group: Group) -> Tensor:
+    """x [E, f] with each column summed over the ranks that hold it; rank r holds the range columns[r].
+
+    A column of one rank stays as it is. Of the others, each holder adds up an even share of the rows, in rank order,
+    and tells the other holders. The adjoint is the same sum.
+    """
+    return _SumShared.apply(x, columns, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def holders(columns: Sequence[Range], column: int) -> list[int]:
+    """The ranks that hold a column."""
+    return [rank for rank, (start, stop) in enumerate(columns) if start <= column < stop]
+
+
+def count_shared(columns: Sequence[Range], num_rows: int, rank: int) -> tuple[int, int]:
+    """Numbers that a rank sends and receives before `sum_shared` adds up; afterwards it is the other way round."""
+    sent = received = 0
+    for column in range(*columns[rank]):
+        ranks = holders(columns, column)
+        bounds, place = even_bounds(num_rows, len(ranks)), ranks.index(rank)
+        own = bounds[place + 1] - bounds[place]
+        sent += num_rows - own
+        received += (len(ranks) - 1) * own
+    return sent, received
+
+
 def sum_gradients(parameters: Sequence[torch.nn.Parameter], group: Group) -> None:
     """Adds the gradients of all parameters that want one over the ranks, in one collective.
 
@@ -156,6 +183,41 @@ def _join_columns(messages: Tensor, n: int, layout: Layout) -> Tensor:
     return x_nF
 
 
+def _sum_shared(x: Tensor, columns: Sequence[Range], group: Group) -> Tensor:
+    me, total = group.rank, x.clone()
+    ours = [_share(columns, me, rank, me, len(x)) for rank in range(group.size)]
+    theirs = [_share(columns, me, rank, rank, len(x)) for rank in range(group.size)]
+    for place in ours[me]:
+        total[place] = 0
+    for place, part in _swap(x, theirs, ours, group):
+        total[place] += part
+    for place, part in _swap(total, ours, theirs, group):
+        total[place] = part
+    return total
+
+
+def _share(columns: Sequence[Range], rank: int, other: int, owner: int, num_rows: int) -> list[Place]:
+    """Where in `rank`'s columns that `other` holds as well, and others perhaps, `owner` adds up."""
+    places = []
+    for column in range(*columns[rank]):
+        ranks = holders(columns, column)
+        if len(ranks) > 1 and other in ranks:
+            bounds, number = even_bounds(num_rows, len(ranks)), ranks.index(owner)
+            places.append((slice(bounds[number], bounds[number + 1]), column - columns[rank][0]))
+    return places
+
+
+def _swap(
+    x: Tensor, sent: Sequence[list[Place]], received: Sequence[list[Place]], group: Group
+) -> Iterable[tuple[Place, Tensor]]:
+    """Sends each rank some entries of x, and gives what came of each, in rank order, with the place that it is for."""
+    counts = [[sum(rows.stop - rows.start for rows, _ in one) for one in places] for places in (sent, received)]
+    message = torch.cat([x.new_empty(0), *(x[place] for place in chain(*sent))])
+    places = list(chain(*received))
+    parts = group.all_to_all(message, *counts, tag="logits").split([rows.stop - rows.start for rows, _ in places])
+    return zip(places, parts, strict=True)
+
+
 class _RowsToCols(Function):
     @staticmethod
     def forward(ctx: Any, x_nF: Tensor, layout: Layout, group: Group) -> Tensor:
@@ -190,3 +252,15 @@ class _SumOverRanks(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return ctx.group.all_reduce(grad, tag=ctx.tag), None, None
+
+
+class _SumShared(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, columns: Sequence[Range], group: Group) -> Tensor:
+        ctx.columns, ctx.group = columns, group
+        return _sum_shared(x, columns, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _sum_shared(grad.contiguous(), ctx.columns, ctx.group), None, None

@@ -80,13 +80,14 @@ class Config:
         fixed=True,
     )
 
-    model: str = option("gcn", "gcn, sage, gin or gat", fixed=True)
+    model: str = option("gcn", "gcn, sage, gin, gat or gatv2", fixed=True)
     decoupled: bool = option(False, "all updates first, then all propagations (a different model)", fixed=True)
     layers: int = option(2, "number of layers", least=1, fixed=True)
     hidden: int = option(
         64, "width of the hidden layers (all heads together), and for link of the last", least=1, fixed=True
     )
-    heads: int = option(4, "attention heads of the hidden layers of gat", least=1, fixed=True)
+    heads: int = option(4, "attention heads of gat and gatv2", least=1, fixed=True)
+    edge_attention: bool = option(False, "gat and gatv2: attend by the graph's edge features too", fixed=True)
     dropout: float = option(0.5, "dropout before every layer but the first", least=0, below=1, fixed=True)
     input_dropout: float = option(0.0, "dropout on the features", least=0, below=1, fixed=True)
     norm: str = option("none", "normalisation of hidden rows", choices=("none", "layer", "batch"), fixed=True)

@@ -13,7 +13,8 @@ class Operation:
     """One operation of a rank, in the order of execution.
 
     kind: 'aggregate' (edges x width) or 'collective' (bytes sent to and received from other ranks).
-    tag: split, gather, halo, gradients, statistics; empty for an aggregate.
+    tag: split, gather, logits, halo, gradients, statistics; empty for an aggregate.
+    how: where there were several ways, which was taken and what each would send.
     """
 
     kind: Literal["aggregate", "collective"]
@@ -23,6 +24,7 @@ class Operation:
     bytes_received: int = 0
     recomputed: bool = False
     """Whether an aggregate is made again in the backward pass, since nothing of it was kept."""
+    how: str = ""
 
     def mirrored(self) -> Operation:
         """The adjoint: what was sent comes back, a split where there was a gather, the transposed product, a sum."""

@@ -30,14 +30,18 @@ def prepared(graph: Graph, config: Config) -> Graph:
 def task_model(model: nn.Module | None, graph: Graph, config: Config) -> nn.Module:
     """The model that the task trains: a person's, or the configuration's; for links, with a decoder."""
     if config.task == "node":
-        return from_config(config, graph.num_features, graph.num_classes) if model is None else model
+        return _from_config(config, graph, graph.num_classes) if model is None else model
     if isinstance(model, LinkModel):
         return model
-    encoder = from_config(config, graph.num_features, config.hidden) if model is None else model
+    encoder = _from_config(config, graph, config.hidden) if model is None else model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(config.seed, DECODER) >> 1)
         decoder = make_decoder(config.decoder, max(len(graph.relations), 1), config.hidden)
     return LinkModel(encoder, decoder.to(next((p.dtype for p in encoder.parameters()), torch.float32)))
+
+
+def _from_config(config: Config, graph: Graph, out_width: int) -> nn.Module:
+    return from_config(config, graph.num_features, out_width, graph.num_edge_features)
 
 
 DECODER = 1

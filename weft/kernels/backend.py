@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency
@@ -34,6 +35,35 @@ class Attention:
     loop: Tensor | None
     slope: float
     steps: int
+
+
+class EdgeFeatures(NamedTuple):
+    """What is known of the edges, constant: of those there are, and of the loop that each target may have besides."""
+
+    edges: Tensor  # [E, K]
+    loops: Tensor | None = None  # [n, K]
+
+    def rows(self, *, loops: bool) -> Tensor:
+        """Of the edges, and then of the loops: [E + n, K]."""
+        return torch.cat([self.edges, self.loops]) if loops and self.loops is not None else self.edges
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """What logits of pairs are over, besides their tensors; head j owns columns bounds[j]:bounds[j + 1] of left."""
+
+    adj: Adjacency
+    bounds: Sequence[int]
+    loop: Tensor | None
+    slope: float
+    features: EdgeFeatures | None
+
+
+class PairGrads(NamedTuple):
+    left: Tensor  # [s, W]
+    right: Tensor  # [n, W]
+    attention: Tensor  # [W]
+    edge_map: Tensor | None  # [K, W]
 
 
 class LogitGrads(NamedTuple):
@@ -68,6 +98,34 @@ class Backend(Protocol):
         self, over: Attention, saved: Sequence[Tensor], grad_y: Tensor, *, needs_h: bool, needs_logits: bool
     ) -> tuple[Tensor | None, LogitGrads | None]:
         """Gradients of h [s, f] and of the logits, None where not needed."""
+        ...
+
+    def pair_logits(
+        self, over: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None
+    ) -> Tensor:
+        """left [s, W], right [n, W], attention [W], edge_map [K, W] -> logits [E, H], or [E + n, H] with loops."""
+        ...
+
+    def pair_backward(
+        self,
+        over: Pairs,
+        left: Tensor,
+        right: Tensor,
+        attention: Tensor,
+        edge_map: Tensor | None,
+        grad_logits: Tensor,
+    ) -> PairGrads:
+        """Gradients of all that made the logits."""
+        ...
+
+    def attend_edges(self, over: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """h [s, f], logits as of `pair_logits` -> y [n, f], their softmax, and the h of every step."""
+        ...
+
+    def attend_edges_backward(
+        self, over: Attention, alpha: Tensor, steps: Sequence[Tensor], grad_y: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of h [s, f] and of the logits."""
         ...
 
     def keyed_dropout(self, x: Tensor, rows: Tensor, key: int, p: float, first_column: int, relu: bool) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.core.native import _native
 from weft.data.adjacency import Adjacency
-from weft.kernels.backend import Attention, LogitGrads, Scale
+from weft.kernels.backend import Attention, LogitGrads, PairGrads, Pairs, Scale
 
 
 def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
@@ -116,6 +116,79 @@ def attend_backward(
         )
         grad_y = grad_y if grad_h is None else grad_h
     return grad_h, grads
+
+
+def pair_logits(over: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None) -> Tensor:
+    adj = over.adj
+    logits = left.new_empty(adj.num_edges + (0 if over.loop is None else len(over.loop)), len(over.bounds) - 1)
+    arguments = _pair_arguments(over, left, right, attention, edge_map)
+    _native.pair_logits(adj.indptr, adj.indices, *arguments, logits, torch.get_num_threads())
+    return logits
+
+
+def pair_backward(
+    over: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None, grad_logits: Tensor
+) -> PairGrads:
+    adj, edges = over.adj, over.adj.transpose
+    grads = PairGrads(*(None if x is None else torch.empty_like(x) for x in (left, right, attention, edge_map)))  # type: ignore[arg-type]
+    arguments = _pair_arguments(over, left, right, attention, edge_map)
+    _native.pair_backward(
+        adj.indptr,
+        adj.indices,
+        edges.indptr,
+        edges.indices,
+        edges.edge_ids,
+        *arguments,
+        grad_logits,
+        *grads,
+        torch.get_num_threads(),
+    )
+    return grads
+
+
+def _pair_arguments(
+    over: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None
+) -> tuple[Tensor | None, Tensor, float, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    features, loops = (None, None) if over.features is None else over.features
+    return (
+        over.loop,
+        torch.tensor(over.bounds),
+        over.slope,
+        left,
+        right,
+        attention,
+        features,
+        None if over.loop is None else loops,
+        edge_map,
+    )
+
+
+def attend_edges(over: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    adj, bounds, threads = over.adj, torch.tensor(over.bounds), torch.get_num_threads()
+    alpha = torch.empty_like(logits)
+    _native.edge_softmax(adj.indptr, over.loop, logits, alpha, threads)
+    inputs = []
+    for _ in range(over.steps):
+        inputs.append(h)
+        y = h.new_empty(adj.num_targets, h.shape[1])
+        _native.weigh(adj.indptr, adj.indices, None, over.loop, bounds, alpha, h, y, threads)
+        h = y
+    return h, alpha, inputs
+
+
+def attend_edges_backward(
+    over: Attention, alpha: Tensor, inputs: Sequence[Tensor], grad_y: Tensor
+) -> tuple[Tensor, Tensor]:
+    adj, edges, bounds, threads = over.adj, over.adj.transpose, torch.tensor(over.bounds), torch.get_num_threads()
+    grad_logits = torch.zeros_like(alpha)
+    for step in reversed(range(over.steps)):
+        _native.weigh_backward(
+            adj.indptr, adj.indices, over.loop, bounds, alpha, inputs[step], grad_y, step == 0, grad_logits, threads
+        )
+        grad_h = grad_y.new_empty(adj.num_sources, grad_y.shape[1])
+        _native.weigh(edges.indptr, edges.indices, edges.edge_ids, over.loop, bounds, alpha, grad_y, grad_h, threads)
+        grad_y = grad_h
+    return grad_y, grad_logits
 
 
 def keyed_dropout(x: Tensor, rows: Tensor, key: int, p: float, first_column: int, relu: bool) -> Tensor:

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.data.adjacency import Adjacency
 from weft.kernels import native, torch_sparse
-from weft.kernels.backend import Attention, Backend, Scale
+from weft.kernels.backend import Attention, Backend, EdgeFeatures, Pairs, Scale
 
 
 def backend_of(x: Tensor) -> Backend:
@@ -91,23 +91,75 @@ def attend(
         raise ValueError(f"h ({h.dtype}), logit_src ({logit_src.dtype}) and logit_dst ({logit_dst.dtype}) must agree")
     if logit_src.shape[1] != logit_dst.shape[1]:
         raise ValueError(f"logit_src has {logit_src.shape[1]} heads, logit_dst {logit_dst.shape[1]}: give as many")
-    ascending = list(bounds) == sorted(bounds) and len(bounds) == logit_src.shape[1] + 1
-    if not ascending or bounds[0] != 0 or bounds[-1] != h.shape[1]:
-        raise ValueError(
-            f"bounds {list(bounds)} must ascend from 0 to {h.shape[1]} and have {logit_src.shape[1] + 1} entries"
-        )
-    if loop is not None:
-        if loop.dtype != torch.bool or loop.shape != (adj.num_targets,):
-            raise ValueError(f"loop ({loop.dtype} {list(loop.shape)}) must be bool [{adj.num_targets}]")
-        _check_square_start("loop", adj)
-        loop = loop.contiguous()
-    if steps < 1 or (steps > 1 and adj.num_targets != adj.num_sources):
-        raise ValueError(
-            f"steps={steps} over {adj.num_sources} sources, {adj.num_targets} targets: use steps=1 in a block"
-        )
+    _check_bounds(bounds, h.shape[1], logit_src.shape[1])
+    loop = _checked_loop(loop, adj)
+    _check_steps(steps, adj)
     over = Attention(adj=adj, bounds=bounds, loop=loop, slope=slope, steps=steps)
     needs_logits = torch.is_grad_enabled() and (logit_src.requires_grad or logit_dst.requires_grad)
     y: Tensor = _Attend.apply(h, logit_src, logit_dst, backend_of(h), over, needs_logits)  # type: ignore[no-untyped-call]
+    return y
+
+
+def pair_logits(
+    adj: Adjacency,
+    left: Tensor,
+    right: Tensor,
+    attention: Tensor,
+    edge_map: Tensor | None = None,
+    *,
+    bounds: Sequence[int],
+    loop: Tensor | None = None,
+    slope: float = 0.2,
+    features: EdgeFeatures | None = None,
+) -> Tensor:
+    """Logits that need both ends of an edge e = (u, v), [E, H]: `attention . leaky_relu(left_u + right_v)` by head.
+
+    (Brody et al. 2022, eq. 7.) With features, leaky_relu's argument has `features_e edge_map` besides. A rank may hold
+    a slice of the columns that cuts heads; the sum over all slices is the whole's.
+
+    Args:
+        left, right: [s, W] and [n, W]; head j owns columns bounds[j]:bounds[j + 1]. attention: [W].
+        edge_map: [K, W], of features [E, K], constant; neither or both.
+        loop: bool [n]; where true, v has one more edge, from itself. The logits are then [E + n, H], those of the edges
+            and then of the targets, 0 where v has no such edge; and features.loops [n, K] are asked for.
+    """
+    _check_rows("left", left, adj, adj.num_sources)
+    _check_rows("right", right, adj, adj.num_targets)
+    _check_bounds(bounds, left.shape[1], len(bounds) - 1)
+    if right.shape[1:] != left.shape[1:] or attention.shape != left.shape[1:]:
+        found = f"{list(right.shape)} and {list(attention.shape)}"
+        raise ValueError(f"right and attention ({found}) must have the {left.shape[1]} columns of left")
+    if not left.dtype == right.dtype == attention.dtype:
+        raise ValueError(f"left ({left.dtype}), right ({right.dtype}) and attention ({attention.dtype}) must agree")
+    loop = _checked_loop(loop, adj)
+    if (features is None) != (edge_map is None):
+        raise ValueError("edge_map and features go together: give both or neither")
+    if features is not None and edge_map is not None:
+        features = _checked_features(features, edge_map, left, adj, loop)
+    over = Pairs(adj=adj, bounds=bounds, loop=loop, slope=slope, features=features)
+    logits: Tensor = _PairLogits.apply(left, right, attention, edge_map, backend_of(left), over)  # type: ignore[no-untyped-call]
+    return logits
+
+
+def attend_edges(
+    adj: Adjacency,
+    h: Tensor,
+    logits: Tensor,
+    *,
+    bounds: Sequence[int],
+    loop: Tensor | None = None,
+    steps: int = 1,
+) -> Tensor:
+    """`y_v = sum_e alpha_e h_u` as `attend`, alpha the softmax of given logits, as those of `pair_logits`."""
+    _check_rows("h", h, adj, adj.num_sources)
+    loop = _checked_loop(loop, adj)
+    num_logits = adj.num_edges + (0 if loop is None else adj.num_targets)
+    if logits.dim() != 2 or len(logits) != num_logits or logits.dtype != h.dtype:
+        raise ValueError(f"logits ({logits.dtype} {list(logits.shape)}) must be {h.dtype} [{num_logits}, heads]")
+    _check_bounds(bounds, h.shape[1], logits.shape[1])
+    _check_steps(steps, adj)
+    over = Attention(adj=adj, bounds=bounds, loop=loop, slope=1.0, steps=steps)
+    y: Tensor = _AttendEdges.apply(h, logits, backend_of(h), over)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -185,6 +237,47 @@ class _Attend(torch.autograd.Function):
         return grad_h, *logits, None, None, None
 
 
+class _PairLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        left: Tensor,
+        right: Tensor,
+        attention: Tensor,
+        edge_map: Tensor | None,
+        backend: Backend,
+        over: Pairs,
+    ) -> Tensor:
+        given = (left, right, attention, edge_map)
+        inputs = [None if x is None else x.detach().contiguous() for x in given]
+        ctx.args = backend, over
+        ctx.save_for_backward(*inputs)
+        return backend.pair_logits(over, *inputs)  # type: ignore[arg-type]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logits: Tensor) -> tuple[Tensor | None, ...]:
+        backend, over = ctx.args
+        grads = backend.pair_backward(over, *ctx.saved_tensors, grad_logits.contiguous())
+        return (*grads, None, None)
+
+
+class _AttendEdges(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, logits: Tensor, backend: Backend, over: Attention) -> Tensor:
+        y, alpha, inputs = backend.attend_edges(over, h.detach().contiguous(), logits.detach().contiguous())
+        ctx.args = backend, over
+        ctx.save_for_backward(alpha, *inputs)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        backend, over = ctx.args
+        alpha, *inputs = ctx.saved_tensors
+        return (*backend.attend_edges_backward(over, alpha, inputs, grad_y.contiguous()), None, None)
+
+
 class _KeyedDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, backend: Backend, key: int, p: float, first_column: int) -> Tensor:
@@ -236,3 +329,42 @@ def _check_square_start(name: str, adj: Adjacency) -> None:
     if adj.num_targets > adj.num_sources:
         sizes = f"{adj.num_targets} targets, {adj.num_sources} sources"
         raise ValueError(f"{name} asks for targets to be the first sources, but there are {sizes}: leave it None")
+
+
+def _check_bounds(bounds: Sequence[int], width: int, num_heads: int) -> None:
+    ascending = list(bounds) == sorted(bounds) and len(bounds) == num_heads + 1
+    if not ascending or bounds[0] != 0 or bounds[-1] != width:
+        raise ValueError(f"bounds {list(bounds)} must ascend from 0 to {width} and have {num_heads + 1} entries")
+
+
+def _checked_loop(loop: Tensor | None, adj: Adjacency) -> Tensor | None:
+    if loop is None:
+        return None
+    if loop.dtype != torch.bool or loop.shape != (adj.num_targets,):
+        raise ValueError(f"loop ({loop.dtype} {list(loop.shape)}) must be bool [{adj.num_targets}]")
+    _check_square_start("loop", adj)
+    return loop.contiguous()
+
+
+def _check_steps(steps: int, adj: Adjacency) -> None:
+    if steps < 1 or (steps > 1 and adj.num_targets != adj.num_sources):
+        raise ValueError(
+            f"steps={steps} over {adj.num_sources} sources, {adj.num_targets} targets: use steps=1 in a block"
+        )
+
+
+def _checked_features(
+    features: EdgeFeatures, edge_map: Tensor, left: Tensor, adj: Adjacency, loop: Tensor | None
+) -> EdgeFeatures:
+    num_features, width = edge_map.shape
+    if width != left.shape[1] or edge_map.dtype != left.dtype:
+        raise ValueError(
+            f"edge_map ({edge_map.dtype} {list(edge_map.shape)}) must be {left.dtype} [features, {left.shape[1]}]"
+        )
+    for name, known, count in (("edges", features.edges, adj.num_edges), ("loops", features.loops, adj.num_targets)):
+        if known is None and (name == "edges" or loop is not None):
+            raise ValueError(f"features.{name} is None: give the features of the {name}")
+        if known is not None and (known.shape != (count, num_features) or known.dtype != left.dtype):
+            found = f"{known.dtype} {list(known.shape)}"
+            raise ValueError(f"features.{name} ({found}) must be {left.dtype} [{count}, {num_features}]")
+    return EdgeFeatures(features.edges.contiguous(), None if features.loops is None else features.loops.contiguous())

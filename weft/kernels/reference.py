@@ -6,6 +6,7 @@ n targets, s sources, E edges, F columns, H heads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.nn.functional import leaky_relu
 
 from weft.core.random import mix64_each, signed
 from weft.data.adjacency import Adjacency
-from weft.kernels.backend import Scale
+from weft.kernels.backend import EdgeFeatures, Scale
 
 MASK32 = (1 << 32) - 1
 
@@ -71,16 +72,73 @@ def attend(
         itself = loop.nonzero()[:, 0]
         source, target = torch.cat([source, itself]), torch.cat([target, itself])
     logits = leaky_relu(logit_src[source] + logit_dst[target], slope)
-    spread = target[:, None].expand_as(logits)
-    largest = torch.zeros_like(logit_dst).scatter_reduce(0, spread, logits.detach(), "amax", include_self=False)
-    powers = (logits - largest.clamp(min=torch.finfo(h.dtype).min)[target]).exp()
-    sums = torch.zeros_like(logit_dst).index_add(0, target, powers)
-    alpha = powers / torch.where(sums == 0, 1, sums)[target]
-    num_columns = torch.tensor(bounds, device=h.device).diff()
-    alpha = alpha.repeat_interleave(num_columns, dim=1)
+    alpha = edge_softmax(logits, target, adj.num_targets)
+    return weigh(alpha, bounds, source, target, adj.num_targets, h, steps)
+
+
+def edge_softmax(logits: Tensor, target: Tensor, num_targets: int) -> Tensor:
+    """The softmax by column over the edges into each target; where all are -inf, 0."""
+    spread, zeros = target[:, None].expand_as(logits), logits.new_zeros(num_targets, logits.shape[1])
+    largest = zeros.scatter_reduce(0, spread, logits.detach(), "amax", include_self=False)
+    powers = (logits - largest.clamp(min=torch.finfo(logits.dtype).min)[target]).exp()
+    sums = zeros.index_add(0, target, powers)
+    return powers / torch.where(sums == 0, 1, sums)[target]
+
+
+def weigh(
+    alpha: Tensor, bounds: Sequence[int], source: Tensor, target: Tensor, num_targets: int, h: Tensor, steps: int
+) -> Tensor:
+    """The sums of rows by the weights of their head, so many times."""
+    alpha = alpha.repeat_interleave(torch.tensor(bounds, device=h.device).diff(), dim=1)
     for _ in range(steps):
-        h = h.new_zeros(adj.num_targets, h.shape[1]).index_add(0, target, alpha * h[source])
+        h = h.new_zeros(num_targets, h.shape[1]).index_add(0, target, alpha * h[source])
     return h
+
+
+def pair_logits(
+    adj: Adjacency,
+    left: Tensor,
+    right: Tensor,
+    attention: Tensor,
+    edge_map: Tensor | None = None,
+    *,
+    bounds: Sequence[int],
+    loop: Tensor | None = None,
+    slope: float = 0.2,
+    features: EdgeFeatures | None = None,
+) -> Tensor:
+    source, target = edges_and_loops(adj, loop)
+    arguments = left[source] + right[target]
+    if features is not None and edge_map is not None:
+        arguments = arguments + features.rows(loops=loop is not None) @ edge_map
+    scaled = leaky_relu(arguments, slope) * attention
+    logits = torch.stack([scaled[:, begin:end].sum(1) for begin, end in pairwise(bounds)], 1)
+    return logits if loop is None else logits * torch.cat([loop.new_ones(adj.num_edges), loop])[:, None]
+
+
+def attend_edges(
+    adj: Adjacency,
+    h: Tensor,
+    logits: Tensor,
+    *,
+    bounds: Sequence[int],
+    loop: Tensor | None = None,
+    steps: int = 1,
+) -> Tensor:
+    source, target = edges_and_loops(adj, loop)
+    if loop is not None:
+        logits = logits.masked_fill(~torch.cat([loop.new_ones(adj.num_edges), loop])[:, None], -torch.inf)
+    alpha = edge_softmax(logits, target, adj.num_targets)
+    return weigh(alpha, bounds, source, target, adj.num_targets, h, steps)
+
+
+def edges_and_loops(adj: Adjacency, loop: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(source, target) of every edge, and then of a loop at every target."""
+    source, target = adj.edges()
+    if loop is None:
+        return source, target
+    itself = torch.arange(adj.num_targets, device=source.device)
+    return torch.cat([source, itself]), torch.cat([target, itself])
 
 
 def keyed_dropout(x: Tensor, rows: Tensor, *, key: int, p: float, first_column: int = 0, relu: bool = False) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.functional import leaky_relu
 
 from weft.data.adjacency import Adjacency
 from weft.kernels import reference
-from weft.kernels.backend import Attention, LogitGrads, Scale
+from weft.kernels.backend import Attention, LogitGrads, PairGrads, Pairs, Scale
 
 MAX_GATHERED = 1 << 24  # numbers gathered by edge at a time: 64 MiB of float32
 
@@ -108,6 +108,110 @@ def attend_backward(
     return grad_h, grads
 
 
+def pair_logits(over: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None) -> Tensor:
+    pairs = _Pairs(over, left, right, edge_map)
+    logits = left.new_zeros(len(pairs.source), len(over.bounds) - 1)
+    for columns in pairs.blocks():
+        logits += leaky_relu(pairs.arguments(columns), over.slope) @ (attention[:, None] * pairs.head_of)[columns]
+    return logits if over.loop is None else logits.mul_(pairs.exists)
+
+
+def pair_backward(
+    over: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None, grad_logits: Tensor
+) -> PairGrads:
+    pairs, edges, num_edges = _Pairs(over, left, right, edge_map), over.adj.transpose, over.adj.num_edges
+    grads = PairGrads(*(None if x is None else torch.empty_like(x) for x in (left, right, attention, edge_map)))  # type: ignore[arg-type]
+    grad_logits = grad_logits if over.loop is None else grad_logits * pairs.exists
+    for columns in pairs.blocks():
+        z = pairs.arguments(columns)
+        grad = grad_logits @ pairs.head_of[columns].t()
+        grads.attention[columns] = (grad * leaky_relu(z, over.slope)).sum(0)
+        grad.mul_(_slopes(z, over.slope)).mul_(attention[columns])
+        if grads.edge_map is not None and pairs.features is not None:
+            for feature, known in enumerate(pairs.features.t()):  # no product: how it is cut depends on the threads
+                grads.edge_map[feature, columns] = (grad * known[:, None]).sum(0)
+        by_edge, by_loop = grad.split([num_edges, len(grad) - num_edges])
+        grads.left[:, columns] = _segment_sum(by_edge[edges.edge_ids.long()], edges.indptr)
+        grads.right[:, columns] = _segment_sum(by_edge, over.adj.indptr)
+        grads.left[: len(by_loop), columns] += by_loop
+        grads.right[: len(by_loop), columns] += by_loop
+    return grads
+
+
+def attend_edges(over: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    adj, num_edges = over.adj, over.adj.num_edges
+    alpha = torch.empty_like(logits)
+    edges, own = logits[:num_edges], logits[num_edges:]
+    largest = torch.segment_reduce(edges, "max", offsets=adj.indptr, initial=-torch.inf)
+    if over.loop is not None:
+        own = own.masked_fill(~over.loop[:, None], -torch.inf)
+        largest = torch.maximum(largest, own)
+    largest = largest.masked_fill(largest == -torch.inf, 0)
+    target = adj.edges()[1]
+    alpha[:num_edges] = (edges - largest[target]).exp_()
+    sums = _segment_sum(alpha[:num_edges], adj.indptr)
+    if over.loop is not None:
+        alpha[num_edges:] = (own - largest).exp_()
+        sums += alpha[num_edges:]
+        alpha[num_edges:] /= torch.where(sums == 0, 1, sums)
+    alpha[:num_edges] /= torch.where(sums == 0, 1, sums)[target]
+    inputs = []
+    for _ in range(over.steps):
+        inputs.append(h)
+        h = _weighted_sum(over, adj.indptr, adj.indices, *_by_edge_and_loop(over, alpha), h, adj.num_targets)
+    return h, alpha, inputs
+
+
+def attend_edges_backward(
+    over: Attention, alpha: Tensor, inputs: Sequence[Tensor], grad_y: Tensor
+) -> tuple[Tensor, Tensor]:
+    adj, edges = over.adj, over.adj.transpose
+    source, target = adj.edges()
+    by_edge, by_loop = _by_edge_and_loop(over, alpha)
+    by_entry = by_edge[edges.edge_ids.long()]
+    grad_logits = torch.zeros_like(alpha)
+    grad_edge, grad_loop = grad_logits[: adj.num_edges], grad_logits[adj.num_edges :]
+    for x in reversed(inputs):
+        for block in _edge_blocks(adj, x.shape[1]):
+            grad_edge[block] += _head_dots(over, grad_y[target[block]], x[source[block]])
+        if by_loop is not None:
+            grad_loop += _head_dots(over, grad_y, x[: adj.num_targets])
+        grad_y = _weighted_sum(over, edges.indptr, edges.indices, by_entry, by_loop, grad_y, adj.num_sources)
+    grad_logits *= alpha
+    dots = _segment_sum(grad_edge, adj.indptr)
+    if by_loop is not None:
+        dots += grad_loop
+        grad_loop -= by_loop * dots
+    grad_edge -= by_edge * dots[target]
+    return grad_y, grad_logits
+
+
+class _Pairs:
+    """The pairs of edges and then of loops, and what a block of columns of theirs is: nothing is as large as E x W."""
+
+    def __init__(self, over: Pairs, left: Tensor, right: Tensor, edge_map: Tensor | None) -> None:
+        self.left, self.right, self.edge_map = left, right, edge_map
+        self.source, self.target = over.adj.edges()
+        self.features = None if over.features is None else over.features.rows(loops=over.loop is not None)
+        if over.loop is not None:
+            itself = torch.arange(len(over.loop), device=left.device)
+            self.source, self.target = torch.cat([self.source, itself]), torch.cat([self.target, itself])
+            self.exists = torch.cat([over.loop.new_ones(over.adj.num_edges), over.loop])[:, None]
+        widths = torch.tensor(over.bounds, device=left.device).diff()
+        self.head_of = torch.eye(len(widths), dtype=left.dtype, device=left.device).repeat_interleave(widths, dim=0)
+
+    def blocks(self) -> Iterator[slice]:
+        step = max(MAX_GATHERED // max(len(self.source), 1), 1)
+        for begin in range(0, self.left.shape[1], step):
+            yield slice(begin, begin + step)
+
+    def arguments(self, columns: slice) -> Tensor:
+        z = self.left[:, columns][self.source].add_(self.right[:, columns][self.target])
+        if self.edge_map is None or self.features is None:
+            return z
+        return z.addmm_(self.features, self.edge_map[:, columns])
+
+
 def keyed_dropout(x: Tensor, rows: Tensor, key: int, p: float, first_column: int, relu: bool) -> Tensor:
     return reference.keyed_dropout(x, rows, key=key, p=p, first_column=first_column, relu=relu)
 
@@ -171,6 +275,11 @@ def _weighted_sum(
             num_loops = len(own)
             y[:num_loops, columns] += own[:, head, None] * x[:num_loops, columns]
     return y
+
+
+def _by_edge_and_loop(over: Attention, alpha: Tensor) -> tuple[Tensor, Tensor | None]:
+    num_edges = over.adj.num_edges
+    return alpha[:num_edges], None if over.loop is None else alpha[num_edges:]
 
 
 def _heads(over: Attention) -> Iterator[slice]:

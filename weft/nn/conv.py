@@ -83,11 +83,11 @@ class GINConv(nn.Module):
         return y
 
 
-class GATConv(nn.Module):
-    """Attention over N(v) and v: y_v = sum of alpha_uv h_u + b with h = x W (Velickovic et al. 2018, eq. 1-6).
+class AttentionConv(nn.Module):
+    """Attention over N(v) and v: y_v = sum of alpha_uv h_u + b with h = x W, alpha the softmax of logits by head.
 
-    alpha is the softmax of leaky_relu(a_src h_u + a_dst h_v). The heads' outputs are side by side (`concat`) or
-    averaged; out_width is the result's.
+    The heads' outputs are side by side (`concat`) or averaged; out_width is the result's. edge_width: the features of
+    an edge that take part in its logit, 0 for none; v's own edge, where the graph has none, has the mean of v's others.
     """
 
     def __init__(
@@ -100,24 +100,80 @@ class GATConv(nn.Module):
         slope: float = 0.2,
         update: bool = True,
         bias: bool = True,
+        edge_width: int = 0,
     ) -> None:
         super().__init__()
         self.in_width, self.out_width = in_width, out_width
         self.heads, self.concat, self.slope = heads, concat, slope
         self.head_width = out_width // heads if concat else out_width
-        self.weight = glorot(in_width, heads * self.head_width) if update else None
-        self.attention_src = glorot(heads, self.head_width)
-        self.attention_dst = glorot(heads, self.head_width)
+        width = heads * self.head_width
+        self.weight = glorot(in_width, width) if update else None
+        self.weight_edge = glorot(edge_width, width) if edge_width else None
+        self.make_logits(in_width if update else width)
         self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
 
+    def make_logits(self, in_width: int) -> None:
+        """Draws what else logits are made with, of rows [n, in_width]."""
+        raise NotImplementedError
+
+    def attend(self, view: View, x: Tensor, steps: int) -> Tensor:
+        """The heads' outputs [n, H D]."""
+        raise NotImplementedError
+
     def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
-        h = x if self.weight is None else view.linear(x, self.weight)
-        vectors = [torch.block_diag(*a[:, :, None]) for a in (self.attention_src, self.attention_dst)]
-        logit_src, logit_dst = linear(h, torch.cat(vectors, 1)).split(self.heads, 1)
-        a = view.attend(h, logit_src, logit_dst, slope=self.slope, steps=steps)
+        a = self.attend(view, x, steps)
         if not self.concat:
             a = a.view(len(a), self.heads, self.head_width).mean(1)
         return plus(a, self.bias)
+
+
+class GATConv(AttentionConv):
+    """The logit is leaky_relu(a_src h_u + a_dst h_v), with edge features f_e also + a_edge (f_e W_edge), as in PyG.
+
+    (Velickovic et al. 2018, eq. 1-6.)
+    """
+
+    def make_logits(self, in_width: int) -> None:
+        del in_width
+        self.attention_src = glorot(self.heads, self.head_width)
+        self.attention_dst = glorot(self.heads, self.head_width)
+        self.attention_edge = None if self.weight_edge is None else glorot(self.heads, self.head_width)
+
+    def attend(self, view: View, x: Tensor, steps: int) -> Tensor:
+        h = x if self.weight is None else view.linear(x, self.weight)
+        vectors = torch.cat([by_head(self.attention_src), by_head(self.attention_dst)], 1)
+        logit_src, logit_dst = linear(h, vectors).split(self.heads, 1)
+        if self.weight_edge is None or self.attention_edge is None:
+            return view.attend(h, logit_src, logit_dst, slope=self.slope, steps=steps)
+        edge_map, ones = self.weight_edge @ by_head(self.attention_edge), h.new_ones(self.heads, 1)
+        return view.attend_pairs(h, logit_src, logit_dst, ones, edge_map=edge_map, slope=self.slope, steps=steps)
+
+
+class GATv2Conv(AttentionConv):
+    """The logit is a . leaky_relu(h_u + x_v W_right), with edge features f_e also + f_e W_edge.
+
+    (Brody et al. 2022, eq. 7.)
+    """
+
+    def make_logits(self, in_width: int) -> None:
+        self.weight_right = glorot(in_width, self.heads * self.head_width)
+        self.attention = glorot(self.heads, self.head_width)
+
+    def attend(self, view: View, x: Tensor, steps: int) -> Tensor:
+        if self.weight is None:
+            h, right = x, linear(x, self.weight_right)
+        else:
+            both = view.linear(x, torch.cat([self.weight, self.weight_right], 1))  # as in SAGEConv
+            h, right = both.split(self.weight.shape[1], 1)
+        return view.attend_pairs(
+            h, None, right, self.attention, edge_map=self.weight_edge, slope=self.slope, steps=steps
+        )
+
+
+def by_head(attention: Tensor) -> Tensor:
+    """Vectors [H, D] as a matrix [H D, H], so that a product with it gives a number per head."""
+    matrix: Tensor = torch.block_diag(*attention[:, :, None])
+    return matrix
 
 
 def glorot(rows: int, columns: int) -> nn.Parameter:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from weft.core.config import Config
 from weft.core.errors import InputError, unknown
 from weft.nn.activation import elu
-from weft.nn.conv import GATConv, GCNConv, GINConv, SAGEConv, mlp
+from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv, mlp
 from weft.nn.dense import Linear
 from weft.nn.norm import make_norm
 from weft.nn.view import View
@@ -108,14 +108,21 @@ def make_model(
     input_dropout: float = 0.0,
     norm: str = "none",
     residual: bool = False,
+    edge_width: int = 0,
 ) -> Stack | Decoupled:
-    """A model from features [n, in_width] to logits [n, out_width]: `model` is gcn, sage, gin or gat.
+    """A model from features [n, in_width] to logits [n, out_width]: `model` is gcn, sage, gin, gat or gatv2.
 
-    `hidden` is the width of hidden rows, of all heads together for gat, whose last layer averages its heads.
+    `hidden` is the width of hidden rows, of all heads together for gat and gatv2, whose last layer averages its heads.
+    edge_width: the features of an edge that their logits have a part for, 0 for none.
     """
     if model not in MODELS:
         raise unknown("model", model, MODELS)
-    if model == "gat" and hidden % heads:
+    attends = model in ATTENTION
+    if edge_width and not attends:
+        raise InputError(
+            f"--edge-attention is of {' and '.join(ATTENTION)}, and {model} has no attention: leave it out"
+        )
+    if attends and hidden % heads:
         raise InputError(f"--hidden {hidden} is no multiple of --heads {heads}: give {heads * (hidden // heads + 1)}")
     stack = partial(
         Stack,
@@ -123,18 +130,19 @@ def make_model(
         input_dropout=input_dropout,
         norm=norm,
         residual=residual,
-        activation=elu if model == "gat" else torch.relu,
+        activation=elu if attends else torch.relu,
     )
+    conv = partial(_conv, model, heads=heads, edge_width=edge_width)
     last = layers - 1
     if not decoupled:
         widths = [in_width, *[hidden] * last, out_width]
         return stack(
             [
-                _conv(model, a, b, heads, last=stage == last, bias=stage == last or norm != "batch")
+                conv(a, b, last=stage == last, bias=stage == last or norm != "batch")
                 for stage, (a, b) in enumerate(pairwise(widths))
             ]
         )
-    widths = [in_width, *[hidden] * last, heads * out_width if model == "gat" else out_width]
+    widths = [in_width, *[hidden] * last, heads * out_width if attends else out_width]
     update = mlp if model == "gin" else Linear
     updates = stack(
         [
@@ -142,27 +150,43 @@ def make_model(
             for stage, (a, b) in enumerate(pairwise(widths))
         ]
     )
-    return Decoupled(updates, _conv(model, out_width, out_width, heads, last=True, update=False))
+    return Decoupled(updates, conv(out_width, out_width, last=True, update=False))
 
 
 def _conv(
-    model: str, in_width: int, out_width: int, heads: int, *, last: bool, update: bool = True, bias: bool = True
+    model: str,
+    in_width: int,
+    out_width: int,
+    *,
+    heads: int,
+    edge_width: int,
+    last: bool,
+    update: bool = True,
+    bias: bool = True,
 ) -> nn.Module:
-    if model == "gat":
-        return GATConv(in_width, out_width, heads=heads, concat=not last, update=update, bias=bias)
+    if model in ATTENTION:
+        concat, kind = not last, ATTENTION[model]
+        return kind(in_width, out_width, heads=heads, concat=concat, update=update, bias=bias, edge_width=edge_width)
     layer = {"gcn": GCNConv, "sage": SAGEConv, "gin": GINConv}[model]
     return layer(in_width, out_width, update=update, bias=bias)
 
 
-MODELS = ("gcn", "sage", "gin", "gat")
+ATTENTION = {"gat": GATConv, "gatv2": GATv2Conv}
+MODELS = ("gcn", "sage", "gin", *ATTENTION)
 GCN = partial(make_model, "gcn")
 SAGE = partial(make_model, "sage")
 GIN = partial(make_model, "gin")
 GAT = partial(make_model, "gat")
+GATv2 = partial(make_model, "gatv2")
 
 
-def from_config(config: Config, in_width: int, out_width: int) -> Stack | Decoupled:
-    """The model that a configuration names, its weights drawn from the configuration's seed, in its dtype."""
+def from_config(config: Config, in_width: int, out_width: int, edge_width: int = 0) -> Stack | Decoupled:
+    """The model that a configuration names, its weights drawn from the configuration's seed, in its dtype.
+
+    edge_width: of the graph's edge features. InputError where the configuration asks for some and there are none.
+    """
+    if config.edge_attention and not edge_width:
+        raise InputError("--edge-attention: the graph has no edge features; leave it out")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = make_model(
@@ -177,5 +201,6 @@ def from_config(config: Config, in_width: int, out_width: int) -> Stack | Decoup
             input_dropout=config.input_dropout,
             norm=config.norm,
             residual=config.residual,
+            edge_width=edge_width if config.edge_attention else 0,
         )
     return model.to(getattr(torch, config.dtype))

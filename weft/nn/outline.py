@@ -31,6 +31,12 @@ class GraphOperation:
     kind: Kind
     width: int
     heads: int = 0
+    logit_width: int = 0
+    """Numbers of a source, and of a target, that the logits of 'attend' are made of, all heads together."""
+    left_apart: bool = False
+    """Whether those of a source come beside its row, and are not the row itself."""
+    by_edge: bool = False
+    """Whether the logits are numbers by edge."""
     steps: int = 1
     stage: int = 0
     hop: int = 0
@@ -123,7 +129,43 @@ class OutlineView(GraphView):
     def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
         del slope
         y = h + logit_src.sum() + logit_dst.sum()  # a shape, and what gradients flow to
-        return self._note(y, "attend", steps=steps, heads=logit_src.shape[1])
+        heads = logit_src.shape[1]
+        return self._note(y, "attend", steps=steps, heads=heads, logit_width=heads, left_apart=True)
+
+    def attend_pairs(
+        self,
+        h: Tensor,
+        left: Tensor | None,
+        right: Tensor,
+        attention: Tensor,
+        *,
+        edge_map: Tensor | None = None,
+        slope: float,
+        steps: int = 1,
+    ) -> Tensor:
+        del slope
+        y = h + right.sum() + attention.sum()
+        for added in (left, edge_map):
+            y = y if added is None else y + added.sum()
+        if edge_map is not None:
+            self._check_edge_features(len(edge_map))
+        heads, width = attention.shape[0], right.shape[1]
+        return self._note(
+            y, "attend", steps=steps, heads=heads, logit_width=width, left_apart=left is not None, by_edge=True
+        )
+
+    def _check_edge_features(self, wanted: int) -> None:
+        features, layer = self.topology.edge_features, self.notes.running[-1]
+        if features is None:
+            raise InputError(
+                f"{layer} attends by edge features, and the graph has none: give the graph edge_features "
+                "[edges, features], or leave out --edge-attention (edge_width)"
+            )
+        if features.shape[1] != wanted:
+            raise InputError(
+                f"{layer} takes {wanted} edge features, and the graph has {features.shape[1]}: make it with "
+                f"edge_width={features.shape[1]}"
+            )
 
     def targets(self, x: Tensor) -> Tensor:
         return x[: self.notes.rows_at(self.hop + self.notes.steps[self.stage])] if self.nested else x
@@ -162,6 +204,9 @@ class OutlineView(GraphView):
         *,
         steps: int = 1,
         heads: int = 0,
+        logit_width: int = 0,
+        left_apart: bool = False,
+        by_edge: bool = False,
         origin: Origin = "rows",
         weighted: bool = False,
         reduce: Reduce = "sum",
@@ -174,6 +219,9 @@ class OutlineView(GraphView):
                 kind=kind,
                 width=x.shape[1],
                 heads=heads,
+                logit_width=logit_width,
+                left_apart=left_apart,
+                by_edge=by_edge,
                 steps=steps,
                 stage=self.stage,
                 hop=self.hop,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.data import Adjacency
-from weft.kernels import Scale
+from weft.kernels import EdgeFeatures, Scale
 
 Reduce = Literal["sum", "mean", "max"]
 Norm = Literal["gcn"] | None
@@ -72,6 +72,14 @@ class Topology:
         """What is known of the edges, in their order: [E, K]."""
         return self.edge_features_at(None)
 
+    @cached_property
+    def known_edges(self) -> EdgeFeatures | None:
+        """The features of the edges, and for the loops that are missing the mean of those of v's in-edges."""
+        if self.edge_features is None:
+            return None
+        sums = torch.segment_reduce(self.edge_features, "sum", offsets=self.adjacency.indptr, initial=0)
+        return EdgeFeatures(self.edge_features, sums / self.adjacency.degree.clamp(min=1)[:, None])
+
     def edge_features_at(self, edge_ids: Tensor | None) -> Tensor | None:
         """The rows [e, K] of the edges at these positions, int64 [e] on the CPU; None: of all."""
         if self._edge_features is None:
@@ -101,17 +109,29 @@ class SubTopology(Topology):
     """Some of a graph's in-edges, with the scalings of the whole graph's degrees.
 
     adjacency: on the device to be. sources, targets: the vertices of its columns and rows, int64 or, of rows, a range;
-    on the whole topology's device.
+    on the whole topology's device. edges: where the in-edges stand among the whole graph's.
     """
 
-    def __init__(self, adjacency: Adjacency, sources: Tensor, targets: Tensor | slice, whole: Topology) -> None:
+    def __init__(
+        self,
+        adjacency: Adjacency,
+        sources: Tensor,
+        targets: Tensor | slice,
+        whole: Topology,
+        edges: slice = slice(0),
+    ) -> None:
         super().__init__(adjacency)
-        self.sources, self.targets, self.whole = sources, targets, whole
+        self.sources, self.targets, self.whole, self.edges = sources, targets, whole, edges
 
     @cached_property
     def ids(self) -> Tensor:
         """What the sources were called first."""
         return self.whole.ids[self.sources].to(self.adjacency.device)
+
+    @cached_property
+    def edge_features(self) -> Tensor | None:
+        features = self.whole.edge_features
+        return None if features is None else features[self.edges].to(self.adjacency.device)
 
     @cached_property
     def loop(self) -> Tensor:

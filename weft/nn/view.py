@@ -15,7 +15,7 @@ from weft.core.meter import Meter
 from weft.core.random import key as make_key
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.data import Adjacency
-from weft.kernels import attend, keyed_dropout, spmm, spmm_max
+from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
 from weft.nn.dense import linear
 from weft.nn.topology import Norm, Product, Reduce, Topology
 
@@ -36,6 +36,25 @@ class View(Protocol):
         """The sum of h [n, H D] over in-edges and v itself, weighted by edge softmax; the weights serve all steps.
 
         The softmax is of leaky_relu(logit_src_u + logit_dst_v), logits [n, H], both of all rows of h.
+        """
+        ...
+
+    def attend_pairs(
+        self,
+        h: Tensor,
+        left: Tensor | None,
+        right: Tensor,
+        attention: Tensor,
+        *,
+        edge_map: Tensor | None = None,
+        slope: float,
+        steps: int = 1,
+    ) -> Tensor:
+        """As `attend`, by logits that need both ends of an edge: `attention . leaky_relu(left_u + right_v)`, by head.
+
+        left, right [n, H C], of all rows of h, and attention [H, C]; left None: h itself. With edge_map [K, H C], the
+        argument has the graph's edge features times it besides; v's own edge, where the graph has none, has the mean of
+        those of v's in-edges.
         """
         ...
 
@@ -161,6 +180,22 @@ class GraphView:
     def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
         return self._attention(h, logit_src, logit_dst, even_heads(h, logit_src), slope, steps, self.topology)
 
+    def attend_pairs(
+        self,
+        h: Tensor,
+        left: Tensor | None,
+        right: Tensor,
+        attention: Tensor,
+        *,
+        edge_map: Tensor | None = None,
+        slope: float,
+        steps: int = 1,
+    ) -> Tensor:
+        left = h if left is None else left
+        bounds = even_heads(left, attention.t())
+        logits = logits_of_pairs(self.topology, left, right, attention.reshape(-1), edge_map, bounds, slope)
+        return self._attend_edges(h, logits, even_heads(h, logits), steps, self.topology)
+
     def targets(self, x: Tensor) -> Tensor:
         return x
 
@@ -255,6 +290,12 @@ class GraphView:
         self._count(y, topology, steps)
         return y
 
+    def _attend_edges(self, h: Tensor, logits: Tensor, bounds: Sequence[int], steps: int, topology: Topology) -> Tensor:
+        """Attention by given logits on the columns at hand; counted like a product."""
+        y = attend_edges(topology.adjacency, h, logits, bounds=bounds, loop=topology.loop, steps=steps)
+        self._count(y, topology, steps)
+        return y
+
     def _count(self, y: Tensor, topology: Topology, steps: int) -> None:
         """Counts products on y's columns now, and the transposed ones when y's gradient arrives."""
         meter, edges, width = self.meter, topology.adjacency.num_edges * steps, y.shape[1]
@@ -268,6 +309,29 @@ def multiply(topology: Topology, x: Tensor, product: Product) -> Tensor:
     if product.reduce == "max":
         return spmm_max(topology.adjacency, x)
     return spmm(topology.adjacency, x, scale=topology.scale(product, x.dtype), weighted=product.weighted)
+
+
+def logits_of_pairs(
+    topology: Topology,
+    left: Tensor,
+    right: Tensor,
+    attention: Tensor,
+    edge_map: Tensor | None,
+    bounds: Sequence[int],
+    slope: float,
+) -> Tensor:
+    """The logits [E + n, H] of a topology's edges and loops, or the part that the columns at hand contribute."""
+    return pair_logits(
+        topology.adjacency,
+        left,
+        right,
+        attention,
+        edge_map,
+        bounds=bounds,
+        loop=topology.loop,
+        slope=slope,
+        features=None if edge_map is None else topology.known_edges,
+    )
 
 
 def even_heads(h: Tensor, logits: Tensor) -> list[int]:

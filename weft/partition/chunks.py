@@ -44,6 +44,7 @@ class Chunk:
     block: Adjacency
     sources: Tensor
     fresh: Tensor
+    edges: slice
 
     @property
     def targets(self) -> slice:
@@ -96,5 +97,5 @@ def make_chunks(adj: Adjacency, bounds: Sequence[int]) -> tuple[Chunk, ...]:
             num_sources=len(sources),
             weight=None if adj.weight is None else adj.weight[edges],
         )
-        chunks.append(Chunk(first=first, block=block, sources=sources, fresh=fresh))
+        chunks.append(Chunk(first=first, block=block, sources=sources, fresh=fresh, edges=edges))
     return tuple(chunks)

@@ -41,6 +41,7 @@ class GraphShape(NamedTuple):
     density: the share of the features that are not zero. hops: a rank's blocks, product by product, where ranks hold
     blocks of the graph.
     num_edge_features: 0 for none. weighted: whether the edges have weights. chunking: of the products, if any.
+    num_remote: sources that are not among a rank's even share of the rows, of all ranks together; -1: not counted.
     """
 
     num_vertices: int
@@ -51,6 +52,7 @@ class GraphShape(NamedTuple):
     num_edge_features: int = 0
     weighted: bool = False
     chunking: Chunking | None = None
+    num_remote: int = -1
 
     @classmethod
     def of(cls, graph: Graph) -> GraphShape:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.comm import Halo, Parts, split_product, sum_over_ranks
-from weft.nn import GraphView, Product, SubTopology, UnitCost, even_heads
+from weft.nn import GraphView, Product, SubTopology, UnitCost, even_heads, logits_of_pairs
 from weft.partition import Dependencies, Hop
 from weft.strategies.base import Strategy
 
@@ -105,6 +105,33 @@ class BlockView(GraphView):
             h = block.all_sources(h) if step else h
             logit_src = logits if block is first else logits.index_select(0, block.places_in(first))
             h = self._attention(h, logit_src, logit_dst[: len(block.targets)], bounds, slope, 1, block)
+        return h
+
+    def attend_pairs(
+        self,
+        h: Tensor,
+        left: Tensor | None,
+        right: Tensor,
+        attention: Tensor,
+        *,
+        edge_map: Tensor | None = None,
+        slope: float,
+        steps: int = 1,
+    ) -> Tensor:
+        first, vector = self.blocks[0], attention.reshape(-1)
+        if left is None:
+            h = left = first.all_sources(h)
+        else:
+            packed = first.all_sources(torch.cat([h, left], 1))
+            h, left = (part.contiguous() for part in packed.split([h.shape[1], left.shape[1]], 1))
+        bounds = even_heads(left, attention.t())
+        for step, block in enumerate(self.blocks[:steps]):
+            h = block.all_sources(h) if step else h
+            if step == 0 or block is not self.blocks[step - 1]:
+                own = left if block is first else left.index_select(0, block.places_in(first))
+                dst = right[: len(block.targets)]
+                logits = logits_of_pairs(block, own, dst, vector, edge_map, bounds, slope)
+            h = self._attend_edges(h, logits, even_heads(h, logits), 1, block)
         return h
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,10 +21,11 @@ from weft.comm import Gather, Group, Layout, RowSet, Split
 from weft.core import native
 from weft.core.host import mapped_empty
 from weft.data import Adjacency, Transpose
-from weft.kernels import attend, spmm_transposed
-from weft.nn import Product, SubTopology, Topology, multiply
+from weft.kernels import attend, attend_edges, spmm_transposed
+from weft.nn import Product, SubTopology, Topology, logits_of_pairs, multiply
 from weft.partition import Chunk, WorkingSet, cut_evenly, cut_to_fit, make_chunks
 
+EVERYTHING, NOTHING = slice(None), slice(0)
 SPILLED_BYTES = 1 << 20  # arrays of chunks that are smaller are left where they are
 
 
@@ -59,14 +61,17 @@ class Chunking:
 
 
 class Work(Protocol):
-    """What is done on a chunk's rows h [s, f], with `extra` numbers [s, e] of each that stay what they are."""
+    """What is done on a chunk's rows h [s, f], with `extra` numbers [s, e] of each that stay what they are.
+
+    parameters: of the model, the same for all chunks; None where one is left out.
+    """
 
     @property
     def linear(self) -> bool:
         """Whether its gradient needs no rows; `transposed` gives it then."""
         ...
 
-    def __call__(self, topology: Topology, h: Tensor, extra: Tensor) -> Tensor:
+    def __call__(self, topology: Topology, h: Tensor, extra: Tensor, *parameters: Tensor | None) -> Tensor:
         """The destinations' rows [n, f]."""
         ...
 
@@ -85,8 +90,8 @@ class Multiply:
     def linear(self) -> bool:
         return self.product.reduce != "max"
 
-    def __call__(self, topology: Topology, h: Tensor, extra: Tensor) -> Tensor:
-        del extra
+    def __call__(self, topology: Topology, h: Tensor, extra: Tensor, *parameters: Tensor | None) -> Tensor:
+        del extra, parameters
         return multiply(topology, h, self.product)
 
     def transposed(self, topology: Topology, grad: Tensor) -> Tensor:
@@ -102,7 +107,8 @@ class Attend:
     slope: float
     linear = False
 
-    def __call__(self, topology: Topology, h: Tensor, extra: Tensor) -> Tensor:
+    def __call__(self, topology: Topology, h: Tensor, extra: Tensor, *parameters: Tensor | None) -> Tensor:
+        del parameters
         heads = len(self.bounds) - 1
         logit_src = extra[:, :heads].contiguous()
         logit_dst = extra[: topology.adjacency.num_targets, heads:].contiguous()
@@ -113,22 +119,59 @@ class Attend:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class AttendPairs:
+    """Attention by logits of both ends of an edge, from [left | right]; parameters: the attention vector, an edge map.
+
+    bounds: of the heads in h. logit_bounds: in left, and in right.
+    """
+
+    bounds: tuple[int, ...]
+    logit_bounds: tuple[int, ...]
+    slope: float
+    linear = False
+
+    def __call__(self, topology: Topology, h: Tensor, extra: Tensor, *parameters: Tensor | None) -> Tensor:
+        attention, edge_map = parameters
+        assert attention is not None
+        width = self.logit_bounds[-1]
+        left, right = extra[:, :width].contiguous(), extra[: topology.adjacency.num_targets, width:].contiguous()
+        logits = logits_of_pairs(topology, left, right, attention, edge_map, self.logit_bounds, self.slope)
+        return attend_edges(topology.adjacency, h, logits, bounds=self.bounds, loop=topology.loop)
+
+    def transposed(self, topology: Topology, grad: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
 def working_set(
-    adjacency: Adjacency, *, width: int, itemsize: int, heads: int = 0, weighted: bool = False, maximum: bool = False
+    adjacency: Adjacency,
+    *,
+    width: int,
+    itemsize: int,
+    heads: int = 0,
+    logit_width: int = 0,
+    num_edge_features: int = 0,
+    by_edge: bool = False,
+    weighted: bool = False,
+    maximum: bool = False,
 ) -> WorkingSet:
     """What a product on `width` columns, of `heads` heads, has on the device for each vertex and edge of a chunk.
 
     That is the larger of forward and backward, where whatever is not linear is computed again: the chunk's edges, and
-    backward their transpose; rows and results with their gradients; scalings, logits and a maximum's places.
+    backward their transpose; rows and results with their gradients; scalings, what logits are made of (`logit_width`
+    numbers of either end) and, by edge, the logits; a maximum's places.
     """
     row, index = width * itemsize, adjacency.indices.itemsize
-    weight = itemsize if weighted else 0
     edge_id = native.id_dtype(adjacency.num_edges).itemsize
     if heads:
-        logits = heads * itemsize
-        return WorkingSet(9 + 3 * row + 5 * logits, 16 + 2 * row + 7 * logits, 2 * index + edge_id)
+        logits, ends = heads * itemsize, logit_width * itemsize
+        edges = 5 * logits + num_edge_features * itemsize if by_edge else 0
+        return WorkingSet(
+            9 + 3 * row + 5 * logits + 2 * ends + edges, 16 + 2 * row + 7 * ends, 2 * index + edge_id + edges
+        )
     if maximum:
         return WorkingSet(8 + 3 * row, 16 + 2 * row, 2 * index + edge_id)
+    weight = itemsize if weighted else 0
     return WorkingSet(8 + 2 * itemsize + row, 16 + itemsize + row, index + weight)
 
 
@@ -195,12 +238,11 @@ class Departures:
         self._start, self._result = start, result
         self._under_way: tuple[RowSet, Gather] | None = None
 
-    def send(self, rows: RowSet | None, *columns: Tensor) -> None:
-        """Begins to send a set, if one is due, out of columns [N, .] that stand side by side."""
+    def send(self, rows: RowSet | None, columns: Callable[[Tensor], Tensor]) -> None:
+        """Begins to send a set, if one is due; columns: those here of some vertices, by their ids."""
         self.finish()
         if rows is not None:
-            values = torch.cat([whole.index_select(0, rows.ids) for whole in columns], 1)
-            self._under_way = rows, self._start(rows, values)
+            self._under_way = rows, self._start(rows, columns(rows.ids))
 
     def finish(self) -> Tensor:
         """Waits for the set under way; what has arrived of all."""
@@ -233,9 +275,9 @@ class ChunkedGraph:
             home = self.whole.adjacency.device
             crossing = Crossing.of(chunks, self.group.rank, self.group.size, home, pipeline=self.chunking.pipeline)
             topologies = tuple(
-                SubTopology(spilled(one.block), spilled_array(one.sources), one.targets, self.whole)
+                SubTopology(spilled(one.block), spilled_array(one.sources), one.targets, self.whole, one.edges)
                 if self.limited
-                else SubTopology(one.block.to(home), one.sources.to(home), one.targets, self.whole)
+                else SubTopology(one.block.to(home), one.sources.to(home), one.targets, self.whole, one.edges)
                 for one in chunks
             )
             self._placed[chunks] = topologies, crossing
@@ -250,26 +292,39 @@ class ChunkedGraph:
         return torch.empty(*shape, dtype=dtype, pin_memory=True)
 
     def product(
-        self, x: Tensor, work: Work, needs: WorkingSet, *, rows_in: Layout | None, rows_out: Layout, steps: int = 1
+        self,
+        x: Tensor,
+        work: Work,
+        needs: WorkingSet,
+        rows_in: Layout | None,
+        rows_out: Layout,
+        *,
+        steps: int = 1,
+        own: slice = EVERYTHING,
+        extra: slice = NOTHING,
+        parameters: tuple[Tensor | None, ...] = (),
     ) -> Tensor:
-        """The rows [n, F] of `steps` products of this rank's rows x [n, .]: columns [h | extra] by `rows_in`.
+        """The rows [n, F] of `steps` products of this rank's rows x [n, .], whose columns are dealt by `rows_in`.
 
         rows_in None: x is this rank's columns [N, f] already, without a gradient. rows_out: the columns of the result.
+        own, extra: of this rank's columns of x, those that are h and those that stay what they are in every step.
         """
-        y: Tensor = _Chunked.apply(x, _Run(self, work, needs, rows_in, rows_out, steps))  # type: ignore[no-untyped-call]
+        run = _Run(self, work, needs, rows_in, rows_out, steps, own, extra)
+        y: Tensor = _Chunked.apply(x, run, *parameters)  # type: ignore[no-untyped-call]
         return y
 
 
 class _Chunked(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, run: _Run) -> Tensor:
+    def forward(ctx: Any, x: Tensor, run: _Run, *parameters: Tensor | None) -> Tensor:
         ctx.run = run
-        return run.forward(x.detach(), differentiable=ctx.needs_input_grad[0])
+        run.parameters = tuple(None if one is None else one.detach().requires_grad_() for one in parameters)
+        return run.forward(x.detach(), differentiable=any(ctx.needs_input_grad))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.run.backward(grad), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.run.backward(grad), None, *ctx.run.grads
 
 
 class _Run:
@@ -283,6 +338,8 @@ class _Run:
         rows_in: Layout | None,
         rows_out: Layout,
         steps: int,
+        own: slice,
+        extra: slice,
     ) -> None:
         self.graph, self.work, self.needs = graph, work, needs
         self.rows_in, self.rows_out, self.steps = rows_in, rows_out, steps
@@ -290,7 +347,12 @@ class _Run:
         self.num_own = len(range(self.group.rank, self.num_vertices, self.group.size))
         self.chunks, self.crossing = graph.placed(needs)
         self.width = rows_out.width(self.group.rank)
-        self.num_extra = 0 if rows_in is None else rows_in.width(self.group.rank) - self.width
+        self.num_columns = self.width if rows_in is None else rows_in.width(self.group.rank)
+        self.own, self.extra_columns = own, extra
+        self.num_extra = len(range(self.num_columns)[extra])
+        self.parameters: tuple[Tensor | None, ...] = ()
+        self.grads: list[Tensor | None] = []
+        """Those of the parameters, once `backward` is done."""
         self.inputs: list[Tensor] = []
         """The h of each step, where the backward pass computes a chunk again."""
         self.made: list[tuple[tuple[Tensor, Tensor], Tensor]] = []
@@ -309,10 +371,10 @@ class _Run:
             for number, chunk in enumerate(self.chunks):
                 if arrivals and step == 0 and (arrived := arrivals.take()):
                     ids, values = arrived
-                    h[ids], extra[ids] = values[:, : self.width], values[:, self.width :]
+                    h[ids], extra[ids] = values[:, self.own], values[:, self.extra_columns]
                 y[chunk.targets] = self._compute(chunk, h, extra, differentiable)
                 if step == self.steps - 1:
-                    departures.send(self.crossing.departures[number], y)
+                    departures.send(self.crossing.departures[number], partial(y.index_select, 0))
             if differentiable and self.graph.limited and not self.work.linear:
                 self.inputs.append(h)
             h = y
@@ -326,6 +388,7 @@ class _Run:
         departures = self._departures(grad, self.rows_in)
         grad_y = self._columns(grad.dtype)
         grad_extra = self._columns(grad.dtype, self.num_extra).zero_()
+        self.grads = [None] * len(self.parameters)
         for step in reversed(range(self.steps)):
             grad_h = self._columns(grad.dtype).zero_()
             for number, chunk in reversed(list(enumerate(self.chunks))):
@@ -337,9 +400,17 @@ class _Run:
                     if part is not None:
                         add_rows(whole, chunk.sources, part)
                 if step == 0:
-                    departures.send(self.crossing.arrivals[number], grad_h, grad_extra)
+                    of_ids = partial(self._side_by_side, grad_h, grad_extra)
+                    departures.send(self.crossing.arrivals[number], of_ids)
             grad_y = grad_h
         return departures.finish()
+
+    def _side_by_side(self, grad_h: Tensor, grad_extra: Tensor, ids: Tensor) -> Tensor:
+        """Of some vertices, the gradients of all columns that came, [c, .]."""
+        grad = grad_h.new_zeros(len(ids), self.num_columns)
+        grad[:, self.own] += grad_h.index_select(0, ids)
+        grad[:, self.extra_columns] += grad_extra.index_select(0, ids)
+        return grad
 
     def _compute(self, chunk: SubTopology, h: Tensor, extra: Tensor, differentiable: bool) -> Tensor:
         """A chunk's results [c, f]."""
@@ -351,7 +422,7 @@ class _Run:
         return y.detach()
 
     def _compute_back(self, chunk: SubTopology, step: int, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """What a chunk adds to the gradients of its sources' h and extra."""
+        """What a chunk adds to the gradients of its sources' h and extra; those of the parameters are added up."""
         grad = grad_y[chunk.targets].to(self.graph.device)
         if self.work.linear:
             self._note(chunk)
@@ -362,7 +433,12 @@ class _Run:
             inputs = self._load(chunk, self.inputs[step], self.extra)
             y = self._work(chunk, inputs, True)
         self._note(chunk)
-        grad_h, grad_extra = torch.autograd.grad(y, inputs, grad, allow_unused=True)
+        wanted = [one for one in self.parameters if one is not None]
+        grad_h, grad_extra, *added = torch.autograd.grad(y, (*inputs, *wanted), grad, allow_unused=True)
+        for number, parameter in enumerate(self.parameters):
+            if parameter is not None:
+                before, now = self.grads[number], added.pop(0)
+                self.grads[number] = now if before is None else before + now
         return grad_h, grad_extra
 
     def _work(self, chunk: SubTopology, inputs: tuple[Tensor, Tensor], differentiable: bool) -> Tensor:
@@ -370,7 +446,7 @@ class _Run:
         with torch.set_grad_enabled(differentiable):
             for tensor in inputs:
                 tensor.requires_grad_(differentiable)
-            return self.work(self._placed(chunk), *inputs)
+            return self.work(self._placed(chunk), *inputs, *self.parameters)
 
     def _note(self, chunk: SubTopology) -> None:
         """Counts a product over a chunk, and what it has on the device."""
@@ -383,7 +459,8 @@ class _Run:
         """The chunk on the device; where that has a limit, with nothing that outlives the caller."""
         if not self.graph.limited:
             return chunk
-        return SubTopology(chunk.adjacency.to(self.graph.device), chunk.sources, chunk.targets, chunk.whole)
+        adjacency = chunk.adjacency.to(self.graph.device)
+        return SubTopology(adjacency, chunk.sources, chunk.targets, chunk.whole, chunk.edges)
 
     def _load(self, chunk: SubTopology, h: Tensor, extra: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of the chunk's sources, on the device."""

@@ -47,7 +47,7 @@ def level_costs(
         costs[level, 2] = factors.seconds_per_byte * itemsize * numbers
         costs[level, 3] = 2 * itemsize * (widths[level] + widths[level + 1])
         costs[level, 4] = EDGE_BYTES if level else 0
-        passes = sum(asked.width * directions(asked) for asked in here if not is_kept(asked, savings))
+        passes = sum(edge_width(asked, level) * directions(asked) for asked in here if not is_kept(asked, savings))
         if level + 1 < num_levels:
             costs[level + 1, 1] = factors.seconds_per_edge * passes
         if level == 0 and not fetched:
@@ -61,8 +61,13 @@ def is_fetched(asked: GraphOperation, hop: int) -> bool:
 
 
 def fetched_width(asked: GraphOperation, hop: int) -> int:
-    """Numbers of a fetched row: its columns, and once the logits of a source, which serve all steps."""
-    return asked.width + (asked.heads if hop == asked.hop else 0)
+    """Numbers of a fetched row: its columns, and once what logits need of a source besides, which serve all steps."""
+    return asked.width + (asked.logit_width if asked.left_apart and hop == asked.hop else 0)
+
+
+def edge_width(asked: GraphOperation, hop: int) -> int:
+    """Columns that a product reads by edge, and once those of logits that need both ends."""
+    return asked.width + (0 if asked.left_apart or hop > asked.hop else asked.logit_width)
 
 
 def directions(asked: GraphOperation) -> int:

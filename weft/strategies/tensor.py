@@ -1,4 +1,4 @@
-"""Tensor parallelism (NeutronTP, sections 3 and 4.1): rows for the network's maps, columns for the graph's products.
+"""Tensor parallelism (NeutronTP, sections 3 and 4): rows for the network's maps, columns for the graph's products.
 
 Every rank holds the whole topology, answers for N / P rows, and aggregates F / P columns of all rows.
 """
@@ -8,20 +8,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from weft.comm import Layout, RowSet, cols_to_rows, column_layout, even_bounds, rows_to_cols, sum_over_ranks
+from weft.comm import (
+    RowSet,
+    cols_to_rows,
+    column_layout,
+    count_shared,
+    even_bounds,
+    rows_to_cols,
+    sum_over_ranks,
+    sum_shared,
+)
 from weft.core.errors import InputError
+from weft.core.native import count_parts
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, all_reduce
 from weft.data import Adjacency, Graph
-from weft.nn import GraphOperation, GraphView, Product, UnitCost
+from weft.nn import GraphOperation, GraphView, Product, UnitCost, logits_of_pairs
 from weft.partition import WorkingSet, cut_to_fit
+from weft.strategies.attention import AttentionPlan
 from weft.strategies.base import ANYWHERE, GraphShape, Placement, Strategy, dtype_of
-from weft.strategies.chunks import Attend, ChunkedGraph, Chunking, Crossing, Multiply, working_set
+from weft.strategies.chunks import Attend, AttendPairs, ChunkedGraph, Chunking, Crossing, Multiply, Work, working_set
 
 
 class TensorView(GraphView):
@@ -43,22 +54,44 @@ class TensorView(GraphView):
         return self.topology.ids[self.home.rows]
 
     def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
-        home, num_heads, width = self.home, logit_src.shape[1], h.shape[1]
-        layout = attention_layout(home.bounds, width, num_heads)
-        (start, stop), (first, last), _ = layout.columns[home.group.rank]
-        ends = (width // num_heads * head for head in range(first - width, last - width + 1))
-        bounds = [min(max(end, start), stop) - start for end in ends]
-        rows_out = column_layout(home.bounds, width)
-        if home.chunked:
-            needs = home.needs(width, num_heads)
-            packed = torch.cat([h, logit_src, logit_dst], 1)
-            work = Attend(tuple(bounds), slope)
-            return home.chunked.product(packed, work, needs, rows_in=layout, rows_out=rows_out, steps=steps)
-        packed = rows_to_cols(torch.cat([h, logit_src, logit_dst], 1), layout, home.group)
-        heads = last - first
-        h_Nf, logit_src, logit_dst = (part.contiguous() for part in packed.split([stop - start, heads, heads], 1))
+        plan = self._plan(h, logit_src.shape[1], logit_src.shape[1], left_apart=True)
+        bounds = plan.bounds(self.home.group.rank)
+        if self.home.chunked:
+            return self._by_chunks(plan, Attend(tuple(bounds), slope), (h, logit_src, logit_dst), steps)
+        h_Nf, logit_src, logit_dst = self._deal(plan, h, logit_src, logit_dst)
         y_Nf = self._attention(h_Nf, logit_src, logit_dst, bounds, slope, steps, self.topology)
-        return cols_to_rows(y_Nf, rows_out, home.group)
+        return self._gather(y_Nf, h.shape[1])
+
+    def attend_pairs(
+        self,
+        h: Tensor,
+        left: Tensor | None,
+        right: Tensor,
+        attention: Tensor,
+        *,
+        edge_map: Tensor | None = None,
+        slope: float,
+        steps: int = 1,
+    ) -> Tensor:
+        group = self.home.group
+        plan = self._plan(h, len(attention), right.shape[1], left_apart=left is not None)
+        start, stop = plan.logit_columns(sums=plan.sums)[group.rank]
+        bounds, logit_bounds = plan.bounds(group.rank), plan.logit_bounds(group.rank)
+        vector, edge_map = attention.reshape(-1)[start:stop], None if edge_map is None else edge_map[:, start:stop]
+        parts = (h, right) if left is None else (h, left, right)
+        if self.home.chunked:
+            work = AttendPairs(tuple(bounds), tuple(logit_bounds), slope)
+            return self._by_chunks(plan, work, parts, steps, vector, edge_map)
+        if left is None:
+            left_Nc, right_Nc = self._deal(plan, *parts)
+            first, last = plan.columns[group.rank]
+            h_Nf = left_Nc[:, first - start : last - start]
+        else:
+            h_Nf, left_Nc, right_Nc = self._deal(plan, *parts)
+        logits = logits_of_pairs(self.topology, left_Nc, right_Nc, vector, edge_map, logit_bounds, slope)
+        if plan.sums:
+            logits = sum_shared(logits, plan.held, group)
+        return self._gather(self._attend_edges(h_Nf, logits, bounds, steps, self.topology), h.shape[1])
 
     def total(self, x: Tensor) -> Tensor:
         return sum_over_ranks(x.sum(0), self.home.group, tag="statistics")
@@ -70,11 +103,53 @@ class TensorView(GraphView):
         if not split:
             x = self._constant(x, home.columns, self.topology.ids, home.column_range.start)
         if home.chunked:
-            needs = home.needs(width, weighted=product.weighted, maximum=product.reduce == "max")
+            kind = ProductKind(width, weighted=product.weighted, maximum=product.reduce == "max")
             work, rows_in = Multiply(product._replace(steps=1)), layout if split else None
-            return home.chunked.product(x, work, needs, rows_in=rows_in, rows_out=layout, steps=product.steps)
+            return home.chunked.product(x, work, home.needs(kind), rows_in, layout, steps=product.steps)
         x_Nf = rows_to_cols(x, layout, home.group) if split else x
         return cols_to_rows(self._product(x_Nf, product, self.topology), layout, home.group)
+
+    def _plan(self, h: Tensor, heads: int, logit_width: int, *, left_apart: bool) -> AttentionPlan:
+        return AttentionPlan(
+            num_vertices=self.num_vertices,
+            num_edges=self.topology.adjacency.num_edges,
+            size=self.home.group.size,
+            width=h.shape[1],
+            heads=heads,
+            logit_width=logit_width,
+            left_apart=left_apart,
+            may_sum=self.home.chunked is None,
+        )
+
+    def _by_chunks(
+        self, plan: AttentionPlan, work: Work, parts: tuple[Tensor, ...], steps: int, *parameters: Tensor | None
+    ) -> Tensor:
+        """An attention chunk by chunk: of rows side by side, h first."""
+        home, own = self.home, plan.own_columns(self.home.group.rank)
+        assert home.chunked
+        kind = ProductKind(
+            plan.width, plan.heads, plan.logit_width, left_apart=plan.left_apart, by_edge=bool(parameters)
+        )
+        return home.chunked.product(
+            torch.cat(parts, 1),
+            work,
+            home.needs(kind),
+            plan.layout(sums=False),
+            column_layout(home.bounds, plan.width),
+            steps=steps,
+            own=own,
+            extra=slice(own.stop if plan.left_apart else 0, None),
+            parameters=parameters,
+        )
+
+    def _deal(self, plan: AttentionPlan, *parts: Tensor) -> list[Tensor]:
+        """Of tensors of rows side by side, this rank's columns of each."""
+        layout, group = plan.layout(sums=plan.sums), self.home.group
+        widths = [stop - start for start, stop in layout.columns[group.rank]]
+        return [part.contiguous() for part in rows_to_cols(torch.cat(parts, 1), layout, group).split(widths, 1)]
+
+    def _gather(self, y_Nf: Tensor, width: int) -> Tensor:
+        return cols_to_rows(y_Nf, column_layout(self.home.bounds, width), self.home.group)
 
 
 class TensorParallel(Strategy):
@@ -98,9 +173,11 @@ class TensorParallel(Strategy):
             return slice(0, num_vertices)
         return torch.arange(group.rank, num_vertices, group.size)
 
-    def needs(self, width: int, heads: int = 0, *, weighted: bool = False, maximum: bool = False) -> WorkingSet:
+    def needs(self, kind: ProductKind) -> WorkingSet:
         """What a product of a chunk has on the device."""
-        return needs_of(self.topology.adjacency, self.group.size, self.dtype.itemsize, width, heads, weighted, maximum)
+        return needs_of(
+            kind, self.topology.adjacency, self.group.size, self.dtype.itemsize, self.graph.num_edge_features
+        )
 
     @cached_property
     def columns(self) -> Tensor:
@@ -113,6 +190,14 @@ class TensorParallel(Strategy):
         del stage
         return TensorView(self, view_key)
 
+    def facts(self) -> dict[str, Any]:
+        group = self.group
+        shape = self.shape(self.graph, self.model, rank=group.rank, size=group.size, savings=self.savings)
+        shape = shape._replace(chunking=self.chunked.chunking if self.chunked else None)
+        trace = self.trace(self.model, shape, rank=group.rank, size=group.size, training=False, savings=self.savings)
+        how = [one.how for one in trace.operations if one.how]
+        return {"attention": how} if how else {}
+
     @classmethod
     def shape(
         cls,
@@ -124,9 +209,16 @@ class TensorParallel(Strategy):
         placement: Placement = ANYWHERE,
         savings: Savings = ALL_SAVINGS,
     ) -> GraphShape:
-        """How the graph is cut into chunks, too."""
-        whole = super().shape(graph, model, rank=rank, size=size)
-        return whole._replace(chunking=make_chunking(graph.in_edges, placement, savings))
+        """With the chunks, and, for attention, the remote sources of even shares of the rows, which one pass counts."""
+        del rank
+        shape = GraphShape.of(graph)._replace(chunking=make_chunking(graph.in_edges, placement, savings))
+        attends = any(asked.kind == "attend" for asked in cls.operations(model, shape, True, savings))
+        if size == 1 or not attends:
+            return shape
+        rows = torch.tensor(even_bounds(graph.num_vertices, size)).diff()
+        part = torch.arange(size, dtype=torch.int32).repeat_interleave(rows)
+        counts, _ = count_parts(graph.in_edges.indptr, graph.in_edges.indices, part, size)
+        return shape._replace(num_remote=int(counts[2].sum()))
 
     @classmethod
     def check_fits(
@@ -150,47 +242,67 @@ class TensorParallel(Strategy):
         """What the largest product of a single vertex has on the device of one of `size` ranks."""
         asked, adjacency = cls.operations(model, GraphShape.of(graph), True, savings), graph.in_edges
         itemsize = dtype_of(model).itemsize
-        needs = {needs_of(adjacency, size, itemsize, *kind_of(one)) for one in asked if one.is_product}
+        features = graph.num_edge_features
+        kinds = {ProductKind.of(one) for one in asked if one.is_product}
+        needs = {needs_of(kind, adjacency, size, itemsize, features) for kind in kinds}
         return max((cut_to_fit(adjacency, one, 0)[1] for one in needs), default=0)
 
     @classmethod
     def carry_out(
         cls, asked: GraphOperation, shape: GraphShape, rank: int, size: int, itemsize: int
     ) -> list[Operation]:
-        """Split, product, gather, by section 3.2's formulas."""
+        """Split, product, gather, by section 3.2's formulas, chunk by chunk."""
         if asked.kind == "total":
             return [all_reduce("statistics", asked.width, itemsize, size)] if size > 1 else []
-        columns = even_bounds(asked.width, size)
-        widths = [stop - start for start, stop in pairwise(columns)]
-        heads = held_heads(asked.width, asked.heads, size)
-        packed = [width + 2 * held for width, held in zip(widths, heads, strict=True)]
-        made = []
-        for arriving, num_edges, leaving in cls.schedule(asked, shape, rank, size, itemsize):
+        widths = [stop - start for start, stop in pairwise(even_bounds(asked.width, size))]
+        plan = attention_plan(asked, shape, size) if asked.kind == "attend" else None
+        packed = [plan.layout(sums=plan.sums).width(one) for one in range(size)] if plan else widths
+        again = shape.chunking is not None and shape.chunking.limit is not None and not asked.linear
+        made: list[Operation] = []
+        for arriving, num_edges, leaving in schedule(asked, shape, rank, size, itemsize):
             if arriving and asked.origin == "rows" and size > 1:
-                made.append(_exchange("split", arriving, packed, rank, itemsize))
-            again = shape.chunking is not None and shape.chunking.limit is not None and not asked.linear
+                how = plan.explain(itemsize, shape.num_remote) if plan and not made else ""
+                made.append(exchanged("split", arriving, packed, rank, itemsize, how))
+            if plan and plan.sums:
+                sent, received = (number * itemsize for number in count_shared(plan.held, plan.num_logits, rank))
+                apart = Operation(kind="collective", tag="logits", bytes_sent=sent, bytes_received=received)
+                made += [apart, apart.mirrored()]
             edges = num_edges * widths[rank] * asked.steps
             made.append(Operation(kind="aggregate", edges=edges, recomputed=again))
             if leaving and size > 1:
-                made.append(_exchange("split", leaving, widths, rank, itemsize).mirrored())
+                made.append(exchanged("split", leaving, widths, rank, itemsize).mirrored())
         return made
 
-    @staticmethod
-    def schedule(
-        asked: GraphOperation, shape: GraphShape, rank: int, size: int, itemsize: int
-    ) -> list[tuple[RowCounts | None, int, RowCounts | None]]:
-        """Chunk by chunk, the rows that are split before it, its edges, and the rows that are gathered after it."""
-        if shape.chunking is None:
-            rows = even_bounds(shape.num_vertices, size)
-            own = rows[rank + 1] - rows[rank]
-            everything = RowCounts(own, shape.num_vertices - own)
-            return [(everything, shape.num_edges, everything)]
-        chunking = shape.chunking
-        chunks = chunking.chunks(needs_of(chunking.adjacency, size, itemsize, *kind_of(asked)))
-        crossing = Crossing.of(chunks, rank, size, pipeline=chunking.pipeline)
-        edges = [chunk.block.num_edges for chunk in chunks]
-        counts = (map(RowCounts.of, rows) for rows in (crossing.arrivals, crossing.departures))
-        return list(zip(next(counts), edges, next(counts), strict=True))
+
+def schedule(
+    asked: GraphOperation, shape: GraphShape, rank: int, size: int, itemsize: int
+) -> list[tuple[RowCounts | None, int, RowCounts | None]]:
+    """Chunk by chunk, the rows that are split before it, its edges, and the rows that are gathered after it."""
+    chunking = shape.chunking
+    if chunking is None:
+        rows = even_bounds(shape.num_vertices, size)
+        own = rows[rank + 1] - rows[rank]
+        everything = RowCounts(own, shape.num_vertices - own)
+        return [(everything, shape.num_edges, everything)]
+    needs = needs_of(ProductKind.of(asked), chunking.adjacency, size, itemsize, shape.num_edge_features)
+    chunks = chunking.chunks(needs)
+    crossing = Crossing.of(chunks, rank, size, pipeline=chunking.pipeline)
+    arriving, leaving = (map(RowCounts.of, rows) for rows in (crossing.arrivals, crossing.departures))
+    return list(zip(arriving, (chunk.block.num_edges for chunk in chunks), leaving, strict=True))
+
+
+def attention_plan(asked: GraphOperation, shape: GraphShape, size: int) -> AttentionPlan:
+    """How an attention is dealt out to `size` ranks."""
+    return AttentionPlan(
+        num_vertices=shape.num_vertices,
+        num_edges=shape.num_edges,
+        size=size,
+        width=asked.width,
+        heads=asked.heads,
+        logit_width=asked.logit_width,
+        left_apart=asked.left_apart,
+        may_sum=shape.chunking is None,
+    )
 
 
 def make_chunking(adjacency: Adjacency, placement: Placement, savings: Savings) -> Chunking | None:
@@ -200,23 +312,48 @@ def make_chunking(adjacency: Adjacency, placement: Placement, savings: Savings) 
     return Chunking(adjacency, limit=placement.device_bytes, count=placement.chunks, pipeline=savings.pipeline)
 
 
-def needs_of(
-    adjacency: Adjacency, size: int, itemsize: int, width: int, heads: int, weighted: bool, maximum: bool
-) -> WorkingSet:
+class ProductKind(NamedTuple):
+    """What of a product decides how much memory it takes."""
+
+    width: int
+    heads: int = 0
+    logit_width: int = 0
+    left_apart: bool = False
+    by_edge: bool = False
+    weighted: bool = False
+    maximum: bool = False
+
+    @classmethod
+    def of(cls, asked: GraphOperation) -> ProductKind:
+        """That of a product that a model asks for."""
+        return cls(
+            asked.width,
+            asked.heads,
+            asked.logit_width,
+            asked.left_apart,
+            asked.by_edge,
+            asked.weighted,
+            asked.reduce == "max",
+        )
+
+
+def needs_of(kind: ProductKind, adjacency: Adjacency, size: int, itemsize: int, num_edge_features: int) -> WorkingSet:
     """What a product of a chunk has on the device of the rank that holds the most columns."""
+    share, heads, logit_width = -(-kind.width // size), 0, 0
+    if kind.heads:
+        heads = min(kind.heads, (share - 1) // (kind.width // kind.heads) + 2)  # it may begin and end within heads
+        logit_width = kind.logit_width // kind.heads * heads
     return working_set(
         adjacency,
-        width=-(-width // size),
-        heads=max(held_heads(width, heads, size)),
+        width=share,
+        heads=heads,
+        logit_width=logit_width,
+        num_edge_features=num_edge_features if kind.by_edge else 0,
+        by_edge=kind.by_edge,
         itemsize=itemsize,
-        weighted=weighted and adjacency.weight is not None,
-        maximum=maximum,
+        weighted=kind.weighted and adjacency.weight is not None,
+        maximum=kind.maximum,
     )
-
-
-def kind_of(asked: GraphOperation) -> tuple[int, int, bool, bool]:
-    """Of a product, what `needs_of` asks for last."""
-    return asked.width, asked.heads, asked.weighted, asked.reduce == "max"
 
 
 class RowCounts(NamedTuple):
@@ -231,34 +368,9 @@ class RowCounts(NamedTuple):
         return None if rows is None else cls(len(rows.own), len(rows.ids) - len(rows.own))
 
 
-def attention_layout(rows: tuple[int, ...], width: int, num_heads: int) -> Layout:
-    """Even columns of h, which may cut a head, and two logits per vertex for each head that a rank holds a part of.
-
-    Columns are those of [h | logit_src | logit_dst]; both ranks that share a head get its logits, and the gradients of
-    the two are summed.
-    """
-    head_width = width // num_heads
-    columns = []
-    for start, stop in pairwise(even_bounds(width, len(rows) - 1)):
-        first = start // head_width
-        last = -(-stop // head_width) if stop > start else first
-        source, target = width, width + num_heads
-        columns.append(((start, stop), (source + first, source + last), (target + first, target + last)))
-    return Layout(rows=rows, columns=tuple(columns))
-
-
-def _exchange(tag: str, rows: RowCounts, widths: Sequence[int], rank: int, itemsize: int) -> Operation:
+def exchanged(tag: str, rows: RowCounts, widths: Sequence[int], rank: int, itemsize: int, how: str = "") -> Operation:
     """A split of so many rows into `widths` columns of each rank; its mirror is the gather."""
     sent, received = rows.own * (sum(widths) - widths[rank]), rows.others * widths[rank]
-    return Operation(kind="collective", tag=tag, bytes_sent=sent * itemsize, bytes_received=received * itemsize)
-
-
-def held_heads(width: int, num_heads: int, size: int) -> list[int]:
-    """Of how many heads each rank holds a column of `width`."""
-    if not num_heads:
-        return [0] * size
-    head_width = width // num_heads
-    return [
-        len({column // head_width for column in range(start, stop)})
-        for start, stop in pairwise(even_bounds(width, size))
-    ]
+    return Operation(
+        kind="collective", tag=tag, bytes_sent=sent * itemsize, bytes_received=received * itemsize, how=how
+    )

@@ -1,0 +1,316 @@
+// Attention whose logits need both ends of an edge: the logits, their softmax, the sum that it weighs, and the gradients.
+//
+// Numbers by edge and head are kept, [E + n, H]: the edges in their order, then the loop of every target, 0 where it has
+// none. Numbers by edge and column are not; backward computes them again, by target and by source.
+#pragma once
+
+#include "chunk.h"
+#include "exp.h"
+#include "kernels.h"
+#include "softmax.h"
+
+namespace weft::WEFT_ISA {
+
+// Calls visit(neighbour, edge, ahead) for a row's entries and then its loop; `ahead` is a neighbour of an entry to come.
+template <class I, class Edge, class Visit>
+WEFT_INLINE void for_entries(const int64_t* indptr, const I* indices, int64_t num_rows, int64_t row, bool loop,
+                             Edge edge, Visit visit) {
+  constexpr int64_t distance = 8;
+  const int64_t last = indptr[num_rows] - 1;
+  for (int64_t entry = indptr[row]; entry < indptr[row + 1]; ++entry) {
+    const int64_t ahead = entry + distance < last ? entry + distance : last;
+    visit(static_cast<int64_t>(indices[entry]), edge(entry), static_cast<int64_t>(indices[ahead]));
+  }
+  if (loop) visit(row, indptr[num_rows] + row, row);
+}
+
+template <class T>
+WEFT_INLINE void prefetch_row(const T* row, int64_t width) {
+  for (int64_t column = 0; column < width; column += 64 / sizeof(T)) __builtin_prefetch(row + column);
+}
+
+template <class T, class I>
+WEFT_INLINE const T* features_of(const Pairs<T, I>& a, int64_t edge) {
+  const int64_t num_edges = a.indptr[a.num_targets];
+  return edge < num_edges ? a.features + edge * a.num_features : a.loop_features + (edge - num_edges) * a.num_features;
+}
+
+// z = own + other + features edge_map, for one edge.
+template <class T, class I>
+WEFT_INLINE void pair_arguments(const Pairs<T, I>& a, const T* own, const T* other, int64_t edge, T* z) {
+  for (int64_t column = 0; column < a.width; ++column) z[column] = own[column] + other[column];
+  const T* features = features_of(a, edge);
+  for (int64_t feature = 0; feature < a.num_features; ++feature) {
+    const T value = features[feature];
+    const T* map = a.edge_map + feature * a.width;
+    for (int64_t column = 0; column < a.width; ++column) z[column] += value * map[column];
+  }
+}
+
+template <class T>
+struct Scratch {
+  T* const numbers;
+  explicit Scratch(int64_t count) : numbers(new T[count]()) {}
+  ~Scratch() { delete[] numbers; }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+};
+
+template <class T, class I>
+void pair_logits(const Pairs<T, I>& a, T* logits) {
+  const int64_t num_edges = a.indptr[a.num_targets];
+  for_row_blocks(a.indptr, a.num_targets, a.num_threads, [&](int64_t first, int64_t end) {
+    const Scratch<T> scratch(a.width);
+    T* z = scratch.numbers;
+    for (int64_t row = first; row < end; ++row) {
+      const bool loop = a.loop && a.loop[row];
+      for_entries(
+          a.indptr, a.indices, a.num_targets, row, loop, [](int64_t entry) { return entry; },
+          [&](int64_t source, int64_t edge, int64_t ahead) {
+            prefetch_row(a.left + ahead * a.width, a.width);
+            pair_arguments(a, a.right + row * a.width, a.left + source * a.width, edge, z);
+            for (int64_t column = 0; column < a.width; ++column) {
+              z[column] = a.attention[column] * leaky_relu(z[column], a.slope);
+            }
+            for (int64_t head = 0; head < a.num_heads; ++head) {
+              T sum = 0;
+#pragma omp simd reduction(+ : sum)
+              for (int64_t column = a.bounds[head]; column < a.bounds[head + 1]; ++column) sum += z[column];
+              logits[edge * a.num_heads + head] = sum;
+            }
+          });
+      if (a.loop && !loop) {
+        for (int64_t head = 0; head < a.num_heads; ++head) logits[(num_edges + row) * a.num_heads + head] = 0;
+      }
+    }
+  });
+}
+
+// d = the gradient of the row's leaky_relu by column, before the factor `attention`; z the arguments.
+template <class T, class I>
+WEFT_INLINE void pair_slopes(const Pairs<T, I>& a, const T* grad, const T* z, T* d) {
+  for (int64_t head = 0; head < a.num_heads; ++head) {
+    const T upper = grad[head], lower = upper * a.slope;
+    const int64_t end = a.bounds[head + 1];
+#pragma omp simd
+    for (int64_t column = a.bounds[head]; column < end; ++column) d[column] = z[column] > 0 ? upper : lower;
+  }
+}
+
+// The gradients of right, and of attention and edge_map as the sums of `num_parts` blocks of rows, added up in order: the
+// blocks, and so the bits, do not depend on the number of threads.
+template <class T, class I>
+void pair_backward_targets(const PairsBackward<T, I>& b) {
+  const Pairs<T, I>& a = b.pairs;
+  const RowBlocks blocks(a.indptr, a.num_targets, 1);
+  const int64_t width = a.width, size = (1 + a.num_features) * width;
+  const Scratch<T> parts(blocks.num_blocks * size);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(useful_threads(blocks.num_blocks, a.num_threads))
+  for (int64_t block = 0; block < blocks.num_blocks; ++block) {
+    const Scratch<T> scratch(2 * width);
+    T *z = scratch.numbers, *d = z + width, *grad_attention = parts.numbers + block * size;
+    T* grad_map = grad_attention + width;
+    for (int64_t row = blocks.row(block); row < blocks.row(block + 1); ++row) {
+      T* grad_right = b.grad_right + row * width;
+      for (int64_t column = 0; column < width; ++column) grad_right[column] = 0;
+      for_entries(
+          a.indptr, a.indices, a.num_targets, row, a.loop && a.loop[row], [](int64_t entry) { return entry; },
+          [&](int64_t source, int64_t edge, int64_t ahead) {
+            prefetch_row(a.left + ahead * width, width);
+            pair_arguments(a, a.right + row * width, a.left + source * width, edge, z);
+            pair_slopes(a, b.grad_logits + edge * a.num_heads, z, d);
+            for (int64_t column = 0; column < width; ++column) {
+              grad_attention[column] += d[column] * z[column];
+              grad_right[column] += d[column];
+            }
+            const T* features = features_of(a, edge);
+            for (int64_t feature = 0; feature < a.num_features; ++feature) {
+              const T value = features[feature];
+              T* grad = grad_map + feature * width;
+              for (int64_t column = 0; column < width; ++column) grad[column] += value * d[column];
+            }
+          });
+      for (int64_t column = 0; column < width; ++column) grad_right[column] *= a.attention[column];
+    }
+  }
+  for (int64_t column = 0; column < width; ++column) b.grad_attention[column] = 0;
+  for (int64_t at = 0; at < a.num_features * width; ++at) b.grad_edge_map[at] = 0;
+  for (int64_t block = 0; block < blocks.num_blocks; ++block) {
+    const T *attention = parts.numbers + block * size, *map = attention + width;
+    for (int64_t column = 0; column < width; ++column) b.grad_attention[column] += attention[column];
+    for (int64_t at = 0; at < a.num_features * width; ++at) {
+      b.grad_edge_map[at] += map[at] * a.attention[at % width];
+    }
+  }
+}
+
+template <class T, class I>
+void pair_backward_sources(const PairsBackward<T, I>& b) {
+  const Pairs<T, I>& a = b.pairs;
+  const int64_t width = a.width;
+  for_row_blocks(b.indptr_t, b.num_sources, a.num_threads, [&](int64_t first, int64_t end) {
+    const Scratch<T> scratch(2 * width);
+    T *z = scratch.numbers, *d = z + width;
+    for (int64_t row = first; row < end; ++row) {
+      T* grad_left = b.grad_left + row * width;
+      for (int64_t column = 0; column < width; ++column) grad_left[column] = 0;
+      for_entries(
+          b.indptr_t, b.indices_t, b.num_sources, row, a.loop && row < a.num_targets && a.loop[row],
+          [&](int64_t entry) { return b.edge_ids[entry]; },
+          [&](int64_t target, int64_t edge, int64_t ahead) {
+            prefetch_row(a.right + ahead * width, width);
+            pair_arguments(a, a.right + target * width, a.left + row * width, edge, z);
+            pair_slopes(a, b.grad_logits + edge * a.num_heads, z, d);
+            for (int64_t column = 0; column < width; ++column) grad_left[column] += d[column];
+          });
+      for (int64_t column = 0; column < width; ++column) grad_left[column] *= a.attention[column];
+    }
+  });
+}
+
+template <class T, class I>
+void pair_backward(const PairsBackward<T, I>& b) {
+  pair_backward_targets(b);
+  pair_backward_sources(b);
+}
+
+// The softmax by row and head. A head whose logits are all -inf has weights of zero.
+template <class T>
+void edge_softmax(const EdgeSoftmax<T>& a) {
+  constexpr int L = kLanes<T>;
+  const int64_t heads = a.num_heads, num_edges = a.indptr[a.num_targets];
+  for_row_blocks(a.indptr, a.num_targets, a.num_threads, [&](int64_t first, int64_t end) {
+    const Scratch<T> scratch(2 * heads);
+    T *largest = scratch.numbers, *sum = largest + heads;
+    for (int64_t row = first; row < end; ++row) {
+      const int64_t begin = a.indptr[row] * heads, stop = a.indptr[row + 1] * heads, own = (num_edges + row) * heads;
+      const bool loop = a.loop && a.loop[row];
+      for (int64_t head = 0; head < heads; ++head) {
+        sum[head] = 0;
+        largest[head] = loop ? a.logits[own + head] : -kInfinity<T>;
+      }
+      for (int64_t at = begin; at < stop; at += heads) {
+        for (int64_t head = 0; head < heads; ++head) {
+          largest[head] = a.logits[at + head] > largest[head] ? a.logits[at + head] : largest[head];
+        }
+      }
+      for (int64_t head = 0; head < heads; ++head) largest[head] = largest[head] == -kInfinity<T> ? 0 : largest[head];
+      for (int64_t at = begin; at < stop; at += heads) {
+        for (int64_t head = 0; head < heads; ++head) a.alpha[at + head] = a.logits[at + head] - largest[head];
+      }
+      int64_t at = begin;
+      for (; at + L <= stop; at += L) store<L>(a.alpha + at, exponential<T, L>(load<L>(a.alpha + at)));
+      for (; at < stop; ++at) a.alpha[at] = exponential<T, 1>(a.alpha[at]);
+      for (int64_t head = 0; a.loop && head < heads; ++head) {
+        a.alpha[own + head] = loop ? exponential<T, 1>(a.logits[own + head] - largest[head]) : T{0};
+        sum[head] = a.alpha[own + head];
+      }
+      for (at = begin; at < stop; at += heads) {
+        for (int64_t head = 0; head < heads; ++head) sum[head] += a.alpha[at + head];
+      }
+      for (int64_t head = 0; head < heads; ++head) sum[head] = sum[head] == 0 ? T{0} : 1 / sum[head];
+      for (at = begin; at < stop; at += heads) {
+        for (int64_t head = 0; head < heads; ++head) a.alpha[at + head] *= sum[head];
+      }
+      for (int64_t head = 0; a.loop && head < heads; ++head) a.alpha[own + head] *= sum[head];
+    }
+  });
+}
+
+// Rows of the matrix (targets, or sources of the transpose) for one group of heads.
+template <class T, class I>
+struct WeighRows {
+  const Weigh<T, I>& a;
+  const Plan<ChunkRows<T, I, false>>& plan;
+  const int64_t head = plan.first(), num_heads = plan.num_heads(), num_edges = a.indptr[a.num_rows];
+  Chunk<T, I> chunk{};
+  alignas(64) Weights<T> weight;
+
+  WeighRows(const Weigh<T, I>& args, const Plan<ChunkRows<T, I, false>>& columns) : a(args), plan(columns) {
+    chunk.weight = &weight;
+    chunk.x = a.x;
+    chunk.width = a.width;
+  }
+
+  void run(int64_t first_row, int64_t end_row) {
+    const I* last_index = a.indices + num_edges - 1;
+    for (int64_t row = first_row; row < end_row; ++row) {
+      chunk.y = a.y + row * a.width;
+      chunk.first = true;
+      for (int64_t entry = a.indptr[row]; entry < a.indptr[row + 1]; entry += kChunk) {
+        const int64_t left = a.indptr[row + 1] - entry, count = left < kChunk ? left : kChunk;
+        for (int64_t e = 0; e < count; ++e) take(e, a.has_ids ? a.edge_ids[entry + e] : entry + e);
+        sum(a.indices + entry, count, last_index);
+      }
+      if (row < a.num_loops && a.loop[row]) {
+        const I self = static_cast<I>(row);
+        take(0, num_edges + row);
+        sum(&self, 1, &self);
+      }
+      if (!chunk.first) continue;
+      for (int64_t column = a.bounds[head]; column < a.bounds[head + num_heads]; ++column) chunk.y[column] = 0;
+    }
+  }
+
+  void take(int64_t e, int64_t edge) {
+    const T* alpha = a.alpha + edge * a.num_heads + head;
+    for (int64_t j = 0; j < num_heads; ++j) weight[j][e] = alpha[j];
+  }
+
+  void sum(const I* indices, int64_t count, const I* last_index) {
+    chunk.indices = indices;
+    chunk.count = count;
+    chunk.last_index = last_index;
+    plan.run(chunk);
+    chunk.first = false;
+  }
+};
+
+template <class T, class I>
+void weigh(const Weigh<T, I>& a) {
+  for (int64_t head = 0; head < a.num_heads; head += kHeads) {
+    const Plan<ChunkRows<T, I, false>> plan(a.bounds, head, head + kHeads < a.num_heads ? head + kHeads : a.num_heads);
+    for_row_blocks(a.indptr, a.num_rows, a.num_threads,
+                   [&](int64_t first, int64_t end) { WeighRows<T, I>(a, plan).run(first, end); });
+  }
+}
+
+// Adds to the gradient of alpha what one step's result asks for; the last one makes that of the logits of it.
+template <class T, class I>
+void weigh_backward(const WeighBackward<T, I>& a) {
+  const int64_t heads = a.num_heads, width = a.width, num_edges = a.indptr[a.num_targets];
+  for_row_blocks(a.indptr, a.num_targets, a.num_threads, [&](int64_t first, int64_t end) {
+    const Scratch<T> scratch(heads);
+    T* dot = scratch.numbers;
+    for (int64_t row = first; row < end; ++row) {
+      const bool loop = a.loop && a.loop[row];
+      const T* grad_y = a.grad_y + row * width;
+      for (int64_t head = 0; head < heads; ++head) dot[head] = 0;
+      const auto same = [](int64_t entry) { return entry; };
+      for_entries(a.indptr, a.indices, a.num_targets, row, loop, same,
+                  [&](int64_t source, int64_t edge, int64_t ahead) {
+                    prefetch_row(a.x + ahead * width, width);
+                    const T *x = a.x + source * width, *alpha = a.alpha + edge * heads;
+                    T* grad = a.grad_logits + edge * heads;
+                    for (int64_t head = 0; head < heads; ++head) {
+                      T sum = 0;
+#pragma omp simd reduction(+ : sum)
+                      for (int64_t column = a.bounds[head]; column < a.bounds[head + 1]; ++column) {
+                        sum += grad_y[column] * x[column];
+                      }
+                      grad[head] += sum;
+                      dot[head] += alpha[head] * grad[head];
+                    }
+                  });
+      if (!a.last) continue;
+      for_entries(a.indptr, a.indices, a.num_targets, row, loop, same, [&](int64_t, int64_t edge, int64_t) {
+        const T* alpha = a.alpha + edge * heads;
+        T* grad = a.grad_logits + edge * heads;
+        for (int64_t head = 0; head < heads; ++head) grad[head] = alpha[head] * (grad[head] - dot[head]);
+      });
+      for (int64_t head = 0; a.loop && !loop && head < heads; ++head) a.grad_logits[(num_edges + row) * heads + head] = 0;
+    }
+  });
+}
+
+}  // namespace weft::WEFT_ISA

@@ -1,0 +1,122 @@
+"""How tensor parallelism deals out an attention, and how its logits get to where they are needed (NeutronTP, 4.1.1).
+
+Columns are dealt evenly and may cut a head; every rank that holds a column of a head needs the head's logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from weft.comm import Layout, count_shared, even_bounds
+from weft.comm.exchange import Range
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionPlan:
+    """Of h [N, width] over `size` ranks, for logits of `logit_width` columns of sources and as many of targets.
+
+    left_apart: the sources' columns come beside h; otherwise they are h, and there are two ways to the logits of a head
+    that is cut. Either all its ranks get its whole vectors, or each adds up what its own columns contribute, by edge,
+    where it may (not chunk by chunk).
+    """
+
+    num_vertices: int
+    num_edges: int
+    size: int
+    width: int
+    heads: int
+    logit_width: int
+    left_apart: bool
+    may_sum: bool = True
+
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        return even_bounds(self.num_vertices, self.size)
+
+    @cached_property
+    def columns(self) -> list[Range]:
+        """The columns of h that each rank holds."""
+        return list(pairwise(even_bounds(self.width, self.size)))
+
+    @cached_property
+    def held(self) -> list[Range]:
+        """The heads of which each rank holds a column."""
+        head_width = self.width // self.heads
+        firsts = [start // head_width for start, _ in self.columns]
+        return [
+            (first, max(first, -(-stop // head_width))) for first, (_, stop) in zip(firsts, self.columns, strict=True)
+        ]
+
+    @cached_property
+    def sums(self) -> bool:
+        """Whether ranks that share a head add up parts of its logits, as this sends less than its vectors."""
+        return self.may_sum and not self.left_apart and self._numbers(sums=True) < self._numbers(sums=False)
+
+    def logit_columns(self, *, sums: bool) -> list[Range]:
+        """The columns, of sources and of targets, that each rank makes logits of."""
+        each = self.logit_width // self.heads
+        return self.columns if sums else [(first * each, last * each) for first, last in self.held]
+
+    def layout(self, *, sums: bool) -> Layout:
+        """Of [h | right], or with left apart of [h | left | right]."""
+        dealt: list[tuple[Range, ...]] = []
+        for columns, (start, stop) in zip(self.columns, self.logit_columns(sums=sums), strict=True):
+            left, right = self.width + start, self.width + self.logit_width * self.left_apart + start
+            beside = (right, right + stop - start)
+            dealt.append((columns, (left, left + stop - start), beside) if self.left_apart else ((start, stop), beside))
+        return Layout(rows=self.rows, columns=tuple(dealt))
+
+    def own_columns(self, rank: int) -> slice:
+        """Where a rank's columns of h stand in its share of the layout, with whole vectors."""
+        (start, stop), (first, _) = self.columns[rank], self.logit_columns(sums=False)[rank]
+        shift = start if self.left_apart else first
+        return slice(start - shift, stop - shift)
+
+    def bounds(self, rank: int) -> list[int]:
+        """Where the heads begin and end in the columns of h that a rank holds."""
+        return self._ends(rank, self.width, self.columns[rank])
+
+    def logit_bounds(self, rank: int) -> list[int]:
+        """Where they do in the columns that it makes logits of."""
+        return self._ends(rank, self.logit_width, self.logit_columns(sums=self.sums)[rank])
+
+    def explain(self, itemsize: int, num_remote: int) -> str:
+        """The way that is taken, and the bytes that all ranks send for logits in a forward pass, this way and others.
+
+        num_remote: the rows that ranks lack for the in-edges of their own; -1: unknown.
+        """
+        if self.left_apart:
+            ways = {"logits of vertices": self._numbers(sums=False)}
+        elif not self.may_sum:
+            ways = {"whole vectors, since chunks add up nothing": self._numbers(sums=False)}
+        else:
+            ways = {"whole vectors": self._numbers(sums=False), "partial sums": self._numbers(sums=True)}
+        taken = list(ways)[self.sums]
+        if num_remote >= 0:
+            ways["data-parallel"] = self._data_parallel(num_remote)
+        return f"{taken}, of " + ", ".join(f"{way} {numbers * itemsize:,} B" for way, numbers in ways.items())
+
+    def _numbers(self, *, sums: bool) -> int:
+        """What all ranks send for logits in a forward pass, besides the columns of h that are theirs."""
+        layout = self.layout(sums=sums)
+        numbers = 0
+        for rank, (start, stop) in enumerate(self.columns):
+            numbers += (self.num_vertices - layout.num_rows(rank)) * (layout.width(rank) - (stop - start))
+            numbers += sum(count_shared(self.held, self.num_logits, rank)) * sums
+        return numbers
+
+    @property
+    def num_logits(self) -> int:
+        """Of a head: one for each edge, and for each vertex's own."""
+        return self.num_edges + self.num_vertices
+
+    def _data_parallel(self, num_remote: int) -> int:
+        """The paper's way: a rank fetches the sources of its own in-edges, and sends their logits to who needs them."""
+        others = self.num_logits * (self.size - 1) // self.size
+        return num_remote * self.logit_width + others * sum(last - first for first, last in self.held)
+
+    def _ends(self, rank: int, width: int, columns: Range) -> list[int]:
+        (first, last), (start, stop) = self.held[rank], columns
+        return [min(max(width // self.heads * head, start), stop) - start for head in range(first, last + 1)]
