@@ -5,8 +5,11 @@ from weft.data.adjacency import Transpose as Transpose
 from weft.data.datasets import load as load
 from weft.data.edgelist import read_edges as read_edges
 from weft.data.graph import Graph as Graph
+from weft.data.inverse import with_inverse_relations as with_inverse_relations
 from weft.data.order import reorder as reorder
 from weft.data.store import open_store as open_store
 from weft.data.store import save as save
+from weft.data.typed import UNTYPED as UNTYPED
+from weft.data.typed import TypedShape as TypedShape
 from weft.data.validate import DataWarning as DataWarning
 from weft.data.validate import require_trainable as require_trainable

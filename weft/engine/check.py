@@ -13,7 +13,7 @@ from torch import nn
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.data import DataWarning, Graph
-from weft.nn import GraphOperation, outline
+from weft.nn import GraphOperation, TypedInput, outline
 from weft.strategies import GraphShape, get_strategy
 
 
@@ -24,8 +24,7 @@ def check(config: Config, graph: Graph, model: nn.Module, *, launched: bool) -> 
     """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
-    if graph.x is None:
-        raise InputError(f"{graph.name} has features by vertex type: no model of this version takes them")
+    check_input(graph, model)
     if config.patience and (graph.val_mask is None or not graph.val_mask.any()):
         raise InputError(f"--patience {config.patience}: {graph.name} has no validation vertices; leave it out")
     shape = GraphShape.of(graph)
@@ -39,6 +38,7 @@ def check(config: Config, graph: Graph, model: nn.Module, *, launched: bool) -> 
         num_classes=graph.num_classes,
         training=True,
         view_type=strategy.view_type,
+        typed=shape.typed,
     )
     strategy.trace(model, shape, rank=0, size=config.workers, training=True)
     if shape.weighted and os.environ.get("RANK", "0") == "0":
@@ -54,6 +54,21 @@ def check(config: Config, graph: Graph, model: nn.Module, *, launched: bool) -> 
             raise InputError(
                 f"the model cannot be sent to local ranks ({error}): define its parts in a module"
             ) from error
+
+
+def check_input(graph: Graph, model: nn.Module) -> None:
+    """InputError where the vertices have features of several widths or none, and the model is not made for these."""
+    found = [module.typed for module in model.modules() if isinstance(module, TypedInput)]
+    wanted = graph.typed._replace(num_relations=0)
+    if wanted.has_input and not found:
+        raise InputError(
+            f"{graph.name} has features by vertex type, or none: make the model with typed=graph.typed, or give its "
+            "Stack input=weft.nn.TypedInput(graph.typed, width)"
+        )
+    if any(typed._replace(num_relations=0) != wanted for typed in found):
+        raise InputError(
+            f"the model's TypedInput was made for other vertex types than {graph.name} has: use typed=graph.typed"
+        )
 
 
 def warn_of_ignored_weights(name: str, operations: list[GraphOperation]) -> None:

@@ -29,7 +29,7 @@ def compare(config: Config, strategies: list[str], out: Path | None = None, *, q
     if out and out.exists() and not under_torchrun() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out} holds another run: give another folder")
     graph = load_graph(config)
-    require_trainable(graph)
+    require_trainable(graph, features=not graph.vertex_types)
     out = out or new_folder(f"{Path(config.graph).stem}-compare")
     runs: dict[str, Run] = {}
     for name in strategies:

@@ -2,21 +2,26 @@
 
 from weft.nn.conv import GATConv, GCNConv, GINConv, SAGEConv
 from weft.nn.dense import Linear, linear, use_onednn
-from weft.nn.models import GAT, GCN, GIN, MODELS, SAGE, Decoupled, RowLayer, Stack, from_config, make_model
+from weft.nn.models import GAT, GCN, GIN, MODELS, RGCN, SAGE, Decoupled, RowLayer, Stack, from_config, make_model
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.outline import GraphOperation, outline
+from weft.nn.pairs import Pairs
 from weft.nn.pyg import PyGConv, from_pyg
+from weft.nn.rgcn import RGCNConv
 from weft.nn.topology import Product, Topology
-from weft.nn.view import GraphView, Inputs, UnitCost, View, even_heads
+from weft.nn.typed import Embedding, TypedInput, embeddings, keep_rows, shared_parameters
+from weft.nn.view import GraphView, Inputs, TypedRows, UnitCost, View, even_heads
 
 __all__ = [
     "GAT",
     "GCN",
     "GIN",
     "MODELS",
+    "RGCN",
     "SAGE",
     "BatchNorm",
     "Decoupled",
+    "Embedding",
     "GATConv",
     "GCNConv",
     "GINConv",
@@ -25,19 +30,26 @@ __all__ = [
     "Inputs",
     "LayerNorm",
     "Linear",
+    "Pairs",
     "Product",
     "PyGConv",
+    "RGCNConv",
     "RowLayer",
     "SAGEConv",
     "Stack",
     "Topology",
+    "TypedInput",
+    "TypedRows",
     "UnitCost",
     "View",
+    "embeddings",
     "even_heads",
     "from_config",
     "from_pyg",
+    "keep_rows",
     "linear",
     "make_model",
     "outline",
+    "shared_parameters",
     "use_onednn",
 ]

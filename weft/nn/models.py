@@ -12,10 +12,13 @@ from torch import Tensor, nn
 
 from weft.core.config import Config
 from weft.core.errors import InputError, unknown
+from weft.data import UNTYPED, TypedShape
 from weft.nn.activation import elu
 from weft.nn.conv import GATConv, GCNConv, GINConv, SAGEConv, mlp
 from weft.nn.dense import Linear
 from weft.nn.norm import make_norm
+from weft.nn.rgcn import RGCNConv
+from weft.nn.typed import TypedInput
 from weft.nn.view import View
 
 Activation = Callable[[Tensor], Tensor]
@@ -38,7 +41,7 @@ class RowLayer(nn.Module):
 class Stack(nn.Module):
     """Layers in a row; between two of them normalisation, activation, the residual and keyed dropout.
 
-    A layer is called as `layer(view, x)` and names its `out_width`.
+    A layer is called as `layer(view, x)` and names its `out_width`. input: makes the first rows of a graph without x.
     """
 
     def __init__(
@@ -50,15 +53,18 @@ class Stack(nn.Module):
         norm: str = "none",
         residual: bool = False,
         activation: Activation = torch.relu,
+        input: TypedInput | None = None,
     ) -> None:
         super().__init__()
         self.num_stages = len(layers)
+        self.input = input
         self.layers = nn.ModuleList(layers)
         self.norms = nn.ModuleList(make_norm(norm, cast(int, layer.out_width)) for layer in layers[:-1])
         self.dropout, self.input_dropout = dropout, input_dropout
         self.residual, self.activation = residual, activation
 
     def forward(self, views: Sequence[View], x: Tensor) -> Tensor:
+        x = x if self.input is None else self.input(views[0])
         x = views[0].dropout(x, self.input_dropout if self.training else 0.0)
         for stage, layer in enumerate(self.layers[:-1]):
             y = self.norms[stage](views[stage], layer(views[stage], x))
@@ -108,13 +114,21 @@ def make_model(
     input_dropout: float = 0.0,
     norm: str = "none",
     residual: bool = False,
+    bases: int = 0,
+    blocks: int = 0,
+    typed: TypedShape = UNTYPED,
 ) -> Stack | Decoupled:
-    """A model from features [n, in_width] to logits [n, out_width]: `model` is gcn, sage, gin or gat.
+    """A model from features [n, in_width] to logits [n, out_width]: `model` is gcn, sage, gin, gat or rgcn.
 
     `hidden` is the width of hidden rows, of all heads together for gat, whose last layer averages its heads.
+    typed: `graph.typed`, for rgcn, and for a graph without x, whose first rows are `hidden` wide; in_width is 0 then.
     """
-    if model not in MODELS:
-        raise unknown("model", model, MODELS)
+    if model not in (*MODELS, *RELATIONAL):
+        raise unknown("model", model, (*MODELS, *RELATIONAL))
+    if model == "rgcn":
+        check_relational(typed, hidden, decoupled=decoupled, bases=bases, blocks=blocks)
+    elif bases or blocks:
+        raise InputError(f"--bases and --blocks are of rgcn: leave them out for {model}")
     if model == "gat" and hidden % heads:
         raise InputError(f"--hidden {hidden} is no multiple of --heads {heads}: give {heads * (hidden // heads + 1)}")
     stack = partial(
@@ -124,13 +138,17 @@ def make_model(
         norm=norm,
         residual=residual,
         activation=elu if model == "gat" else torch.relu,
+        input=TypedInput(typed, hidden) if typed.has_input else None,
     )
     last = layers - 1
+    in_width = hidden if typed.has_input else in_width
+    relational = partial(_relational, num_relations=typed.num_relations, bases=bases, blocks=blocks)
+    conv = relational if model == "rgcn" else partial(_conv, model, heads=heads)
     if not decoupled:
         widths = [in_width, *[hidden] * last, out_width]
         return stack(
             [
-                _conv(model, a, b, heads, last=stage == last, bias=stage == last or norm != "batch")
+                conv(a, b, last=stage == last, bias=stage == last or norm != "batch")
                 for stage, (a, b) in enumerate(pairwise(widths))
             ]
         )
@@ -142,11 +160,33 @@ def make_model(
             for stage, (a, b) in enumerate(pairwise(widths))
         ]
     )
-    return Decoupled(updates, _conv(model, out_width, out_width, heads, last=True, update=False))
+    return Decoupled(updates, conv(out_width, out_width, last=True, update=False))
+
+
+def check_relational(typed: TypedShape, hidden: int, *, decoupled: bool, bases: int, blocks: int) -> None:
+    """InputError for what rgcn cannot be."""
+    if not typed.num_relations:
+        raise InputError("--model rgcn needs a graph with relations, and this one's edges have no types: take sage")
+    if decoupled:
+        raise InputError("--decoupled: rgcn maps each relation's rows by themselves, before their sum; leave it out")
+    if bases and blocks:
+        raise InputError(f"--bases {bases} and --blocks {blocks}: give one of them")
+    if blocks and hidden % blocks:
+        raise InputError(
+            f"--hidden {hidden} is no multiple of --blocks {blocks}: give {blocks * (hidden // blocks + 1)}"
+        )
+
+
+def _relational(
+    in_width: int, out_width: int, *, last: bool, num_relations: int, bases: int, blocks: int, bias: bool
+) -> nn.Module:
+    del last
+    blocks = 0 if blocks and (in_width % blocks or out_width % blocks) else blocks
+    return RGCNConv(in_width, out_width, num_relations=num_relations, bases=bases, blocks=blocks, bias=bias)
 
 
 def _conv(
-    model: str, in_width: int, out_width: int, heads: int, *, last: bool, update: bool = True, bias: bool = True
+    model: str, in_width: int, out_width: int, *, heads: int, last: bool, update: bool = True, bias: bool = True
 ) -> nn.Module:
     if model == "gat":
         return GATConv(in_width, out_width, heads=heads, concat=not last, update=update, bias=bias)
@@ -155,14 +195,20 @@ def _conv(
 
 
 MODELS = ("gcn", "sage", "gin", "gat")
+RELATIONAL = ("rgcn",)
+"""For graphs with typed edges."""
 GCN = partial(make_model, "gcn")
 SAGE = partial(make_model, "sage")
 GIN = partial(make_model, "gin")
 GAT = partial(make_model, "gat")
+RGCN = partial(make_model, "rgcn")
 
 
-def from_config(config: Config, in_width: int, out_width: int) -> Stack | Decoupled:
-    """The model that a configuration names, its weights drawn from the configuration's seed, in its dtype."""
+def from_config(config: Config, in_width: int, out_width: int, typed: TypedShape = UNTYPED) -> Stack | Decoupled:
+    """The model that a configuration names, for a graph of these types.
+
+    Its weights are drawn from the configuration's seed, and are of its dtype.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = make_model(
@@ -177,5 +223,8 @@ def from_config(config: Config, in_width: int, out_width: int) -> Stack | Decoup
             input_dropout=config.input_dropout,
             norm=config.norm,
             residual=config.residual,
+            bases=config.bases,
+            blocks=config.blocks,
+            typed=typed,
         )
     return model.to(getattr(torch, config.dtype))

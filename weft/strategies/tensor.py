@@ -5,16 +5,19 @@ Every rank holds the whole topology, answers for N / P rows, and aggregates F / 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.comm import Layout, cols_to_rows, column_layout, even_bounds, rows_to_cols, sum_over_ranks
+from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, all_reduce
-from weft.nn import GraphOperation, GraphView, Product, UnitCost
-from weft.strategies.base import GraphShape, Strategy
+from weft.data import Graph
+from weft.nn import GraphOperation, GraphView, Pairs, Product, UnitCost
+from weft.strategies.base import ANYWHERE, GraphShape, Placement, Strategy
 
 
 class TensorView(GraphView):
@@ -53,11 +56,23 @@ class TensorView(GraphView):
     def _propagate(self, x: Tensor, product: Product) -> Tensor:
         home = self.home
         layout = column_layout(home.bounds, x.shape[1])
+        return cols_to_rows(self._product(self._columns(x, layout), product, self.topology), layout, home.group)
+
+    @property
+    def pairs(self) -> Pairs:
+        return self.home.pairs
+
+    def _relate(self, x: Tensor) -> Tensor:
+        """Back come the rows of the pairs of this rank's vertices, which lie side by side."""
+        home, width = self.home, x.shape[1]
+        z_Mf = super()._relate(self._columns(x, column_layout(home.bounds, width)))
+        return cols_to_rows(z_Mf, column_layout(home.pairs.bounds, width), home.group)
+
+    def _columns(self, x: Tensor, layout: Layout) -> Tensor:
+        """This rank's columns of all rows, from its rows; those of features are here."""
         if self.origin(x) == "rows":
-            x_Nf = rows_to_cols(x, layout, home.group)
-        else:
-            x_Nf = self._constant(x, home.columns, self.topology.ids, home.column_range.start)
-        return cols_to_rows(self._product(x_Nf, product, self.topology), layout, home.group)
+            return rows_to_cols(x, layout, self.home.group)
+        return self._constant(x, self.home.columns, self.topology.ids, self.home.column_range.start)
 
 
 class TensorParallel(Strategy):
@@ -79,9 +94,30 @@ class TensorParallel(Strategy):
         held = self.graph.x[:, self.column_range.start : self.column_range.stop]
         return held.to(self.group.device, self.dtype).contiguous()
 
+    @cached_property
+    def pairs(self) -> Pairs:
+        """The pairs of vertex and relation, by the rank that answers for the vertex."""
+        return self.topology.pairs_of(self.bounds, self.group.rank)
+
     def view(self, stage: int, view_key: int) -> GraphView:
         del stage
         return TensorView(self, view_key)
+
+    @classmethod
+    def shape(
+        cls,
+        graph: Graph,
+        model: nn.Module,
+        *,
+        rank: int,
+        size: int,
+        placement: Placement = ANYWHERE,
+        savings: Savings = ALL_SAVINGS,
+    ) -> GraphShape:
+        del model, rank, placement, savings
+        bounds = even_bounds(graph.num_vertices, size)
+        pairs = (int(graph.num_relations_in[start:stop].sum()) for start, stop in pairwise(bounds))
+        return GraphShape.of(graph)._replace(pairs=tuple(pairs))
 
     @classmethod
     def carry_out(
@@ -90,6 +126,8 @@ class TensorParallel(Strategy):
         """Split, product, gather, by section 3.2's formulas."""
         if asked.kind == "total":
             return [all_reduce("statistics", asked.width, itemsize, size)] if size > 1 else []
+        if asked.kind == "embed":
+            return []
         rows, columns = even_bounds(shape.num_vertices, size), even_bounds(asked.width, size)
         n, f = rows[rank + 1] - rows[rank], columns[rank + 1] - columns[rank]
         product = Operation(kind="aggregate", edges=shape.num_edges * f * asked.steps)
@@ -98,6 +136,10 @@ class TensorParallel(Strategy):
         others = shape.num_vertices - n
         sent, received = n * (asked.width - f) * itemsize, others * f * itemsize
         gather = Operation(kind="collective", tag="gather", bytes_sent=received, bytes_received=sent)
+        if asked.kind == "relate":
+            pairs = shape.pairs or [stop - start for start, stop in pairwise(even_bounds(shape.num_edges, size))]
+            back, away = (number * itemsize for number in (pairs[rank], sum(pairs) - pairs[rank]))
+            gather = replace(gather, bytes_sent=away * f, bytes_received=back * (asked.width - f))
         if asked.origin != "rows":
             return [product, gather]
         if asked.kind == "attend":
