@@ -10,6 +10,8 @@ from weft.data import TypedShape
 from weft.nn.dense import Linear
 from weft.nn.view import View
 
+INITIAL_SPREAD = 0.02  # of trained rows: what they are to be is learned, and little of chance stays in them
+
 
 class Embedding(nn.Module):
     """A row to train for each vertex without features: [num_embedded, width], drawn whole, then placed.
@@ -19,7 +21,7 @@ class Embedding(nn.Module):
 
     def __init__(self, num_embedded: int, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(nn.init.normal_(torch.empty(num_embedded, width)))
+        self.weight = nn.Parameter(nn.init.normal_(torch.empty(num_embedded, width), std=INITIAL_SPREAD))
 
     def forward(self, view: View) -> Tensor:
         return view.embed(self.weight)

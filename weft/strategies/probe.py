@@ -117,7 +117,7 @@ def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Fac
         ) from error
     operations = outline(
         model,
-        num_vertices=num_vertices,
+        num_vertices=graph.num_vertices,
         num_features=graph.num_features,
         num_edge_features=graph.num_edge_features,
         weighted=graph.in_edges.weight is not None,
