@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from weft.core.errors import InputError
 from weft.data import Graph, TypedShape
-from weft.nn import GAT, GCN, RGCN, GraphView, Inputs, RGCNConv, Stack, Topology, TypedInput
+from weft.nn import GAT, GCN, RGCN, GraphView, Inputs, OneHotRGCNConv, RGCNConv, Stack, Topology, TypedInput
 from weft.nn.pairs import Pairs
 from weft.strategies.typed import typed_rows
 
@@ -64,6 +64,19 @@ def test_equals_pyg(kind: dict[str, Any]) -> None:
     assert graph.edge_type is not None
     edges = torch.stack(graph.in_edges.edges())
     torch.testing.assert_close(ours(view_of(graph), x), theirs(x, edges, graph.edge_type.long()))
+
+
+@pytest.mark.parametrize("bases", [0, 3])
+def test_one_hot_equals_a_layer_on_the_unit_matrix(bases: int) -> None:
+    torch.manual_seed(0)
+    graph = make_typed_graph(23, "x")
+    theirs = RGCNConv(23, 4, num_relations=5, bases=bases)
+    ours = OneHotRGCNConv(4, num_relations=5, bases=bases)
+    if theirs.mixture is not None:
+        ours.mixture.data = theirs.mixture.data
+    rows = theirs.weight[:, 0].permute(1, 2, 0).reshape(23, -1)  # by vertex, column, basis
+    y = ours(view_of(graph), torch.cat([theirs.weight_self, rows], 1))
+    torch.testing.assert_close(y, theirs(view_of(graph), torch.eye(23)))
 
 
 def relations_of(pairs: Pairs) -> Tensor:
@@ -120,7 +133,7 @@ def test_mistakes_name_the_remedy() -> None:
         RGCN(7, 3, typed=typed, bases=2, blocks=2)
     with pytest.raises(InputError, match="--hidden 7 is no multiple of --blocks 2: give 8"):
         RGCN(7, 3, typed=typed, hidden=7, blocks=2)
-    with pytest.raises(InputError, match="--bases and --blocks are of rgcn"):
+    with pytest.raises(InputError, match="--bases, --blocks and --one-hot are of rgcn"):
         GCN(7, 3, bases=2)
     with pytest.raises(InputError, match="do not divide the widths 7 and 4"):
         RGCNConv(7, 4, num_relations=3, blocks=2)

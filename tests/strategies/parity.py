@@ -56,6 +56,7 @@ class Case:
     order: str = "none"
     bases: int = 0
     blocks: int = 0
+    one_hot: bool = False
     typed: str = ""
     """What vertices of a typed graph have, see make_typed_graph; '' for a graph without types."""
 
@@ -88,6 +89,7 @@ class Case:
             typed=typed,
             bases=self.bases,
             blocks=self.blocks,
+            one_hot=self.one_hot,
             hidden=self.hidden,
             heads=self.heads,
             layers=self.layers,
@@ -158,7 +160,7 @@ def typed_cases() -> list[Case]:
         Case(model="rgcn", typed="x", layers=2),
         Case(model="rgcn", typed="x", layers=2, input_dropout=0.3, without="reuse", hidden=2),
         Case(model="rgcn", typed="none", num_vertices=7, layers=2),  # P = 4: hardly a row each
-        Case(model="rgcn", typed="one", order="bfs", layers=2),
+        Case(model="rgcn", typed="one", order="bfs", layers=2, bases=2, one_hot=True, hidden=4),
         Case(model="sage", typed="some", decoupled=True),
     ]
 

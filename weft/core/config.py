@@ -74,6 +74,9 @@ class Config:
     blocks: int = option(
         0, "diagonal blocks of the matrices of rgcn, where both widths divide; 0: whole ones", least=0, fixed=True
     )
+    one_hot: bool = option(
+        False, "vertices without features have a row for each relation in rgcn's first layer, not one", fixed=True
+    )
     dropout: float = option(0.5, "dropout before every layer but the first", least=0, below=1, fixed=True)
     input_dropout: float = option(0.0, "dropout on the features", least=0, below=1, fixed=True)
     norm: str = option("none", "normalisation of hidden rows", choices=("none", "layer", "batch"), fixed=True)

@@ -7,7 +7,7 @@ from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.outline import GraphOperation, outline
 from weft.nn.pairs import Pairs
 from weft.nn.pyg import PyGConv, from_pyg
-from weft.nn.rgcn import RGCNConv
+from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
 from weft.nn.topology import Product, Topology
 from weft.nn.typed import Embedding, TypedInput, embeddings, keep_rows, shared_parameters
 from weft.nn.view import GraphView, Inputs, TypedRows, UnitCost, View, even_heads
@@ -30,6 +30,7 @@ __all__ = [
     "Inputs",
     "LayerNorm",
     "Linear",
+    "OneHotRGCNConv",
     "Pairs",
     "Product",
     "PyGConv",

@@ -17,7 +17,7 @@ from weft.nn.activation import elu
 from weft.nn.conv import GATConv, GCNConv, GINConv, SAGEConv, mlp
 from weft.nn.dense import Linear
 from weft.nn.norm import make_norm
-from weft.nn.rgcn import RGCNConv
+from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
 from weft.nn.typed import TypedInput
 from weft.nn.view import View
 
@@ -116,6 +116,7 @@ def make_model(
     residual: bool = False,
     bases: int = 0,
     blocks: int = 0,
+    one_hot: bool = False,
     typed: TypedShape = UNTYPED,
 ) -> Stack | Decoupled:
     """A model from features [n, in_width] to logits [n, out_width]: `model` is gcn, sage, gin, gat or rgcn.
@@ -126,11 +127,17 @@ def make_model(
     if model not in (*MODELS, *RELATIONAL):
         raise unknown("model", model, (*MODELS, *RELATIONAL))
     if model == "rgcn":
-        check_relational(typed, hidden, decoupled=decoupled, bases=bases, blocks=blocks)
-    elif bases or blocks:
-        raise InputError(f"--bases and --blocks are of rgcn: leave them out for {model}")
+        check_relational(typed, hidden, decoupled=decoupled, bases=bases, blocks=blocks, one_hot=one_hot)
+    elif bases or blocks or one_hot:
+        raise InputError(f"--bases, --blocks and --one-hot are of rgcn: leave them out for {model}")
     if model == "gat" and hidden % heads:
         raise InputError(f"--hidden {hidden} is no multiple of --heads {heads}: give {heads * (hidden // heads + 1)}")
+    last = layers - 1
+    first_width = hidden
+    if one_hot:
+        width, bias = (hidden, norm != "batch") if last else (out_width, True)
+        first = OneHotRGCNConv(width, num_relations=typed.num_relations, bases=bases, bias=bias)
+        first_width = first.in_width
     stack = partial(
         Stack,
         dropout=dropout,
@@ -138,17 +145,18 @@ def make_model(
         norm=norm,
         residual=residual,
         activation=elu if model == "gat" else torch.relu,
-        input=TypedInput(typed, hidden) if typed.has_input else None,
+        input=TypedInput(typed, first_width) if typed.has_input else None,
     )
-    last = layers - 1
-    in_width = hidden if typed.has_input else in_width
+    in_width = first_width if typed.has_input else in_width
     relational = partial(_relational, num_relations=typed.num_relations, bases=bases, blocks=blocks)
     conv = relational if model == "rgcn" else partial(_conv, model, heads=heads)
     if not decoupled:
         widths = [in_width, *[hidden] * last, out_width]
         return stack(
             [
-                conv(a, b, last=stage == last, bias=stage == last or norm != "batch")
+                first
+                if one_hot and stage == 0
+                else conv(a, b, last=stage == last, bias=stage == last or norm != "batch")
                 for stage, (a, b) in enumerate(pairwise(widths))
             ]
         )
@@ -163,12 +171,16 @@ def make_model(
     return Decoupled(updates, conv(out_width, out_width, last=True, update=False))
 
 
-def check_relational(typed: TypedShape, hidden: int, *, decoupled: bool, bases: int, blocks: int) -> None:
+def check_relational(
+    typed: TypedShape, hidden: int, *, decoupled: bool, bases: int, blocks: int, one_hot: bool
+) -> None:
     """InputError for what rgcn cannot be."""
     if not typed.num_relations:
         raise InputError("--model rgcn needs a graph with relations, and this one's edges have no types: take sage")
     if decoupled:
         raise InputError("--decoupled: rgcn maps each relation's rows by themselves, before their sum; leave it out")
+    if one_hot and (typed.featured or not typed.num_embedded):
+        raise InputError("--one-hot is for a graph whose vertices have no features: leave it out")
     if bases and blocks:
         raise InputError(f"--bases {bases} and --blocks {blocks}: give one of them")
     if blocks and hidden % blocks:
@@ -225,6 +237,7 @@ def from_config(config: Config, in_width: int, out_width: int, typed: TypedShape
             residual=config.residual,
             bases=config.bases,
             blocks=config.blocks,
+            one_hot=config.one_hot,
             typed=typed,
         )
     return model.to(getattr(torch, config.dtype))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.errors import InputError
-from weft.nn.conv import glorot
+from weft.nn.conv import glorot, plus
 from weft.nn.dense import linear
 from weft.nn.view import View
 
@@ -52,3 +52,26 @@ class RGCNConv(nn.Module):
             weight = linear(self.mixture, weight.flatten(1)).view(-1, *weight.shape[1:])
         a = view.relate(x, weight)
         return a + view.linear(view.targets(x), self.weight_self, self.bias)
+
+
+class OneHotRGCNConv(nn.Module):
+    """RGCNConv on one-hot vertices, whose matrices have a row for each: y_v = W_0[v] + sum_r mean of W_r[u] + b.
+
+    It maps rows [n, (B + 1) out_width] that a TypedInput trains: those of W_0, then for each column those of B bases
+    (Schlichtkrull et al. 2018, section 4.1). Without bases there is one for each relation, so rows are R + 1 times as
+    wide as the result.
+    """
+
+    def __init__(self, out_width: int, *, num_relations: int, bases: int = 0, bias: bool = True) -> None:
+        super().__init__()
+        self.num_bases, self.out_width = bases or num_relations, out_width
+        self.in_width = (self.num_bases + 1) * out_width
+        self.mixture = nn.Parameter(torch.eye(num_relations), requires_grad=False)
+        if bases:
+            self.mixture = glorot(num_relations, bases)
+        self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        own, rows = x.split([self.out_width, self.out_width * self.num_bases], 1)
+        weight = self.mixture[:, None, :, None].expand(-1, self.out_width, -1, 1)  # a column takes its own B ones
+        return view.relate(rows, weight) + plus(view.targets(own), self.bias)
