@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from weft.data import Graph
 
 WIDE = 130
-DATA_OPTIONS = ("split", "normalize_features", "random_features", "random_classes", "order", "seed")
+DATA_OPTIONS = (
+    "split",
+    "normalize_features",
+    "random_features",
+    "random_classes",
+    "inverse_relations",
+    "order",
+    "seed",
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, product
@@ -17,14 +17,15 @@ from weft.core.meter import Counts
 from weft.core.random import key
 from weft.core.savings import Savings
 from weft.cost import Factors, Trace
-from weft.data import Graph, reorder
+from weft.data import Graph, TypedShape, reorder
 from weft.engine.metrics import NodeTask
-from weft.nn import MODELS, Stack, from_pyg, make_model
+from weft.nn import MODELS, Pairs, Stack, embeddings, from_pyg, make_model
 from weft.nn.conv import mlp
 from weft.partition import make_book
-from weft.strategies import APPROXIMATE, STRATEGIES, Placement, Step, Strategy
+from weft.strategies import APPROXIMATE, STRATEGIES, Placement, Step, Strategy, base
 from weft.strategies.base import ANYWHERE
 from weft.strategies.hybrid import VertexParallel
+from weft.strategies.typed import EmbeddedHalo, embedding_rows
 
 TOLERANCE = 1e-9
 NUM_FEATURES, NUM_FEATURES_SPARSE, NUM_CLASSES = 7, 300, 5
@@ -55,17 +56,26 @@ class Case:
     frozen: bool = False
     sparse: bool = False
     order: str = "none"
+    bases: int = 0
+    blocks: int = 0
+    one_hot: bool = False
+    typed: str = ""
+    """What vertices of a typed graph have, see make_typed_graph; '' for a graph without types."""
 
     def build(self) -> tuple[Graph, Stack | nn.Module]:
-        graph = make_graph(
-            self.num_vertices,
-            weighted=self.weighted,
-            edge_features=self.edge_features,
-            multilabel=self.multilabel,
-            sparse=self.sparse,
+        graph = (
+            make_typed_graph(self.num_vertices, self.typed)
+            if self.typed
+            else make_graph(
+                self.num_vertices,
+                weighted=self.weighted,
+                edge_features=self.edge_features,
+                multilabel=self.multilabel,
+                sparse=self.sparse,
+            )
         )
         torch.manual_seed(5)
-        model = self.make_pyg_stack() if self.model in PYG else self.make_model()
+        model = self.make_pyg_stack() if self.model in PYG else self.make_model(graph.typed)
         if self.frozen:
             next(model.parameters()).requires_grad_(False)
             model.register_parameter("unused", nn.Parameter(torch.ones(3)))
@@ -73,11 +83,15 @@ class Case:
             nn.init.uniform_(parameter, -0.6, 0.6)
         return reorder(graph, self.order), model.double()
 
-    def make_model(self) -> nn.Module:
+    def make_model(self, typed: TypedShape) -> nn.Module:
         return make_model(
             self.model,
             NUM_FEATURES_SPARSE if self.sparse else NUM_FEATURES,
             NUM_CLASSES,
+            typed=typed,
+            bases=self.bases,
+            blocks=self.blocks,
+            one_hot=self.one_hot,
             hidden=self.hidden,
             heads=self.heads,
             layers=self.layers,
@@ -153,6 +167,62 @@ def attention_cases() -> list[Case]:
 
 PARTS_OF_LOGITS = Case(model="gatv2", hidden=120, heads=1, layers=2, edge_features=2, edge_attention=True)
 """A head so wide that parts of its logits are less than its vectors."""
+
+
+def typed_cases() -> list[Case]:
+    """Relations with every kind of maps, and vertices with and without features."""
+    return [
+        Case(model="rgcn", typed="some", hidden=8, layers=3, blocks=2),
+        Case(model="rgcn", typed="some", layers=2, bases=2),
+        Case(model="rgcn", typed="none", layers=2, hidden=6, input_dropout=0.3, norm="batch", residual=True),
+        Case(model="rgcn", typed="x", layers=2),
+        Case(model="rgcn", typed="x", layers=2, input_dropout=0.3, without="reuse", hidden=2),
+        Case(model="rgcn", typed="none", num_vertices=7, layers=2),  # P = 4: hardly a row each
+        Case(model="rgcn", typed="one", order="bfs", layers=2, bases=2, one_hot=True, hidden=4),
+        Case(model="sage", typed="some", decoupled=True),
+    ]
+
+
+def make_typed_graph(num_vertices: int, kind: str) -> Graph:
+    """Three types of vertices, of which the second has no in-edge, and five relations, of which one has no edge.
+
+    kind: 'x' gives features of one width; 'some' features of two widths, the last type none; 'none' nobody any; 'one'
+    the same with a single type of vertices. Edges repeat, also by another relation, and one relation has self loops.
+    """
+    random = torch.Generator().manual_seed(4)
+    offsets = (0, num_vertices // 2, 2 * num_vertices // 3, num_vertices)
+    names, ends = ("a", "b", "c"), ((0, 0), (1, 0), (2, 0), (0, 2), (1, 2))
+    edges = []
+    for number, (start, end) in enumerate(ends[:-1]):
+        size = 2 * num_vertices
+        source, target = (
+            torch.randint(offsets[one], offsets[one + 1], (size,), generator=random) for one in (start, end)
+        )
+        edges.append(torch.stack([source, target, torch.full((size,), number)]))
+    merged = torch.cat([*edges, edges[0][:, :5]], 1)
+    y = torch.randint(0, NUM_CLASSES, (num_vertices,), generator=random)
+    y[0], y[offsets[1] :] = NUM_CLASSES - 1, -1
+    widths = (4, 3) if kind == "some" else ()
+    types = (names, offsets) if kind != "one" else (("a",), (0, num_vertices))
+    place = dict(enumerate(names)) if kind != "one" else dict.fromkeys(range(3), "a")
+    train = (torch.arange(num_vertices) % 3 != 1) & (y >= 0)
+    return Graph.from_edges(
+        merged[0],
+        merged[1],
+        num_vertices=num_vertices,
+        x=torch.randn(num_vertices, NUM_FEATURES, generator=random) if kind == "x" else None,
+        y=y,
+        train_mask=train,
+        val_mask=~train & (y >= 0),
+        edge_type=merged[2],
+        relations=tuple(f"{place[start]}|r{number}|{place[end]}" for number, (start, end) in enumerate(ends)),
+        vertex_types=types[0],
+        type_offsets=types[1],
+        features={
+            name: torch.randn(offsets[i + 1] - offsets[i], width, generator=random)
+            for i, (name, width) in enumerate(zip(names, widths, strict=False))
+        },
+    )
 
 
 def make_graph(
@@ -234,6 +304,8 @@ class Session:
         self.model.train()
         self.model.zero_grad()
         assert self.strategy.inputs.rows is not None
+        if not self.strategy.inputs.rows.shape[1]:
+            return torch.empty(0)
         x = self.strategy.inputs.rows.clone().requires_grad_()
         views = [self.strategy.view(stage, key(7, 0, stage)) for stage in range(self.model.num_stages)]
         logits = self.model(views, x)
@@ -295,6 +367,8 @@ def check_case(group: Group, case: Case, name: str, placement: Placement = ANYWH
     gradients = placed.gradients()
     assert gradients.keys() == expected.gradients.keys(), f"{case}: other parameters have gradients"
     for parameter, gradient in expected.gradients.items():
+        if parameter in embeddings(placed.model):  # single's rows are in the order of the first ids
+            gradient = gradient[placed.strategy.embedded]
         check_close(gradients[parameter], gradient, f"{case}: gradient of {parameter}")
     check_close(placed.input_gradient(), expected.input_gradient, f"{case}: gradient of the features")
 
@@ -366,3 +440,40 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, right)
+
+
+def planted_typed_errors() -> list[AbstractContextManager[str]]:
+    """The strategies that move rows of pairs and of embeddings, each with an error in what it does with them."""
+    return [wrong_pairs(), wrong_embedded_rows(), summed_embedding()]
+
+
+@contextmanager
+def wrong_pairs() -> Iterator[str]:
+    """Two pairs of a rank change places on their way to their vertices."""
+    right = Pairs.map
+
+    def wrong(pairs: Pairs, z: Tensor, weight: Tensor) -> Tensor:
+        return right(pairs, z.roll(1, 0), weight)
+
+    with replaced(Pairs, "map", wrong):
+        yield "tensor"
+
+
+@contextmanager
+def wrong_embedded_rows() -> Iterator[str]:
+    """The gradients of embedded rows that other ranks have again do not come back."""
+    right = EmbeddedHalo.fetch
+
+    def wrong(halo: EmbeddedHalo, weight: Tensor) -> Tensor:
+        rows = right(halo, weight)
+        return torch.cat([weight, rows[len(weight) :].detach()])
+
+    with replaced(EmbeddedHalo, "fetch", wrong):
+        yield "cached"
+
+
+@contextmanager
+def summed_embedding() -> Iterator[str]:
+    """A rank trains other rows than those of its vertices."""
+    with replaced(base, "embedding_rows", lambda graph, rows: embedding_rows(graph, rows).flip(0)):
+        yield "communicated"

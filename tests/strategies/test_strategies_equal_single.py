@@ -19,9 +19,11 @@ from parity import (
     check_close,
     part_by,
     planted_error,
+    planted_typed_errors,
     pyg_cases,
     replaced,
     too_large,
+    typed_cases,
 )
 from ranks import spawn
 
@@ -69,6 +71,21 @@ def check_partitions(group: Group) -> list[bool]:
     limited = check_case(group, Case(model="gcn"), "hybrid", Placement(cache_ratio=1.0, cache_bytes=2000))
     assert limited.strategy.facts()["cached_bytes"] <= 2000
     return mixed
+
+
+def check_types(group: Group) -> int:
+    """Every typed case under every strategy; rows that are computed again, and rows that nobody has."""
+    for case, name in product(typed_cases(), EXACT):
+        check_case(group, case, name, Placement(factors=FACTORS))
+    case = Case(model="rgcn", typed="some", layers=2, bases=2)
+    empty = torch.zeros(case.num_vertices, dtype=torch.int32)
+    check_case(group, case, "cached", Placement(part=empty))
+    check_case(group, case, "hybrid", Placement(part=part_by("random", case, group.size), cache_ratio=0.5))
+    if group.size > 1:
+        for planted in planted_typed_errors():
+            with planted as name, pytest.raises(AssertionError, match=r"logits|gradient|losses"):
+                check_case(group, case, name, Placement(cache_ratio=0.5))
+    return len(typed_cases())
 
 
 class TwoProducts(torch.nn.Module):
@@ -139,6 +156,12 @@ def test_single_equals_itself_in_another_order() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_equals_single(size: int) -> None:
     assert spawn(size, check_all) == [len(EXACT) * len(cases() + pyg_cases())] * size
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_typed_graphs_equal_single(size: int) -> None:
+    ranks = spawn(size, check_types) if size > 1 else [check_types(Group())]
+    assert ranks == [len(typed_cases())] * size
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

@@ -53,6 +53,9 @@ class Config:
     )
     random_features: int = option(0, "width of seeded random features for a graph without any", least=0, fixed=True)
     random_classes: int = option(0, "number of seeded random classes for a graph without labels", least=0, fixed=True)
+    inverse_relations: bool = option(
+        False, "add an edge against every one, of a relation of its own for each relation", fixed=True
+    )
     order: str = option(
         "none",
         "numbering of the vertices in memory: none, by degree, or breadth first (bfs)",
@@ -80,7 +83,7 @@ class Config:
         fixed=True,
     )
 
-    model: str = option("gcn", "gcn, sage, gin, gat or gatv2", fixed=True)
+    model: str = option("gcn", "gcn, sage, gin, gat, gatv2 or rgcn", fixed=True)
     decoupled: bool = option(False, "all updates first, then all propagations (a different model)", fixed=True)
     layers: int = option(2, "number of layers", least=1, fixed=True)
     hidden: int = option(
@@ -88,6 +91,15 @@ class Config:
     )
     heads: int = option(4, "attention heads of gat and gatv2", least=1, fixed=True)
     edge_attention: bool = option(False, "gat and gatv2: attend by the graph's edge features too", fixed=True)
+    bases: int = option(
+        0, "matrices that the relations of rgcn mix theirs of (basis decomposition); 0: one each", least=0, fixed=True
+    )
+    blocks: int = option(
+        0, "diagonal blocks of the matrices of rgcn, where both widths divide; 0: whole ones", least=0, fixed=True
+    )
+    one_hot: bool = option(
+        False, "vertices without features have a row for each relation in rgcn's first layer, not one", fixed=True
+    )
     dropout: float = option(0.5, "dropout before every layer but the first", least=0, below=1, fixed=True)
     input_dropout: float = option(0.0, "dropout on the features", least=0, below=1, fixed=True)
     norm: str = option("none", "normalisation of hidden rows", choices=("none", "layer", "batch"), fixed=True)

@@ -10,6 +10,7 @@ from weft.data import edgelist, generate, npz
 from weft.data.digits import digits
 from weft.data.downloads import LOADERS, download
 from weft.data.graph import Graph
+from weft.data.inverse import with_inverse_relations
 from weft.data.manifest import is_store
 from weft.data.order import reorder
 from weft.data.splits import with_normalized_features, with_random_classes, with_random_features
@@ -28,6 +29,7 @@ def load(
     root: str | Path | None = None,
     split: int = 0,
     normalize_features: bool = False,
+    inverse_relations: bool = False,
     order: str = "none",
     verify: bool = True,
 ) -> Graph:
@@ -43,7 +45,8 @@ def load(
     random_features and random_classes draw that many features per vertex, or classes with a random split, for a graph
     that has none. `seed` is for these, for splits of labelled graphs that come without, and for recipes that state
     none. `split` picks one of several public splits. normalize_features divides every vertex's features by the sum of
-    their absolute values. `order` renumbers the vertices last of all (see weft.data.order).
+    their absolute values. inverse_relations adds an edge against every one (see weft.data.inverse). `order` renumbers
+    the vertices last of all (see weft.data.order).
 
     Raises InputError for an unknown name, with the nearest known one, and for everything that makes a file no graph.
     """
@@ -54,6 +57,8 @@ def load(
         graph = with_random_classes(graph, random_classes, seed)
     if normalize_features:
         graph = with_normalized_features(graph)
+    if inverse_relations:
+        graph = with_inverse_relations(graph)
     return reorder(graph, order)
 
 

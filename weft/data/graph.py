@@ -18,6 +18,7 @@ from weft.core.errors import unknown
 from weft.data import validate
 from weft.data.adjacency import Adjacency
 from weft.data.edges import build
+from weft.data.typed import TypedShape
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
@@ -125,6 +126,24 @@ class Graph:
         for tensor in (self.in_edges.indptr, self.in_edges.indices):
             digest.update(tensor.numpy().view(np.uint8).data)
         return digest.hexdigest()
+
+    @property
+    def typed(self) -> TypedShape:
+        """What a model needs to know of the types of edges and, where there is no x, of vertices."""
+        if self.x is not None:
+            return TypedShape(len(self.relations))
+        known = [self.features[name] for name in self.vertex_types if name in self.features]
+        featured = tuple((len(x), x.shape[1]) for x in known)
+        return TypedShape(len(self.relations), featured, self.num_vertices - sum(count for count, _ in featured))
+
+    @cached_property
+    def num_relations_in(self) -> Tensor:
+        """By how many relations each vertex has an in-edge: int64 [N]; 0 in a graph without relations."""
+        if self.edge_type is None:
+            return torch.zeros(self.num_vertices, dtype=torch.int64)
+        _, target = self.in_edges.edges()
+        pairs = (target * len(self.relations) + self.edge_type).unique()
+        return torch.bincount(pairs // len(self.relations), minlength=self.num_vertices)
 
     def type_range(self, name: str) -> range:
         """The vertex ids of one type; InputError if there is no such type."""

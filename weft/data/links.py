@@ -17,6 +17,7 @@ from weft.core.errors import InputError
 from weft.core.random import key, keyed_integers, keyed_words
 from weft.data.adjacency import Adjacency
 from weft.data.graph import Graph
+from weft.data.inverse import INVERSE
 from weft.data.validate import DataWarning
 
 VAL_SHARE, TEST_SHARE = 0.05, 0.1
@@ -54,10 +55,12 @@ class Links:
         Without relations, loops are none, and each link is there once; where the graph is symmetric, in one direction,
         drawn by chance, so that ranks that own the sources have as many.
         """
-        edges, size = triples(graph), (graph.num_vertices, max(len(graph.relations), 1))
+        relations = [name for name in graph.relations if not name.split("|")[1].startswith(INVERSE)]
+        edges, size = triples(graph), (graph.num_vertices, max(len(relations), 1))
+        edges = edges[edges[:, 2] < size[1]]  # inverse relations come last
         train = decoded(coded(edges, *size).unique(), *size)
         symmetric = is_symmetric(graph)
-        if not graph.relations:
+        if not relations:
             train = train[train[:, 0] != train[:, 1]]
         if symmetric:
             first = train if graph.ids is None else named(train, graph.ids)
@@ -65,7 +68,7 @@ class Links:
             train = train[(first[:, 0] > first[:, 1]) == falling]
         none = edges[:0]
         types = {name: graph.type_range(name) for name in graph.vertex_types}
-        ends = [[types[end] for end in name.split("|")[::2]] for name in graph.relations]
+        ends = [[types[end] for end in name.split("|")[::2]] for name in relations]
         ranges = ends or [[range(graph.num_vertices)] * 2]
         return cls(
             train=train,
@@ -76,7 +79,7 @@ class Links:
             num_relations=len(ranges),
             num_types=max(len(types), 1),
             symmetric=symmetric,
-            typed=bool(graph.relations),
+            typed=bool(relations),
             candidates=torch.tensor([[(span.start, span.stop) for span in pair] for pair in ranges]),
             ids=graph.ids,
         )

@@ -1,14 +1,43 @@
-"""What readers of typed graphs share: one range of ids for all vertex types, and labels and features placed in it."""
+"""Vertex types: one range of ids for all of them, labels and features placed in it, and what a model asks of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 # The type of all vertices in a graph that has relations and no vertex types.
 VERTEX = "vertex"
+
+
+class TypedShape(NamedTuple):
+    """As much of a graph's types as a model needs.
+
+    num_relations: 0 of a graph whose edges have no types.
+    featured, num_embedded: of a graph without x, (vertices, features) of each type that has some, in the order of the
+    types, and the number of the other vertices, which a model learns a row each for.
+    """
+
+    num_relations: int = 0
+    featured: tuple[tuple[int, int], ...] = ()
+    num_embedded: int = 0
+
+    @property
+    def has_input(self) -> bool:
+        """Whether a model has to make rows of one width first."""
+        return bool(self.featured or self.num_embedded)
+
+    @property
+    def mean_width(self) -> float:
+        """Features of a vertex of a graph without x, on average."""
+        count = self.num_embedded + sum(count for count, _ in self.featured)
+        return sum(count * width for count, width in self.featured) / max(count, 1)
+
+
+UNTYPED = TypedShape()
+"""Of a graph with x and without relations."""
 
 
 def vertex_relations(names: Sequence[str]) -> tuple[str, ...]:

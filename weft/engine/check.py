@@ -15,7 +15,7 @@ from weft.core.errors import InputError
 from weft.core.savings import Savings
 from weft.data import DataWarning, Graph
 from weft.engine.placement import plain_placement, rows_device
-from weft.nn import GraphOperation, outline
+from weft.nn import GraphOperation, TypedInput, outline
 from weft.strategies import GraphShape, get_strategy
 
 
@@ -26,8 +26,7 @@ def check(config: Config, graph: Graph, model: nn.Module, *, launched: bool) -> 
     """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
-    if graph.x is None:
-        raise InputError(f"{graph.name} has features by vertex type: no model of this version takes them")
+    check_input(graph, model)
     if config.patience and not has_validation(graph, config):
         what = "vertices" if config.task == "node" else "links"
         raise InputError(f"--patience {config.patience}: {graph.name} has no validation {what}; leave it out")
@@ -42,6 +41,7 @@ def check(config: Config, graph: Graph, model: nn.Module, *, launched: bool) -> 
         num_classes=graph.num_classes if config.task == "node" else None,
         training=True,
         view_type=strategy.view_type,
+        typed=shape.typed,
     )
     strategy.trace(model, shape, rank=0, size=config.workers, training=True)
     savings, placement = Savings.without(config.without), plain_placement(config)
@@ -66,6 +66,21 @@ def has_validation(graph: Graph, config: Config) -> bool:
     """Whether the graph has anything to choose the best weights by."""
     marks = graph.val_mask if config.task == "node" else graph.val_links
     return marks is not None and bool(marks.any() if config.task == "node" else len(marks))
+
+
+def check_input(graph: Graph, model: nn.Module) -> None:
+    """InputError where the vertices have features of several widths or none, and the model is not made for these."""
+    found = [module.typed for module in model.modules() if isinstance(module, TypedInput)]
+    wanted = graph.typed._replace(num_relations=0)
+    if wanted.has_input and not found:
+        raise InputError(
+            f"{graph.name} has features by vertex type, or none: make the model with typed=graph.typed, or give its "
+            "Stack input=weft.nn.TypedInput(graph.typed, width)"
+        )
+    if any(typed._replace(num_relations=0) != wanted for typed in found):
+        raise InputError(
+            f"the model's TypedInput was made for other vertex types than {graph.name} has: use typed=graph.typed"
+        )
 
 
 def warn_of_ignored_weights(name: str, operations: list[GraphOperation]) -> None:

@@ -23,8 +23,9 @@ from weft.core.memory import keep_pages
 from weft.core.meter import Meter
 from weft.core.savings import Savings
 from weft.cost import Factors
-from weft.data import Graph, load, reorder
+from weft.data import Graph, load, reorder, with_inverse_relations
 from weft.engine.check import check
+from weft.engine.embedded import restore_rows
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.launch import STOPPED, launch
 from weft.engine.placement import make_placement, plain_placement, rows_device
@@ -86,7 +87,7 @@ def train(
     name = graph.name if isinstance(graph, Graph) else str(graph)
     kind = model if isinstance(model, str) else type(model).__name__
     config = Config.from_dict({**options, "graph": name, "model": kind}, "weft.train")
-    whole = reorder(graph, config.order) if isinstance(graph, Graph) else None
+    whole = as_configured(graph, config) if isinstance(graph, Graph) else None
     module = None if isinstance(model, str) else model
     return run(config, whole, module, out=Path(out) if out else None, resume=resume, quiet=quiet)
 
@@ -142,6 +143,12 @@ def restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
+def as_configured(graph: Graph, config: Config) -> Graph:
+    """A graph of the caller's with the edges and in the order that a configuration asks for."""
+    inverse = config.inverse_relations and config.task == "node"  # for links, after some were held out
+    return reorder(with_inverse_relations(graph) if inverse else graph, config.order)
+
+
 def load_graph(config: Config) -> Graph:
     """The graph that a configuration names, with the random data and in the order that it asks for."""
     return load(
@@ -150,6 +157,7 @@ def load_graph(config: Config) -> Graph:
         random_classes=config.random_classes,
         split=config.split,
         normalize_features=config.normalize_features,
+        inverse_relations=config.inverse_relations and config.task == "node",
         order=config.order,
         seed=config.seed,
     )
@@ -287,20 +295,28 @@ def _work(job: Job, folder: RunFolder, graph: Graph, model: nn.Module, group: Gr
     if found:
         trainer.restore(*found)
     summary: dict[str, Any] = {}
+    best: dict[str, Tensor] = {}
     if group.rank:
         group.share(strategy.facts())
         stopped_by = trainer.run(stop, None)
+        if not stopped_by:
+            best = trainer.whole_best()
     else:
-        stopped_by, summary = _lead(job, folder, trainer, stop)
+        stopped_by, summary, best = _lead(job, folder, trainer, stop)
     if stopped_by:
         return stopped_by
-    model.load_state_dict(trainer.best)
     with group.meter.during("record", "the end of the run"):
+        restore_rows(best, strategy)
+        model.load_state_dict(best)
         return dict(group.share(summary)[0])
 
 
-def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest) -> tuple[int, dict[str, Any]]:
-    """Rank 0's part: it writes. The signal that stopped the run, or 0 and its summary."""
+Led = tuple[int, dict[str, Any], dict[str, Tensor]]
+"""The signal that stopped a run, or 0, its summary and its best weights."""
+
+
+def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest) -> Led:
+    """Rank 0's part: it writes."""
     config, graph, group = job.config, trainer.strategy.graph, trainer.group
     first = trainer.progress.epoch
     with ProgressShow(first, config.epochs, quiet=job.quiet) as show:
@@ -319,5 +335,6 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest) -> t
         stopped_by = trainer.run(stop, writer)
     if stopped_by:
         writer.stopped(trainer.progress.epoch - 1, stopped_by)
-        return stopped_by, {}
-    return 0, writer.finish(trainer.progress, trainer.best)
+        return stopped_by, {}, {}
+    best = trainer.whole_best()
+    return 0, writer.finish(trainer.progress, best), best

@@ -7,7 +7,14 @@ from torch import nn
 
 from weft.core.config import Config
 from weft.core.random import key
-from weft.data import Graph, Links, require_links, require_trainable, with_held_out_links
+from weft.data import (
+    Graph,
+    Links,
+    require_links,
+    require_trainable,
+    with_held_out_links,
+    with_inverse_relations,
+)
 from weft.engine.link import LinkTask
 from weft.engine.metrics import NodeTask, Task
 from weft.nn import LinkModel, from_config, make_decoder
@@ -23,7 +30,8 @@ def prepared(graph: Graph, config: Config) -> Graph:
         if graph.val_links is None and graph.test_links is None:
             graph = with_held_out_links(graph, config.seed)
         require_links(graph)
-    require_trainable(graph, labels=config.task == "node")
+        graph = with_inverse_relations(graph) if config.inverse_relations else graph  # after edges were held out
+    require_trainable(graph, features=not graph.vertex_types, labels=config.task == "node")
     return graph
 
 
@@ -41,7 +49,7 @@ def task_model(model: nn.Module | None, graph: Graph, config: Config) -> nn.Modu
 
 
 def _from_config(config: Config, graph: Graph, out_width: int) -> nn.Module:
-    return from_config(config, graph.num_features, out_width, graph.num_edge_features)
+    return from_config(config, graph.num_features, out_width, graph.num_edge_features, graph.typed)
 
 
 DECODER = 1

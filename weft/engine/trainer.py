@@ -11,11 +11,12 @@ from torch import Tensor
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.memory import peak_memory_bytes
-from weft.engine import checkpoint
+from weft.engine import checkpoint, embedded
 from weft.engine.checkpoint import Checkpoint, Progress
 from weft.engine.metrics import Task
 from weft.engine.stop import StopRequest
 from weft.engine.writer import RunWriter
+from weft.nn import embeddings
 from weft.strategies import Step, Strategy
 
 Report = dict[str, Any]
@@ -34,6 +35,7 @@ class Trainer:
 
     def restore(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Goes on from a checkpoint's state, bit for bit where strategy and ranks are the same."""
+        tensors = embedded.place(tensors, self.strategy)
         self.progress = progress
         self.best = checkpoint.named("best.", tensors)
         try:
@@ -45,10 +47,11 @@ class Trainer:
         checkpoint.load_optimizer(self.optimizer, checkpoint.named("optimizer.", tensors))
 
     def checkpoint(self) -> Checkpoint:
-        """The run as it stands between two epochs."""
+        """The run as it stands between two epochs; all ranks make it, and rank 0's is whole."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in self.best.items()}
         tensors |= {f"optimizer.{name}": value for name, value in checkpoint.optimizer_tensors(self.optimizer).items()}
+        tensors = embedded.gather(tensors, self.strategy)
         fingerprint = self.strategy.graph.fingerprint
         return Checkpoint(config=self.config, fingerprint=fingerprint, progress=self.progress, tensors=tensors)
 
@@ -68,12 +71,26 @@ class Trainer:
             signal = 0 if self.progress.is_over(self.config) else max(report["stop"] for report in reports)
             if writer:
                 writer.epoch(epoch, loss, scores, reports)
-                every = self.config.checkpoint_every
-                if signal or self.progress.is_over(self.config) or (every and (epoch + 1) % every == 0):
-                    writer.checkpoint(self.checkpoint())
+            every = self.config.checkpoint_every
+            if signal or self.progress.is_over(self.config) or (every and (epoch + 1) % every == 0):
+                self._checkpoint(writer)
             if signal:
                 return int(signal)
         return 0
+
+    def whole_best(self) -> dict[str, Tensor]:
+        """The weights of the best validation score; all ranks call it, and rank 0 gets them whole."""
+        named = embedded.gather({f"best.{name}": value for name, value in self.best.items()}, self.strategy)
+        return checkpoint.named("best.", named)
+
+    def _checkpoint(self, writer: RunWriter | None) -> None:
+        """Rank 0 writes; the others are needed only where each has rows of its own."""
+        if not embeddings(self.model) and not writer:
+            return
+        with self.meter.during("record", "a checkpoint"):
+            state = self.checkpoint()
+        if writer:
+            writer.checkpoint(state)
 
     def _epoch(self, epoch: int, stop: StopRequest) -> list[Report]:
         """Trains one epoch and evaluates where it is time to; every rank's report of it."""

@@ -3,24 +3,42 @@
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.dense import Linear, linear, use_onednn
-from weft.nn.models import GAT, GCN, GIN, MODELS, SAGE, Decoupled, GATv2, RowLayer, Stack, from_config, make_model
+from weft.nn.models import (
+    GAT,
+    GCN,
+    GIN,
+    MODELS,
+    RGCN,
+    SAGE,
+    Decoupled,
+    GATv2,
+    RowLayer,
+    Stack,
+    from_config,
+    make_model,
+)
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.outline import GraphOperation, outline
+from weft.nn.pairs import Pairs
 from weft.nn.pyg import PyGConv, from_pyg
+from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
 from weft.nn.topology import Product, SubTopology, Topology
-from weft.nn.view import GraphView, Inputs, UnitCost, View, even_heads, logits_of_pairs, multiply
+from weft.nn.typed import Embedding, TypedInput, embeddings, keep_rows, shared_parameters
+from weft.nn.view import GraphView, Inputs, TypedRows, UnitCost, View, even_heads, logits_of_pairs, multiply
 
 __all__ = [
     "GAT",
     "GCN",
     "GIN",
     "MODELS",
+    "RGCN",
     "SAGE",
     "BatchNorm",
     "Decoder",
     "Decoupled",
     "DistMult",
     "Dot",
+    "Embedding",
     "GATConv",
     "GATv2",
     "GATv2Conv",
@@ -32,23 +50,31 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "LinkModel",
+    "OneHotRGCNConv",
+    "Pairs",
     "Product",
     "PyGConv",
+    "RGCNConv",
     "RowLayer",
     "SAGEConv",
     "Stack",
     "SubTopology",
     "Topology",
+    "TypedInput",
+    "TypedRows",
     "UnitCost",
     "View",
+    "embeddings",
     "even_heads",
     "from_config",
     "from_pyg",
+    "keep_rows",
     "linear",
     "logits_of_pairs",
     "make_decoder",
     "make_model",
     "multiply",
     "outline",
+    "shared_parameters",
     "use_onednn",
 ]

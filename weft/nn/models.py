@@ -12,10 +12,13 @@ from torch import Tensor, nn
 
 from weft.core.config import Config
 from weft.core.errors import InputError, unknown
+from weft.data import UNTYPED, TypedShape
 from weft.nn.activation import elu
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv, mlp
 from weft.nn.dense import Linear
 from weft.nn.norm import make_norm
+from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
+from weft.nn.typed import TypedInput
 from weft.nn.view import View
 
 Activation = Callable[[Tensor], Tensor]
@@ -38,7 +41,7 @@ class RowLayer(nn.Module):
 class Stack(nn.Module):
     """Layers in a row; between two of them normalisation, activation, the residual and keyed dropout.
 
-    A layer is called as `layer(view, x)` and names its `out_width`.
+    A layer is called as `layer(view, x)` and names its `out_width`. input: makes the first rows of a graph without x.
     """
 
     def __init__(
@@ -50,15 +53,18 @@ class Stack(nn.Module):
         norm: str = "none",
         residual: bool = False,
         activation: Activation = torch.relu,
+        input: TypedInput | None = None,
     ) -> None:
         super().__init__()
         self.num_stages = len(layers)
+        self.input = input
         self.layers = nn.ModuleList(layers)
         self.norms = nn.ModuleList(make_norm(norm, cast(int, layer.out_width)) for layer in layers[:-1])
         self.dropout, self.input_dropout = dropout, input_dropout
         self.residual, self.activation = residual, activation
 
     def forward(self, views: Sequence[View], x: Tensor) -> Tensor:
+        x = x if self.input is None else self.input(views[0])
         x = views[0].dropout(x, self.input_dropout if self.training else 0.0)
         for stage, layer in enumerate(self.layers[:-1]):
             y = self.norms[stage](views[stage], layer(views[stage], x))
@@ -109,14 +115,23 @@ def make_model(
     norm: str = "none",
     residual: bool = False,
     edge_width: int = 0,
+    bases: int = 0,
+    blocks: int = 0,
+    one_hot: bool = False,
+    typed: TypedShape = UNTYPED,
 ) -> Stack | Decoupled:
-    """A model from features [n, in_width] to logits [n, out_width]: `model` is gcn, sage, gin, gat or gatv2.
+    """A model from features [n, in_width] to logits [n, out_width]: `model` is gcn, sage, gin, gat, gatv2 or rgcn.
 
     `hidden` is the width of hidden rows, of all heads together for gat and gatv2, whose last layer averages its heads.
     edge_width: the features of an edge that their logits have a part for, 0 for none.
+    typed: `graph.typed`, for rgcn, and for a graph without x, whose first rows are `hidden` wide; in_width is 0 then.
     """
-    if model not in MODELS:
-        raise unknown("model", model, MODELS)
+    if model not in (*MODELS, *RELATIONAL):
+        raise unknown("model", model, (*MODELS, *RELATIONAL))
+    if model == "rgcn":
+        check_relational(typed, hidden, decoupled=decoupled, bases=bases, blocks=blocks, one_hot=one_hot)
+    elif bases or blocks or one_hot:
+        raise InputError(f"--bases, --blocks and --one-hot are of rgcn: leave them out for {model}")
     attends = model in ATTENTION
     if edge_width and not attends:
         raise InputError(
@@ -124,6 +139,12 @@ def make_model(
         )
     if attends and hidden % heads:
         raise InputError(f"--hidden {hidden} is no multiple of --heads {heads}: give {heads * (hidden // heads + 1)}")
+    last = layers - 1
+    first_width = hidden
+    if one_hot:
+        width, bias = (hidden, norm != "batch") if last else (out_width, True)
+        first = OneHotRGCNConv(width, num_relations=typed.num_relations, bases=bases, bias=bias)
+        first_width = first.in_width
     stack = partial(
         Stack,
         dropout=dropout,
@@ -131,14 +152,19 @@ def make_model(
         norm=norm,
         residual=residual,
         activation=elu if attends else torch.relu,
+        input=TypedInput(typed, first_width) if typed.has_input else None,
     )
-    conv = partial(_conv, model, heads=heads, edge_width=edge_width)
+    in_width = first_width if typed.has_input else in_width
+    relational = partial(_relational, num_relations=typed.num_relations, bases=bases, blocks=blocks)
+    conv = relational if model == "rgcn" else partial(_conv, model, heads=heads, edge_width=edge_width)
     last = layers - 1
     if not decoupled:
         widths = [in_width, *[hidden] * last, out_width]
         return stack(
             [
-                conv(a, b, last=stage == last, bias=stage == last or norm != "batch")
+                first
+                if one_hot and stage == 0
+                else conv(a, b, last=stage == last, bias=stage == last or norm != "batch")
                 for stage, (a, b) in enumerate(pairwise(widths))
             ]
         )
@@ -151,6 +177,32 @@ def make_model(
         ]
     )
     return Decoupled(updates, conv(out_width, out_width, last=True, update=False))
+
+
+def check_relational(
+    typed: TypedShape, hidden: int, *, decoupled: bool, bases: int, blocks: int, one_hot: bool
+) -> None:
+    """InputError for what rgcn cannot be."""
+    if not typed.num_relations:
+        raise InputError("--model rgcn needs a graph with relations, and this one's edges have no types: take sage")
+    if decoupled:
+        raise InputError("--decoupled: rgcn maps each relation's rows by themselves, before their sum; leave it out")
+    if one_hot and (typed.featured or not typed.num_embedded):
+        raise InputError("--one-hot is for a graph whose vertices have no features: leave it out")
+    if bases and blocks:
+        raise InputError(f"--bases {bases} and --blocks {blocks}: give one of them")
+    if blocks and hidden % blocks:
+        raise InputError(
+            f"--hidden {hidden} is no multiple of --blocks {blocks}: give {blocks * (hidden // blocks + 1)}"
+        )
+
+
+def _relational(
+    in_width: int, out_width: int, *, last: bool, num_relations: int, bases: int, blocks: int, bias: bool
+) -> nn.Module:
+    del last
+    blocks = 0 if blocks and (in_width % blocks or out_width % blocks) else blocks
+    return RGCNConv(in_width, out_width, num_relations=num_relations, bases=bases, blocks=blocks, bias=bias)
 
 
 def _conv(
@@ -173,17 +225,23 @@ def _conv(
 
 ATTENTION = {"gat": GATConv, "gatv2": GATv2Conv}
 MODELS = ("gcn", "sage", "gin", *ATTENTION)
+RELATIONAL = ("rgcn",)
+"""For graphs with typed edges."""
 GCN = partial(make_model, "gcn")
 SAGE = partial(make_model, "sage")
 GIN = partial(make_model, "gin")
 GAT = partial(make_model, "gat")
 GATv2 = partial(make_model, "gatv2")
+RGCN = partial(make_model, "rgcn")
 
 
-def from_config(config: Config, in_width: int, out_width: int, edge_width: int = 0) -> Stack | Decoupled:
-    """The model that a configuration names, its weights drawn from the configuration's seed, in its dtype.
+def from_config(
+    config: Config, in_width: int, out_width: int, edge_width: int = 0, typed: TypedShape = UNTYPED
+) -> Stack | Decoupled:
+    """The model that a configuration names, for a graph of these types.
 
-    edge_width: of the graph's edge features. InputError where the configuration asks for some and there are none.
+    Its weights are drawn from the configuration's seed, and are of its dtype. edge_width: of the graph's edge features.
+    InputError where the configuration asks for some and there are none.
     """
     if config.edge_attention and not edge_width:
         raise InputError("--edge-attention: the graph has no edge features; leave it out")
@@ -202,5 +260,9 @@ def from_config(config: Config, in_width: int, out_width: int, edge_width: int =
             norm=config.norm,
             residual=config.residual,
             edge_width=edge_width if config.edge_attention else 0,
+            bases=config.bases,
+            blocks=config.blocks,
+            one_hot=config.one_hot,
+            typed=typed,
         )
     return model.to(getattr(torch, config.dtype))

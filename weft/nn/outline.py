@@ -15,18 +15,22 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from weft.core.errors import InputError
 from weft.core.savings import ALL_SAVINGS, Savings
-from weft.data import Adjacency
+from weft.data import UNTYPED, Adjacency, TypedShape
 from weft.nn.dense import linear
+from weft.nn.pairs import map_blocks
 from weft.nn.pyg import PyGConv
 from weft.nn.topology import Norm, Reduce, Topology
-from weft.nn.view import GraphView, Inputs, Origin
+from weft.nn.view import GraphView, Inputs, Origin, TypedRows
 
-Kind = Literal["propagate", "attend", "total", "block"]
+Kind = Literal["propagate", "attend", "relate", "total", "block", "embed"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOperation:
-    """One call of a view: `steps` products on `width` columns ('propagate', 'attend'), or a sum of rows ('total')."""
+    """One call of a view: `steps` products on `width` columns ('propagate', 'attend'), or a sum of rows ('total').
+
+    'relate' is a product whose results are rows of pairs; 'embed' fetches embedded rows.
+    """
 
     kind: Kind
     width: int
@@ -53,11 +57,13 @@ class GraphOperation:
     """What 'propagate' makes of a vertex's in-neighbours."""
     layer: str = ""
     """The kind of the layer that asked."""
+    share: float = 1.0
+    """Of the vertices, those whose rows it concerns."""
 
     @property
     def is_product(self) -> bool:
         """Whether it multiplies by the adjacency."""
-        return self.kind in ("propagate", "attend")
+        return self.kind in ("propagate", "attend", "relate")
 
     @property
     def linear(self) -> bool:
@@ -71,8 +77,8 @@ class GraphOperation:
 
     @property
     def hops(self) -> range:
-        """The products that it makes, or the one that its layer makes of a block; none of a 'total'."""
-        return range(self.hop, self.hop + (0 if self.kind == "total" else self.steps))
+        """The products that it makes, or the one that its layer makes of a block; none of a 'total' or 'embed'."""
+        return range(self.hop, self.hop + (self.steps if self.reads_edges else 0))
 
 
 @dataclass
@@ -80,7 +86,8 @@ class Notes:
     """What the views of one run have noted. steps: products of each stage, known from the start in a second run.
 
     num_rows: those of the result; a model reads one more for each product where rows are nested.
-    map_share: what a map of constant features costs, as a share of one of dense features.
+    map_share: what a map of constant features costs, as a share of one of dense features. num_relations: of the graph.
+    pairs_per_vertex: how many rows a relational layer maps for one of the result.
     """
 
     num_rows: int
@@ -89,6 +96,8 @@ class Notes:
     counter: FlopCounterMode | None
     running: list[str]
     map_share: float = 1.0
+    num_relations: int = 0
+    pairs_per_vertex: float = 1.0
     operations: list[GraphOperation] = field(default_factory=list)
     flops: int = 0
 
@@ -167,6 +176,23 @@ class OutlineView(GraphView):
                 f"edge_width={features.shape[1]}"
             )
 
+    def relate(self, x: Tensor, weight: Tensor) -> Tensor:
+        if len(weight) != self.notes.num_relations:
+            raise InputError(
+                f"the model has maps for {len(weight)} relations, and the graph has {self.notes.num_relations}: "
+                "make it with the graph's graph.typed"
+            )
+        rows = self._note(x, "relate", origin=self.origin(x))
+        pairs = rows.new_empty(max(1, round(self.notes.pairs_per_vertex * len(rows))), rows.shape[1])
+        y = map_blocks(pairs + rows.sum(), weight.sum(0))
+        return y.new_empty(len(rows), y.shape[1]) + y.sum()
+
+    def embed(self, weight: Tensor) -> Tensor:
+        noted, num_rows = self._note(weight, "embed"), self.typed_rows.num_embedded
+        operations = self.notes.operations
+        operations[-1] = replace(operations[-1], share=num_rows / max(self.notes.rows_at(0), 1))
+        return weight.new_empty(num_rows, weight.shape[1]) + noted.sum()
+
     def targets(self, x: Tensor) -> Tensor:
         return x[: self.notes.rows_at(self.hop + self.notes.steps[self.stage])] if self.nested else x
 
@@ -233,7 +259,7 @@ class OutlineView(GraphView):
                 layer=notes.running[-1],
             )
         )
-        if kind == "total":
+        if kind in ("total", "embed"):
             return x.clone()
         notes.flops = made
         if self.nested and notes.nested and (len(x) != notes.rows_at(self.hop) or steps != notes.steps[self.stage]):
@@ -259,11 +285,14 @@ def outline(
     map_share: float = 1.0,
     num_classes: int | None = None,
     count_flops: bool = False,
+    typed: TypedShape = UNTYPED,
+    num_pairs: int = 0,
 ) -> list[GraphOperation]:
     """The graph operations of one forward pass of `model` under views of `view_type`, in order.
 
     weighted: whether the graph has edge weights. map_share: what a map of constant features costs against one of dense
-    features. count_flops: of the maps as well, for which PyTorch loads its compiler (1 s).
+    features. count_flops: of the maps as well, for which PyTorch loads its compiler (1 s). typed: what types the graph
+    has. num_pairs: of vertices and relations, where flops are counted.
 
     InputError for a model that is none, that cannot take rows of num_features, that does not give num_classes logits,
     or that asks for what the view refuses or the graph lacks.
@@ -275,7 +304,8 @@ def outline(
 
     def run(notes: Notes, what: str) -> Tensor:
         x = torch.empty(notes.rows_at(0), num_features, dtype=dtype, device="meta")
-        inputs = Inputs(rows=x, savings=savings, sparse_first=sparse_first)
+        rows = no_rows(typed, notes.rows_at(0) - num_vertices, dtype) if typed.has_input else None
+        inputs = Inputs(rows=x, savings=savings, sparse_first=sparse_first, typed=rows)
         views = [OutlineView(view_type, stage, notes, topology, inputs) for stage in range(cast(int, model.num_stages))]
         try:
             with torch.set_grad_enabled(training), torch.device("meta"), notes.counter or nullcontext():
@@ -286,10 +316,11 @@ def outline(
 
     topology, running = no_edges(num_edge_features, weighted, dtype), name_running(twin)
     counter = FlopCounterMode(display=False) if count_flops else None
-    notes = Notes(num_vertices, Counter(), False, counter, running, map_share)
+    relating = typed.num_relations, num_pairs / max(num_vertices, 1)
+    notes = Notes(num_vertices, Counter(), False, counter, running, map_share, *relating)
     logits = run(notes, f"the model cannot take rows of {num_features} features ({{}}): mend its widths")
     if view_type.nested:
-        again = Notes(num_vertices, notes.steps, True, None, running)
+        again = Notes(num_vertices, notes.steps, True, None, running, 1.0, *relating)
         run(again, "a layer adds rows of its input to fewer rows of its result ({}): use view.targets(x) for them")
     if num_classes is not None and logits.shape[1:] != (num_classes,):
         raise InputError(
@@ -304,6 +335,19 @@ def no_edges(num_edge_features: int, weighted: bool, dtype: torch.dtype) -> Topo
     weight = torch.empty(0, dtype=dtype, device="meta") if weighted else None
     features = torch.empty(0, num_edge_features, dtype=dtype, device="meta") if num_edge_features else None
     return Topology(Adjacency(indptr=none.new_empty(1), indices=none, num_sources=0, weight=weight), None, features)
+
+
+def no_rows(typed: TypedShape, num_more: int, dtype: torch.dtype) -> TypedRows:
+    """Rows without data of every vertex, and so many more of the last kind, as a rank may have some again."""
+    counts = [count for count, _ in typed.featured]
+    num_embedded = typed.num_embedded
+    if num_embedded:
+        num_embedded += num_more
+    else:
+        counts[-1] += num_more
+    widths = (width for _, width in typed.featured)
+    features = (torch.empty(n, width, dtype=dtype, device="meta") for n, width in zip(counts, widths, strict=True))
+    return TypedRows(features=tuple(features), num_embedded=num_embedded)
 
 
 def name_running(model: nn.Module) -> list[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from weft.core.errors import InputError
 from weft.data import Adjacency
 from weft.kernels import EdgeFeatures, Scale
+from weft.nn.pairs import Pairs
 
 Reduce = Literal["sum", "mean", "max"]
 Norm = Literal["gcn"] | None
@@ -29,6 +32,7 @@ class Topology:
 
     ids: int64 [n], what each vertex was called first, where the graph was reordered.
     edge_features: [E, K], where the graph has them; taken to the edges' device, as `dtype`, when first asked for.
+    edge_type: integer [E] on the host, the relation of each edge, where the graph has `num_relations` of them.
     """
 
     def __init__(
@@ -37,10 +41,13 @@ class Topology:
         ids: Tensor | None = None,
         edge_features: Tensor | None = None,
         dtype: torch.dtype | None = None,
+        edge_type: Tensor | None = None,
+        num_relations: int = 0,
     ) -> None:
         self.adjacency = adjacency
         self._ids = ids
         self._edge_features, self._dtype = edge_features, dtype
+        self._edge_type, self.num_relations = edge_type, num_relations
         self._scales: dict[object, Scale] = {}
 
     def scale(self, product: Product, dtype: torch.dtype) -> Scale:
@@ -79,6 +86,24 @@ class Topology:
             return None
         sums = torch.segment_reduce(self.edge_features, "sum", offsets=self.adjacency.indptr, initial=0)
         return EdgeFeatures(self.edge_features, sums / self.adjacency.degree.clamp(min=1)[:, None])
+
+    @cached_property
+    def edge_type(self) -> Tensor | None:
+        """The relation of every edge, in their order: [E], on the host."""
+        return self._edge_type
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """The targets by relation; InputError where edges have no types."""
+        return self.pairs_of(())
+
+    def pairs_of(self, bounds: Sequence[int], home: int = 0) -> Pairs:
+        """The pairs of targets in parts with these bounds, of which part `home` is at home."""
+        if self.edge_type is None:
+            raise InputError(
+                "the graph's edges have no types, as a relational layer needs: give edge_type and relations"
+            )
+        return Pairs.of(self.adjacency, self.edge_type, self.num_relations, bounds, home)
 
     def edge_features_at(self, edge_ids: Tensor | None) -> Tensor | None:
         """The rows [e, K] of the edges at these positions, int64 [e] on the CPU; None: of all."""

@@ -17,6 +17,7 @@ from weft.core.savings import ALL_SAVINGS, Savings
 from weft.data import Adjacency
 from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
 from weft.nn.dense import linear
+from weft.nn.pairs import Pairs
 from weft.nn.topology import Norm, Product, Reduce, Topology
 
 
@@ -56,6 +57,22 @@ class View(Protocol):
         argument has the graph's edge features times it besides; v's own edge, where the graph has none, has the mean of
         those of v's in-edges.
         """
+        ...
+
+    def relate(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Over relations r, the sum of `W_r` times the mean of x [n, B i] over in-neighbours by r: [n, B o].
+
+        weight: [R, B, i, o], for each relation a block-diagonal matrix with B blocks.
+        """
+        ...
+
+    @property
+    def typed_rows(self) -> TypedRows:
+        """What is known of this rank's rows in a graph whose vertices have no features of one width."""
+        ...
+
+    def embed(self, weight: Tensor) -> Tensor:
+        """A row for each of this rank's vertices without features, from the rows that it keeps of an embedding."""
         ...
 
     def targets(self, x: Tensor) -> Tensor:
@@ -109,11 +126,27 @@ class UnitCost(NamedTuple):
 Origin = Literal["inputs", "dropped", "rows"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TypedRows:
+    """A rank's rows by vertex type, where types differ in their features.
+
+    features: [k, F_t] of the rows of each type that has some. num_embedded: the rows of the other types.
+    order: int64 [n], where each of the rank's rows stands among those of features[0], features[1] and so on, and the
+    embedded ones last; None: they stand in order.
+    """
+
+    features: tuple[Tensor, ...]
+    num_embedded: int
+    order: Tensor | None = None
+
+
 @dataclass(kw_only=True)
 class Inputs:
     """The constant features of a run, and what of them needs to be computed only once.
 
     sparse: so few are not zero that maps go by those. sparse_first: and are dearer after an aggregate.
+    typed: what there is instead, where the vertices have no features of one width; rows is [n, 0] then.
+    related: the mean by pairs of vertex and relation.
     """
 
     rows: Tensor | None = None
@@ -121,6 +154,8 @@ class Inputs:
     sparse: bool = False
     sparse_first: bool = False
     kept: dict[Product, Tensor] = field(default_factory=dict)
+    typed: TypedRows | None = None
+    related: Tensor | None = None
 
     @cached_property
     def nonzeros(self) -> Adjacency:
@@ -152,9 +187,18 @@ class GraphView:
         self._mask = (0, 0.0)
 
     @classmethod
-    def of(cls, adjacency: Adjacency, *, edge_features: Tensor | None = None, key: int = 0) -> GraphView:
-        """The view that a plain script hands to a layer; edge_features [E, K] are in the order of the edges."""
-        return cls(Topology(adjacency, edge_features=edge_features), key=key)
+    def of(
+        cls,
+        adjacency: Adjacency,
+        *,
+        edge_features: Tensor | None = None,
+        edge_type: Tensor | None = None,
+        num_relations: int = 0,
+        key: int = 0,
+    ) -> GraphView:
+        """The view that a plain script hands to a layer; edge_features [E, K] and edge_type [E] are in edge order."""
+        topology = Topology(adjacency, edge_features=edge_features, edge_type=edge_type, num_relations=num_relations)
+        return cls(topology, key=key)
 
     @property
     def num_vertices(self) -> int:
@@ -195,6 +239,28 @@ class GraphView:
         bounds = even_heads(left, attention.t())
         logits = logits_of_pairs(self.topology, left, right, attention.reshape(-1), edge_map, bounds, slope)
         return self._attend_edges(h, logits, even_heads(h, logits), steps, self.topology)
+
+    def relate(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self.origin(x) != "inputs" or not self.inputs.savings.reuse:
+            return self.pairs.map(self._relate(x), weight)
+        if self.inputs.related is None:
+            with self.meter.during("setup"), torch.no_grad():
+                self.inputs.related = self._relate(x)
+        return self.pairs.map(self.inputs.related, weight)
+
+    @property
+    def pairs(self) -> Pairs:
+        """The pairs of vertex and relation, with this rank's at home."""
+        return self.topology.pairs
+
+    @property
+    def typed_rows(self) -> TypedRows:
+        if self.inputs.typed is None:
+            raise InputError("a TypedInput is for a graph without x: leave it out")
+        return self.inputs.typed
+
+    def embed(self, weight: Tensor) -> Tensor:
+        return weight
 
     def targets(self, x: Tensor) -> Tensor:
         return x
@@ -255,6 +321,12 @@ class GraphView:
 
     def _propagate(self, x: Tensor, product: Product) -> Tensor:
         return self._product(x, product, self.topology)
+
+    def _relate(self, x: Tensor) -> Tensor:
+        """The mean [m, F] by pair at home."""
+        z = self.pairs.mean(x)
+        self._count(z, self.topology, 1)
+        return z
 
     def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
         return keyed_dropout(x, self.row_ids[: len(x)], key=key, p=p, relu=relu)

@@ -16,9 +16,10 @@ from weft.core.errors import InputError
 from weft.core.random import key
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Factors, Operation, Trace, all_reduce
-from weft.data import Graph
-from weft.nn import GraphOperation, GraphView, Inputs, Topology, outline
+from weft.data import UNTYPED, Graph, TypedShape
+from weft.nn import GraphOperation, GraphView, Inputs, Topology, keep_rows, outline, shared_parameters
 from weft.strategies.chunks import Chunking
+from weft.strategies.typed import embedding_rows, typed_rows
 
 NONZERO_COST = 8  # a map pays as much for a nonzero of sparse features as for this many entries (measured: 2 to 5)
 
@@ -42,6 +43,9 @@ class GraphShape(NamedTuple):
     blocks of the graph.
     num_edge_features: 0 for none. weighted: whether the edges have weights. chunking: of the products, if any.
     num_remote: sources that are not among a rank's even share of the rows, of all ranks together; -1: not counted.
+    typed: what types the graph has. pairs: of a vertex and a relation by which it has an in-edge, by the rank that
+    answers for the vertex; not known: one rank, or as many as edges. embedded: rows of embeddings that a rank sends and
+    receives.
     """
 
     num_vertices: int
@@ -53,6 +57,9 @@ class GraphShape(NamedTuple):
     weighted: bool = False
     chunking: Chunking | None = None
     num_remote: int = -1
+    typed: TypedShape = UNTYPED
+    pairs: tuple[int, ...] = ()
+    embedded: HopShape = HopShape(0)
 
     @classmethod
     def of(cls, graph: Graph) -> GraphShape:
@@ -64,6 +71,7 @@ class GraphShape(NamedTuple):
             density=graph.density,
             num_edge_features=graph.num_edge_features,
             weighted=graph.in_edges.weight is not None,
+            typed=graph.typed,
         )
 
     @property
@@ -147,12 +155,15 @@ class Strategy(ABC):
         self.dtype = dtype_of(model)
         self.check_size(group.size)
         self.rows = self.place()
+        self.embedded = embedding_rows(graph, self.rows)
+        keep_rows(model, self.embedded, graph.typed.num_embedded)
         shape = GraphShape.of(graph)
         self.inputs = Inputs(
             rows=self.features(self.input_rows),
             savings=savings,
             sparse=savings.sparse and shape.sparse,
             sparse_first=savings.sparse and shape.sparse_first,
+            typed=typed_rows(graph, self.input_rows, group.device, self.dtype),
         )
 
     @abstractmethod
@@ -178,12 +189,13 @@ class Strategy(ABC):
         """The whole graph's, on the group's device."""
         ids = None if self.graph.ids is None else self.graph.ids.to(self.group.device)
         in_edges = self.graph.in_edges.cast(self.dtype).to(self.group.device)
-        return Topology(in_edges, ids, self.graph.edge_features, self.dtype)
+        graph = self.graph
+        return Topology(in_edges, ids, graph.edge_features, self.dtype, graph.edge_type, len(graph.relations))
 
     def features(self, vertices: slice | Tensor) -> Tensor:
-        """The features of some vertices, on the group's device and in the model's type."""
-        assert self.graph.x is not None
-        return self.graph.x[vertices].to(self.group.device, self.dtype)
+        """The features of some vertices, on the group's device and in the model's type; [n, 0] without x."""
+        x = torch.empty(self.graph.num_vertices, 0) if self.graph.x is None else self.graph.x
+        return x[vertices].to(self.group.device, self.dtype)
 
     @abstractmethod
     def view(self, stage: int, view_key: int) -> GraphView:
@@ -230,7 +242,7 @@ class Strategy(ABC):
             if asked.backward:
                 backward = [operation.mirrored() for operation in reversed(made)] + backward
         if training and size > 1:
-            numbers = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+            numbers = sum(parameter.numel() for parameter in shared_parameters(model) if parameter.requires_grad)
             backward.append(all_reduce("gradients", numbers, itemsize, size))
         return Trace(operations=(*forward, *backward))
 
@@ -279,6 +291,8 @@ class Strategy(ABC):
             sparse_first=savings.sparse and shape.sparse_first,
             map_share=min(shape.map_share, 1.0) if savings.sparse else 1.0,
             count_flops=count_flops,
+            typed=shape.typed,
+            num_pairs=sum(shape.pairs),
         )
 
     def steps(self, epoch: int) -> Sequence[Step]:
@@ -298,9 +312,12 @@ class Strategy(ABC):
         return logits
 
     def backward(self, logits: Tensor, grad: Tensor) -> None:
-        """Leaves every parameter's gradient, summed over the ranks, from the gradient [n, C] of the logits."""
+        """Leaves every parameter's gradient, summed over the ranks, from the gradient [n, C] of the logits.
+
+        That of an embedded row arises where the row is kept.
+        """
         logits.backward(grad)
-        sum_gradients(list(self.model.parameters()), self.group)
+        sum_gradients(shared_parameters(self.model), self.group)
 
 
 def is_kept(asked: GraphOperation, savings: Savings) -> bool:

@@ -11,6 +11,7 @@ from weft.comm import Halo, Parts, split_product, sum_over_ranks
 from weft.nn import GraphView, Product, SubTopology, UnitCost, even_heads, logits_of_pairs
 from weft.partition import Dependencies, Hop
 from weft.strategies.base import Strategy
+from weft.strategies.typed import EmbeddedHalo
 
 
 class Block(SubTopology):
@@ -28,6 +29,7 @@ class Block(SubTopology):
         sources = torch.cat([rows[: hop.num_inputs], hop.fetched])  # on the host
         adjacency = hop.block.cast(home.dtype).to(self.device)
         super().__init__(adjacency, sources, sources[: adjacency.num_targets], home.topology)
+        self.num_relations = len(home.graph.relations)
         self.hop, self.home, self.halo = hop, home, halo
         self._parts: dict[Product, Parts] = {}
         self._places: dict[Block, Tensor] = {}
@@ -36,6 +38,11 @@ class Block(SubTopology):
     def features(self) -> Tensor:
         """The sources' features, for who needs them in every epoch."""
         return self.home.features(self.sources)
+
+    @cached_property
+    def edge_type(self) -> Tensor | None:
+        types = self.home.graph.edge_type
+        return None if types is None else types[self.hop.edge_ids]
 
     @cached_property
     def edge_features(self) -> Tensor | None:
@@ -77,11 +84,17 @@ class BlockView(GraphView):
     nested = True
 
     def __init__(
-        self, home: Strategy, dependencies: Dependencies, blocks: tuple[Block, ...], row_ids: Tensor, view_key: int
+        self,
+        home: Strategy,
+        dependencies: Dependencies,
+        blocks: tuple[Block, ...],
+        row_ids: Tensor,
+        view_key: int,
+        embedded: EmbeddedHalo | None = None,
     ) -> None:
         first = blocks[0] if blocks else home.topology
         super().__init__(first, key=view_key, inputs=home.inputs, meter=home.group.meter)
-        self.home, self.blocks = home, blocks
+        self.home, self.blocks, self.embedded = home, blocks, embedded
         self._num_own, self._row_ids = dependencies.num_own, row_ids
 
     @property
@@ -138,6 +151,9 @@ class BlockView(GraphView):
         (block,) = self.blocks
         return self._sources(x, block, once=False), block.edge_index, len(block.targets)
 
+    def embed(self, weight: Tensor) -> Tensor:
+        return self.embedded.fetch(weight) if self.embedded else weight
+
     def total(self, x: Tensor) -> Tensor:
         return sum_over_ranks(x[: self._num_own].sum(0), self.home.group, tag="statistics")
 
@@ -150,6 +166,10 @@ class BlockView(GraphView):
                 x = block.halo.product(x, block.parts(one, x.dtype))
                 self._count(x, block, 1)
         return x
+
+    def _relate(self, x: Tensor) -> Tensor:
+        once = self.origin(x) == "inputs" and self.inputs.savings.reuse
+        return super()._relate(self._sources(x, self.blocks[0], once=once))
 
     def _sources(self, x: Tensor, block: Block, *, once: bool) -> Tensor:
         """The rows of all sources of a block, from those of its inputs; `once`: constant ones need not be kept."""

@@ -22,7 +22,7 @@ def level_costs(
     factors: Factors,
     *,
     itemsize: int,
-    num_features: int,
+    num_features: float,
     savings: Savings,
     ratio: float | None,
     max_bytes: int | None,
@@ -32,6 +32,7 @@ def level_costs(
     A row of level h costs its maps since the product before, T_v, and that product over its in-edges, T_e; fetching
     it, T_c both ways. What is kept from epoch to epoch costs nothing.
     """
+    embedded = sum(asked.share * asked.width * directions(asked) for asked in operations if asked.kind == "embed")
     num_levels = max((asked.hops.stop for asked in operations), default=0)
     costs = torch.zeros(num_levels, 5, dtype=torch.float64)
     widths = [num_features / 2] + [0.0] * num_levels  # features have no gradient
@@ -44,6 +45,8 @@ def level_costs(
         maps = 3 if level > first else 2  # forward, the weights' gradient and, but for constants, the rows'
         widths[level + 1] = sum(asked.width for asked in here)
         costs[level, 0] = factors.seconds_per_flop * flops * maps
+        if level == 0:  # the row of a cached vertex is fetched where it is trained
+            costs[level, 0] += factors.seconds_per_byte * itemsize * embedded
         costs[level, 2] = factors.seconds_per_byte * itemsize * numbers
         costs[level, 3] = 2 * itemsize * (widths[level] + widths[level + 1])
         costs[level, 4] = EDGE_BYTES if level else 0

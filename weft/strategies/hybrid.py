@@ -20,12 +20,13 @@ from weft.core.errors import InputError
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, all_reduce
 from weft.data import Graph
-from weft.nn import GraphOperation, GraphView, Topology
+from weft.nn import GraphOperation, GraphView, Topology, embeddings
 from weft.partition import Dependencies, Hop, make_dependencies, range_parts
 from weft.strategies.base import ANYWHERE, GraphShape, HopShape, Placement, Strategy, dtype_of
 from weft.strategies.blocks import Block, BlockView, SameRowsView
 from weft.strategies.costs import NOMINAL, fetched_width, is_fetched, level_costs
 from weft.strategies.probe import probe
+from weft.strategies.typed import EmbeddedHalo, again_by_owner, is_embedded
 
 MAX_LEVELS = 100  # a level is a byte
 
@@ -48,6 +49,7 @@ class VertexParallel(Strategy):
             self.graph, self.model, rank=group.rank, size=group.size, placement=self.placement, savings=self.savings
         )
         self.blocks = self._make_blocks()
+        self.embedded_halo = self._make_embedded_halo()
         self.row_ids = self.topology.ids[needed.rows].to(group.device)
         return needed.own
 
@@ -70,10 +72,12 @@ class VertexParallel(Strategy):
     @cached_property
     def topology(self) -> Topology:
         """The whole graph's, on the host: blocks take degrees from it."""
-        return Topology(self.graph.in_edges.cast(self.dtype), self.graph.ids, self.graph.edge_features, self.dtype)
+        graph = self.graph
+        in_edges = graph.in_edges.cast(self.dtype)
+        return Topology(in_edges, graph.ids, graph.edge_features, self.dtype, graph.edge_type, len(graph.relations))
 
     def view(self, stage: int, view_key: int) -> GraphView:
-        return self.view_type(self, self.dependencies, self.blocks[stage], self.row_ids, view_key)
+        return self.view_type(self, self.dependencies, self.blocks[stage], self.row_ids, view_key, self.embedded_halo)
 
     def _make_blocks(self) -> list[tuple[Block, ...]]:
         """The blocks of each stage's products; hops that have the same rows on every rank share one."""
@@ -95,6 +99,18 @@ class VertexParallel(Strategy):
         spans = [[asked.hops for asked in operations if asked.stage == stage] for stage in self.stages]
         return [tuple(blocks[hop] for hop in sorted(set().union(*span))) for span in spans]
 
+    def _make_embedded_halo(self) -> EmbeddedHalo | None:
+        """None where no rank lacks any embedded row."""
+        needed, group = self.dependencies, self.group
+        if not embeddings(self.model):
+            return None
+        part = part_of(self.graph, group.size, self.placement)
+        again, counts = again_by_owner(self.graph, part, needed.rows, needed.num_own, group.size)
+        if not group.all_reduce(counts.sum().to(group.device), tag="route"):
+            return None
+        own = needed.own[is_embedded(self.graph)[needed.own]]
+        return EmbeddedHalo(again, counts, own, part, group)
+
     def _halo(self, hop: Hop) -> Halo:
         own = self.dependencies.own
         return self.make_halo(make_route(hop.fetched, hop.received, own, hop.num_inputs, self.group))
@@ -115,12 +131,15 @@ class VertexParallel(Strategy):
         savings: Savings = ALL_SAVINGS,
     ) -> Dependencies:
         """What `rank` of `size` computes and fetches: the same wherever it is asked, if the factors are given."""
-        part = range_parts(graph.in_edges, size) if placement.part is None else placement.part
+        part = part_of(graph, size, placement)
+        shape = GraphShape.of(graph)
+        if cls.takes_factors:
+            shape = shape._replace(pairs=(int(graph.num_relations_in.sum()),))
         caching = level_costs(
-            cls.operations(model, GraphShape.of(graph), True, savings, count_flops=cls.takes_factors),
+            cls.operations(model, shape, True, savings, count_flops=cls.takes_factors),
             placement.factors or NOMINAL,
             itemsize=dtype_of(model).itemsize,
-            num_features=graph.num_features,
+            num_features=graph.num_features or graph.typed.mean_width,
             savings=savings,
             ratio=placement.cache_ratio if cls.ratio is None else cls.ratio,
             max_bytes=placement.cache_bytes if cls.takes_factors else None,
@@ -154,7 +173,15 @@ class VertexParallel(Strategy):
             )
             for each in zip(*(plan.hops for plan in plans), strict=True)
         ]
-        return GraphShape.of(graph)._replace(hops=tuple(hops))
+        part = part_of(graph, size, placement)
+        again = [again_by_owner(graph, part, plan.rows, plan.num_own, size)[1] for plan in plans]
+        embedded = HopShape(
+            num_edges=0,
+            num_sent=int(sum(counts[rank] for counts in again)),
+            num_received=int(again[rank].sum()),
+            exchanged=any(counts.any() for counts in again),
+        )
+        return GraphShape.of(graph)._replace(hops=tuple(hops), embedded=embedded)
 
     @classmethod
     def carry_out(
@@ -165,6 +192,10 @@ class VertexParallel(Strategy):
         if asked.kind == "total":
             return [all_reduce("statistics", asked.width, itemsize, size)] if size > 1 else []
         made = []
+        if asked.kind == "embed" and shape.embedded.exchanged:
+            row = asked.width * itemsize
+            sent, received = shape.embedded.num_sent * row, shape.embedded.num_received * row
+            made.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
         for number in asked.hops:
             hop = shape.hops[number] if shape.hops else HopShape(shape.num_edges)
             if hop.exchanged and is_fetched(asked, number):
@@ -174,6 +205,11 @@ class VertexParallel(Strategy):
             if asked.is_product:
                 made.append(Operation(kind="aggregate", edges=hop.num_edges * asked.width))
         return made
+
+
+def part_of(graph: Graph, size: int, placement: Placement) -> Tensor:
+    """The part of every vertex, int32 [N]."""
+    return range_parts(graph.in_edges, size) if placement.part is None else placement.part
 
 
 class Communicated(VertexParallel):

@@ -16,9 +16,10 @@ from weft.core.errors import InputError, RunError
 from weft.core.savings import Savings
 from weft.cost import Factors
 from weft.data import Adjacency, Graph
-from weft.nn import GraphOperation, GraphView, Inputs, Product, Topology, UnitCost, outline
+from weft.nn import GraphOperation, GraphView, Inputs, Product, Topology, UnitCost, keep_rows, outline
 from weft.strategies.base import dtype_of, is_kept
 from weft.strategies.costs import directions
+from weft.strategies.typed import embedding_rows, typed_rows
 
 MAX_VERTICES, MAX_EDGES, MAX_FEATURES = 1 << 12, 1 << 17, 1 << 22
 EXCHANGED_BYTES = 1 << 18  # by a rank: more than what a network's buffers swallow at once
@@ -57,6 +58,9 @@ class RowsOnly(ProbeView):
         del product
         return x
 
+    def _relate(self, x: Tensor) -> Tensor:
+        return x.index_select(0, self.pairs.targets)
+
 
 def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Factors:
     """The factors of this model on these ranks, all of which call it at the same time and get the same.
@@ -75,9 +79,21 @@ def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Fac
     weight = None if graph.in_edges.weight is None else torch.ones(num_edges, dtype=dtype_of(model))
     adjacency = Adjacency.from_edges(source, target, num_sources=num_vertices, num_targets=num_vertices, weight=weight)
     features = torch.randn(num_edges, graph.num_edge_features, generator=random) if graph.num_edge_features else None
-    topology = Topology(adjacency.to(group.device), edge_features=features, dtype=dtype_of(model))
-    assert graph.x is not None
-    x = graph.x[:num_vertices].to(group.device, dtype_of(model))
+    edge_type = None
+    if graph.edge_type is not None:
+        edge_type = torch.randint(len(graph.relations), (num_edges,), generator=random)
+    topology = Topology(
+        adjacency.to(group.device),
+        edge_features=features,
+        dtype=dtype_of(model),
+        edge_type=edge_type,
+        num_relations=len(graph.relations),
+    )
+    x = torch.empty(num_vertices, 0) if graph.x is None else graph.x[:num_vertices]
+    x = x.to(group.device, dtype_of(model))
+    vertices = torch.arange(num_vertices) * graph.num_vertices // num_vertices  # of all types
+    typed = typed_rows(graph, vertices, group.device, dtype_of(model))
+    keep_rows(model, embedding_rows(graph, vertices), graph.typed.num_embedded)
 
     def forward(view_type: type[GraphView], inputs: Inputs) -> Tensor:
         views = [view_type(topology, inputs=inputs, key=1) for _ in range(cast(int, model.num_stages))]
@@ -85,12 +101,12 @@ def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Fac
         return result
 
     def step_of(view_type: type[GraphView]) -> Callable[[], None]:
-        inputs = Inputs(rows=x, savings=savings)
+        inputs = Inputs(rows=x, savings=savings, typed=typed)
         return lambda: forward(view_type, inputs).sum().backward()
 
     try:
         with FlopCounterMode(display=False) as counter:
-            forward(RowsOnly, Inputs(rows=x, savings=savings))
+            forward(RowsOnly, Inputs(rows=x, savings=savings, typed=typed))
         rows, whole = _seconds(step_of(RowsOnly), group), _seconds(step_of(ProbeView), group)
     except RunError:  # a lost peer, which is not the model's fault
         raise
@@ -101,13 +117,14 @@ def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Fac
         ) from error
     operations = outline(
         model,
-        num_vertices=num_vertices,
+        num_vertices=graph.num_vertices,
         num_features=graph.num_features,
         num_edge_features=graph.num_edge_features,
         weighted=graph.in_edges.weight is not None,
         training=True,
         view_type=ProbeView,
         savings=savings,
+        typed=graph.typed,
     )
     flops = 3 * counter.get_total_flops()  # backward, by rows and by weights
     edges = num_edges * sum(_passes(operations, savings))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import (
+    Layout,
     RowSet,
     cols_to_rows,
     column_layout,
@@ -28,7 +29,7 @@ from weft.core.native import count_parts
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, all_reduce
 from weft.data import Adjacency, Graph
-from weft.nn import GraphOperation, GraphView, Product, UnitCost, logits_of_pairs
+from weft.nn import GraphOperation, GraphView, Pairs, Product, UnitCost, logits_of_pairs
 from weft.partition import WorkingSet, cut_to_fit
 from weft.strategies.attention import AttentionPlan
 from weft.strategies.base import ANYWHERE, GraphShape, Placement, Strategy, dtype_of
@@ -99,15 +100,29 @@ class TensorView(GraphView):
     def _propagate(self, x: Tensor, product: Product) -> Tensor:
         home, width = self.home, x.shape[1]
         layout = column_layout(home.bounds, width)
-        split = self.origin(x) == "rows"
-        if not split:
-            x = self._constant(x, home.columns, self.topology.ids, home.column_range.start)
         if home.chunked:
+            split = self.origin(x) == "rows"
             kind = ProductKind(width, weighted=product.weighted, maximum=product.reduce == "max")
             work, rows_in = Multiply(product._replace(steps=1)), layout if split else None
+            x = x if split else self._columns(x, layout)
             return home.chunked.product(x, work, home.needs(kind), rows_in, layout, steps=product.steps)
-        x_Nf = rows_to_cols(x, layout, home.group) if split else x
-        return cols_to_rows(self._product(x_Nf, product, self.topology), layout, home.group)
+        return cols_to_rows(self._product(self._columns(x, layout), product, self.topology), layout, home.group)
+
+    @property
+    def pairs(self) -> Pairs:
+        return self.home.pairs
+
+    def _relate(self, x: Tensor) -> Tensor:
+        """Back come the rows of the pairs of this rank's vertices, which lie side by side."""
+        home, width = self.home, x.shape[1]
+        z_Mf = super()._relate(self._columns(x, column_layout(home.bounds, width)))
+        return cols_to_rows(z_Mf, column_layout(home.pairs.bounds, width), home.group)
+
+    def _columns(self, x: Tensor, layout: Layout) -> Tensor:
+        """This rank's columns of all rows, from its rows; those of features are here."""
+        if self.origin(x) == "rows":
+            return rows_to_cols(x, layout, self.home.group)
+        return self._constant(x, self.home.columns, self.topology.ids, self.home.column_range.start)
 
     def _plan(self, h: Tensor, heads: int, logit_width: int, *, left_apart: bool) -> AttentionPlan:
         return AttentionPlan(
@@ -186,6 +201,11 @@ class TensorParallel(Strategy):
         held = self.graph.x[:, self.column_range.start : self.column_range.stop]
         return held.to(self.group.device, self.dtype).contiguous()
 
+    @cached_property
+    def pairs(self) -> Pairs:
+        """The pairs of vertex and relation, by the rank that answers for the vertex."""
+        return self.topology.pairs_of(self.bounds, self.group.rank)
+
     def view(self, stage: int, view_key: int) -> GraphView:
         del stage
         return TensorView(self, view_key)
@@ -209,13 +229,17 @@ class TensorParallel(Strategy):
         placement: Placement = ANYWHERE,
         savings: Savings = ALL_SAVINGS,
     ) -> GraphShape:
-        """With the chunks, and, for attention, the remote sources of even shares of the rows, which one pass counts."""
+        """With the chunks, the pairs of each rank, and, for attention, the remote sources of even shares of rows."""
         del rank
-        shape = GraphShape.of(graph)._replace(chunking=make_chunking(graph.in_edges, placement, savings))
+        bounds = even_bounds(graph.num_vertices, size)
+        shape = GraphShape.of(graph)._replace(
+            chunking=make_chunking(graph.in_edges, placement, savings),
+            pairs=tuple(int(graph.num_relations_in[start:stop].sum()) for start, stop in pairwise(bounds)),
+        )
         attends = any(asked.kind == "attend" for asked in cls.operations(model, shape, True, savings))
         if size == 1 or not attends:
             return shape
-        rows = torch.tensor(even_bounds(graph.num_vertices, size)).diff()
+        rows = torch.tensor(bounds).diff()
         part = torch.arange(size, dtype=torch.int32).repeat_interleave(rows)
         counts, _ = count_parts(graph.in_edges.indptr, graph.in_edges.indices, part, size)
         return shape._replace(num_remote=int(counts[2].sum()))
@@ -254,6 +278,8 @@ class TensorParallel(Strategy):
         """Split, product, gather, by section 3.2's formulas, chunk by chunk."""
         if asked.kind == "total":
             return [all_reduce("statistics", asked.width, itemsize, size)] if size > 1 else []
+        if asked.kind == "embed":
+            return []
         widths = [stop - start for start, stop in pairwise(even_bounds(asked.width, size))]
         plan = attention_plan(asked, shape, size) if asked.kind == "attend" else None
         packed = [plan.layout(sums=plan.sums).width(one) for one in range(size)] if plan else widths
@@ -282,13 +308,16 @@ def schedule(
     if chunking is None:
         rows = even_bounds(shape.num_vertices, size)
         own = rows[rank + 1] - rows[rank]
-        everything = RowCounts(own, shape.num_vertices - own)
-        return [(everything, shape.num_edges, everything)]
+        leaving = everything = RowCounts(own, shape.num_vertices - own)
+        if asked.kind == "relate":
+            pairs = shape.pairs or [stop - start for start, stop in pairwise(even_bounds(shape.num_edges, size))]
+            leaving = RowCounts(pairs[rank], sum(pairs) - pairs[rank])
+        return [(everything, shape.num_edges, leaving)]
     needs = needs_of(ProductKind.of(asked), chunking.adjacency, size, itemsize, shape.num_edge_features)
     chunks = chunking.chunks(needs)
     crossing = Crossing.of(chunks, rank, size, pipeline=chunking.pipeline)
-    arriving, leaving = (map(RowCounts.of, rows) for rows in (crossing.arrivals, crossing.departures))
-    return list(zip(arriving, (chunk.block.num_edges for chunk in chunks), leaving, strict=True))
+    ends = zip(crossing.arrivals, chunks, crossing.departures, strict=True)
+    return [(RowCounts.of(coming), chunk.block.num_edges, RowCounts.of(going)) for coming, chunk, going in ends]
 
 
 def attention_plan(asked: GraphOperation, shape: GraphShape, size: int) -> AttentionPlan:

@@ -1,0 +1,61 @@
+"""Tensors of which a rank has only its embedded rows, made whole for checkpoints and results, and placed again."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.comm import Group
+from weft.nn import embeddings
+from weft.strategies import Strategy
+
+
+def row_names(strategy: Strategy) -> list[str]:
+    """The names in a checkpoint of the embeddings, now and at the best score, and of what Adam knows of each row."""
+    names = embeddings(strategy.model)
+    numbers = [number for number, (name, _) in enumerate(strategy.model.named_parameters()) if name in names]
+    adam = [f"optimizer.{number}.{average}" for number in numbers for average in ("exp_avg", "exp_avg_sq")]
+    return [*(f"{when}.{name}" for name in names for when in ("model", "best")), *adam]
+
+
+def gather(tensors: dict[str, Tensor], strategy: Strategy) -> dict[str, Tensor]:
+    """The same tensors with all rows of what ranks have only some of; on rank 0 alone. All ranks call it."""
+    names = [name for name in row_names(strategy) if name in tensors]
+    whole = {name: gather_rows(tensors[name], strategy.embedded, strategy.group) for name in names}
+    return tensors | whole
+
+
+def place(tensors: dict[str, Tensor], strategy: Strategy) -> dict[str, Tensor]:
+    """Whole tensors with the rows that this rank keeps."""
+    names = [name for name in row_names(strategy) if name in tensors]
+    return tensors | {name: tensors[name].index_select(0, strategy.embedded.to(tensors[name].device)) for name in names}
+
+
+def restore_rows(best: dict[str, Tensor], strategy: Strategy) -> None:
+    """Makes every rank's embeddings whole again, of rank 0's best weights, into which they go on every rank."""
+    group = strategy.group
+    for name, parameter in embeddings(strategy.model).items():
+        whole = (
+            best[name]
+            if group.rank == 0
+            else best[name].new_empty(strategy.graph.typed.num_embedded, parameter.shape[1])
+        )
+        group.broadcast(whole, tag="model")
+        best[name], parameter.data = whole, torch.empty_like(whole)
+
+
+def gather_rows(part: Tensor, rows: Tensor, group: Group) -> Tensor:
+    """The whole [k, width] on rank 0, where every rank has `part` of its rows, int64; elsewhere, none of them."""
+    counts = [int(report["rows"]) for report in group.share({"rows": len(rows)})]
+    first = group.rank == 0
+    width = part.shape[1]
+
+    def send(values: Tensor, columns: int) -> Tensor:
+        sent = [values.numel()] + [0] * (group.size - 1)
+        received = [count * columns if first else 0 for count in counts]
+        return group.all_to_all(values.reshape(-1), sent, received, tag="checkpoint")
+
+    places, values = send(rows.to(group.device), 1), send(part, width)
+    if not first:
+        return part[:0]
+    return torch.empty_like(values).view(-1, width).index_copy_(0, places, values.view(-1, width))

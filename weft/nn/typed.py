@@ -1,0 +1,74 @@
+"""The first rows of vertices of several types: features of any width are mapped, rows without any are trained."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from weft.core.errors import InputError
+from weft.data import TypedShape
+from weft.nn.dense import Linear
+from weft.nn.view import View
+
+INITIAL_SPREAD = 0.02  # of trained rows: what they are to be is learned, and little of chance stays in them
+
+
+class Embedding(nn.Module):
+    """A row to train for each vertex without features: [num_embedded, width], drawn whole, then placed.
+
+    A rank keeps those of the vertices that it answers for; the rows of all ranks together are in checkpoints.
+    """
+
+    def __init__(self, num_embedded: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.normal_(torch.empty(num_embedded, width), std=INITIAL_SPREAD))
+
+    def forward(self, view: View) -> Tensor:
+        return view.embed(self.weight)
+
+
+class TypedInput(nn.Module):
+    """Rows [n, width] of all vertices: `x_v W_t + b_t` by v's type t, or a trained row where the type has no features.
+
+    typed: that of the graph (`Graph.typed`).
+    """
+
+    def __init__(self, typed: TypedShape, width: int) -> None:
+        super().__init__()
+        self.typed, self.out_width = typed, width
+        self.maps = nn.ModuleList(Linear(num_features, width) for _, num_features in typed.featured)
+        self.embedding = Embedding(typed.num_embedded, width) if typed.num_embedded else None
+
+    def forward(self, view: View) -> Tensor:
+        typed = view.typed_rows
+        parts: list[Tensor] = [part(x) for x, part in zip(typed.features, self.maps, strict=True)]
+        if self.embedding is not None:
+            parts.append(self.embedding(view))
+        rows = torch.cat(parts)
+        return rows if typed.order is None else rows.index_select(0, typed.order)
+
+
+def embeddings(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The model's parameters of which a rank keeps only some rows, by name."""
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, Embedding)}
+    return {f"{name}.weight".removeprefix("."): module.weight for name, module in modules.items()}
+
+
+def shared_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that every rank has whole, and whose gradients are summed over the ranks."""
+    apart = set(embeddings(model).values())
+    return [parameter for parameter in model.parameters() if parameter not in apart]
+
+
+def keep_rows(model: nn.Module, rows: Tensor, num_embedded: int) -> None:
+    """Leaves of every embedding of the model only these of its rows, int64 [k].
+
+    InputError where an embedding has not one row for each of the graph's `num_embedded` vertices without features.
+    """
+    for name, parameter in embeddings(model).items():
+        if len(parameter) != num_embedded:
+            raise InputError(
+                f"{name} has {len(parameter)} rows, and the graph has {num_embedded} vertices without features: make "
+                "the model anew with the graph's graph.typed"
+            )
+        parameter.data = parameter.data.index_select(0, rows.to(parameter.device))
