@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from parity import Case, Session, cases, check_case, check_close, planted_error, reference
+from parity import Case, Session, cases, check_case, check_close, planted_error, reference, typed_cases
 from ranks import spawn
 
 from weft.comm import Group
@@ -22,6 +22,10 @@ COUNTS = (1, 2, 7, 32)
 WITHOUT = ("", "pipeline")
 
 
+def all_cases() -> list[Case]:
+    return [*cases(), *typed_cases()]
+
+
 def least(case: Case, size: int) -> int:
     graph, model = case.build()
     return TensorParallel.least_bytes(graph, model, size)
@@ -34,7 +38,7 @@ def without(case: Case, saving: str) -> Case:
 def check_every_case(group: Group) -> int:
     """Every case under one of the ways to cut it, in turn."""
     ways = [*product(COUNTS[1:-1], WITHOUT), *product(("limit",), WITHOUT)]
-    for number, case in enumerate(cases()):
+    for number, case in enumerate(all_cases()):
         chunks, saving = ways[number % len(ways)]
         if chunks != "limit":
             check_case(group, without(case, saving), "tensor", Placement(chunks=int(chunks)))
@@ -44,7 +48,7 @@ def check_every_case(group: Group) -> int:
         assert 0 < placed.meter.take("train").working_bytes <= limit
     with planted_error("tensor"), pytest.raises(AssertionError, match=r"logits|gradient"):
         check_case(group, Case(model="gcn"), "tensor", Placement(chunks=3))
-    return len(cases())
+    return len(all_cases())
 
 
 def check_counts(group: Group) -> int:
@@ -67,7 +71,7 @@ def check_counts(group: Group) -> int:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_chunks_equal_single(size: int) -> None:
-    assert spawn(size, check_every_case) == [len(cases())] * size
+    assert spawn(size, check_every_case) == [len(all_cases())] * size
     assert spawn(size, check_counts) == [2 * 2 * len(MODELS) * len(COUNTS)] * size
 
 

@@ -19,7 +19,7 @@ from weft.nn.models import (
 )
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.outline import GraphOperation, outline
-from weft.nn.pairs import Pairs
+from weft.nn.pairs import PairMaps, PairRows, Pairs, mean_scale
 from weft.nn.pyg import PyGConv, from_pyg
 from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
 from weft.nn.topology import Product, SubTopology, Topology
@@ -51,6 +51,8 @@ __all__ = [
     "Linear",
     "LinkModel",
     "OneHotRGCNConv",
+    "PairMaps",
+    "PairRows",
     "Pairs",
     "Product",
     "PyGConv",
@@ -73,6 +75,7 @@ __all__ = [
     "logits_of_pairs",
     "make_decoder",
     "make_model",
+    "mean_scale",
     "multiply",
     "outline",
     "shared_parameters",

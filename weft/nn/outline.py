@@ -68,7 +68,7 @@ class GraphOperation:
     @property
     def linear(self) -> bool:
         """Whether its gradient does not depend on the rows."""
-        return self.kind == "propagate" and self.reduce != "max"
+        return self.kind == "relate" or (self.kind == "propagate" and self.reduce != "max")
 
     @property
     def reads_edges(self) -> bool:

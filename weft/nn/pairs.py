@@ -15,20 +15,42 @@ from weft.nn.dense import linear
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class PairMaps:
+    """The pairs of the n vertices at home, by relation and then vertex, and their way to the vertices.
+
+    counts: how many pairs there are of each relation. sums: the edges from the pairs, m sources, to the n targets.
+    """
+
+    counts: tuple[int, ...]
+    sums: Adjacency
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """The vertex of each pair at home: int64 [m]."""
+        source, target = self.sums.edges()
+        return target[source.argsort()]
+
+    def map(self, z: Tensor, weight: Tensor) -> Tensor:
+        """The sum over a vertex's pairs of `z_(v,r) W_r`: z [m, B i], weight [R, B, i, o] -> [n, B o].
+
+        W_r is block-diagonal, with B blocks of i x o.
+        """
+        parts = zip(z.split(self.counts), weight.unbind(0), strict=True)
+        return spmm(self.sums, torch.cat([map_blocks(rows, blocks) for rows, blocks in parts]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs(PairMaps):
     """The M pairs of a vertex and a relation by which it has an in-edge: by part of the vertices, relation, vertex.
 
     Each part is a range of the targets; one of them is at home here, with m pairs. So there are never more rows than
     edges, those of a relation lie side by side, and those of a part do.
 
     in_edges: of all pairs, from s sources to M targets. bounds: where the pairs of each part begin.
-    counts: how many pairs of each relation are at home. sums: the edges from these pairs, m sources, to the n targets.
     """
 
     in_edges: Adjacency
     bounds: tuple[int, ...]
-    counts: tuple[int, ...]
-    sums: Adjacency
 
     @classmethod
     def of(
@@ -64,23 +86,62 @@ class Pairs:
             sums=sums.to(device),
         )
 
-    @cached_property
-    def targets(self) -> Tensor:
-        """The vertex of each pair at home: int64 [m]."""
-        source, target = self.sums.edges()
-        return target[source.argsort()]
-
     def mean(self, x: Tensor) -> Tensor:
         """The mean of x [s, F] over the in-edges of every pair: [M, F]."""
-        return spmm(self.in_edges, x, scale=Scale(target=self.in_edges.degree.to(x.dtype).reciprocal()))
+        return spmm(self.in_edges, x, scale=mean_scale(self.in_edges, x.dtype))
 
-    def map(self, z: Tensor, weight: Tensor) -> Tensor:
-        """The sum over a vertex's pairs of `z_(v,r) W_r`: z [m, B i], weight [R, B, i, o] -> [n, B o].
 
-        W_r is block-diagonal, with B blocks of i x o.
-        """
-        parts = zip(z.split(self.counts), weight.unbind(0), strict=True)
-        return spmm(self.sums, torch.cat([map_blocks(rows, blocks) for rows, blocks in parts]))
+@dataclass(frozen=True, kw_only=True)
+class PairRows:
+    """The M pairs of all vertices by vertex and then relation, so that those of a range of vertices are a range.
+
+    starts: int64 [N + 1], where those of each vertex begin. vertex, relation: int64 [M].
+    """
+
+    starts: Tensor
+    vertex: Tensor
+    relation: Tensor
+
+    @classmethod
+    def of(cls, adjacency: Adjacency, edge_type: Tensor, num_relations: int) -> PairRows:
+        """The pairs of a graph's edges [E] with these types [E]."""
+        target = torch.arange(adjacency.num_targets).repeat_interleave(adjacency.degree.cpu())
+        key = (target * num_relations + edge_type.cpu()).unique()
+        vertex = key // num_relations
+        starts = torch.searchsorted(vertex, torch.arange(adjacency.num_targets + 1))
+        return cls(starts=starts, vertex=vertex, relation=key % num_relations)
+
+    def span(self, vertices: slice) -> slice:
+        """The pairs of a range of vertices."""
+        return slice(int(self.starts[vertices.start]), int(self.starts[vertices.stop]))
+
+    def in_edges(self, block: Adjacency, vertices: slice, edge_type: Tensor, num_relations: int) -> Adjacency:
+        """A block's edges [e] of these types [e], into the pairs of its targets, which are a range of vertices."""
+        span = self.span(vertices)
+        known = (self.vertex[span] - vertices.start) * num_relations + self.relation[span]
+        source, target = block.edges()
+        pair = torch.searchsorted(known, target * num_relations + edge_type.cpu())
+        return Adjacency.from_edges(source, pair, num_sources=block.num_sources, num_targets=len(known))
+
+    def at_home(self, rank: int, size: int, num_relations: int) -> tuple[PairMaps, Tensor]:
+        """Those of the vertices rank, rank + size, ..., and where each stands among them: int64 [M], -1 elsewhere."""
+        own = (self.vertex % size == rank).nonzero().view(-1)
+        own = own[self.relation[own].argsort(stable=True)]
+        place = torch.full_like(self.vertex, -1)
+        place[own] = torch.arange(len(own))
+        sums = Adjacency.from_edges(
+            torch.arange(len(own)),
+            self.vertex[own] // size,
+            num_sources=len(own),
+            num_targets=len(range(rank, len(self.starts) - 1, size)),
+        )
+        counts = tuple(torch.bincount(self.relation[own], minlength=num_relations).tolist())
+        return PairMaps(counts=counts, sums=sums), place
+
+
+def mean_scale(in_edges: Adjacency, dtype: torch.dtype) -> Scale:
+    """That of a mean over the in-edges of targets which have some."""
+    return Scale(target=in_edges.degree.to(dtype).reciprocal())
 
 
 def map_blocks(rows: Tensor, blocks: Tensor) -> Tensor:

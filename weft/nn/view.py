@@ -17,7 +17,7 @@ from weft.core.savings import ALL_SAVINGS, Savings
 from weft.data import Adjacency
 from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
 from weft.nn.dense import linear
-from weft.nn.pairs import Pairs
+from weft.nn.pairs import PairMaps, Pairs
 from weft.nn.topology import Norm, Product, Reduce, Topology
 
 
@@ -249,8 +249,8 @@ class GraphView:
         return self.pairs.map(self.inputs.related, weight)
 
     @property
-    def pairs(self) -> Pairs:
-        """The pairs of vertex and relation, with this rank's at home."""
+    def pairs(self) -> PairMaps:
+        """The pairs of vertex and relation that this rank has at home."""
         return self.topology.pairs
 
     @property
@@ -324,7 +324,11 @@ class GraphView:
 
     def _relate(self, x: Tensor) -> Tensor:
         """The mean [m, F] by pair at home."""
-        z = self.pairs.mean(x)
+        return self._mean_by_pair(x, self.topology.pairs)
+
+    def _mean_by_pair(self, x: Tensor, pairs: Pairs) -> Tensor:
+        """The mean [M, .] of the columns at hand by every pair, counted like a product."""
+        z = pairs.mean(x)
         self._count(z, self.topology, 1)
         return z
 

@@ -24,6 +24,8 @@ class WorkingSet(NamedTuple):
     per_target: int
     per_source: int
     per_edge: int
+    relates: bool = False
+    """Whether there is a result for each relation by which a destination has in-edges."""
 
     def bytes(self, block: Adjacency) -> int:
         """Those of one chunk."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from functools import cache, partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,8 +21,8 @@ from weft.comm import Gather, Group, Layout, RowSet, Split
 from weft.core import native
 from weft.core.host import mapped_empty
 from weft.data import Adjacency, Transpose
-from weft.kernels import attend, attend_edges, spmm_transposed
-from weft.nn import Product, SubTopology, Topology, logits_of_pairs, multiply
+from weft.kernels import attend, attend_edges, spmm, spmm_transposed
+from weft.nn import PairMaps, PairRows, Product, SubTopology, Topology, logits_of_pairs, mean_scale, multiply
 from weft.partition import Chunk, WorkingSet, cut_evenly, cut_to_fit, make_chunks
 
 EVERYTHING, NOTHING = slice(None), slice(0)
@@ -33,13 +33,22 @@ class Chunking:
     """How the products over a graph are cut into chunks, the same on every rank.
 
     limit: of bytes on the device; None: none. count: of chunks at least. pipeline: whether the
-    rows of the chunks before and after cross the network while one is worked on.
+    rows of the chunks before and after cross the network while one is worked on. edge_type: integer [E], of which there
+    are num_relations, for products by relation.
     """
 
     def __init__(
-        self, adjacency: Adjacency, *, limit: int | None = None, count: int = 0, pipeline: bool = True
+        self,
+        adjacency: Adjacency,
+        *,
+        limit: int | None = None,
+        count: int = 0,
+        pipeline: bool = True,
+        edge_type: Tensor | None = None,
+        num_relations: int = 0,
     ) -> None:
         self.adjacency, self.limit, self.count, self.pipeline = adjacency, limit, count, pipeline
+        self.edge_type, self.num_relations = edge_type, num_relations
         self._bounds: dict[WorkingSet, tuple[int, ...]] = {}
         self._chunks: dict[tuple[int, ...], tuple[Chunk, ...]] = {}
 
@@ -51,6 +60,19 @@ class Chunking:
         if bounds not in self._chunks:
             self._chunks[bounds] = make_chunks(self.adjacency, bounds)
         return self._chunks[bounds]
+
+    @cache  # noqa: B019
+    def pairs(self, rank: int, size: int) -> DealtPairs:
+        """The pairs of vertex and relation, dealt to `size` ranks."""
+        assert self.edge_type is not None
+        rows = PairRows.of(self.adjacency, self.edge_type, self.num_relations)
+        home, place = rows.at_home(rank, size, self.num_relations)
+        return DealtPairs(rows=rows, home=home, place=place, rank=rank, size=size)
+
+    def crossing(self, needs: WorkingSet, rank: int, size: int, device: torch.device | str = "cpu") -> Crossing:
+        """What crosses with the chunks of a product."""
+        pairs = self.pairs(rank, size) if needs.relates else None
+        return Crossing.of(self.chunks(needs), rank, size, device, pipeline=self.pipeline, pairs=pairs)
 
     def _cut(self, needs: WorkingSet) -> tuple[int, ...]:
         evenly = cut_evenly(self.adjacency, max(self.count, 1))
@@ -120,6 +142,20 @@ class Attend:
 
 
 @dataclass(frozen=True)
+class MeanByPair:
+    """The mean over the in-edges of each pair of a vertex and a relation; the topology's targets are the pairs."""
+
+    linear = True
+
+    def __call__(self, topology: Topology, h: Tensor, extra: Tensor, *parameters: Tensor | None) -> Tensor:
+        del extra, parameters
+        return spmm(topology.adjacency, h, scale=mean_scale(topology.adjacency, h.dtype))
+
+    def transposed(self, topology: Topology, grad: Tensor) -> Tensor:
+        return spmm_transposed(topology.adjacency, grad, scale=mean_scale(topology.adjacency, grad.dtype))
+
+
+@dataclass(frozen=True)
 class AttendPairs:
     """Attention by logits of both ends of an edge, from [left | right]; parameters: the attention vector, an edge map.
 
@@ -154,12 +190,14 @@ def working_set(
     by_edge: bool = False,
     weighted: bool = False,
     maximum: bool = False,
+    relates: bool = False,
 ) -> WorkingSet:
     """What a product on `width` columns, of `heads` heads, has on the device for each vertex and edge of a chunk.
 
     That is the larger of forward and backward, where whatever is not linear is computed again: the chunk's edges, and
     backward their transpose; rows and results with their gradients; scalings, what logits are made of (`logit_width`
-    numbers of either end) and, by edge, the logits; a maximum's places.
+    numbers of either end) and, by edge, the logits; a maximum's places. A product that relates has a result for each
+    pair of a vertex and a relation, of which there may be as many as edges.
     """
     row, index = width * itemsize, adjacency.indices.itemsize
     edge_id = native.id_dtype(adjacency.num_edges).itemsize
@@ -169,6 +207,8 @@ def working_set(
         return WorkingSet(
             9 + 3 * row + 5 * logits + 2 * ends + edges, 16 + 2 * row + 7 * ends, 2 * index + edge_id + edges
         )
+    if relates:
+        return WorkingSet(8, 16 + row, index + 8 + itemsize + row, relates=True)
     if maximum:
         return WorkingSet(8 + 3 * row, 16 + 2 * row, 2 * index + edge_id)
     weight = itemsize if weighted else 0
@@ -188,27 +228,61 @@ class Crossing:
 
     @classmethod
     def of(
-        cls, chunks: Sequence[Chunk], rank: int, size: int, device: torch.device | str = "cpu", *, pipeline: bool
+        cls,
+        chunks: Sequence[Chunk],
+        rank: int,
+        size: int,
+        device: torch.device | str = "cpu",
+        *,
+        pipeline: bool,
+        pairs: DealtPairs | None = None,
     ) -> Crossing:
-        """What crosses on `rank` of `size`."""
+        """What crosses on `rank` of `size`; pairs: what the results are rows of, if not of vertices."""
+        spans = [one.targets if pairs is None else pairs.rows.span(one.targets) for one in chunks]
+        deal = partial(dealt, rank=rank, size=size)
+        deal_results = deal if pairs is None else pairs.dealt
+        results = [torch.arange(span.start, span.stop, device=device) for span in spans]
         if pipeline:
-            targets = (torch.arange(one.targets.start, one.targets.stop, device=device) for one in chunks)
             return cls(
-                arrivals=tuple(dealt(chunk.fresh.to(device), rank, size) for chunk in chunks),
-                departures=tuple(dealt(ids, rank, size) for ids in targets),
+                arrivals=tuple(deal(chunk.fresh.to(device)) for chunk in chunks),
+                departures=tuple(deal_results(ids) for ids in results),
             )
-        everything = dealt(torch.arange(chunks[-1].targets.stop, device=device), rank, size)
+        everything = torch.arange(chunks[-1].targets.stop, device=device)
         nothing = (None,) * (len(chunks) - 1)
-        return cls(arrivals=(everything, *nothing), departures=(*nothing, everything))
+        return cls(arrivals=(deal(everything), *nothing), departures=(*nothing, deal_results(torch.cat(results))))
 
 
-def dealt(ids: Tensor, rank: int, size: int) -> RowSet:
+def dealt(ids: Tensor, *, rank: int, size: int) -> RowSet:
     """Ascending vertices as a set of rows, vertex v being row v // P of rank v % P."""
-    owner = ids % size
+    return row_set(ids, ids % size, ids // size, rank, size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DealtPairs:
+    """The pairs of vertex and relation, each answered for by the rank that answers for its vertex.
+
+    home: those of this rank. place: int64 [M], where each of them stands there.
+    """
+
+    rows: PairRows
+    home: PairMaps
+    place: Tensor
+    rank: int
+    size: int
+
+    def dealt(self, ids: Tensor) -> RowSet:
+        """Ascending pairs as a set of rows."""
+        on_host = ids.cpu()
+        owner, place = self.rows.vertex[on_host] % self.size, self.place[on_host]
+        return row_set(ids, owner.to(ids.device), place.to(ids.device), self.rank, self.size)
+
+
+def row_set(ids: Tensor, owner: Tensor, place: Tensor, rank: int, size: int) -> RowSet:
+    """A set of rows, each with the rank that answers for it and its place there."""
     return RowSet(
         ids=ids[owner.argsort(stable=True)],
         counts=tuple(torch.bincount(owner, minlength=size).tolist()),
-        own=ids[owner == rank] // size,
+        own=place[owner == rank],
     )
 
 
@@ -253,6 +327,15 @@ class Departures:
         return self._result
 
 
+class Placed(NamedTuple):
+    """The chunks of a product, what crosses with them, and how many rows of results there are in all and at home."""
+
+    chunks: tuple[SubTopology, ...]
+    crossing: Crossing
+    num_results: int
+    num_home: int
+
+
 class ChunkedGraph:
     """A graph whose products are made chunk by chunk on `device`, from rows to rows.
 
@@ -261,27 +344,38 @@ class ChunkedGraph:
 
     def __init__(self, whole: Topology, chunking: Chunking, group: Group, device: torch.device) -> None:
         self.whole, self.chunking, self.group, self.device = whole, chunking, group, device
-        self._placed: dict[tuple[Chunk, ...], tuple[tuple[SubTopology, ...], Crossing]] = {}
+        self._placed: dict[WorkingSet, Placed] = {}
 
     @property
     def limited(self) -> bool:
         """Whether the device may hold no more than a chunk needs."""
         return self.chunking.limit is not None
 
-    def placed(self, needs: WorkingSet) -> tuple[tuple[SubTopology, ...], Crossing]:
+    def placed(self, needs: WorkingSet) -> Placed:
         """The chunks of a product, and what crosses with them."""
-        chunks = self.chunking.chunks(needs)
-        if chunks not in self._placed:
-            home = self.whole.adjacency.device
-            crossing = Crossing.of(chunks, self.group.rank, self.group.size, home, pipeline=self.chunking.pipeline)
-            topologies = tuple(
-                SubTopology(spilled(one.block), spilled_array(one.sources), one.targets, self.whole, one.edges)
-                if self.limited
-                else SubTopology(one.block.to(home), one.sources.to(home), one.targets, self.whole, one.edges)
-                for one in chunks
+        if needs not in self._placed:
+            group, chunking, home = self.group, self.chunking, self.whole.adjacency.device
+            chunks, pairs = chunking.chunks(needs), chunking.pairs(group.rank, group.size) if needs.relates else None
+            num_rows = self.whole.adjacency.num_targets
+            self._placed[needs] = Placed(
+                chunks=tuple(self._place(one, pairs) for one in chunks),
+                crossing=chunking.crossing(needs, group.rank, group.size, home),
+                num_results=num_rows if pairs is None else len(pairs.place),
+                num_home=len(range(group.rank, num_rows, group.size)) if pairs is None else sum(pairs.home.counts),
             )
-            self._placed[chunks] = topologies, crossing
-        return self._placed[chunks]
+        return self._placed[needs]
+
+    def _place(self, chunk: Chunk, pairs: DealtPairs | None) -> SubTopology:
+        weight, home = self.whole.adjacency.weight, self.whole.adjacency.device
+        block, targets = chunk.block if weight is None else chunk.block.cast(weight.dtype), chunk.targets
+        if pairs is not None:
+            assert self.chunking.edge_type is not None
+            types = self.chunking.edge_type[chunk.edges]
+            block = pairs.rows.in_edges(block, targets, types, self.chunking.num_relations)
+            targets = pairs.rows.span(targets)
+        if self.limited:
+            return SubTopology(spilled(block), spilled_array(chunk.sources), targets, self.whole, chunk.edges)
+        return SubTopology(block.to(home), chunk.sources.to(home), targets, self.whole, chunk.edges)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Memory for whole columns: of the device, or, where that has a limit, of the host, in a file if need be."""
@@ -345,7 +439,7 @@ class _Run:
         self.rows_in, self.rows_out, self.steps = rows_in, rows_out, steps
         self.group, self.num_vertices = graph.group, graph.whole.adjacency.num_targets
         self.num_own = len(range(self.group.rank, self.num_vertices, self.group.size))
-        self.chunks, self.crossing = graph.placed(needs)
+        self.chunks, self.crossing, self.num_results, self.num_home = graph.placed(needs)
         self.width = rows_out.width(self.group.rank)
         self.num_columns = self.width if rows_in is None else rows_in.width(self.group.rank)
         self.own, self.extra_columns = own, extra
@@ -365,9 +459,9 @@ class _Run:
         if self.rows_in is not None:
             h, extra = self._columns(x.dtype), self._columns(x.dtype, self.num_extra)
             arrivals = self._arrivals(x, self.crossing.arrivals, self.rows_in)
-        departures = self._departures(x, self.rows_out)
+        departures = self._departures(x, self.num_home, self.rows_out)
         for step in range(self.steps):
-            y = self._columns(x.dtype)
+            y = self.graph.empty(self.num_results, self.width, dtype=x.dtype)
             for number, chunk in enumerate(self.chunks):
                 if arrivals and step == 0 and (arrived := arrivals.take()):
                     ids, values = arrived
@@ -385,8 +479,8 @@ class _Run:
         """The gradient [n, .] of the rows, from that of the result."""
         assert self.rows_in is not None
         arrivals = self._arrivals(grad, self.crossing.departures[::-1], self.rows_out)
-        departures = self._departures(grad, self.rows_in)
-        grad_y = self._columns(grad.dtype)
+        departures = self._departures(grad, self.num_own, self.rows_in)
+        grad_y = self.graph.empty(self.num_results, self.width, dtype=grad.dtype)
         grad_extra = self._columns(grad.dtype, self.num_extra).zero_()
         self.grads = [None] * len(self.parameters)
         for step in reversed(range(self.steps)):
@@ -473,8 +567,8 @@ class _Run:
     def _arrivals(self, x: Tensor, sets: Sequence[RowSet | None], layout: Layout) -> Arrivals:
         return Arrivals(sets, lambda rows: Split(x, rows, layout, self.group))
 
-    def _departures(self, like: Tensor, layout: Layout) -> Departures:
-        result = like.new_zeros(self.num_own, layout.num_columns)
+    def _departures(self, like: Tensor, num_rows: int, layout: Layout) -> Departures:
+        result = like.new_zeros(num_rows, layout.num_columns)
         return Departures(lambda rows, values: Gather(values, rows, layout, self.group), result)
 
 

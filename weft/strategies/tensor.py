@@ -29,11 +29,11 @@ from weft.core.native import count_parts
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, all_reduce
 from weft.data import Adjacency, Graph
-from weft.nn import GraphOperation, GraphView, Pairs, Product, UnitCost, logits_of_pairs
+from weft.nn import GraphOperation, GraphView, PairMaps, Pairs, Product, UnitCost, logits_of_pairs
 from weft.partition import WorkingSet, cut_to_fit
 from weft.strategies.attention import AttentionPlan
 from weft.strategies.base import ANYWHERE, GraphShape, Placement, Strategy, dtype_of
-from weft.strategies.chunks import Attend, AttendPairs, ChunkedGraph, Chunking, Crossing, Multiply, Work, working_set
+from weft.strategies.chunks import Attend, AttendPairs, ChunkedGraph, Chunking, MeanByPair, Multiply, Work, working_set
 
 
 class TensorView(GraphView):
@@ -101,22 +101,30 @@ class TensorView(GraphView):
         home, width = self.home, x.shape[1]
         layout = column_layout(home.bounds, width)
         if home.chunked:
-            split = self.origin(x) == "rows"
             kind = ProductKind(width, weighted=product.weighted, maximum=product.reduce == "max")
-            work, rows_in = Multiply(product._replace(steps=1)), layout if split else None
-            x = x if split else self._columns(x, layout)
-            return home.chunked.product(x, work, home.needs(kind), rows_in, layout, steps=product.steps)
+            return self._chunked(x, Multiply(product._replace(steps=1)), kind, layout, product.steps)
         return cols_to_rows(self._product(self._columns(x, layout), product, self.topology), layout, home.group)
 
     @property
-    def pairs(self) -> Pairs:
-        return self.home.pairs
+    def pairs(self) -> PairMaps:
+        home = self.home
+        return home.chunked.chunking.pairs(home.group.rank, home.group.size).home if home.chunked else home.pairs
 
     def _relate(self, x: Tensor) -> Tensor:
-        """Back come the rows of the pairs of this rank's vertices, which lie side by side."""
+        """Back come the rows of the pairs of this rank's vertices."""
         home, width = self.home, x.shape[1]
-        z_Mf = super()._relate(self._columns(x, column_layout(home.bounds, width)))
+        layout = column_layout(home.bounds, width)
+        if home.chunked:
+            return self._chunked(x, MeanByPair(), ProductKind(width, relates=True), layout)
+        z_Mf = self._mean_by_pair(self._columns(x, layout), home.pairs)
         return cols_to_rows(z_Mf, column_layout(home.pairs.bounds, width), home.group)
+
+    def _chunked(self, x: Tensor, work: Work, kind: ProductKind, layout: Layout, steps: int = 1) -> Tensor:
+        """A product chunk by chunk, of rows, or of features, whose columns are here."""
+        home, split = self.home, self.origin(x) == "rows"
+        assert home.chunked
+        x = x if split else self._columns(x, layout)
+        return home.chunked.product(x, work, home.needs(kind), layout if split else None, layout, steps=steps)
 
     def _columns(self, x: Tensor, layout: Layout) -> Tensor:
         """This rank's columns of all rows, from its rows; those of features are here."""
@@ -178,7 +186,7 @@ class TensorParallel(Strategy):
         columns = even_bounds(self.graph.num_features, group.size)
         self.column_range = range(columns[group.rank], columns[group.rank + 1])
         self.check_fits(self.graph, self.model, size=group.size, placement=placement, savings=self.savings)
-        chunking = make_chunking(self.topology.adjacency, placement, self.savings)
+        chunking = make_chunking(self.graph, placement, self.savings)
         self.chunked: ChunkedGraph | None = None
         if chunking is None:
             return slice(self.bounds[group.rank], self.bounds[group.rank + 1])
@@ -232,8 +240,9 @@ class TensorParallel(Strategy):
         """With the chunks, the pairs of each rank, and, for attention, the remote sources of even shares of rows."""
         del rank
         bounds = even_bounds(graph.num_vertices, size)
+        chunking = make_chunking(graph, placement, savings)
         shape = GraphShape.of(graph)._replace(
-            chunking=make_chunking(graph.in_edges, placement, savings),
+            chunking=chunking,
             pairs=tuple(int(graph.num_relations_in[start:stop].sum()) for start, stop in pairwise(bounds)),
         )
         attends = any(asked.kind == "attend" for asked in cls.operations(model, shape, True, savings))
@@ -314,8 +323,7 @@ def schedule(
             leaving = RowCounts(pairs[rank], sum(pairs) - pairs[rank])
         return [(everything, shape.num_edges, leaving)]
     needs = needs_of(ProductKind.of(asked), chunking.adjacency, size, itemsize, shape.num_edge_features)
-    chunks = chunking.chunks(needs)
-    crossing = Crossing.of(chunks, rank, size, pipeline=chunking.pipeline)
+    chunks, crossing = chunking.chunks(needs), chunking.crossing(needs, rank, size)
     ends = zip(crossing.arrivals, chunks, crossing.departures, strict=True)
     return [(RowCounts.of(coming), chunk.block.num_edges, RowCounts.of(going)) for coming, chunk, going in ends]
 
@@ -334,11 +342,18 @@ def attention_plan(asked: GraphOperation, shape: GraphShape, size: int) -> Atten
     )
 
 
-def make_chunking(adjacency: Adjacency, placement: Placement, savings: Savings) -> Chunking | None:
+def make_chunking(graph: Graph, placement: Placement, savings: Savings) -> Chunking | None:
     """The chunks that a person asked for, if any."""
     if placement.device_bytes is None and not placement.chunks:
         return None
-    return Chunking(adjacency, limit=placement.device_bytes, count=placement.chunks, pipeline=savings.pipeline)
+    return Chunking(
+        graph.in_edges,
+        limit=placement.device_bytes,
+        count=placement.chunks,
+        pipeline=savings.pipeline,
+        edge_type=graph.edge_type,
+        num_relations=len(graph.relations),
+    )
 
 
 class ProductKind(NamedTuple):
@@ -351,6 +366,7 @@ class ProductKind(NamedTuple):
     by_edge: bool = False
     weighted: bool = False
     maximum: bool = False
+    relates: bool = False
 
     @classmethod
     def of(cls, asked: GraphOperation) -> ProductKind:
@@ -363,6 +379,7 @@ class ProductKind(NamedTuple):
             asked.by_edge,
             asked.weighted,
             asked.reduce == "max",
+            asked.kind == "relate",
         )
 
 
@@ -382,6 +399,7 @@ def needs_of(kind: ProductKind, adjacency: Adjacency, size: int, itemsize: int, 
         itemsize=itemsize,
         weighted=kind.weighted and adjacency.weight is not None,
         maximum=kind.maximum,
+        relates=kind.relates,
     )
 
 
