@@ -25,8 +25,9 @@ from weft.core.host import mapped_empty
 from weft.core.units import parse_bytes
 from weft.nn import Product
 from weft.strategies.attention import AttentionPlan
-from weft.strategies.chunks import Attend, AttendPairs, ChunkedGraph, Chunking, Multiply, Work, _Run
+from weft.strategies.chunks import ChunkedGraph, Chunking, _Run
 from weft.strategies.tensor import ProductKind, TensorParallel, needs_of
+from weft.strategies.work import Attend, AttendPairs, Multiply, Work
 
 READY, DONE = "ready", "done"
 """What the watched process says."""

@@ -15,7 +15,8 @@ from weft.core.errors import InputError
 from weft.nn import MODELS
 from weft.partition import WorkingSet, cut_evenly, cut_to_fit, make_chunks
 from weft.strategies import Placement
-from weft.strategies.chunks import Crossing, spilled
+from weft.strategies.chunks import spilled
+from weft.strategies.crossing import Crossing
 from weft.strategies.tensor import TensorParallel
 
 COUNTS = (1, 2, 7, 32)

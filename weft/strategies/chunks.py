@@ -7,10 +7,9 @@ columns with the first chunk that reads it, and its gradient back when that chun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,9 +20,10 @@ from weft.comm import Gather, Group, Layout, RowSet, Split
 from weft.core import native
 from weft.core.host import mapped_empty
 from weft.data import Adjacency, Transpose
-from weft.kernels import attend, attend_edges, spmm, spmm_transposed
-from weft.nn import PairMaps, PairRows, Product, SubTopology, Topology, logits_of_pairs, mean_scale, multiply
+from weft.nn import PairRows, SubTopology, Topology
 from weft.partition import Chunk, WorkingSet, cut_evenly, cut_to_fit, make_chunks
+from weft.strategies.crossing import Arrivals, Crossing, DealtPairs, Departures
+from weft.strategies.work import Work
 
 EVERYTHING, NOTHING = slice(None), slice(0)
 SPILLED_BYTES = 1 << 20  # arrays of chunks that are smaller are left where they are
@@ -32,9 +32,8 @@ SPILLED_BYTES = 1 << 20  # arrays of chunks that are smaller are left where they
 class Chunking:
     """How the products over a graph are cut into chunks, the same on every rank.
 
-    limit: of bytes on the device; None: none. count: of chunks at least. pipeline: whether the
-    rows of the chunks before and after cross the network while one is worked on. edge_type: integer [E], of which there
-    are num_relations, for products by relation.
+    limit: of bytes on the device; None: none. count: of chunks at least. pipeline: whether the rows of neighbouring
+    chunks cross the network while one is worked on. edge_type: integer [E], of num_relations, for products by relation.
     """
 
     def __init__(
@@ -51,6 +50,7 @@ class Chunking:
         self.edge_type, self.num_relations = edge_type, num_relations
         self._bounds: dict[WorkingSet, tuple[int, ...]] = {}
         self._chunks: dict[tuple[int, ...], tuple[Chunk, ...]] = {}
+        self._pairs: dict[tuple[int, int], DealtPairs] = {}
 
     def chunks(self, needs: WorkingSet) -> tuple[Chunk, ...]:
         """The chunks of a product: of even size where those fit, else as large as do."""
@@ -61,13 +61,14 @@ class Chunking:
             self._chunks[bounds] = make_chunks(self.adjacency, bounds)
         return self._chunks[bounds]
 
-    @cache  # noqa: B019
     def pairs(self, rank: int, size: int) -> DealtPairs:
         """The pairs of vertex and relation, dealt to `size` ranks."""
-        assert self.edge_type is not None
-        rows = PairRows.of(self.adjacency, self.edge_type, self.num_relations)
-        home, place = rows.at_home(rank, size, self.num_relations)
-        return DealtPairs(rows=rows, home=home, place=place, rank=rank, size=size)
+        if (rank, size) not in self._pairs:
+            assert self.edge_type is not None
+            rows = PairRows.of(self.adjacency, self.edge_type, self.num_relations)
+            home, place = rows.at_home(rank, size, self.num_relations)
+            self._pairs[rank, size] = DealtPairs(rows=rows, home=home, place=place, rank=rank, size=size)
+        return self._pairs[rank, size]
 
     def crossing(self, needs: WorkingSet, rank: int, size: int, device: torch.device | str = "cpu") -> Crossing:
         """What crosses with the chunks of a product."""
@@ -80,251 +81,6 @@ class Chunking:
             return evenly
         largest = max(needs.bytes(chunk.block) for chunk in make_chunks(self.adjacency, evenly))
         return evenly if largest <= self.limit else cut_to_fit(self.adjacency, needs, self.limit)[0]
-
-
-class Work(Protocol):
-    """What is done on a chunk's rows h [s, f], with `extra` numbers [s, e] of each that stay what they are.
-
-    parameters: of the model, the same for all chunks; None where one is left out.
-    """
-
-    @property
-    def linear(self) -> bool:
-        """Whether its gradient needs no rows; `transposed` gives it then."""
-        ...
-
-    def __call__(self, topology: Topology, h: Tensor, extra: Tensor, *parameters: Tensor | None) -> Tensor:
-        """The destinations' rows [n, f]."""
-        ...
-
-    def transposed(self, topology: Topology, grad: Tensor) -> Tensor:
-        """The gradient [s, f] of h from that of the result [n, f]."""
-        ...
-
-
-@dataclass(frozen=True)
-class Multiply:
-    """A product with the adjacency."""
-
-    product: Product
-
-    @property
-    def linear(self) -> bool:
-        return self.product.reduce != "max"
-
-    def __call__(self, topology: Topology, h: Tensor, extra: Tensor, *parameters: Tensor | None) -> Tensor:
-        del extra, parameters
-        return multiply(topology, h, self.product)
-
-    def transposed(self, topology: Topology, grad: Tensor) -> Tensor:
-        scale = topology.scale(self.product, grad.dtype)
-        return spmm_transposed(topology.adjacency, grad, scale=scale, weighted=self.product.weighted)
-
-
-@dataclass(frozen=True)
-class Attend:
-    """Attention by logits [logit_src | logit_dst], those of the heads that the columns at hand belong to."""
-
-    bounds: tuple[int, ...]
-    slope: float
-    linear = False
-
-    def __call__(self, topology: Topology, h: Tensor, extra: Tensor, *parameters: Tensor | None) -> Tensor:
-        del parameters
-        heads = len(self.bounds) - 1
-        logit_src = extra[:, :heads].contiguous()
-        logit_dst = extra[: topology.adjacency.num_targets, heads:].contiguous()
-        loop, bounds = topology.loop, self.bounds
-        return attend(topology.adjacency, h, logit_src, logit_dst, bounds=bounds, loop=loop, slope=self.slope)
-
-    def transposed(self, topology: Topology, grad: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class MeanByPair:
-    """The mean over the in-edges of each pair of a vertex and a relation; the topology's targets are the pairs."""
-
-    linear = True
-
-    def __call__(self, topology: Topology, h: Tensor, extra: Tensor, *parameters: Tensor | None) -> Tensor:
-        del extra, parameters
-        return spmm(topology.adjacency, h, scale=mean_scale(topology.adjacency, h.dtype))
-
-    def transposed(self, topology: Topology, grad: Tensor) -> Tensor:
-        return spmm_transposed(topology.adjacency, grad, scale=mean_scale(topology.adjacency, grad.dtype))
-
-
-@dataclass(frozen=True)
-class AttendPairs:
-    """Attention by logits of both ends of an edge, from [left | right]; parameters: the attention vector, an edge map.
-
-    bounds: of the heads in h. logit_bounds: in left, and in right.
-    """
-
-    bounds: tuple[int, ...]
-    logit_bounds: tuple[int, ...]
-    slope: float
-    linear = False
-
-    def __call__(self, topology: Topology, h: Tensor, extra: Tensor, *parameters: Tensor | None) -> Tensor:
-        attention, edge_map = parameters
-        assert attention is not None
-        width = self.logit_bounds[-1]
-        left, right = extra[:, :width].contiguous(), extra[: topology.adjacency.num_targets, width:].contiguous()
-        logits = logits_of_pairs(topology, left, right, attention, edge_map, self.logit_bounds, self.slope)
-        return attend_edges(topology.adjacency, h, logits, bounds=self.bounds, loop=topology.loop)
-
-    def transposed(self, topology: Topology, grad: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-def working_set(
-    adjacency: Adjacency,
-    *,
-    width: int,
-    itemsize: int,
-    heads: int = 0,
-    logit_width: int = 0,
-    num_edge_features: int = 0,
-    by_edge: bool = False,
-    weighted: bool = False,
-    maximum: bool = False,
-    relates: bool = False,
-) -> WorkingSet:
-    """What a product on `width` columns, of `heads` heads, has on the device for each vertex and edge of a chunk.
-
-    That is the larger of forward and backward, where whatever is not linear is computed again: the chunk's edges, and
-    backward their transpose; rows and results with their gradients; scalings, what logits are made of (`logit_width`
-    numbers of either end) and, by edge, the logits; a maximum's places. A product that relates has a result for each
-    pair of a vertex and a relation, of which there may be as many as edges.
-    """
-    row, index = width * itemsize, adjacency.indices.itemsize
-    edge_id = native.id_dtype(adjacency.num_edges).itemsize
-    if heads:
-        logits, ends = heads * itemsize, logit_width * itemsize
-        edges = 5 * logits + num_edge_features * itemsize if by_edge else 0
-        return WorkingSet(
-            9 + 3 * row + 5 * logits + 2 * ends + edges, 16 + 2 * row + 7 * ends, 2 * index + edge_id + edges
-        )
-    if relates:
-        return WorkingSet(8, 16 + row, index + 8 + itemsize + row, relates=True)
-    if maximum:
-        return WorkingSet(8 + 3 * row, 16 + 2 * row, 2 * index + edge_id)
-    weight = itemsize if weighted else 0
-    return WorkingSet(8 + 2 * itemsize + row, 16 + itemsize + row, index + weight)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Crossing:
-    """Which rows cross before or after which chunk; None: none. The ranks' rows are dealt out one by one.
-
-    forward: arrivals are source rows, each with the first chunk that reads it, departures a chunk's results; backward,
-    their gradients go the other way. Without the pipeline all arrive before the first chunk and leave after the last.
-    """
-
-    arrivals: tuple[RowSet | None, ...]
-    departures: tuple[RowSet | None, ...]
-
-    @classmethod
-    def of(
-        cls,
-        chunks: Sequence[Chunk],
-        rank: int,
-        size: int,
-        device: torch.device | str = "cpu",
-        *,
-        pipeline: bool,
-        pairs: DealtPairs | None = None,
-    ) -> Crossing:
-        """What crosses on `rank` of `size`; pairs: what the results are rows of, if not of vertices."""
-        spans = [one.targets if pairs is None else pairs.rows.span(one.targets) for one in chunks]
-        deal = partial(dealt, rank=rank, size=size)
-        deal_results = deal if pairs is None else pairs.dealt
-        results = [torch.arange(span.start, span.stop, device=device) for span in spans]
-        if pipeline:
-            return cls(
-                arrivals=tuple(deal(chunk.fresh.to(device)) for chunk in chunks),
-                departures=tuple(deal_results(ids) for ids in results),
-            )
-        everything = torch.arange(chunks[-1].targets.stop, device=device)
-        nothing = (None,) * (len(chunks) - 1)
-        return cls(arrivals=(deal(everything), *nothing), departures=(*nothing, deal_results(torch.cat(results))))
-
-
-def dealt(ids: Tensor, *, rank: int, size: int) -> RowSet:
-    """Ascending vertices as a set of rows, vertex v being row v // P of rank v % P."""
-    return row_set(ids, ids % size, ids // size, rank, size)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DealtPairs:
-    """The pairs of vertex and relation, each answered for by the rank that answers for its vertex.
-
-    home: those of this rank. place: int64 [M], where each of them stands there.
-    """
-
-    rows: PairRows
-    home: PairMaps
-    place: Tensor
-    rank: int
-    size: int
-
-    def dealt(self, ids: Tensor) -> RowSet:
-        """Ascending pairs as a set of rows."""
-        on_host = ids.cpu()
-        owner, place = self.rows.vertex[on_host] % self.size, self.place[on_host]
-        return row_set(ids, owner.to(ids.device), place.to(ids.device), self.rank, self.size)
-
-
-def row_set(ids: Tensor, owner: Tensor, place: Tensor, rank: int, size: int) -> RowSet:
-    """A set of rows, each with the rank that answers for it and its place there."""
-    return RowSet(
-        ids=ids[owner.argsort(stable=True)],
-        counts=tuple(torch.bincount(owner, minlength=size).tolist()),
-        own=place[owner == rank],
-    )
-
-
-class Arrivals:
-    """Sets of rows that arrive one by one, each while the caller works on the one before."""
-
-    def __init__(self, sets: Sequence[RowSet | None], start: Callable[[RowSet], Split]) -> None:
-        self._sets, self._start = iter(sets), start
-        self._next()
-
-    def take(self) -> tuple[Tensor, Tensor] | None:
-        """The next set's ids and rows, if one is due; the set after it begins to arrive."""
-        due = self._under_way
-        arrived = None if due is None else (due[0].ids, due[1].wait())
-        self._next()
-        return arrived
-
-    def _next(self) -> None:
-        rows = next(self._sets, None)
-        self._under_way = None if rows is None else (rows, self._start(rows))
-
-
-class Departures:
-    """Sets of rows that leave one by one, each while the caller works on the next; and what arrives of them here."""
-
-    def __init__(self, start: Callable[[RowSet, Tensor], Gather], result: Tensor) -> None:
-        self._start, self._result = start, result
-        self._under_way: tuple[RowSet, Gather] | None = None
-
-    def send(self, rows: RowSet | None, columns: Callable[[Tensor], Tensor]) -> None:
-        """Begins to send a set, if one is due; columns: those here of some vertices, by their ids."""
-        self.finish()
-        if rows is not None:
-            self._under_way = rows, self._start(rows, columns(rows.ids))
-
-    def finish(self) -> Tensor:
-        """Waits for the set under way; what has arrived of all."""
-        if self._under_way is not None:
-            rows, coming = self._under_way
-            self._result[rows.own] = coming.wait()
-            self._under_way = None
-        return self._result
 
 
 class Placed(NamedTuple):

@@ -33,7 +33,8 @@ from weft.nn import GraphOperation, GraphView, PairMaps, Pairs, Product, UnitCos
 from weft.partition import WorkingSet, cut_to_fit
 from weft.strategies.attention import AttentionPlan
 from weft.strategies.base import ANYWHERE, GraphShape, Placement, Strategy, dtype_of
-from weft.strategies.chunks import Attend, AttendPairs, ChunkedGraph, Chunking, MeanByPair, Multiply, Work, working_set
+from weft.strategies.chunks import ChunkedGraph, Chunking
+from weft.strategies.work import Attend, AttendPairs, MeanByPair, Multiply, Work, working_set
 
 
 class TensorView(GraphView):

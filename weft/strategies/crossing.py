@@ -1,0 +1,126 @@
+"""Which rows cross the network with which chunk, and their way there (NeutronTP, section 4.2.2, figure 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from weft.comm import Gather, RowSet, Split
+from weft.nn import PairMaps, PairRows
+from weft.partition import Chunk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """Which rows cross before or after which chunk; None: none. The ranks' rows are dealt out one by one.
+
+    forward: arrivals are source rows, each with the first chunk that reads it, departures a chunk's results; backward,
+    their gradients go the other way. Without the pipeline all arrive before the first chunk and leave after the last.
+    """
+
+    arrivals: tuple[RowSet | None, ...]
+    departures: tuple[RowSet | None, ...]
+
+    @classmethod
+    def of(
+        cls,
+        chunks: Sequence[Chunk],
+        rank: int,
+        size: int,
+        device: torch.device | str = "cpu",
+        *,
+        pipeline: bool,
+        pairs: DealtPairs | None = None,
+    ) -> Crossing:
+        """What crosses on `rank` of `size`; pairs: what the results are rows of, if not of vertices."""
+        spans = [one.targets if pairs is None else pairs.rows.span(one.targets) for one in chunks]
+        deal = partial(dealt, rank=rank, size=size)
+        deal_results = deal if pairs is None else pairs.dealt
+        results = [torch.arange(span.start, span.stop, device=device) for span in spans]
+        if pipeline:
+            return cls(
+                arrivals=tuple(deal(chunk.fresh.to(device)) for chunk in chunks),
+                departures=tuple(deal_results(ids) for ids in results),
+            )
+        everything = torch.arange(chunks[-1].targets.stop, device=device)
+        nothing = (None,) * (len(chunks) - 1)
+        return cls(arrivals=(deal(everything), *nothing), departures=(*nothing, deal_results(torch.cat(results))))
+
+
+def dealt(ids: Tensor, *, rank: int, size: int) -> RowSet:
+    """Ascending vertices as a set of rows, vertex v being row v // P of rank v % P."""
+    return row_set(ids, ids % size, ids // size, rank, size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DealtPairs:
+    """The pairs of vertex and relation, each answered for by the rank that answers for its vertex.
+
+    home: those of this rank. place: int64 [M], where each of them stands there.
+    """
+
+    rows: PairRows
+    home: PairMaps
+    place: Tensor
+    rank: int
+    size: int
+
+    def dealt(self, ids: Tensor) -> RowSet:
+        """Ascending pairs as a set of rows."""
+        on_host = ids.cpu()
+        owner, place = self.rows.vertex[on_host] % self.size, self.place[on_host]
+        return row_set(ids, owner.to(ids.device), place.to(ids.device), self.rank, self.size)
+
+
+def row_set(ids: Tensor, owner: Tensor, place: Tensor, rank: int, size: int) -> RowSet:
+    """A set of rows, each with the rank that answers for it and its place there."""
+    return RowSet(
+        ids=ids[owner.argsort(stable=True)],
+        counts=tuple(torch.bincount(owner, minlength=size).tolist()),
+        own=place[owner == rank],
+    )
+
+
+class Arrivals:
+    """Sets of rows that arrive one by one, each while the caller works on the one before."""
+
+    def __init__(self, sets: Sequence[RowSet | None], start: Callable[[RowSet], Split]) -> None:
+        self._sets, self._start = iter(sets), start
+        self._next()
+
+    def take(self) -> tuple[Tensor, Tensor] | None:
+        """The next set's ids and rows, if one is due; the set after it begins to arrive."""
+        due = self._under_way
+        arrived = None if due is None else (due[0].ids, due[1].wait())
+        self._next()
+        return arrived
+
+    def _next(self) -> None:
+        rows = next(self._sets, None)
+        self._under_way = None if rows is None else (rows, self._start(rows))
+
+
+class Departures:
+    """Sets of rows that leave one by one, each while the caller works on the next; and what arrives of them here."""
+
+    def __init__(self, start: Callable[[RowSet, Tensor], Gather], result: Tensor) -> None:
+        self._start, self._result = start, result
+        self._under_way: tuple[RowSet, Gather] | None = None
+
+    def send(self, rows: RowSet | None, columns: Callable[[Tensor], Tensor]) -> None:
+        """Begins to send a set, if one is due; columns: those here of some vertices, by their ids."""
+        self.finish()
+        if rows is not None:
+            self._under_way = rows, self._start(rows, columns(rows.ids))
+
+    def finish(self) -> Tensor:
+        """Waits for the set under way; what has arrived of all."""
+        if self._under_way is not None:
+            rows, coming = self._under_way
+            self._result[rows.own] = coming.wait()
+            self._under_way = None
+        return self._result
