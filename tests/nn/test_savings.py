@@ -62,4 +62,4 @@ def test_sparse_features_are_mapped_by_their_nonzeros(model: str, monkeypatch: p
 
 def test_names() -> None:
     assert Savings.without("reuse,pages") == Savings(reuse=False, pages=False)
-    assert SAVINGS == ("reuse", "swap", "sparse", "fuse", "onednn", "ring", "overlap", "pages")
+    assert SAVINGS == ("reuse", "swap", "sparse", "fuse", "onednn", "ring", "overlap", "pipeline", "pages")

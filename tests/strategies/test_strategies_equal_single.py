@@ -164,8 +164,8 @@ def test_typed_graphs_equal_single(size: int) -> None:
     assert ranks == [len(typed_cases())] * size
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, 4])
 def test_equals_single_under_every_partitioner(size: int) -> None:
     mixed = torch.tensor(spawn(size, check_partitions))
     assert len(mixed[0]) == 2 * len(MODELS) * len(METHODS)
-    assert size == 1 or mixed.any(0).sum() > 20  # else the factors decide nothing
+    assert mixed.any(0).sum() > 20  # else the factors decide nothing
