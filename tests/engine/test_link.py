@@ -20,7 +20,8 @@ from weft.comm import Group, halo
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.cost import Trace
-from weft.data import Graph, reorder
+from weft.data import Graph, Links, reorder, with_inverse_relations
+from weft.data.inverse import inverse_of
 from weft.engine.link import LinkTask
 from weft.engine.tasks import make_task, prepared, task_model
 from weft.nn import LinkModel
@@ -269,3 +270,38 @@ def test_stages_of_both_tasks(tmp_path: Path) -> None:
         assert [column.header for column in table.columns] == ["strategy", *stages.split()]
         (rank,) = run.summary["ranks"]
         assert 0.5 < sum(rank["stages"].values()) / rank["compute_seconds"] < 1.5
+
+
+def test_inverse_relations_carry_messages_and_are_no_links(tmp_path: Path) -> None:
+    config = Config(task="link", decoder="distmult", model="rgcn", hidden=WIDTH, epochs=1, inverse_relations=True)
+    whole = replace(make("knowledge"), val_links=None, test_links=None)
+    whole = replace(whole, x=torch.randn(whole.num_vertices, 7, generator=torch.Generator().manual_seed(1)))
+    graph = prepared(whole, config)
+    assert graph.relations == (*whole.relations, *inverse_of(whole.relations))
+    assert prepared(graph, config).relations == graph.relations
+    for one in (graph, prepared(with_inverse_relations(whole), replace(config, inverse_relations=False))):
+        assert one.val_links is not None
+        assert one.test_links is not None
+        held_out = torch.cat([one.val_links, one.test_links])
+        assert held_out[:, 2].max() < len(whole.relations)
+        ends = {tuple(pair) for pair in held_out[:, :2].tolist()}
+        edges = {tuple(edge) for edge in torch.stack(one.in_edges.edges(), 1).tolist()}
+        assert not ends & (edges | {edge[::-1] for edge in edges})
+        links = Links.of(one)
+        assert links.num_relations == len(whole.relations)
+        assert links.train[:, 2].max() < len(whole.relations)
+    whole.save(tmp_path / "graph")
+    runs = weft.compare(replace(config, graph=str(tmp_path / "graph")), ["single"], tmp_path / "out", quiet=True)
+    assert 0 <= runs["single"].summary["test_auc"] <= 1
+
+
+def test_a_graph_with_every_edge_or_none_but_loops_is_refused() -> None:
+    every = torch.cartesian_prod(torch.arange(30), torch.arange(30))
+    every = every[every[:, 0] != every[:, 1]]
+    graph = Graph.from_edges(every[:, 0], every[:, 1], x=torch.randn(30, 3))
+    links = Links.of(prepared(graph, Config(task="link")))
+    with pytest.raises(InputError, match="nearly every edge"):
+        links.non_edges(links.val, 1)
+    loops = Graph.from_edges(torch.arange(5), torch.arange(5), x=torch.randn(5, 3))
+    with pytest.raises(InputError, match="no edge but loops"):
+        prepared(replace(loops, test_links=torch.tensor([[0, 1, 0]])), Config(task="link"))

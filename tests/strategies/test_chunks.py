@@ -136,10 +136,12 @@ def test_rows_are_dealt_evenly_and_cross_once() -> None:
         assert all(max(one.counts) - min(one.counts) <= 1 for one in crossing.departures if one is not None)
 
 
-def test_a_limit_that_nothing_fits_in_is_refused_with_the_least() -> None:
-    case = Case(model="gat", heads=3)
+@pytest.mark.parametrize("case", [Case(model="gat", heads=3), typed_cases()[3]], ids=["gat", "rgcn"])
+def test_a_limit_that_nothing_fits_in_is_refused_with_the_least(case: Case) -> None:
     bytes_needed = least(case, 1)
-    Session(case, "tensor", Group(), Placement(device_bytes=bytes_needed)).step(0)
+    placed = Session(case, "tensor", Group(), Placement(device_bytes=bytes_needed))
+    placed.step(0)
+    assert 0 < placed.meter.take("train").working_bytes <= bytes_needed
     with pytest.raises(InputError, match=f"give at least {bytes_needed:,}"):
         Session(case, "tensor", Group(), Placement(device_bytes=bytes_needed - 1))
 

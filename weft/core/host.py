@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import tempfile
 
@@ -14,7 +13,7 @@ from weft.core.errors import RunError
 
 
 def mapped_empty(*shape: int, dtype: torch.dtype) -> Tensor:
-    """A tensor in a file without a name, which the system may write out and which ends with the process or before.
+    """A tensor in a file without a name, which the system may write out and which ends with the tensor.
 
     RunError where there is no room for it in the folder for temporary files.
     """
@@ -22,9 +21,13 @@ def mapped_empty(*shape: int, dtype: torch.dtype) -> Tensor:
     if not num_bytes:
         return torch.empty(*shape, dtype=dtype)
     try:
-        with tempfile.TemporaryFile(prefix="weft-") as file:
-            os.posix_fallocate(file.fileno(), 0, num_bytes)
-            return torch.frombuffer(mmap.mmap(file.fileno(), num_bytes), dtype=dtype).view(*shape)
+        handle, path = tempfile.mkstemp(prefix="weft-")
+        try:
+            os.posix_fallocate(handle, 0, num_bytes)
+            return torch.from_file(path, shared=True, size=math.prod(shape), dtype=dtype).view(*shape)
+        finally:
+            os.close(handle)
+            os.unlink(path)
     except OSError as error:
         raise RunError(
             f"{tempfile.gettempdir()}: no room for {num_bytes:,} bytes of vertex data ({error.strerror}): set TMPDIR "

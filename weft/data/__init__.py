@@ -5,6 +5,7 @@ from weft.data.adjacency import Transpose as Transpose
 from weft.data.datasets import load as load
 from weft.data.edgelist import read_edges as read_edges
 from weft.data.graph import Graph as Graph
+from weft.data.inverse import forward_relations as forward_relations
 from weft.data.inverse import with_inverse_relations as with_inverse_relations
 from weft.data.links import Links as Links
 from weft.data.links import negative_key as negative_key

@@ -22,8 +22,7 @@ def with_inverse_relations(graph: Graph) -> Graph:
     """
     if graph.edge_type is None:
         raise InputError(f"{graph.name} has no relations: leave out --inverse-relations")
-    ends = [name.split("|") for name in graph.relations]
-    inverse = tuple(f"{target}|{INVERSE}{name}|{source}" for source, name, target in ends)
+    inverse = inverse_of(graph.relations)
     if set(inverse) & set(graph.relations):
         raise InputError(f"{graph.name} has inverse relations already: leave out --inverse-relations")
     source, target = graph.in_edges.edges()
@@ -33,7 +32,7 @@ def with_inverse_relations(graph: Graph) -> Graph:
         num_vertices=graph.num_vertices,
         weight=twice(graph.in_edges.weight),
         edge_features=twice(graph.edge_features),
-        edge_type=torch.cat([graph.edge_type.int(), graph.edge_type.int() + len(ends)]),
+        edge_type=torch.cat([graph.edge_type.int(), graph.edge_type.int() + len(inverse)]),
     )
     return replace(
         graph,
@@ -43,6 +42,19 @@ def with_inverse_relations(graph: Graph) -> Graph:
         relations=(*graph.relations, *inverse),
         trusted=True,
     )
+
+
+def forward_relations(graph: Graph) -> tuple[str, ...]:
+    """The relations without those that `with_inverse_relations` has added."""
+    half = len(graph.relations) // 2
+    forward, rest = graph.relations[:half], graph.relations[half:]
+    return forward if half and rest == inverse_of(forward) else graph.relations
+
+
+def inverse_of(relations: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of their inverses."""
+    ends = (name.split("|") for name in relations)
+    return tuple(f"{target}|{INVERSE}{name}|{source}" for source, name, target in ends)
 
 
 def twice(tensor: Tensor | None) -> Tensor | None:

@@ -17,7 +17,7 @@ from weft.core.errors import InputError
 from weft.core.random import key, keyed_integers, keyed_words
 from weft.data.adjacency import Adjacency
 from weft.data.graph import Graph
-from weft.data.inverse import INVERSE
+from weft.data.inverse import forward_relations
 from weft.data.validate import DataWarning
 
 VAL_SHARE, TEST_SHARE = 0.05, 0.1
@@ -55,9 +55,8 @@ class Links:
         Without relations, loops are none, and each link is there once; where the graph is symmetric, in one direction,
         drawn by chance, so that ranks that own the sources have as many.
         """
-        relations = [name for name in graph.relations if not name.split("|")[1].startswith(INVERSE)]
+        relations = forward_relations(graph)
         edges, size = triples(graph), (graph.num_vertices, max(len(relations), 1))
-        edges = edges[edges[:, 2] < size[1]]  # inverse relations come last
         train = decoded(coded(edges, *size).unique(), *size)
         symmetric = is_symmetric(graph)
         if not relations:
@@ -139,9 +138,9 @@ class Links:
             place = torch.searchsorted(self.known, codes).clamp(max=len(self.known) - 1)
             wrong = ((self.known[place] == codes) | (drawn[:, 0] == drawn[:, 1])).nonzero()[:, 0]
             if not len(wrong):
-                break
+                return drawn
             drawn[wrong] = self.negatives(links[wrong], draw, number)
-        return drawn
+        raise InputError("the graph has nearly every edge that it can have: there is nothing to tell links from")
 
     def _drawn(self, words: Tensor, relation: Tensor, side: int) -> Tensor:
         """Vertices that may stand at a side of these relations."""
@@ -172,6 +171,12 @@ def decoded(codes: Tensor, num_vertices: int, num_relations: int) -> Tensor:
 
 
 def triples(graph: Graph) -> Tensor:
+    """The graph's edges as links, int64 [m, 3], in stored order, without those of inverse relations."""
+    links = all_triples(graph)
+    return links[links[:, 2] < max(len(forward_relations(graph)), 1)]
+
+
+def all_triples(graph: Graph) -> Tensor:
     """The graph's edges as links, int64 [E, 3], in stored order."""
     source, target = graph.in_edges.edges()
     relation = torch.zeros_like(target) if graph.edge_type is None else graph.edge_type
@@ -200,7 +205,7 @@ def with_held_out_links(graph: Graph, seed: int) -> Graph:
     All edges between two vertices, in both directions, go to the same side; loops stay. A symmetric graph's held-out
     links are in one direction. InputError where so few edges leave a side empty.
     """
-    links = triples(graph)
+    links = all_triples(graph)
     first = links if graph.ids is None else named(links, graph.ids)
     low, high = first[:, :2].amin(1), first[:, :2].amax(1)
     pairs, pair_of_edge = (low * graph.num_vertices + high).unique(return_inverse=True)
@@ -214,7 +219,9 @@ def with_held_out_links(graph: Graph, seed: int) -> Graph:
     side[eligible[order[:num_val]]] = 1
     side[eligible[order[num_val : num_val + num_test]]] = 2
     side_of_edge = side[pair_of_edge]
-    listed = first[:, 0] < first[:, 1] if is_symmetric(graph) else torch.ones(len(links), dtype=torch.bool)
+    listed = links[:, 2] < max(len(forward_relations(graph)), 1)
+    if is_symmetric(graph):
+        listed = first[:, 0] < first[:, 1]
     val, test = (links[(side_of_edge == number) & listed].unique(dim=0) for number in (1, 2))
     kept = side_of_edge == 0
     return replace(
@@ -251,8 +258,12 @@ def require_links(graph: Graph) -> None:
         raise InputError(f"{graph.name} has no test_links: give some, or no val_links either to have a seeded split")
     if max(len(graph.relations), 1) * graph.num_vertices**2 >= 1 << 63:
         raise InputError(f"{graph.name} has too many vertices and relations to number its possible links in 63 bits")
-    size = (graph.num_vertices, max(len(graph.relations), 1))
-    edges = coded(triples(graph), *size)
+    relations = forward_relations(graph)
+    size = (graph.num_vertices, max(len(relations), 1))
+    links = triples(graph)
+    if not relations and not (links[:, 0] != links[:, 1]).any():
+        raise InputError(f"{graph.name} has no edge but loops to learn from: --task link wants some")
+    edges = coded(links if relations else torch.cat([links, turned(links)]), *size)
     held_out = [links for links in (graph.val_links, graph.test_links) if links is not None]
     leaked = int(torch.isin(coded(torch.cat(held_out), *size), edges).sum())
     if leaked:

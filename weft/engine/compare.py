@@ -9,9 +9,10 @@ from typing import Any
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.record import Recorder
+from weft.engine.check import check
 from weft.engine.folder import new_folder
 from weft.engine.run import Run, leads, load_graph, run, under_torchrun
-from weft.engine.tasks import prepared
+from weft.engine.tasks import prepared, task_model
 from weft.strategies import get_strategy
 
 ABLATION_CHUNKS = 4
@@ -58,6 +59,8 @@ def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bo
         raise InputError(f"--out {out} holds another run: give another folder")
     config = next(iter(contenders.values()))
     graph = prepared(load_graph(config), config)
+    for one in contenders.values():
+        check(one, graph, task_model(None, graph, one), launched=not under_torchrun())
     out = out or new_folder(f"{Path(config.graph).stem}-compare")
     runs: dict[str, Run] = {}
     for name, one in contenders.items():

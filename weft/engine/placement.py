@@ -18,6 +18,8 @@ def rows_device(config: Config) -> str:
     """The device of the rows, their maps and the exchange. InputError where they are to be where there is no room."""
     if config.nn_device == "device" and config.device_memory:
         raise InputError("--nn-device device: under --device-memory rows are mapped on the host: leave one out")
+    if config.nn_device == "host" and config.device != "cpu" and not config.device_memory:
+        raise InputError("--nn-device host is for --device-memory: give that as well, or leave it out")
     return "cpu" if config.nn_device == "host" or config.device_memory else config.device
 
 

@@ -74,8 +74,8 @@ def train(
 ) -> Run:
     """Trains a model on a graph under a strategy; leaves records, checkpoints and the best weights in a folder.
 
-    graph: a Graph, or a name or path that `weft.load` takes. model: gcn, sage, gin, gat, gatv2, or a module over views
-    of your own (see weft.nn.Stack), which has the weights of the best validation score afterwards.
+    graph: a Graph, or a name or path that `weft.load` takes. model: gcn, sage, gin, gat, gatv2, rgcn, or a module
+    over views of your own (see weft.nn.Stack), which has the weights of the best validation score afterwards.
     out: the run's folder; by default a new one in runs/. resume: go on from the newest checkpoint in `out`.
     options: the fields of weft.Config: strategy="tensor", workers=4, epochs=100, ...
     Under torchrun, joins the ranks that are there. In a script, call it under `if __name__ == "__main__":`, since local

@@ -10,6 +10,7 @@ from weft.core.random import key
 from weft.data import (
     Graph,
     Links,
+    forward_relations,
     require_links,
     require_trainable,
     with_held_out_links,
@@ -30,7 +31,8 @@ def prepared(graph: Graph, config: Config) -> Graph:
         if graph.val_links is None and graph.test_links is None:
             graph = with_held_out_links(graph, config.seed)
         require_links(graph)
-        graph = with_inverse_relations(graph) if config.inverse_relations else graph  # after edges were held out
+        if config.inverse_relations and forward_relations(graph) == graph.relations:
+            graph = with_inverse_relations(graph)  # after edges were held out
     require_trainable(graph, features=not graph.vertex_types, labels=config.task == "node")
     return graph
 
@@ -44,7 +46,7 @@ def task_model(model: nn.Module | None, graph: Graph, config: Config) -> nn.Modu
     encoder = _from_config(config, graph, config.hidden) if model is None else model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(config.seed, DECODER) >> 1)
-        decoder = make_decoder(config.decoder, max(len(graph.relations), 1), config.hidden)
+        decoder = make_decoder(config.decoder, max(len(forward_relations(graph)), 1), config.hidden)
     return LinkModel(encoder, decoder.to(next((p.dtype for p in encoder.parameters()), torch.float32)))
 
 

@@ -45,9 +45,8 @@ class AttentionPlan:
         """The heads of which each rank holds a column."""
         head_width = self.width // self.heads
         firsts = [start // head_width for start, _ in self.columns]
-        return [
-            (first, max(first, -(-stop // head_width))) for first, (_, stop) in zip(firsts, self.columns, strict=True)
-        ]
+        spans = zip(firsts, self.columns, strict=True)
+        return [(first, -(-stop // head_width) if stop > start else first) for first, (start, stop) in spans]
 
     @cached_property
     def sums(self) -> bool:

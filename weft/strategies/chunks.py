@@ -57,9 +57,12 @@ class Chunking:
         if needs not in self._bounds:
             self._bounds[needs] = self._cut(needs)
         bounds = self._bounds[needs]
-        if bounds not in self._chunks:
-            self._chunks[bounds] = make_chunks(self.adjacency, bounds)
-        return self._chunks[bounds]
+        if bounds in self._chunks:
+            return self._chunks[bounds]
+        chunks = make_chunks(self.adjacency, bounds)
+        if self.limit is None:  # else whoever places them has copies in files
+            self._chunks[bounds] = chunks
+        return chunks
 
     def pairs(self, rank: int, size: int) -> DealtPairs:
         """The pairs of vertex and relation, dealt to `size` ranks."""
@@ -70,10 +73,16 @@ class Chunking:
             self._pairs[rank, size] = DealtPairs(rows=rows, home=home, place=place, rank=rank, size=size)
         return self._pairs[rank, size]
 
-    def crossing(self, needs: WorkingSet, rank: int, size: int, device: torch.device | str = "cpu") -> Crossing:
-        """What crosses with the chunks of a product."""
-        pairs = self.pairs(rank, size) if needs.relates else None
-        return Crossing.of(self.chunks(needs), rank, size, device, pipeline=self.pipeline, pairs=pairs)
+    def crossing(
+        self,
+        chunks: Sequence[Chunk],
+        pairs: DealtPairs | None,
+        rank: int,
+        size: int,
+        device: torch.device | str = "cpu",
+    ) -> Crossing:
+        """What crosses with the chunks of a product; pairs: of which its results are rows, if not of vertices."""
+        return Crossing.of(chunks, rank, size, device, pipeline=self.pipeline, pairs=pairs)
 
     def _cut(self, needs: WorkingSet) -> tuple[int, ...]:
         evenly = cut_evenly(self.adjacency, max(self.count, 1))
@@ -115,7 +124,7 @@ class ChunkedGraph:
             num_rows = self.whole.adjacency.num_targets
             self._placed[needs] = Placed(
                 chunks=tuple(self._place(one, pairs) for one in chunks),
-                crossing=chunking.crossing(needs, group.rank, group.size, home),
+                crossing=chunking.crossing(chunks, pairs, group.rank, group.size, home),
                 num_results=num_rows if pairs is None else len(pairs.place),
                 num_home=len(range(group.rank, num_rows, group.size)) if pairs is None else sum(pairs.home.counts),
             )
@@ -200,6 +209,8 @@ class _Run:
         self.num_columns = self.width if rows_in is None else rows_in.width(self.group.rank)
         self.own, self.extra_columns = own, extra
         self.num_extra = len(range(self.num_columns)[extra])
+        self.in_flight = 1 if graph.limited else None
+        """How many sets of rows may be on their way at once; each takes memory of the host."""
         self.parameters: tuple[Tensor | None, ...] = ()
         self.grads: list[Tensor | None] = []
         """Those of the parameters, once `backward` is done."""
@@ -296,7 +307,9 @@ class _Run:
         with torch.set_grad_enabled(differentiable):
             for tensor in inputs:
                 tensor.requires_grad_(differentiable)
-            return self.work(self._placed(chunk), *inputs, *self.parameters)
+            device = self.graph.device
+            parameters = (None if one is None else one.to(device) for one in self.parameters)
+            return self.work(self._placed(chunk), *inputs, *parameters)
 
     def _note(self, chunk: SubTopology) -> None:
         """Counts a product over a chunk, and what it has on the device."""
@@ -321,11 +334,11 @@ class _Run:
         return self.graph.empty(self.num_vertices, self.width if width is None else width, dtype=dtype)
 
     def _arrivals(self, x: Tensor, sets: Sequence[RowSet | None], layout: Layout) -> Arrivals:
-        return Arrivals(sets, lambda rows: Split(x, rows, layout, self.group))
+        return Arrivals(sets, lambda rows: Split(x, rows, layout, self.group), ahead=self.in_flight)
 
     def _departures(self, like: Tensor, num_rows: int, layout: Layout) -> Departures:
         result = like.new_zeros(num_rows, layout.num_columns)
-        return Departures(lambda rows, values: Gather(values, rows, layout, self.group), result)
+        return Departures(lambda rows, values: Gather(values, rows, layout, self.group), result, behind=self.in_flight)
 
 
 def spilled(adjacency: Adjacency) -> Adjacency:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -43,8 +45,8 @@ class Crossing:
         results = [torch.arange(span.start, span.stop, device=device) for span in spans]
         if pipeline:
             return cls(
-                arrivals=tuple(deal(chunk.fresh.to(device)) for chunk in chunks),
-                departures=tuple(deal_results(ids) for ids in results),
+                arrivals=tuple(deal(chunk.fresh.to(device)) if len(chunk.fresh) else None for chunk in chunks),
+                departures=tuple(deal_results(ids) if len(ids) else None for ids in results),
             )
         everything = torch.arange(chunks[-1].targets.stop, device=device)
         nothing = (None,) * (len(chunks) - 1)
@@ -86,41 +88,48 @@ def row_set(ids: Tensor, owner: Tensor, place: Tensor, rank: int, size: int) -> 
 
 
 class Arrivals:
-    """Sets of rows that arrive one by one, each while the caller works on the one before."""
+    """Sets of rows that arrive one by one while the caller works on those before; `ahead` of them at a time, or all."""
 
-    def __init__(self, sets: Sequence[RowSet | None], start: Callable[[RowSet], Split]) -> None:
+    def __init__(self, sets: Sequence[RowSet | None], start: Callable[[RowSet], Split], *, ahead: int | None) -> None:
         self._sets, self._start = iter(sets), start
-        self._next()
+        self._coming: deque[tuple[RowSet, Split] | None] = deque()
+        self._begin(len(sets) if ahead is None else ahead)
 
     def take(self) -> tuple[Tensor, Tensor] | None:
-        """The next set's ids and rows, if one is due; the set after it begins to arrive."""
-        due = self._under_way
+        """The next set's ids and rows, if one is due; another set begins to arrive."""
+        due = self._coming.popleft()
         arrived = None if due is None else (due[0].ids, due[1].wait())
-        self._next()
+        self._begin(1)
         return arrived
 
-    def _next(self) -> None:
-        rows = next(self._sets, None)
-        self._under_way = None if rows is None else (rows, self._start(rows))
+    def _begin(self, number: int) -> None:
+        for rows in islice(self._sets, number):
+            self._coming.append(None if rows is None else (rows, self._start(rows)))
 
 
 class Departures:
-    """Sets of rows that leave one by one, each while the caller works on the next; and what arrives of them here."""
+    """Sets of rows that leave one by one while the caller works on the next, and what arrives of them here.
 
-    def __init__(self, start: Callable[[RowSet, Tensor], Gather], result: Tensor) -> None:
-        self._start, self._result = start, result
-        self._under_way: tuple[RowSet, Gather] | None = None
+    behind: how many may be under way at once; None: all.
+    """
+
+    def __init__(self, start: Callable[[RowSet, Tensor], Gather], result: Tensor, *, behind: int | None) -> None:
+        self._start, self._result, self._behind = start, result, behind
+        self._under_way: deque[tuple[RowSet, Gather]] = deque()
 
     def send(self, rows: RowSet | None, columns: Callable[[Tensor], Tensor]) -> None:
         """Begins to send a set, if one is due; columns: those here of some vertices, by their ids."""
-        self.finish()
+        if self._behind is not None:
+            self._wait(self._behind - 1)
         if rows is not None:
-            self._under_way = rows, self._start(rows, columns(rows.ids))
+            self._under_way.append((rows, self._start(rows, columns(rows.ids))))
 
     def finish(self) -> Tensor:
-        """Waits for the set under way; what has arrived of all."""
-        if self._under_way is not None:
-            rows, coming = self._under_way
-            self._result[rows.own] = coming.wait()
-            self._under_way = None
+        """Waits for all; what has arrived of them."""
+        self._wait(0)
         return self._result
+
+    def _wait(self, left: int) -> None:
+        while len(self._under_way) > left:
+            rows, coming = self._under_way.popleft()
+            self._result[rows.own] = coming.wait()

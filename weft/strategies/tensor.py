@@ -324,7 +324,8 @@ def schedule(
             leaving = RowCounts(pairs[rank], sum(pairs) - pairs[rank])
         return [(everything, shape.num_edges, leaving)]
     needs = needs_of(ProductKind.of(asked), chunking.adjacency, size, itemsize, shape.num_edge_features)
-    chunks, crossing = chunking.chunks(needs), chunking.crossing(needs, rank, size)
+    chunks = chunking.chunks(needs)
+    crossing = chunking.crossing(chunks, chunking.pairs(rank, size) if needs.relates else None, rank, size)
     ends = zip(crossing.arrivals, chunks, crossing.departures, strict=True)
     return [(RowCounts.of(coming), chunk.block.num_edges, RowCounts.of(going)) for coming, chunk, going in ends]
 

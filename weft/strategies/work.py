@@ -140,7 +140,7 @@ def working_set(
             9 + 3 * row + 5 * logits + 2 * ends + edges, 16 + 2 * row + 7 * ends, 2 * index + edge_id + edges
         )
     if relates:
-        return WorkingSet(8, 16 + row, index + 8 + itemsize + row, relates=True)
+        return WorkingSet(0, 16 + row, index + 8 + itemsize + row, relates=True)  # a pair has an edge at least
     if maximum:
         return WorkingSet(8 + 3 * row, 16 + 2 * row, 2 * index + edge_id)
     weight = itemsize if weighted else 0
