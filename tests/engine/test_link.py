@@ -268,8 +268,11 @@ def test_stages_of_both_tasks(tmp_path: Path) -> None:
         run = weft.train("digits", out=tmp_path / task, task=task, epochs=5, quiet=True)
         table = stage_table({"single": run.summary})
         assert [column.header for column in table.columns] == ["strategy", *stages.split()]
-        (rank,) = run.summary["ranks"]
-        assert 0.5 < sum(rank["stages"].values()) / rank["compute_seconds"] < 1.5
+        for line in run.records:
+            if line["kind"] == "rank" and line["phase"] == "train" and line["epoch"]:  # the first one sets up besides
+                parts = [line["stages"][stage] for stage in stages.split()]
+                whole = sum(line[f"{kind}_seconds"] for kind in ("compute", "communication", "waiting"))
+                assert 0 < sum(parts) <= whole
 
 
 def test_inverse_relations_carry_messages_and_are_no_links(tmp_path: Path) -> None:
@@ -295,13 +298,7 @@ def test_inverse_relations_carry_messages_and_are_no_links(tmp_path: Path) -> No
     assert 0 <= runs["single"].summary["test_auc"] <= 1
 
 
-def test_a_graph_with_every_edge_or_none_but_loops_is_refused() -> None:
-    every = torch.cartesian_prod(torch.arange(30), torch.arange(30))
-    every = every[every[:, 0] != every[:, 1]]
-    graph = Graph.from_edges(every[:, 0], every[:, 1], x=torch.randn(30, 3))
-    links = Links.of(prepared(graph, Config(task="link")))
-    with pytest.raises(InputError, match="nearly every edge"):
-        links.non_edges(links.val, 1)
+def test_a_graph_with_no_edge_but_loops_is_refused() -> None:
     loops = Graph.from_edges(torch.arange(5), torch.arange(5), x=torch.randn(5, 3))
     with pytest.raises(InputError, match="no edge but loops"):
         prepared(replace(loops, test_links=torch.tensor([[0, 1, 0]])), Config(task="link"))
