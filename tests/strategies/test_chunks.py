@@ -81,7 +81,7 @@ def check_counts(group: Group) -> int:
     return checked
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])
 def test_chunks_equal_single(size: int) -> None:
     assert spawn(size, check_every_case) == [len(all_cases())] * size
 

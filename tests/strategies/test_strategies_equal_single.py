@@ -167,7 +167,7 @@ def test_every_strategy_equals_single(size: int) -> None:
     assert spawn(size, check_all, False) == [len(EXACT) * len(cases() + pyg_cases())] * size
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])
 def test_typed_graphs_equal_single(size: int) -> None:
     ranks = spawn(size, check_types) if size > 1 else [check_types(Group())]
     assert ranks == [len(typed_cases())] * size
