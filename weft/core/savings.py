@@ -17,7 +17,7 @@ class Savings:
     onednn: maps of rows by oneDNN (weft.nn.dense).
     ring: fetch halos rank by rank, and add up what each sends as it arrives.
     overlap: multiply what is here while halos are on their way.
-    pipeline: with chunks, exchange the rows of the next and of the last one while one is multiplied.
+    pipeline: with chunks, exchange the rows of those before and after while one is multiplied.
     pages: keep the memory that an epoch frees for the next one (weft.core.memory).
     """
 

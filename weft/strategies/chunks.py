@@ -85,7 +85,9 @@ class Chunking:
         return Crossing.of(chunks, rank, size, device, pipeline=self.pipeline, pairs=pairs)
 
     def _cut(self, needs: WorkingSet) -> tuple[int, ...]:
-        evenly = cut_evenly(self.adjacency, max(self.count, 1))
+        if self.limit is not None and not self.count:
+            return cut_to_fit(self.adjacency, needs, self.limit)[0]
+        evenly = cut_evenly(self.adjacency, self.count)
         if self.limit is None:
             return evenly
         largest = max(needs.bytes(chunk.block) for chunk in make_chunks(self.adjacency, evenly))

@@ -223,8 +223,9 @@ class TensorParallel(Strategy):
         group = self.group
         shape = self.shape(self.graph, self.model, rank=group.rank, size=group.size, savings=self.savings)
         shape = shape._replace(chunking=self.chunked.chunking if self.chunked else None)
-        trace = self.trace(self.model, shape, rank=group.rank, size=group.size, training=False, savings=self.savings)
-        how = [one.how for one in trace.operations if one.how]
+        asked = self.operations(self.model, shape, False, self.savings) if group.size > 1 else []
+        plans = [attention_plan(one, shape, group.size) for one in asked if one.kind == "attend"]
+        how = [plan.explain(self.dtype.itemsize, shape.num_remote) for plan in plans]
         return {"attention": how} if how else {}
 
     @classmethod
