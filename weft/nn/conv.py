@@ -7,14 +7,17 @@ propagation of a decoupled model), and its bias where `bias` is (in front of a b
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from weft.nn.dense import Linear, linear
+from weft.nn.phases import Asked, Attention, PairAttention, PhasedLayer, Propagation
 from weft.nn.view import View
 
 
-class LinearConv(nn.Module):
+class LinearConv(PhasedLayer):
     """A layer whose map commutes with its aggregate, A (x W) = (A x) W: the order that costs less is taken."""
 
     def __init__(self, in_width: int, out_width: int, *, update: bool = True, bias: bool = True) -> None:
@@ -23,19 +26,30 @@ class LinearConv(nn.Module):
         self.weight = glorot(in_width, out_width) if update else None
         self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
 
-    def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
-        if self.weight is None:
-            return plus(self.aggregate(view, x, steps), self.own(view, view.targets(x)))
-        if view.maps_first(x, self.out_width):
-            a = self.aggregate(view, view.linear(x, self.weight), steps)
-            return plus(a, self.own(view, view.targets(x)))
-        a = self.aggregate(view, x, steps)
-        return linear(a, self.weight, self.own(view, view.targets(x)))
+    def before(self, view: View, x: Tensor) -> Asked:
+        """The note is whether rows are mapped before their aggregate."""
+        if self.weight is None or not view.maps_first(x, self.out_width):
+            return Asked(question=self.aggregate(x), own=self.wanted(x), note=False)
+        own, h = self.mapped(view, x, self.weight)
+        return Asked(question=self.aggregate(h), own=own, note=True)
 
-    def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
+    def after(self, view: View, asked: bool, own: Tensor | None, a: Tensor) -> Tensor:
+        if self.weight is None or asked:
+            return plus(a, self.bias if own is None else plus(own, self.bias))
+        return linear(a, self.weight, self.own(view, own))
+
+    def aggregate(self, x: Tensor) -> Propagation:
         raise NotImplementedError
 
-    def own(self, view: View, x: Tensor) -> Tensor | None:  # noqa: ARG002
+    def wanted(self, x: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Rows that `own` maps."""
+        return None
+
+    def mapped(self, view: View, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor]:
+        """What own rows contribute, without the bias, and the rows to aggregate, by maps of x."""
+        return None, view.linear(x, weight)
+
+    def own(self, view: View, x: Tensor | None) -> Tensor | None:  # noqa: ARG002
         """What is added to the mapped aggregate: the bias, or more that own rows [n, in_width] contribute."""
         return self.bias
 
@@ -43,8 +57,8 @@ class LinearConv(nn.Module):
 class GCNConv(LinearConv):
     """y = D^-1/2 (A + I) D^-1/2 x W + b, D the in-degrees with the loop (Kipf and Welling 2017, eq. 2)."""
 
-    def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
-        return view.propagate(x, norm="gcn", weighted=True, steps=steps)
+    def aggregate(self, x: Tensor) -> Propagation:
+        return Propagation(x=x, norm="gcn", weighted=True)
 
 
 class SAGEConv(LinearConv):
@@ -54,21 +68,25 @@ class SAGEConv(LinearConv):
         super().__init__(in_width, out_width, update=update, bias=bias)
         self.weight_self = glorot(in_width, out_width) if update else None
 
-    def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
-        if self.weight is None or self.weight_self is None or not view.maps_first(x, self.out_width):
-            return super().forward(view, x, steps)
-        both = view.linear(x, torch.cat([self.weight_self, self.weight], 1))  # one map reads and writes half as much
+    def aggregate(self, x: Tensor) -> Propagation:
+        return Propagation(x=x, reduce="mean")
+
+    def wanted(self, x: Tensor) -> Tensor:
+        return x
+
+    def mapped(self, view: View, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.weight_self is not None
+        both = view.linear(x, torch.cat([self.weight_self, weight], 1))  # one map reads and writes half as much
         own, h = both.split(self.out_width, 1)
-        return self.aggregate(view, h, steps) + plus(view.targets(own), self.bias)
+        return own, h
 
-    def aggregate(self, view: View, x: Tensor, steps: int) -> Tensor:
-        return view.propagate(x, reduce="mean", steps=steps)
+    def own(self, view: View, x: Tensor | None) -> Tensor | None:
+        assert x is not None
+        assert self.weight_self is not None
+        return view.linear(x, self.weight_self, self.bias)
 
-    def own(self, view: View, x: Tensor) -> Tensor:
-        return plus(x, self.bias) if self.weight_self is None else view.linear(x, self.weight_self, self.bias)
 
-
-class GINConv(nn.Module):
+class GINConv(PhasedLayer):
     """y_v = MLP((1 + eps) x_v + sum of N(v)), eps learned (Xu et al. 2019, eq. 4.1)."""
 
     def __init__(self, in_width: int, out_width: int, *, update: bool = True, bias: bool = True) -> None:
@@ -77,13 +95,18 @@ class GINConv(nn.Module):
         self.eps = nn.Parameter(torch.zeros(()))
         self.mlp = mlp(in_width, out_width, bias=bias) if update else nn.Identity()
 
-    def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
-        a = view.propagate(x, steps=steps)
-        y: Tensor = self.mlp((1 + self.eps) * view.targets(x) + a)
+    def before(self, view: View, x: Tensor) -> Asked:
+        del view
+        return Asked(question=Propagation(x=x), own=x)
+
+    def after(self, view: View, asked: None, own: Tensor | None, a: Tensor) -> Tensor:
+        del view, asked
+        assert own is not None
+        y: Tensor = self.mlp((1 + self.eps) * own + a)
         return y
 
 
-class AttentionConv(nn.Module):
+class AttentionConv(PhasedLayer):
     """Attention over N(v) and v: y_v = sum of alpha_uv h_u + b with h = x W, alpha the softmax of logits by head.
 
     The heads' outputs are side by side (`concat`) or averaged; out_width is the result's. edge_width: the features of
@@ -116,12 +139,9 @@ class AttentionConv(nn.Module):
         """Draws what else logits are made with, of rows [n, in_width]."""
         raise NotImplementedError
 
-    def attend(self, view: View, x: Tensor, steps: int) -> Tensor:
-        """The heads' outputs [n, H D]."""
-        raise NotImplementedError
-
-    def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
-        a = self.attend(view, x, steps)
+    def after(self, view: View, asked: None, own: Tensor | None, a: Tensor) -> Tensor:
+        """The rows from the heads' outputs [n, H D]."""
+        del view, asked, own
         if not self.concat:
             a = a.view(len(a), self.heads, self.head_width).mean(1)
         return plus(a, self.bias)
@@ -139,14 +159,15 @@ class GATConv(AttentionConv):
         self.attention_dst = glorot(self.heads, self.head_width)
         self.attention_edge = None if self.weight_edge is None else glorot(self.heads, self.head_width)
 
-    def attend(self, view: View, x: Tensor, steps: int) -> Tensor:
+    def before(self, view: View, x: Tensor) -> Asked:
         h = x if self.weight is None else view.linear(x, self.weight)
         vectors = torch.cat([by_head(self.attention_src), by_head(self.attention_dst)], 1)
         logit_src, logit_dst = linear(h, vectors).split(self.heads, 1)
         if self.weight_edge is None or self.attention_edge is None:
-            return view.attend(h, logit_src, logit_dst, slope=self.slope, steps=steps)
+            return Asked(question=Attention(h=h, logit_src=logit_src, logit_dst=logit_dst, slope=self.slope))
         edge_map, ones = self.weight_edge @ by_head(self.attention_edge), h.new_ones(self.heads, 1)
-        return view.attend_pairs(h, logit_src, logit_dst, ones, edge_map=edge_map, slope=self.slope, steps=steps)
+        known: dict[str, Any] = {"attention": ones, "edge_map": edge_map, "slope": self.slope}
+        return Asked(question=PairAttention(h=h, left=logit_src, right=logit_dst, **known))
 
 
 class GATv2Conv(AttentionConv):
@@ -159,15 +180,14 @@ class GATv2Conv(AttentionConv):
         self.weight_right = glorot(in_width, self.heads * self.head_width)
         self.attention = glorot(self.heads, self.head_width)
 
-    def attend(self, view: View, x: Tensor, steps: int) -> Tensor:
+    def before(self, view: View, x: Tensor) -> Asked:
         if self.weight is None:
             h, right = x, linear(x, self.weight_right)
         else:
             both = view.linear(x, torch.cat([self.weight, self.weight_right], 1))  # as in SAGEConv
             h, right = both.split(self.weight.shape[1], 1)
-        return view.attend_pairs(
-            h, None, right, self.attention, edge_map=self.weight_edge, slope=self.slope, steps=steps
-        )
+        known: dict[str, Any] = {"attention": self.attention, "edge_map": self.weight_edge, "slope": self.slope}
+        return Asked(question=PairAttention(h=h, left=None, right=right, **known))
 
 
 def by_head(attention: Tensor) -> Tensor:

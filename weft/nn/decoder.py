@@ -7,12 +7,13 @@ not matter which end the query is made of. p links, D columns, R relations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from weft.core.errors import InputError, unknown
+from weft.nn.phases import Pause, Resumed
 from weft.nn.view import View
 
 
@@ -54,6 +55,14 @@ class LinkModel(nn.Module):
 
     def forward(self, views: Sequence[View], x: Tensor) -> Tensor:
         z: Tensor = self.encoder(views, x)
+        return self._checked(z)
+
+    def resume(self, number: int, views: Sequence[View], x: Tensor, after: Resumed | None) -> Pause | Tensor:
+        """Part `number` of the encoder's rows' part, see weft.nn.phases.Phased."""
+        reached: Pause | Tensor = cast(Any, self.encoder).resume(number, views, x, after)
+        return reached if isinstance(reached, Pause) else self._checked(reached)
+
+    def _checked(self, z: Tensor) -> Tensor:
         if isinstance(self.decoder, DistMult) and z.shape[1] != self.decoder.weight.shape[1]:
             wanted = self.decoder.weight.shape[1]
             raise InputError(f"the model gives {z.shape[1]} columns, its decoder has {wanted}: --hidden {z.shape[1]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import cast
@@ -16,7 +17,8 @@ from weft.data import UNTYPED, TypedShape
 from weft.nn.activation import elu
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv, mlp
 from weft.nn.dense import Linear
-from weft.nn.norm import make_norm
+from weft.nn.norm import BatchNorm, make_norm
+from weft.nn.phases import Pause, Resumed, Total, ask, go_on
 from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
 from weft.nn.typed import TypedInput
 from weft.nn.view import View
@@ -72,6 +74,56 @@ class Stack(nn.Module):
         logits: Tensor = self.layers[-1](views[-1], x)
         return logits
 
+    def pauses(self) -> list[tuple[int, str]]:
+        """Where the rows' part waits: for the product of a stage, and for the statistics of a batch norm."""
+        found = []
+        for stage, layer in enumerate(self.layers):
+            if not isinstance(layer, RowLayer):
+                found.append((stage, "layer"))
+            if self.training and stage < len(self.norms) and isinstance(self.norms[stage], BatchNorm):
+                found += [(stage, "mean"), (stage, "var")]
+        return found
+
+    def resume(self, number: int, views: Sequence[View], x: Tensor, after: Resumed | None) -> Pause | Tensor:
+        """Part `number` of the rows' part, see weft.nn.phases.Phased."""
+        if after is None:
+            x = x if self.input is None else self.input(views[0])
+            return self._run(views, 0, views[0].dropout(x, self.input_dropout if self.training else 0.0))
+        stage, kind = self.pauses()[number - 1]
+        own = after.rows.get("own")
+        if kind == "layer":
+            y = go_on(self.layers[stage], views[stage], after.note, own, after.answer)
+            return self._leave(views, stage, y, after.rows.get("x", y))
+        norm, y, count = self.norms[stage], after.rows["y"], views[stage].num_vertices
+        assert isinstance(norm, BatchNorm)
+        if kind == "mean":
+            mean = after.answer / count
+            learn = lambda total: norm.learn(mean.detach(), total.detach() / count)  # noqa: E731
+            question = Total(x=(y - mean).square())
+            return Pause(question=question, stage=stage, rows=after.rows, shared={"mean": mean}, learn=learn)
+        y = norm.normalised(y, after.shared["mean"], after.answer / count)
+        return self._run(views, stage + 1, self._between(views[stage + 1], y, after.rows.get("x", y)))
+
+    def _run(self, views: Sequence[View], stage: int, x: Tensor) -> Pause | Tensor:
+        """From the rows that a stage reads to the next pause."""
+        layer, view = self.layers[stage], views[stage]
+        if isinstance(layer, RowLayer):
+            return self._leave(views, stage, layer(view, x), x)
+        asked = ask(layer, view, x)
+        rows = {} if asked.own is None else {"own": asked.own}
+        if self.residual and stage < len(self.norms):
+            rows["x"] = x
+        return Pause(question=asked.question, stage=stage, rows=rows, note=asked.note)
+
+    def _leave(self, views: Sequence[View], stage: int, y: Tensor, x: Tensor) -> Pause | Tensor:
+        """From the rows y that a stage's layer makes of its own rows x."""
+        if stage == len(self.layers) - 1:
+            return y
+        norm = self.norms[stage]
+        if self.training and isinstance(norm, BatchNorm):
+            return Pause(question=Total(x=y), stage=stage, rows={"y": y, "x": x} if self.residual else {"y": y})
+        return self._run(views, stage + 1, self._between(views[stage + 1], norm(views[stage], y), x))
+
     def _between(self, view: View, y: Tensor, own: Tensor) -> Tensor:
         """The next layer's input under its view, from this layer's normalised result and its own rows."""
         p = self.dropout if self.training else 0.0
@@ -99,6 +151,19 @@ class Decoupled(nn.Module):
         steps = self.updates.num_stages
         y: Tensor = self.propagation(view, self.updates([view] * steps, x), steps)
         return y
+
+    def resume(self, number: int, views: Sequence[View], x: Tensor, after: Resumed | None) -> Pause | Tensor:
+        """Part `number` of the rows' part, see weft.nn.phases.Phased."""
+        (view,), steps = views, self.updates.num_stages
+        if number > len(self.updates.pauses()):
+            assert after is not None
+            return go_on(self.propagation, view, after.note, after.rows.get("own"), after.answer)
+        reached = self.updates.resume(number, [view] * steps, x, after)
+        if isinstance(reached, Pause):
+            return replace(reached, stage=0)
+        asked = ask(self.propagation, view, reached)
+        rows = {} if asked.own is None else {"own": asked.own}
+        return Pause(question=asked.question, stage=0, steps=steps, rows=rows, note=asked.note)
 
 
 def make_model(

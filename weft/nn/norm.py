@@ -47,14 +47,21 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(width))
 
     def forward(self, view: View, x: Tensor) -> Tensor:
-        if self.training:
-            mean = view.total(x) / view.num_vertices
-            var = view.total((x - mean).square()) / view.num_vertices
-            with torch.no_grad():
-                self.running_mean.lerp_(mean, self.momentum)
-                self.running_var.lerp_(var, self.momentum)
-        else:
-            mean, var = self.running_mean, self.running_var
+        if not self.training:
+            return self.normalised(x, self.running_mean, self.running_var)
+        mean = view.total(x) / view.num_vertices
+        var = view.total((x - mean).square()) / view.num_vertices
+        self.learn(mean, var)
+        return self.normalised(x, mean, var)
+
+    @torch.no_grad()
+    def learn(self, mean: Tensor, var: Tensor) -> None:
+        """Takes a batch's statistics [F] into the running ones."""
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(var, self.momentum)
+
+    def normalised(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """Rows [n, F] by these statistics [F]."""
         return (x - mean) * (var + self.eps).rsqrt() * self.weight + self.bias
 
 
