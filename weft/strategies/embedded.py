@@ -1,0 +1,45 @@
+"""Embedded rows in a pass by ranges: each range has some of them, and gives their gradients back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from weft.nn import embeddings
+
+if TYPE_CHECKING:
+    from weft.strategies.offload import Offload
+
+
+class EmbeddedRows:
+    """The rows of a model's embedding that this rank's vertices have, those of other ranks fetched once a pass."""
+
+    def __init__(self, home: Offload, *, training: bool) -> None:
+        self.home, self.rows, self.grads = home, None, None  # type: Offload, Tensor | None, Tensor | None
+        self._leaves: list[Tensor] = []
+        for weight in embeddings(home.model).values():
+            with torch.set_grad_enabled(training):
+                self.rows = home.embedded_halo.fetch(weight) if home.embedded_halo else weight
+            self.grads = torch.zeros_like(self.rows) if training and self.rows.requires_grad else None
+
+    def of(self, span: slice, weight: Tensor) -> Tensor:
+        """Those of a range of this rank's rows."""
+        del weight
+        assert self.rows is not None
+        found = self.rows.detach()[self.home.embedded_in(span)].requires_grad_(torch.is_grad_enabled())
+        self._leaves = [found]
+        return found
+
+    def collect(self, span: slice) -> None:
+        """Takes the gradients of those that a range has had."""
+        for found in self._leaves:
+            if found.grad is not None and self.grads is not None:
+                self.grads[self.home.embedded_in(span)] += found.grad
+        self._leaves = []
+
+    def backward(self) -> None:
+        """Sends all gradients to where the rows are kept."""
+        if self.rows is not None and self.grads is not None:
+            self.rows.backward(self.grads)

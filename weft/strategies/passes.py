@@ -1,0 +1,293 @@
+"""One pass of a model over a graph whose rows are on the host, chunk by chunk (HongTu, section 4.3, algorithm 1).
+
+Forward, part by part: the rows of a chunk come to the device with the answer to the last pause, the rows' part of the
+model goes on to the next one, and what that leaves goes to the host. Backward from the last part to the first: a part is
+run again on what the host has, and the gradients of what it read are added up there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from weft.core.host import release
+from weft.core.random import key
+from weft.nn import Inputs
+from weft.nn.phases import Pause, Resumed, Total
+from weft.strategies.embedded import EmbeddedRows
+from weft.strategies.products import Grads, Products, Rows, Table, deposit
+from weft.strategies.program import Part, Program, RowsView
+
+if TYPE_CHECKING:
+    from weft.strategies.offload import Offload
+
+Own = dict[int, Tensor]
+"""Rows of a range by their port."""
+
+
+class Pass:
+    """A forward pass of a program on a rank, and the backward pass that may follow."""
+
+    def __init__(self, home: Offload, program: Program, *, epoch: int, training: bool) -> None:
+        self.home, self.parts = home, program.parts
+        self.model, self.group, self.meter = cast(Any, home.model), home.group, home.group.meter
+        self.keys = [key(home.seed, epoch, stage) for stage in home.stages]
+        self.tables: list[Table] = []
+        self.embedded = EmbeddedRows(home, training=training)
+
+    def forward(self) -> Rows:
+        """The logits [n, C] of this rank's rows."""
+        with torch.no_grad():
+            for number in range(len(self.parts)):
+                self.tables.append(self._forward(number))
+        return self.tables[-1].arrays[0]
+
+    def backward(self, grad: Tensor) -> None:
+        """Leaves the gradients of the parameters, this rank's part of those that all ranks have."""
+        out: Grads | None = Grads(ports={0: grad})
+        for number in reversed(range(len(self.parts))):
+            out = self._backward(number, out) if out else None
+        self.embedded.backward()
+
+    def end(self) -> None:
+        """Gives back what the pass has on the host."""
+        for table in self.tables:
+            if table is not self.home.constant:
+                self.home.give(*table.arrays, table.answer, *table.between)
+        self.tables = []
+
+    def _forward(self, number: int) -> Table:
+        """Part `number`, chunk by chunk."""
+        home, part = self.home, self.parts[number]
+        if part.constant and home.constant:
+            return home.constant
+        before, num_rows = self.tables[-1] if number else None, home.num_rows(part.hop)
+        table = Table(part=part, arrays=[home.take(num_rows, port.width) for port in part.ports])
+        if before is not None and before.part.is_product and not before.part.constant:
+            products = self._products(before)
+            self._make_steps(before, products)
+            before.answer = home.take(num_rows, before.part.width) if home.keeps(before.part) else None
+            for batch, loaded, answer in products.answers(before.part.steps - 1, last=True):
+                if before.answer is not None:
+                    self._store(before.answer, batch.targets, answer)
+                self._advance(number, batch.targets, loaded.own, answer, table)
+        else:
+            for span, (own, answer) in home.ahead(home.spans(num_rows), partial(self._rows, before)):
+                self._count(own, answer)
+                self._advance(number, span, own, answer, table)
+        if table.total is not None:
+            table.total = self.group.all_reduce(table.total, tag="statistics")
+            if table.learn is not None:
+                table.learn(table.total)
+        if part.constant:
+            with self.meter.during("setup"):
+                self._answer_once(table)
+            home.constant = table
+        return table
+
+    def _advance(self, number: int, span: slice, own: Own, answer: Tensor | None, table: Table) -> None:
+        """Runs a part on a range of rows and leaves on the host what it gives."""
+        reached = self._resume(number, span, own, answer, self.tables[number - 1].shared if number else {})
+        if not isinstance(reached, Pause):
+            self._store(table.arrays[0], span, reached)
+            return
+        for port, rows in left_by(reached, table.part).items():
+            self._store(table.arrays[port], span, rows)
+        table.shared = {**reached.question.tensors("shared"), **reached.shared}
+        table.note, table.learn = reached.note, reached.learn
+        if isinstance(reached.question, Total):
+            total = reached.question.x[: self._num_own(span)].sum(0)
+            table.total = total if table.total is None else table.total + total
+
+    def _resume(
+        self, number: int, span: slice, own: Own, answer: Tensor | None, shared: dict[str, Tensor]
+    ) -> Pause | Tensor:
+        """Part `number` on a range of rows."""
+        home, part = self.home, self.parts[number]
+        inputs = home.inputs_of(span) if number == 0 else Inputs(savings=home.savings)
+        ids, count = home.row_ids[span], home.graph.num_vertices
+        calls = zip(self.keys, part.calls, strict=True)
+        views = [RowsView(home.topology, ids, count, key=k, calls=c, inputs=inputs) for k, c in calls]
+        for view in views:
+            view.embedded = partial(self.embedded.of, span)
+        if number == 0:
+            return cast("Pause | Tensor", self.model.resume(0, views, inputs.rows, None))
+        before = self.tables[number - 1]
+        resumed = Resumed(
+            answer=cast(Tensor, answer),
+            rows={name: own[port] for name, port in before.part.rows.items()},
+            shared=shared,
+            note=before.note,
+        )
+        return cast("Pause | Tensor", self.model.resume(number, views, ids, resumed))
+
+    def _products(self, table: Table) -> Products:
+        assert table.part.pause is not None
+        return Products(self.home, table, self.keys[table.part.pause.stage])
+
+    def _make_steps(self, table: Table, products: Products) -> None:
+        """All products of a question but the last one."""
+        home, part = self.home, table.part
+        for step in range(part.steps - 1):
+            made = home.take(home.num_rows(part.hop + step + 1), part.width)
+            for batch, _, answer in products.answers(step, last=False):
+                self._store(made, batch.targets, answer)
+            if part.linear and step:
+                home.give(table.between.pop())
+            table.between.append(made)
+
+    def _answer_once(self, table: Table) -> None:
+        """The answer to a question of constants; nothing but that and the rows that go on with it is kept."""
+        home, part, products = self.home, table.part, self._products(table)
+        self._make_steps(table, products)
+        table.answer = home.take(home.num_rows(part.hop + part.steps), part.width)
+        for batch, _, answer in products.answers(part.steps - 1, last=False):
+            self._store(table.answer, batch.targets, answer)
+        home.give(*table.between, *(rows for port, rows in enumerate(table.arrays) if port not in part.rows.values()))
+        table.between = []
+
+    def _backward(self, number: int, out: Grads) -> Grads | None:
+        """Part `number` and the product before it, from the gradients of what the part gave; those of what it read."""
+        home, part = self.home, self.parts[number]
+        before = self.tables[number - 1] if number else None
+        into, first = Grads(), True
+        if before is not None and not before.part.constant:
+            into = Grads(ports={port: self._zeros(before, port) for port in differentiable(before.part)})
+        if before is not None and before.part.is_product and not before.part.constant:
+            products, step = self._products(before), before.part.steps - 1
+            to = self._step_gradients(before, step)
+            for batch, loaded, again in products.again(step, into, last=True, into=to):
+                again.back(self._redo(number, batch.targets, loaded.own, again.answer, out, into, first=first))
+                first = False
+            self._steps_back(before, products, into, to)
+        else:
+            for span, (own, answer) in home.ahead(home.spans(home.num_rows(part.hop)), partial(self._rows, before)):
+                self._count(own, answer)
+                into.add_total(self._redo(number, span, own, answer, out, into, first=first))
+                first = False
+            into.total = None if into.total is None else self.group.all_reduce(into.total, tag="statistics")
+        home.give(*(rows for rows in out.ports.values() if not isinstance(rows, Tensor)))
+        return into if into.ports or into.shared or into.total is not None else None
+
+    def _zeros(self, table: Table, port: int) -> Rows:
+        rows = self.home.take(table.arrays[port].num_rows, table.part.ports[port].width)
+        rows.clear()
+        return rows
+
+    def _step_gradients(self, table: Table, step: int) -> Rows | None:
+        """Where the gradient of what step `step` reads goes, if an earlier one made it."""
+        if not step or not table.part.differentiable:
+            return None
+        rows = self.home.take(self.home.num_rows(table.part.hop + step), table.part.width)
+        rows.clear()
+        return rows
+
+    def _steps_back(self, table: Table, products: Products, into: Grads, grads: Rows | None) -> None:
+        """The products of a question before the last one; grads: of what the last one read."""
+        for step in reversed(range(table.part.steps - 1)):
+            assert grads is not None
+            to = self._step_gradients(table, step)
+            for batch, _, again in products.again(step, into, last=False, into=to):
+                again.back(self._grads(grads, batch.targets))
+            self.home.give(grads)
+            grads = to
+
+    def _redo(
+        self, number: int, span: slice, own: Own, answer: Tensor | None, out: Grads, into: Grads, *, first: bool
+    ) -> Tensor | None:
+        """Runs a part on a range of rows again, and back; the gradient of the answer.
+
+        first: whether it is the first range, which takes the gradients of what all ranges share.
+        """
+        before = self.tables[number - 1] if number else None
+        shared: dict[str, Tensor] = {}
+        if before is not None:
+            own = {port: leaf(rows, before.part.ports[port].differentiable) for port, rows in own.items()}
+            answer = leaf(cast(Tensor, answer), before.part.differentiable)
+            named = before.part.pause.shared if before.part.pause else {}
+            shared = {name: leaf(before.shared[name], before.part.shared[name]) for name in named}
+        with torch.enable_grad():
+            reached = self._resume(number, span, own, answer, shared)
+        results = list(self._results(reached, self.parts[number], span, out, first=first))
+        if not results:
+            return None
+        torch.autograd.backward([result for result, _ in results], [grad for _, grad in results])
+        self.embedded.collect(span)
+        for port, rows in own.items():
+            if rows.grad is not None:
+                deposit(into.ports[port], span, rows.grad, self.meter)
+        for name, value in shared.items():
+            into.add_shared(name, value.grad)
+        return None if answer is None else answer.grad
+
+    def _results(
+        self, reached: Pause | Tensor, part: Part, span: slice, out: Grads, *, first: bool
+    ) -> Iterable[tuple[Tensor, Tensor]]:
+        """What a part gave for a range of rows that has a gradient, and that."""
+        if not isinstance(reached, Pause):
+            if reached.requires_grad:
+                grad = out.ports[0][span].to(reached.device)
+                release(out.ports[0])
+                self.meter.transfer("gradients", grad.nbytes, 0)
+                yield reached, grad
+            return
+        for port, rows in left_by(reached, part).items():
+            if port in out.ports and rows.requires_grad:
+                yield rows, self._grads(out.ports[port], span)
+        if out.total is not None:
+            assert isinstance(reached.question, Total)
+            grad = torch.zeros_like(reached.question.x)
+            grad[: self._num_own(span)] = out.total
+            yield reached.question.x, grad
+        named = {**reached.question.tensors("shared"), **reached.shared}
+        for name, grad in out.shared.items() if first else ():
+            yield named[name], grad
+
+    def _rows(self, table: Table | None, span: slice) -> tuple[Own, Tensor | None]:
+        """What goes on with a range of rows after a pause whose answer is known, and the answer."""
+        if table is None:
+            return {}, None
+        own = {port: table.arrays[port].read(span.start, span.stop) for port in sorted(set(table.part.rows.values()))}
+        return own, table.total if table.answer is None else table.answer.read(span.start, span.stop)
+
+    def _num_own(self, span: slice) -> int:
+        """How many of a range of rows belong to vertices that this rank answers for: a total counts them once."""
+        return max(0, min(span.stop, self.home.dependencies.num_own) - span.start)
+
+    def _store(self, rows: Rows, span: slice, values: Tensor) -> None:
+        rows.write(span.start, values)
+        self.meter.transfer("rows", 0, values.nbytes)
+
+    def _grads(self, rows: Rows, span: slice) -> Tensor:
+        grad = rows.read(span.start, span.stop)
+        self.meter.transfer("gradients", grad.nbytes, 0)
+        return grad
+
+    def _count(self, own: Own, answer: Tensor | None) -> None:
+        """Notes what `_rows` has brought."""
+        rows = (*own.values(), *(() if answer is None or answer.dim() < 2 else (answer,)))
+        self.meter.transfer("rows", sum(one.nbytes for one in rows), 0)
+
+
+def leaf(value: Tensor, differentiable: bool) -> Tensor:
+    """The same numbers, from which a gradient can begin."""
+    return value.detach().requires_grad_(differentiable)
+
+
+def differentiable(part: Part) -> list[int]:
+    """The ports that want a gradient."""
+    return [number for number, port in enumerate(part.ports) if port.differentiable]
+
+
+def left_by(pause: Pause, part: Part) -> dict[int, Tensor]:
+    """The rows that a pause leaves, by port."""
+    named = (
+        (pause.question.tensors("source"), part.sources),
+        (pause.question.tensors("target"), part.targets),
+        (pause.rows, part.rows),
+    )
+    return {ports[name]: rows for found, ports in named for name, rows in found.items() if ports[name] >= 0}

@@ -1,0 +1,404 @@
+"""The products that a pause asks for, batch by batch, of rows that are on the host (HongTu, algorithms 2 and 3).
+
+A batch's rows stay in their slots for the next one; rows of other ranks come from the slots of those that have them.
+Backward, gradients are added up in the slots, go back to the ranks that own the rows, and from there to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from weft.comm import Group
+from weft.core.host import HostRows, PinnedRows
+from weft.core.savings import Savings
+from weft.data import Graph
+from weft.kernels import spmm_transposed
+from weft.nn import GraphView, Product, multiply
+from weft.nn.phases import Pause, Propagation, Question, WholeLayer
+from weft.strategies.program import Part
+from weft.strategies.slots import BACKWARD, FORWARD, Layout, PlacedBatch, SlotTopology
+
+Rows = HostRows | PinnedRows
+
+
+class Host(Protocol):
+    """The strategy on this rank, as its products know it."""
+
+    graph: Graph
+    group: Group
+    savings: Savings
+    dtype: torch.dtype
+
+    def batches(self, hop: int) -> Sequence[PlacedBatch]: ...
+    def keeps(self, part: Part) -> bool: ...
+    def ahead(self, items: Iterable[Any], load: Callable[[Any], Any]) -> Iterator[tuple[Any, Any]]: ...
+
+
+@dataclass(kw_only=True)
+class Table:
+    """What a pause left on the host, and what its answers are.
+
+    arrays: by port. shared, note, learn: of the pause. answer: the rows of it, where they are kept. total: one for all.
+    between: of several steps, what each but the first had for x or h.
+    """
+
+    part: Part
+    arrays: list[Rows]
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    note: Any = None
+    learn: Callable[[Tensor], None] | None = None
+    answer: Rows | None = None
+    total: Tensor | None = None
+    between: list[Rows] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Grads:
+    """The gradients of what a pause left: of its ports, of what all rows share, and of its total."""
+
+    ports: dict[int, Any] = field(default_factory=dict)
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    total: Tensor | None = None
+
+    def add_shared(self, name: str, grad: Tensor | None) -> None:
+        """Adds to the gradient of a tensor that all rows share."""
+        if grad is not None:
+            self.shared[name] = self.shared[name] + grad if name in self.shared else grad
+
+    def add_total(self, grad: Tensor | None) -> None:
+        """Adds to the gradient of the total."""
+        if grad is not None:
+            self.total = grad if self.total is None else self.total + grad
+
+
+@dataclass(kw_only=True)
+class Source:
+    """Rows that a product reads at the sources of edges, as these tensors; their slots, and those of their gradients.
+
+    into: where the gradients go, if there are any.
+    """
+
+    names: tuple[str, ...]
+    rows: Rows
+    into: Rows | None = None
+    buffer: Tensor | None = None
+    grads: Tensor | None = None
+
+    @property
+    def values(self) -> Tensor:
+        """The rows in the slots, [slots, F]."""
+        assert self.buffer is not None
+        return self.buffer
+
+
+@dataclass(kw_only=True)
+class Loaded:
+    """What of a batch is brought to the device before it is worked on. own: by port."""
+
+    index: dict[str, Tensor]
+    topology: SlotTopology
+    own: dict[int, Tensor]
+    answer: Tensor | None = None
+
+
+@dataclass(kw_only=True)
+class Again:
+    """A batch's answer in the backward pass, as far as anyone reads it, and the way of its gradient."""
+
+    answer: Tensor
+    back: Callable[[Tensor | None], None]
+
+
+def layout_of(question: Question) -> Layout:
+    """How a batch's edges are to stand for a question."""
+    if isinstance(question, WholeLayer):
+        return "whole"
+    looped = question.loops or (isinstance(question, Propagation) and question.norm == "gcn")
+    return "looped" if looped else "plain"
+
+
+class ChunkView(GraphView):
+    """The view of a whole layer on a batch: its targets' rows stand first, those in slots behind them."""
+
+    def __init__(self, topology: SlotTopology, num_vertices: int, *, key: int, calls: int) -> None:
+        super().__init__(topology, key=key)
+        self._count, self._calls = num_vertices, calls
+
+    @property
+    def num_vertices(self) -> int:
+        return self._count
+
+    def targets(self, x: Tensor) -> Tensor:
+        return x[: self.topology.adjacency.num_targets]
+
+    def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        return x, self.topology.edge_index, self.topology.adjacency.num_targets
+
+
+class Products:
+    """All products of a table's question. view_key: of its stage."""
+
+    def __init__(self, home: Host, table: Table, view_key: int) -> None:
+        self.home, self.table, self.part, self.view_key = home, table, table.part, view_key
+        self.group, self.device, self.meter = home.group, home.group.device, home.group.meter
+        self.question, self.layout = table.part.question, layout_of(table.part.question)
+
+    def answers(self, step: int, *, last: bool) -> Iterator[tuple[PlacedBatch, Loaded, Tensor]]:
+        """Batch by batch, what is loaded and the answers [n, F] of a step; last: rows go on with them."""
+        batches, sources = self.home.batches(self.part.hop + step), self._sources(step)
+        self._make_slots(batches, sources)
+        load = lambda batch: self._load(batch, sources, last=last, values=True, backward=False)  # noqa: E731
+        for batch, loaded in self.home.ahead(batches, load):
+            self._count(batch, loaded, sources, values=True, backward=False)
+            self._fetch(batch, loaded, sources)
+            at = {name: source.values for source in sources for name in source.names}
+            yield batch, loaded, self._answer(batch, loaded, at, self._targets(loaded), self.table.shared)
+
+    def again(
+        self, step: int, grads: Grads, *, last: bool, into: Rows | None = None
+    ) -> Iterator[tuple[PlacedBatch, Loaded, Again]]:
+        """As `answers` in the backward pass: whoever is given one sends its gradient back before asking for the next.
+
+        grads: those that a pause left. into: where those go of what an earlier step made.
+        """
+        part, batches = self.part, self.home.batches(self.part.hop + step)
+        values = reads_values(part, step, kept=self.table.answer is not None)
+        sources = self._sources(step, grads, into)
+        if values:
+            self._make_slots(batches, sources)
+        for source in sources:
+            if source.into is not None:
+                source.grads = self._zeros(batches, source)
+        load = lambda batch: self._load(batch, sources, last=last, values=values, backward=True)  # noqa: E731
+        for batch, loaded in self.home.ahead(batches, load):
+            self._count(batch, loaded, sources, values=values, backward=True)
+            if values:
+                self._fetch(batch, loaded, sources)
+            yield batch, loaded, self._again(batch, loaded, sources, grads, values=values)
+            self._leave(batch, loaded, sources)
+
+    def _again(
+        self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], grads: Grads, *, values: bool
+    ) -> Again:
+        at = {name: source.values for source in sources for name in source.names} if values else {}
+        if self.part.linear:
+            answer = loaded.answer
+            if values:
+                answer = self._answer(batch, loaded, at, {}, {})
+            if answer is None:  # nobody reads it
+                answer = torch.zeros(loaded.topology.adjacency.num_targets, self.part.width, dtype=self.home.dtype, device=self.device)
+            return Again(answer=answer, back=lambda grad: self._back_linear(batch, loaded, sources, grad))
+        wanted = {
+            name: source.values.detach().requires_grad_()
+            for source in sources
+            if source.into is not None
+            for name in source.names
+        }
+        targets = self._targets(loaded)
+        for name, port in self.part.targets.items():
+            if port in grads.ports:
+                wanted[name] = targets[name] = targets[name].detach().requires_grad_()
+        shared = dict(self.table.shared)
+        for name in self.question.tensors("shared"):
+            if self.part.shared[name]:
+                wanted[name] = shared[name] = shared[name].detach().requires_grad_()
+        with torch.enable_grad():
+            y = self._answer(batch, loaded, {**at, **wanted}, targets, shared)
+        return Again(
+            answer=y.detach(), back=lambda grad: self._back(batch, loaded, sources, y, wanted, grads, grad)
+        )
+
+    def _back_linear(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], grad: Tensor | None) -> None:
+        (source,) = sources
+        if grad is None or source.grads is None:
+            return
+        question, topology = self.question, loaded.topology
+        assert isinstance(question, Propagation)
+        product = self._product(question)
+        self.meter.aggregate(batch.num_edges, grad.shape[1])
+        scale = topology.scale(product, grad.dtype)
+        source.grads += spmm_transposed(topology.adjacency, grad, scale=scale, weighted=product.weighted)
+
+    def _back(
+        self,
+        batch: PlacedBatch,
+        loaded: Loaded,
+        sources: list[Source],
+        y: Tensor,
+        wanted: dict[str, Tensor],
+        grads: Grads,
+        grad: Tensor | None,
+    ) -> None:
+        if grad is None or not wanted or not y.requires_grad:
+            return
+        self.meter.aggregate(batch.num_edges, self._read_width)
+        found = dict(
+            zip(wanted, torch.autograd.grad(y, list(wanted.values()), grad, allow_unused=True), strict=True)
+        )
+        for source in sources:
+            for name in source.names:
+                if source.grads is not None and (added := found.get(name)) is not None:
+                    source.grads += added
+        for name, port in self.part.targets.items():
+            if (added := found.get(name)) is not None:
+                deposit(grads.ports[port], batch.targets, added, self.meter)
+        for name in self.question.tensors("shared"):
+            grads.add_shared(name, found.get(name))
+
+    def _sources(self, step: int, grads: Grads | None = None, into: Rows | None = None) -> list[Source]:
+        """What a step reads at sources, each rows once; what an earlier step made is apart."""
+        part, found, by_port = self.part, [], dict[int, list[str]]()
+        for name, port in part.sources.items():
+            if step and name == part.first:
+                found.append(Source(names=(name,), rows=self.table.between[-1 if part.linear else step - 1], into=into))
+            else:
+                by_port.setdefault(port, []).append(name)
+        for port, names in by_port.items():
+            to = grads.ports.get(port) if grads else None
+            found.append(Source(names=tuple(names), rows=self.table.arrays[port], into=to))
+        return found
+
+    def _make_slots(self, batches: Sequence[PlacedBatch], sources: list[Source]) -> None:
+        for source in sources:
+            source.buffer = self._zeros(batches, source)
+
+    def _zeros(self, batches: Sequence[PlacedBatch], source: Source) -> Tensor:
+        """Zeros, since what a free slot holds is multiplied by nothing, and nothing is no number times NaN."""
+        return torch.zeros(batches[0].num_slots, source.rows.width, dtype=self.home.dtype, device=self.device)
+
+    def _load(
+        self, batch: PlacedBatch, sources: list[Source], *, last: bool, values: bool, backward: bool
+    ) -> Loaded:
+        """Brings to the device what a batch reads, except what comes from other ranks."""
+        part = self.part
+        index = {name: batch.index(name) for name in (*FORWARD[: 5 * values], *BACKWARD[: 5 * backward])}
+        for source in sources if values else ():
+            source.rows.gather(index["load"], source.values, index["load_slots"])
+        first, end = batch.targets.start, batch.targets.stop
+        own = {port: self.table.arrays[port].read(first, end) for port in self._own_ports(last=last, values=values)}
+        kept = self.table.answer if backward and last else None
+        topology = batch.topology(self.layout, self.device, backward=backward)
+        return Loaded(index=index, topology=topology, own=own, answer=kept.read(first, end) if kept else None)
+
+    def _own_ports(self, *, last: bool, values: bool) -> list[int]:
+        """The ports of which a batch reads its targets' rows."""
+        part = self.part
+        return sorted({*(part.targets.values() if values else ()), *(part.rows.values() if last else ())})
+
+    def _count(
+        self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], *, values: bool, backward: bool
+    ) -> None:
+        """Notes what `_load` has brought."""
+        own = sum(rows.nbytes for rows in loaded.own.values())
+        self.meter.transfer("rows", own + (0 if loaded.answer is None else loaded.answer.nbytes), 0)
+        self.meter.transfer("edges", batch.edge_bytes(self.layout, backward=backward), 0)
+        if values:
+            width = sum(source.rows.width for source in sources)
+            self.meter.transfer("sources", batch.num_loaded * width * self.home.dtype.itemsize, 0)
+
+    def _targets(self, loaded: Loaded) -> dict[str, Tensor]:
+        return {name: loaded.own[port] for name, port in self.part.targets.items()}
+
+    @property
+    def _read_width(self) -> int:
+        """The columns of what the products aggregate."""
+        return self.part.ports[self.part.sources[self.part.first]].width
+
+    def _answer(
+        self,
+        batch: PlacedBatch,
+        loaded: Loaded,
+        at: dict[str, Tensor],
+        targets: dict[str, Tensor],
+        shared: dict[str, Tensor],
+    ) -> Tensor:
+        """A batch's answer [n, F]. at: the rows in slots."""
+        question, topology = self.question, loaded.topology
+        self.meter.aggregate(batch.num_edges, self._read_width)
+        if isinstance(question, Propagation):
+            return multiply(topology, at["x"], self._product(question))
+        if isinstance(question, WholeLayer):
+            calls, count = self.part.asked_calls, self.home.graph.num_vertices
+            view = ChunkView(topology, count, key=self.view_key, calls=calls)
+            return replace(question, x=torch.cat([targets["own"], at["x"]]))(view)
+        known = {name: shared[name] for name in question.tensors("shared")}
+        return question.having({**at, **targets, **known})(GraphView(topology))
+
+    def _product(self, question: Propagation) -> Product:
+        weighted = question.weighted and self.home.graph.in_edges.weight is not None
+        return Product(question.reduce, question.norm, weighted, 1)
+
+    def _fetch(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source]) -> None:
+        """Rows of other ranks come into their slots, from the slots, or the host, of those that have them."""
+        if self.group.size == 1:
+            return
+        share, parts = self.home.savings.share, []
+        for source in sources:
+            if share:
+                parts.append(source.values.index_select(0, loaded.index["serve_slots"].to(self.device)))
+            else:
+                parts.append(self._read_for_each(source.rows, loaded.index["serve_rows"], batch.serve_counts))
+        got = self._exchange(torch.cat(parts, 1), batch.serve_counts, batch.fetch_counts)
+        for source, rows in zip(sources, got.split([one.rows.width for one in sources], 1), strict=True):
+            source.values.index_copy_(0, loaded.index["fetch_slots"].to(self.device), rows)
+
+    def _read_for_each(self, rows: Rows, wanted: Tensor, counts: Sequence[int]) -> Tensor:
+        """Rows for every receiver apart, each as often as it is wanted: [w, F]."""
+        out = torch.empty(len(wanted), rows.width, dtype=self.home.dtype, device=self.device)
+        for ids, part in zip(wanted.split(list(counts)), out.split(list(counts)), strict=True):
+            rows.gather(ids, part, torch.arange(len(ids)))
+        self.meter.transfer("sources", out.nbytes, 0)
+        return out
+
+    def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        width = rows.shape[1]
+        counts = ([number * width for number in numbers] for numbers in (sent, received))
+        return self.group.all_to_all(rows.reshape(-1), *counts, tag="halo").view(-1, width)
+
+    def _leave(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source]) -> None:
+        """Gradients of rows that the next batch does not hold go to the ranks that own them, and to the host."""
+        sources = [source for source in sources if source.grads is not None]
+        index = loaded.index
+        if self.group.size > 1 and sources:
+            given = [cast(Tensor, one.grads).index_select(0, index["give_slots"].to(self.device)) for one in sources]
+            got = self._exchange(torch.cat(given, 1), batch.give_counts, batch.take_counts)
+            widths = [one.rows.width for one in sources]
+            for source, added in zip(sources, got.split(widths, 1), strict=True):
+                self._take(batch, index, source, added)
+        for source in sources:
+            assert source.grads is not None
+            assert source.into is not None
+            source.into.add(index["flush"], source.grads, index["flush_slots"])
+            self.meter.transfer("gradients", 0, len(index["flush"]) * source.grads[:1].nbytes)
+            for name in ("flush_slots", "give_slots"):
+                source.grads.index_fill_(0, index[name].to(self.device), 0)
+
+    def _take(self, batch: PlacedBatch, index: dict[str, Tensor], source: Source, added: Tensor) -> None:
+        """Adds the gradients that the ranks gave, one rank's after the other's."""
+        assert source.grads is not None
+        assert source.into is not None
+        slots = index["take_slots"] if self.home.savings.share else index["take_rows"]
+        counts = list(batch.take_counts)
+        for part, rows in zip(added.split(counts), slots.split(counts), strict=True):
+            if self.home.savings.share:
+                source.grads.index_add_(0, rows.to(self.device), part)
+            else:
+                source.into.add(rows, part.contiguous(), torch.arange(len(rows)))
+                self.meter.transfer("gradients", 0, part.nbytes)
+
+
+def reads_values(part: Part, step: int, *, kept: bool) -> bool:
+    """Whether the backward pass over a step reads the rows at its sources."""
+    return not part.linear or (step == part.steps - 1 and part.needs_answer and not kept)
+
+
+def deposit(into: Rows, span: slice, grad: Tensor, meter: Any) -> None:
+    """Adds the gradients of a range of rows to those on the host."""
+    rows = torch.arange(span.start, span.stop)
+    into.add(rows, grad.contiguous(), torch.arange(len(rows)))
+    meter.transfer("gradients", 0, grad.nbytes)

@@ -1,0 +1,278 @@
+"""What a model does between its products, found by running it on a few rows: which rows it leaves, of what width.
+
+(HongTu, section 4.2.) Part k of a program goes from the answer to pause k - 1 to pause k, or to the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from weft.core.errors import InputError
+from weft.core.savings import Savings
+from weft.data import Adjacency, Graph
+from weft.nn import GraphView, Inputs, Topology, UnitCost
+from weft.nn.phases import PairAttention, Pause, Propagation, Question, Resumed, Total, WholeLayer
+from weft.strategies.typed import is_embedded, typed_rows
+
+FEW = 5  # rows that a program is found out with
+
+
+class RowsView(GraphView):
+    """The view of some rows while no product is made; what couples rows is asked by pauses.
+
+    ids: int64 [n], what their vertices were called first. embedded: those of an embedding's rows that are theirs.
+    """
+
+    unit_cost = UnitCost(inputs=1, dropped=1, rows=4)
+    sparse_first = False
+
+    def __init__(
+        self, topology: Topology, ids: Tensor, num_vertices: int, *, key: int, calls: int, inputs: Inputs
+    ) -> None:
+        super().__init__(topology, key=key, inputs=inputs)
+        self._ids, self._count, self._calls = ids, num_vertices, calls
+        self.embedded: Callable[[Tensor], Tensor] = lambda weight: weight
+
+    @property
+    def row_ids(self) -> Tensor:
+        return self._ids
+
+    @property
+    def num_vertices(self) -> int:
+        return self._count
+
+    @property
+    def calls(self) -> int:
+        """How many dropout masks it has drawn."""
+        return self._calls
+
+    def embed(self, weight: Tensor) -> Tensor:
+        return self.embedded(weight)
+
+
+class Port(tuple[int, bool]):
+    """Rows that a pause leaves on the host: their width, and whether they want a gradient."""
+
+    @property
+    def width(self) -> int:
+        return self[0]
+
+    @property
+    def differentiable(self) -> bool:
+        return self[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One part of a program, and the pause that ends it.
+
+    pause: as found with a few rows; None after the last part. calls: masks drawn by each stage's view before it.
+    ports: the different rows that the pause leaves. sources, targets, rows: the port of each of its tensors, by name.
+    shared: whether each of the question's and of the pause's shared tensors wants a gradient, by name.
+    width, differentiable: of the answer. constant: nothing of it depends on the epoch. hop: the first product.
+    """
+
+    pause: Pause | None
+    calls: tuple[int, ...]
+    ports: tuple[Port, ...] = ()
+    sources: dict[str, int]
+    targets: dict[str, int]
+    rows: dict[str, int]
+    shared: dict[str, bool]
+    width: int
+    differentiable: bool
+    constant: bool
+    hop: int
+
+    @property
+    def question(self) -> Question:
+        """What the pause asks."""
+        assert self.pause is not None
+        return self.pause.question
+
+    @property
+    def is_product(self) -> bool:
+        """Whether the pause asks for a product over edges."""
+        return self.pause is not None and not isinstance(self.question, Total)
+
+    @property
+    def linear(self) -> bool:
+        """Whether the gradient of the answer needs no rows."""
+        return isinstance(self.question, Propagation) and self.question.reduce != "max"
+
+    @property
+    def steps(self) -> int:
+        """How many products follow each other."""
+        return self.pause.steps if self.pause else 0
+
+    @property
+    def first(self) -> str:
+        """Of several steps, the tensor that the next one has from the last one's answer."""
+        return "x" if "x" in self.sources else "h"
+
+    @property
+    def source_ports(self) -> tuple[int, ...]:
+        """The ports that a product reads at the sources of edges."""
+        return tuple(sorted(set(self.sources.values())))
+
+    @property
+    def own_ports(self) -> tuple[int, ...]:
+        """The ports that it, or who goes on, reads at its own rows."""
+        own = {*self.targets.values(), *self.rows.values()} if self.is_product else set(self.rows.values())
+        return tuple(sorted(own))
+
+    @property
+    def loops(self) -> bool:
+        """Whether a target's own row is read among the sources'."""
+        question = self.question
+        return question.loops or (isinstance(question, Propagation) and question.norm == "gcn")
+
+    def width_of(self, ports: Sequence[int]) -> int:
+        """The columns of some ports together."""
+        return sum(self.ports[one].width for one in ports)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A model's parts in training or in an evaluation; num_hops: its products."""
+
+    parts: tuple[Part, ...]
+    num_hops: int
+
+
+class Rehearsal:
+    """Runs a model on the first few vertices of a graph, and on edges between them, to see what it does.
+
+    InputError for a model that cannot be run part by part.
+    """
+
+    def __init__(self, graph: Graph, model: nn.Module, savings: Savings) -> None:
+        if not hasattr(getattr(model, "encoder", model), "resume"):
+            raise InputError(
+                f"strategy offload runs a model part by part, and {type(model).__name__} runs as a whole: make it a "
+                "weft.nn.Stack of its layers"
+            )
+        self.graph, self.model, self.savings = graph, model, savings
+        parameter = next(model.parameters(), torch.empty(0))
+        self.device, self.dtype = parameter.device, parameter.dtype
+        count = min(FEW, graph.num_vertices)
+        vertices = torch.arange(count)
+        x = torch.empty(count, 0) if graph.x is None else graph.x[:count]
+        self.x = x.to(self.device, self.dtype)
+        self.typed = typed_rows(graph, vertices, self.device, self.dtype)
+        self.num_embedded = int(is_embedded(graph)[:count].sum()) if graph.typed.num_embedded else 0
+        self.topology = ring(graph, count, self.device, self.dtype)
+
+    def program(self, *, training: bool) -> Program:
+        """What the model does in a training step, or in an evaluation."""
+        model, before = self.model, self.model.training
+        model.train(training)
+        try:
+            with torch.enable_grad():
+                return self._run(training)
+        finally:
+            model.train(before)
+
+    def _run(self, training: bool) -> Program:
+        model = cast(Any, self.model)
+        inputs = Inputs(rows=self.x, savings=self.savings, typed=self.typed)
+        ids = torch.arange(len(self.x), device=self.device)
+        views = [
+            RowsView(self.topology, ids, self.graph.num_vertices, key=0, calls=0, inputs=inputs)
+            for _ in range(model.num_stages)
+        ]
+        for view in views:
+            view.embedded = lambda weight: weight.new_zeros(self.num_embedded, weight.shape[1]) + weight.sum()
+        parts: list[Part] = []
+        resumed: Resumed | None = None
+        hop, still = 0, self.savings.reuse
+        while True:
+            calls = tuple(view.calls for view in views)
+            reached = model.resume(len(parts), views, self.x, resumed)
+            still = still and calls == tuple(view.calls for view in views)
+            if not isinstance(reached, Pause):
+                parts.append(last_part(reached, calls, hop))
+                return Program(parts=tuple(parts), num_hops=hop)
+            part, resumed = self._pause(settled(reached), calls, hop, views, constant=still and not parts)
+            still = part.constant
+            parts.append(part)
+            hop += part.steps if part.is_product else 0
+
+    def _pause(
+        self, pause: Pause, calls: tuple[int, ...], hop: int, views: Sequence[RowsView], *, constant: bool
+    ) -> tuple[Part, Resumed]:
+        question, found = pause.question, []
+        sources, targets = question.tensors("source"), question.tensors("target")
+        for tensor in (*sources.values(), *({} if isinstance(question, Total) else targets).values(), *pause.rows.values()):
+            if not any(tensor is one for one in found):
+                found.append(tensor)
+        place = lambda named: {  # noqa: E731
+            name: next((i for i, one in enumerate(found) if one is value), -1) for name, value in named.items()
+        }
+        asked = GraphView(self.topology)
+        view = views[pause.stage]
+        asked._calls = view.calls
+        answer = question(asked)
+        view._calls = asked._calls
+        shared = {**question.tensors("shared"), **pause.shared}
+        constant = constant and not any(one.requires_grad for one in (*found, *shared.values(), answer))
+        part = Part(
+            pause=pause,
+            calls=calls,
+            ports=tuple(Port((one.shape[1], one.requires_grad)) for one in found),
+            sources=place(sources),
+            targets=place(targets),
+            rows=place(pause.rows),
+            shared={name: one.requires_grad for name, one in shared.items()},
+            width=answer.shape[-1],
+            differentiable=answer.requires_grad,
+            constant=constant and not isinstance(question, Total),
+            hop=hop,
+        )
+        kept = {name: one.detach().requires_grad_(one.requires_grad) for name, one in pause.rows.items()}
+        also = {name: one.detach().requires_grad_(one.requires_grad) for name, one in pause.shared.items()}
+        answer = answer.detach().requires_grad_(answer.requires_grad)
+        return part, Resumed(answer=answer, rows=kept, shared=also, note=pause.note)
+
+
+def last_part(logits: Tensor, calls: tuple[int, ...], hop: int) -> Part:
+    """The part that ends with the logits, which are its port."""
+    return Part(
+        pause=None,
+        calls=calls,
+        ports=(Port((logits.shape[1], logits.requires_grad)),),
+        sources={},
+        targets={},
+        rows={},
+        shared={},
+        width=0,
+        differentiable=False,
+        constant=False,
+        hop=hop,
+    )
+
+
+def settled(pause: Pause) -> Pause:
+    """The same pause, whose question says of several steps what its logits are made of."""
+    question = pause.question
+    if pause.steps > 1 and isinstance(question, PairAttention) and question.left is None:
+        return replace(pause, question=replace(question, left=question.h))
+    return pause
+
+
+def ring(graph: Graph, count: int, device: torch.device, dtype: torch.dtype) -> Topology:
+    """Edges around a few vertices, with as many features, weights and relations as a graph's."""
+    source = torch.arange(count, dtype=torch.int32)
+    weight = torch.ones(count, dtype=dtype) if graph.in_edges.weight is not None else None
+    edges = Adjacency.from_edges(source, source.roll(1), num_sources=count, num_targets=count, weight=weight)
+    features = torch.zeros(count, graph.num_edge_features) if graph.num_edge_features else None
+    types = torch.zeros(count, dtype=torch.int32) if graph.relations else None
+    return Topology(edges.to(device), None, features, dtype, types, len(graph.relations))
+
+
+__all__ = ["Part", "Port", "Program", "Rehearsal", "RowsView", "WholeLayer", "settled"]

@@ -1,0 +1,196 @@
+"""A batch of a schedule on the device: its edges by the slots of their sources, and the rows that go in and out.
+
+(HongTu, section 6: one buffer of rows, positions computed beforehand.) Index sets and edges wait in a spool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from weft.core.host import Spool, Stored
+from weft.core.native import id_dtype
+from weft.data import Adjacency, Transpose
+from weft.kernels import EdgeFeatures, Scale
+from weft.nn import Product, SubTopology, Topology
+from weft.partition import Batch, Hop
+
+Layout = Literal["plain", "looped", "whole"]
+"""How the sources of a batch's edges stand: in slots; so, with a missing loop as an edge; or behind the targets."""
+INDICES = (
+    "load", "load_slots", "fetch_slots", "serve_slots", "serve_rows",
+    "flush", "flush_slots", "give_slots", "take_slots", "take_rows",
+)  # fmt: skip
+FORWARD, BACKWARD = INDICES[:5], INDICES[5:]
+
+
+class SlotTopology(SubTopology):
+    """A batch's edges. sources: int64, the vertex in each slot, any for a free one; edge_ids: int64 [e], or None.
+
+    targets: int64 [n], vertices. looped: int64 [e + m], where each edge stands among the batch's, -1 for those of the m
+    loops that were missing; None: loops are no edges.
+    """
+
+    def __init__(
+        self,
+        adjacency: Adjacency,
+        sources: Tensor,
+        targets: Tensor,
+        whole: Topology,
+        edge_ids: Tensor | None,
+        looped: Tensor | None,
+    ) -> None:
+        super().__init__(adjacency, sources, targets, whole)
+        self.vertices, self.edge_ids, self.looped = targets, edge_ids, looped
+        self.num_relations = whole.num_relations
+
+    @cached_property
+    def edge_type(self) -> Tensor | None:
+        types = self.whole.edge_type
+        return None if types is None or self.edge_ids is None else types[self.edge_ids]
+
+    @cached_property
+    def edge_features(self) -> Tensor | None:
+        return None if self.edge_ids is None else self.whole.edge_features_at(self.edge_ids)
+
+    @cached_property
+    def loop(self) -> Tensor | None:  # type: ignore[override]
+        return None if self.looped is not None else self.whole.loop[self.vertices].to(self.adjacency.device)
+
+    @cached_property
+    def known_edges(self) -> EdgeFeatures | None:
+        known = self.whole.known_edges
+        if self.looped is None or known is None or self.edge_features is None or known.loops is None:
+            return super().known_edges
+        features = self.edge_features.new_empty(self.adjacency.num_edges, self.edge_features.shape[1])
+        missing = self.looped < 0
+        features[~missing] = self.edge_features
+        features[missing] = known.loops[self.vertices[self.whole.loop[self.vertices]]]
+        return EdgeFeatures(features)
+
+    def _scale(self, product: Product, dtype: torch.dtype) -> Scale:
+        scale = super()._scale(product, dtype)
+        return scale if self.looped is None else scale._replace(loop=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edges:
+    """A batch's edges in the spool."""
+
+    indptr: Stored
+    indices: Stored
+    weight: Stored | None
+    transpose: tuple[Stored, Stored, Stored, Stored | None]
+    looped: Stored | None
+    num_sources: int
+
+
+class PlacedBatch:
+    """A batch, its index sets and edges in a spool. rows: int64, the vertex of each source number of the hop."""
+
+    def __init__(
+        self, batch: Batch, hop: Hop, vertices: Tensor, whole: Topology, layouts: Iterable[Layout], spool: Spool
+    ) -> None:
+        self.targets, self.num_edges = batch.targets, batch.edges.stop - batch.edges.start
+        self.whole, self.spool, self.num_slots = whole, spool, len(batch.held)
+        self.fetch_counts, self.serve_counts = batch.fetch_counts, batch.serve_counts
+        self.give_counts, self.take_counts = batch.give_counts, batch.take_counts
+        self.num_loaded, self.num_flushed = len(batch.load), len(batch.flush)
+        ids = vertices[batch.held.clamp(min=0)]
+        narrow = id_dtype(len(whole.ids))
+        self._sources, self._targets = spool.put(ids.to(narrow)), spool.put(vertices[self.targets].to(narrow))
+        self._indices = {name: spool.put(getattr(batch, name).to(narrow)) for name in INDICES}
+        asked = whole.edge_type is not None or whole.edge_features is not None
+        self._edge_ids = spool.put(hop.edge_ids[batch.edges]) if asked else None
+        self._edges = {layout: self._keep(layout, batch, hop) for layout in layouts}
+
+    def index(self, name: str) -> Tensor:
+        """An index set of the batch, int64."""
+        return self.spool.get(self._indices[name]).long()
+
+    def topology(self, layout: Layout, device: torch.device, *, backward: bool) -> SlotTopology:
+        """The edges on the device, for a backward pass with their transpose."""
+        edges, get = self._edges[layout], self.spool.get
+        known = None
+        if backward:
+            indptr, indices, ids, weight = edges.transpose
+            known = Transpose(
+                indptr=get(indptr), indices=get(indices), edge_ids=get(ids), weight=None if weight is None else get(weight)
+            )
+        adjacency = Adjacency(
+            indptr=get(edges.indptr),
+            indices=get(edges.indices),
+            num_sources=edges.num_sources,
+            weight=None if edges.weight is None else get(edges.weight),
+            known_transpose=known,
+        ).to(device)
+        sources, targets = get(self._sources).long(), get(self._targets).long()
+        return SlotTopology(
+            adjacency,
+            torch.cat([targets, sources]) if layout == "whole" else sources,
+            targets,
+            self.whole,
+            None if self._edge_ids is None else get(self._edge_ids),
+            None if edges.looped is None else get(edges.looped),
+        )
+
+    def edge_bytes(self, layout: Layout, *, backward: bool) -> int:
+        """What of the edges is taken to the device."""
+        edges = self._edges[layout]
+        taken = [edges.indptr, edges.indices, edges.weight, *(edges.transpose if backward else ())]
+        return sum(one.num_bytes for one in taken if one is not None)
+
+    def _keep(self, layout: Layout, batch: Batch, hop: Hop) -> Edges:
+        first, end = self.targets.start, self.targets.stop
+        indptr = hop.block.indptr[first : end + 1] - hop.block.indptr[first]
+        weight = None if hop.block.weight is None else hop.block.weight[batch.edges]
+        indices, num_sources, looped = batch.indices, self.num_slots, None
+        if layout == "whole":
+            indices, num_sources = indices + (end - first), num_sources + end - first
+        if layout == "looped":
+            vertices = self.spool.get(self._targets).long()
+            indptr, looped = with_loops(indptr, self.whole.loop.cpu()[vertices])
+            own = batch.own_slots[self.whole.loop.cpu()[vertices]].to(indices.dtype)
+            indices = spread(indices, looped, own)
+            weight = None if weight is None else spread(weight, looped, weight.new_ones(len(own)))
+        adjacency = Adjacency(indptr=indptr, indices=indices, num_sources=num_sources, weight=weight)
+        back, put = adjacency.transpose, self.spool.put
+        return Edges(
+            indptr=put(indptr),
+            indices=put(indices),
+            weight=None if weight is None else put(weight),
+            transpose=(
+                put(back.indptr),
+                put(back.indices),
+                put(back.edge_ids),
+                None if back.weight is None else put(back.weight),
+            ),
+            looped=None if looped is None else put(looped),
+            num_sources=num_sources,
+        )
+
+
+def with_loops(indptr: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows with one more edge where it is missing (bool [n]), the last one: their indptr, and each edge's old place.
+
+    The place is -1 for the new ones.
+    """
+    more = torch.cat([missing.new_zeros(1, dtype=torch.int64), missing.cumsum(0)])
+    longer = indptr + more
+    place = torch.full((int(longer[-1]),), -1)
+    row = torch.arange(len(missing)).repeat_interleave(indptr.diff())
+    place[torch.arange(len(row)) + more[row]] = torch.arange(len(row))
+    return longer, place
+
+
+def spread(values: Tensor, place: Tensor, added: Tensor) -> Tensor:
+    """What belongs to the edges at these places, and, where one is -1, what was added, in order."""
+    found = values.new_empty(len(place))
+    found[place >= 0] = values
+    found[place < 0] = added
+    return found
