@@ -6,10 +6,11 @@
 
 NB_MODULE(_native, module) {
   module.doc() = "The C++ layer of weft: graph building and the kernels, without a tie to a torch version.";
-  module.attr("INTERFACE") = 8;  // as in weft/core/native.py
+  module.attr("INTERFACE") = 9;  // as in weft/core/native.py
   weft::bind_graph(module);
   weft::bind_kernels(module);
   weft::bind_partition(module);
+  weft::bind_schedule(module);
   module.def("supported_isas", &weft::supported_isas);
   module.def("current_isa", &weft::current_isa);
   module.def("set_isa", &weft::set_isa, nanobind::arg("name"));

@@ -209,3 +209,30 @@ def cut_rows(
     bounds: Tensor,
 ) -> tuple[int, int]: ...
 def add_rows(rows: Tensor, added: Tensor, target: Tensor, num_threads: int) -> None: ...
+def distinct(
+    values: Tensor,
+    starts: Tensor,
+    ranges: Tensor | None,
+    num_numbers: int,
+    found: Tensor,
+    counts: Tensor,
+    num_threads: int,
+) -> None: ...
+def find_changes(numbers: Tensor, starts: Tensor, fresh: Tensor, leaving: Tensor, num_threads: int) -> None: ...
+def assign_slots(
+    numbers: Tensor,
+    starts: Tensor,
+    fresh: Tensor,
+    leaving: Tensor,
+    num_numbers: int,
+    indptr: Tensor,
+    indices: Tensor,
+    bounds: Tensor,
+    order: Tensor,
+    ahead: bool,
+    slots: Tensor,
+    places: Tensor,
+    own: Tensor | None,
+    num_threads: int,
+) -> int: ...
+def reorder_chunks(starts: Tensor, members: Tensor, orders: Tensor, num_threads: int) -> None: ...

@@ -1,0 +1,75 @@
+"""Ranges of a rank's targets that are worked on one after the other, what they read, and their order.
+
+(HongTu, sections 4.1 and 5.3.) Tensors on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.core import native
+from weft.core.native import _native
+from weft.data import Adjacency
+from weft.partition.halo import Hop
+from weft.partition.sets import Sets, join, starts_of
+
+
+class Part(NamedTuple):
+    """A rank's side of a product.
+
+    own: int64, ascending, the vertices that the rank answers for, which are its first local rows. rows: int64, the
+    vertex of each local row, at least hop.num_inputs of them.
+    """
+
+    hop: Hop
+    own: Tensor
+    rows: Tensor
+
+
+def cut_block(block: Adjacency, count: int, *, per_target: int = 1, per_edge: int = 1) -> tuple[int, ...]:
+    """Bounds of `count` ranges of targets of about the same cost, [count + 1]; some may be empty."""
+    cost = per_edge * block.indptr + per_target * torch.arange(block.num_targets + 1)
+    wanted = torch.arange(1, count) * int(cost[-1]) // count
+    return (0, *torch.searchsorted(cost, wanted).tolist(), block.num_targets)
+
+
+def chunk_sources(block: Adjacency, bounds: Sequence[int], *, loops: bool) -> list[Tensor]:
+    """The distinct sources of each range of targets, int64, ascending. loops: a target is a source of its own."""
+    ranges = torch.tensor(bounds, dtype=torch.int64)
+    starts = block.indptr[ranges]
+    sets = Sets.of_groups(block.indices, starts, block.num_sources, ranges if loops else None)
+    return list(sets.split(sets.numbers))
+
+
+def chunk_vertices(part: Part, bounds: Sequence[int], *, loops: bool) -> list[Tensor]:
+    """The vertices that each range of targets reads, int64, by source number: what `reorder` compares."""
+    vertices = torch.cat([part.rows[: part.hop.num_inputs], part.hop.fetched])
+    return [vertices[sources] for sources in chunk_sources(part.hop.block, bounds, loops=loops)]
+
+
+def reorder(sets: Sequence[Sequence[Tensor]], num_vertices: int) -> list[list[int]]:
+    """For each rank which of its chunks runs j-th, so that batches have much in common (algorithm 4).
+
+    sets: of each rank and chunk the distinct vertices, int64; as many chunks of each rank. First every batch, which
+    has a chunk of rank 0, gets that chunk of each further rank that shares most with it; then each batch is followed by
+    that one of the others that shares most with it. Of equals, the first.
+    """
+    num_chunks = same_count([len(chunks) for chunks in sets])
+    flat = [chunk for chunks in sets for chunk in chunks]
+    vertices, starts = join(flat).to(native.id_dtype(num_vertices)), starts_of([len(chunk) for chunk in flat])
+    starts_t, members, _ = native.transpose(starts, vertices, num_vertices)
+    orders = torch.empty(len(sets), num_chunks, dtype=torch.int64)
+    _native.reorder_chunks(starts_t, members, orders, torch.get_num_threads())
+    result: list[list[int]] = orders.tolist()
+    return result
+
+
+def same_count(counts: Sequence[int]) -> int:
+    """The number of chunks that all ranks have."""
+    if len(set(counts)) != 1:
+        raise ValueError(f"ranks must have as many chunks each, not {list(counts)}")
+    return counts[0]

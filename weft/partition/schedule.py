@@ -1,0 +1,259 @@
+"""What each rank holds while it works on its chunks: what it loads, gets, keeps, serves and gives back, and where.
+
+(HongTu, sections 4.1, 5.1 to 5.3 and 6.) All ranks have as many chunks; those that run at the same time are a batch. A
+rank keeps the rows that its chunk reads, and its own that the other chunks of the batch read, in one buffer; what two
+batches in a row need stays where it is. Every rank plans by itself, from what it knows of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.partition.halo import Hop
+from weft.partition.ranges import Part, chunk_sources, same_count
+from weft.partition.sets import Changes, Sets, Slots, assign_slots, join, starts_of
+
+
+class Rates(NamedTuple):
+    """Rows a second: between host and device, between ranks, and to where the next batch reads them on the device."""
+
+    host: float
+    ranks: float
+    inplace: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Volumes:
+    """Rows that one pass of a product moves, of all ranks together (section 5.3).
+
+    neighbours: what the chunks read (V_ori). shared: where ranks share what they load (V_+p2p). kept: where they keep
+    besides what the next batch needs (V_+ru). fetched: what then crosses between ranks.
+    """
+
+    neighbours: int
+    shared: int
+    kept: int
+    fetched: int
+
+    def seconds(self, rates: Rates) -> float:
+        """What moving them takes (equation 4)."""
+        between, again = self.neighbours - self.shared, self.shared - self.kept
+        return self.kept / rates.host + between / rates.ranks + again / rates.inplace
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """A chunk of this rank, and what moves before and after it. Numbers are the block's sources; tensors are int64.
+
+    chunk: which range. targets: its local rows. edges: its part of the block's. indices: as the block's [e], the slot
+    of each edge's source. own_slots: [n], those of the targets' own rows, or empty. held: [slots], the number that
+    each slot holds, -1 for none.
+
+    load, load_slots: the local rows that come from the host, ascending, and where to. fetch_slots, fetch_counts: where
+    remote rows arrive, by owner, ascending in each, and how many of each rank. serve_rows, serve_slots, serve_counts:
+    the local rows that each rank fetches of this one, in its order, and where they are once those of `load` are.
+
+    flush, flush_slots: the local rows that leave after the batch. give_slots, give_counts: the remote rows that do, by
+    owner; take_rows, take_slots, take_counts: the local rows that others give back to this rank, by giver.
+
+    Where ranks do not share, rows of others come from their owners' hosts, and go there: no slots to serve or take.
+    """
+
+    chunk: int
+    targets: slice
+    edges: slice
+    indices: Tensor
+    own_slots: Tensor
+    held: Tensor
+    load: Tensor
+    load_slots: Tensor
+    fetch_slots: Tensor
+    fetch_counts: tuple[int, ...]
+    serve_rows: Tensor
+    serve_slots: Tensor
+    serve_counts: tuple[int, ...]
+    flush: Tensor
+    flush_slots: Tensor
+    give_slots: Tensor
+    give_counts: tuple[int, ...]
+    take_rows: Tensor
+    take_slots: Tensor
+    take_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Schedule:
+    """A rank's batches, in order, and the slots of its buffer. volumes: of all ranks, however they share and keep."""
+
+    num_slots: int
+    batches: tuple[Batch, ...]
+    volumes: Volumes
+
+
+def make_schedule(
+    parts: Sequence[Part],
+    bounds: Sequence[Sequence[int]],
+    rank: int,
+    *,
+    loops: bool,
+    orders: Sequence[Sequence[int]] | None = None,
+    share: bool = True,
+    keep: bool = True,
+    ahead: bool = True,
+) -> Schedule:
+    """The batches of one rank; every rank plans the same from all `parts`.
+
+    Args:
+        bounds: of each rank's ranges of targets, as many of each. orders: for each rank which of them runs j-th.
+        loops: a target reads its own row too.
+        share: a row that several chunks of a batch read is loaded by its owner, who serves the others.
+        keep: what the next batch needs as well stays where it is.
+        ahead: what a batch loads arrives while the one before still needs all of its slots.
+
+    Raises ValueError where ranks differ in their number of chunks or an order is none.
+    """
+    num_chunks = same_count([len(each) - 1 for each in bounds])
+    orders = [range(num_chunks)] * len(parts) if orders is None else orders
+    if any(sorted(order) != list(range(num_chunks)) for order in orders):
+        raise ValueError(f"each order must hold all chunks from 0 to {num_chunks - 1} once")
+    starts = [[0, *_owner_ends(part.hop)] for part in parts]
+    sides = []
+    for part, cuts, order, begins in zip(parts, bounds, orders, starts, strict=True):
+        sources = chunk_sources(part.hop.block, cuts, loops=loops)
+        asked = [
+            torch.searchsorted(owner.own, part.hop.fetched[first:end])
+            for owner, (first, end) in zip(parts, pairwise(begins), strict=True)
+        ]
+        sides.append(_Side(part.hop, Sets.of([sources[chunk] for chunk in order]), join(asked)))
+    transits = _transits(sides)
+    volumes = Volumes(
+        neighbours=sum(len(side.sources.numbers) for side in sides),
+        shared=sum(len(transit.numbers) for transit in transits),
+        kept=sum(int(transit.changes.fresh.sum()) for transit in transits),
+        fetched=sum(int(side.remote.changes.fresh.sum()) for side in sides),
+    )
+    here = sides[rank]
+    held = (transits[rank] if share else here.local).followed_by(here.remote, here.hop.num_inputs)
+    changes = held.changes if keep else Changes(*torch.ones(2, len(held.numbers), dtype=torch.bool))
+    slots = assign_slots(held, changes, here.hop.block, bounds[rank], orders[rank], ahead=ahead, own=loops)
+    batches = _batches(sides, rank, held, changes, slots, bounds[rank], orders[rank], share=share, keep=keep)
+    return Schedule(num_slots=slots.size, batches=batches, volumes=volumes)
+
+
+class _Side:
+    """What the chunks of one rank read, in the order of batches.
+
+    sources: of each batch. asked: int64 [h], where the owner of each fetched vertex has it among its own.
+    """
+
+    def __init__(self, hop: Hop, sources: Sets, asked: Tensor) -> None:
+        local = sources.numbers < hop.num_inputs
+        self.hop, self.sources, self._asked = hop, sources, asked
+        self.local = sources.where(local)
+        remote = sources.where(~local)
+        self.remote = Sets(numbers=remote.numbers - hop.num_inputs, starts=remote.starts)
+
+    @cached_property
+    def _piece(self) -> Tensor:
+        """By batch and owner, where each number of `remote` belongs."""
+        owner = torch.searchsorted(torch.tensor(_owner_ends(self.hop)), self.remote.numbers, right=True)
+        return self.remote.batch * len(self.hop.received) + owner
+
+    def requests(self, mask: Tensor | None = None) -> list[tuple[Tensor, ...]]:
+        """Of each batch, by owner, the own rows that are needed of it; of those where the mask holds of `remote`."""
+        numbers, piece, num_ranks = self.remote.numbers, self._piece, len(self.hop.received)
+        if mask is not None:
+            numbers, piece = numbers[mask], piece[mask]
+        counts = torch.bincount(piece, minlength=len(self.remote) * num_ranks)
+        rows = self._asked[numbers].split(counts.tolist())
+        return [rows[first : first + num_ranks] for first in range(0, len(rows), num_ranks)]
+
+
+def _transits(sides: Sequence[_Side]) -> list[Sets]:
+    """What each rank loads for all (section 5.1): local rows that its own chunk or another one of the batch reads."""
+    if len(sides) == 1:
+        return [sides[0].local]
+    requests = [side.requests() for side in sides]
+    transits = []
+    for rank, side in enumerate(sides):
+        wanted = [
+            [local, *(asked[batch][rank] for asked in requests)]
+            for batch, local in enumerate(side.local.split(side.local.numbers))
+        ]
+        starts = starts_of([sum(len(rows) for rows in each) for each in wanted])
+        values = join([rows for each in wanted for rows in each])
+        transits.append(Sets.of_groups(values, starts, side.hop.num_inputs))
+    return transits
+
+
+def _batches(
+    sides: Sequence[_Side],
+    rank: int,
+    held: Sets,
+    changes: Changes,
+    slots: Slots,
+    bounds: Sequence[int],
+    order: Sequence[int],
+    *,
+    share: bool,
+    keep: bool,
+) -> tuple[Batch, ...]:
+    """The batches of one rank, from what it holds in each."""
+    hop, nothing = sides[rank].hop, torch.empty(0, dtype=torch.int64)
+    local = held.numbers < hop.num_inputs
+    load, flush = (held.split(held.numbers, mask & local) for mask in changes)
+    load_slots, flush_slots = (held.split(slots.slots, mask & local) for mask in changes)
+    fetch_slots, give_slots = (held.split(slots.slots, mask & ~local) for mask in changes)
+    fetches = [side.requests(side.remote.changes.fresh if keep else None) for side in sides]
+    gives = [side.requests(side.remote.changes.leaving if keep else None) for side in sides]
+    local_numbers, local_slots = (held.split(values, local) for values in (held.numbers, slots.slots))
+    place = torch.empty(hop.num_inputs, dtype=torch.int64)  # the slot of each local row that the batch holds
+    edges = hop.block.indptr[torch.tensor(bounds, dtype=torch.int64)].tolist()
+    batches = []
+    for j, (numbers, numbers_slots) in enumerate(zip(held.split(held.numbers), held.split(slots.slots), strict=True)):
+        targets = slice(bounds[order[j]], bounds[order[j] + 1])
+        its_edges = slice(edges[order[j]], edges[order[j] + 1])
+        place[local_numbers[j]] = local_slots[j]
+        served, taken = ([each[j][rank] for each in asked] for asked in (fetches, gives))
+        serve_rows, take_rows = join(served), join(taken)
+        batches.append(
+            Batch(
+                chunk=order[j],
+                targets=targets,
+                edges=its_edges,
+                indices=slots.indices[its_edges],
+                own_slots=nothing if slots.own is None else slots.own[targets],
+                held=numbers.new_full((slots.size,), -1).index_copy_(0, numbers_slots, numbers),
+                load=load[j],
+                load_slots=load_slots[j],
+                fetch_slots=fetch_slots[j],
+                fetch_counts=_lengths(fetches[rank][j]),
+                serve_rows=serve_rows,
+                serve_slots=place[serve_rows] if share else nothing,
+                serve_counts=_lengths(served),
+                flush=flush[j],
+                flush_slots=flush_slots[j],
+                give_slots=give_slots[j],
+                give_counts=_lengths(gives[rank][j]),
+                take_rows=take_rows,
+                take_slots=place[take_rows] if share else nothing,
+                take_counts=_lengths(taken),
+            )
+        )
+    return tuple(batches)
+
+
+def _lengths(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple(len(each) for each in tensors)
+
+
+def _owner_ends(hop: Hop) -> list[int]:
+    """Where each owner's vertices end among those fetched."""
+    return starts_of(hop.received)[1:].tolist()
