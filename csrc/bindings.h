@@ -22,6 +22,7 @@ inline void require(bool holds, const char* message) {
 }
 
 void bind_graph(nb::module_& module);
+void bind_host(nb::module_& module);
 void bind_kernels(nb::module_& module);
 void bind_partition(nb::module_& module);
 void bind_schedule(nb::module_& module);

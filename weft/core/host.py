@@ -1,15 +1,37 @@
-"""Memory of the host for what a device with a limit does not hold."""
+"""Memory of the host for what a device with a limit does not hold: in files without a name, and pinned.
+
+What is mapped counts as memory of the process for as long as it is resident; what is read and written does not.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import tempfile
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from weft.core.errors import RunError
+from weft.core import native
+from weft.core.errors import InputError, RunError
+
+SPOOL_STEP = 1 << 24  # bytes by which a spool's file grows at least
+
+_mapped: set[StorageWeakRef] = set()
+"""The storages that `release` may take pages of: a weak reference keeps a storage's identity from being used again."""
+
+
+def free_bytes(folder: Path | None = None) -> int:
+    """The bytes that files in a folder (None: the temporary one) can still take. InputError if it is not there."""
+    name = _name(folder)
+    try:
+        stat = os.statvfs(name)
+    except OSError as error:
+        raise InputError(f"{name}: {error.strerror}: --scratch another folder") from error
+    return stat.f_bavail * stat.f_frsize
 
 
 def mapped_empty(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -20,16 +42,258 @@ def mapped_empty(*shape: int, dtype: torch.dtype) -> Tensor:
     num_bytes = math.prod(shape) * dtype.itemsize
     if not num_bytes:
         return torch.empty(*shape, dtype=dtype)
-    try:
-        handle, path = tempfile.mkstemp(prefix="weft-")
+    return _File(num_bytes, remedy="set TMPDIR to").tensor(*shape, dtype=dtype)
+
+
+def release(tensor: Tensor) -> None:
+    """Gives back the resident pages of a tensor of `mapped_empty` or `HostRows.tensor`; nothing to any other tensor.
+
+    Its numbers stay in the file, and come back as they are asked for.
+    """
+    if not tensor.numel() or tensor.device.type != "cpu" or not _mapped:
+        return
+    if StorageWeakRef(tensor.untyped_storage()) in _mapped:
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        native.release_pages(tensor.data_ptr(), (reach + 1) * tensor.itemsize)
+
+
+class _File:
+    """Bytes in a file without a name, whose space is taken at once and given back with the object or the process.
+
+    folder: None for that for temporary files. remedy: of the RunError where there is no room.
+    """
+
+    def __init__(self, num_bytes: int, folder: Path | None = None, *, remedy: str = "--scratch") -> None:
+        self.handle, self.num_bytes, self.folder, self.remedy = -1, 0, _name(folder), remedy
         try:
-            os.posix_fallocate(handle, 0, num_bytes)
-            return torch.from_file(path, shared=True, size=math.prod(shape), dtype=dtype).view(*shape)
-        finally:
-            os.close(handle)
-            os.unlink(path)
-    except OSError as error:
-        raise RunError(
-            f"{tempfile.gettempdir()}: no room for {num_bytes:,} bytes of vertex data ({error.strerror}): set TMPDIR "
-            "to another folder"
-        ) from error
+            self.handle = _unnamed(self.folder)
+        except OSError as error:
+            raise self.refused(num_bytes, error) from error
+        self.grow(num_bytes)
+
+    def grow(self, num_bytes: int) -> None:
+        """Takes the space of as many bytes in all."""
+        if num_bytes <= self.num_bytes:
+            return
+        try:
+            os.posix_fallocate(self.handle, self.num_bytes, num_bytes - self.num_bytes)
+        except OSError as error:
+            raise self.refused(num_bytes, error) from error
+        self.num_bytes = num_bytes
+
+    def read(self, offset: int, out: Tensor) -> Tensor:
+        """Fills a contiguous tensor with what begins at a byte."""
+        with self:
+            native.read_bytes(self.handle, offset, out)
+        return out
+
+    def write(self, offset: int, tensor: Tensor) -> None:
+        """Writes a tensor of any device from a byte on."""
+        with self:
+            native.write_bytes(self.handle, offset, tensor.detach().to("cpu"))
+
+    def tensor(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """The file's first bytes as a tensor that is mapped; it outlives this object."""
+        path = f"/proc/self/fd/{self.handle}"
+        with self:
+            mapped = torch.from_file(path, shared=True, size=math.prod(shape), dtype=dtype)
+        for gone in [storage for storage in _mapped if storage.expired()]:
+            _mapped.remove(gone)
+        _mapped.add(StorageWeakRef(mapped.untyped_storage()))
+        return mapped.view(*shape)
+
+    def refused(self, num_bytes: int, error: OSError) -> RunError:
+        """The error for what the system would not do."""
+        said = f"{self.folder}: no room for {num_bytes:,} bytes of vertex data ({error.strerror})"
+        return RunError(f"{said}: {self.remedy} another folder")
+
+    def __enter__(self) -> None:
+        """Turns what the system refuses into a RunError."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise self.refused(self.num_bytes, error) from error
+
+    def close(self) -> None:
+        """Gives the space back, if nothing is mapped."""
+        if self.handle >= 0:
+            os.close(self.handle)
+        self.handle, self.num_bytes = -1, 0
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _name(folder: Path | None) -> str:
+    return tempfile.gettempdir() if folder is None else str(folder)
+
+
+def _unnamed(folder: str) -> int:
+    """The handle of a new file that no other process can see, and that is gone when this one is."""
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except OSError:  # a filesystem without such files; any other reason holds for the next line too
+        handle, path = tempfile.mkstemp(prefix="weft-", dir=folder)
+        os.unlink(path)
+        return handle
+
+
+class HostRows:
+    """Rows [n, F] on the host in a file, zero at first; what is moved takes no memory but the caller's.
+
+    dtype: float32 or float64. folder: None for that for temporary files.
+    RunError where the file's folder has no room. One call at a time.
+    """
+
+    def __init__(self, num_rows: int, width: int, dtype: torch.dtype, folder: Path | None = None) -> None:
+        self.num_rows, self.width, self.dtype = num_rows, width, dtype
+        self.num_bytes = num_rows * width * dtype.itemsize
+        self._file = _File(self.num_bytes, folder)
+
+    def read(self, first: int, end: int, out: Tensor | None = None) -> Tensor:
+        """A copy of the rows [end - first, F] from `first` on, in `out` if given: fresh memory costs more than reading."""
+        assert 0 <= first <= end <= self.num_rows
+        out = torch.empty(end - first, self.width, dtype=self.dtype) if out is None else out
+        assert out.shape == (end - first, self.width)
+        assert out.dtype == self.dtype
+        return self._file.read(first * self.width * self.dtype.itemsize, out)
+
+    def write(self, first: int, rows: Tensor) -> None:
+        """Puts rows [m, F] in the place of those from `first` on."""
+        assert first >= 0
+        assert first + len(rows) <= self.num_rows
+        assert rows.shape[1:] == (self.width,)
+        self._file.write(first * self.width * self.dtype.itemsize, rows.detach().to("cpu", self.dtype))
+
+    def gather(self, rows: Tensor, out: Tensor, places: Tensor) -> None:
+        """`out[places[i]] = self[rows[i]]`; rows int64 [c], ascending and distinct; out [K, F] contiguous."""
+        self._check(rows, out)
+        if out.device.type == "cpu":
+            with self._file:
+                native.gather_file_rows(self._file.handle, rows, places, out)
+        else:
+            found = torch.empty(len(rows), self.width, dtype=self.dtype, pin_memory=out.is_cuda)
+            self.gather(rows, found, torch.arange(len(rows)))
+            _put(found, out, places)
+
+    def add(self, rows: Tensor, values: Tensor, places: Tensor) -> None:
+        """`self[rows[i]] += values[places[i]]`; rows int64 [c], ascending and distinct; values [K, F]."""
+        self._check(rows, values)
+        if values.device.type != "cpu":
+            values, places = values.index_select(0, places.to(values.device)).to("cpu"), torch.arange(len(rows))
+        with self._file:
+            native.add_file_rows(self._file.handle, rows, places, values)
+
+    def clear(self) -> None:
+        """Makes all rows zero."""
+        with self._file:
+            native.zero_bytes(self._file.handle, self.num_bytes)
+
+    def tensor(self) -> Tensor:
+        """All rows [n, F] as a tensor that is mapped: it shares them, and keeps them when this object is gone."""
+        if not self.num_bytes:
+            return torch.empty(self.num_rows, self.width, dtype=self.dtype)
+        return self._file.tensor(self.num_rows, self.width, dtype=self.dtype)
+
+    def close(self) -> None:
+        """Gives the space back, unless a tensor shares it."""
+        self._file.close()
+
+    def _check(self, rows: Tensor, table: Tensor) -> None:
+        assert table.shape[1:] == (self.width,)
+        assert table.dtype == self.dtype
+        assert not len(rows) or int(rows[-1]) < self.num_rows
+
+
+class PinnedRows:
+    """The same rows in memory that a device reaches by itself, where that device is a GPU.
+
+    device: which; anything but a GPU gets plain memory.
+    """
+
+    def __init__(self, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.num_rows, self.width, self.dtype = num_rows, width, dtype
+        self.num_bytes = num_rows * width * dtype.itemsize
+        self._pinned = device.type == "cuda"
+        self._rows = torch.zeros(num_rows, width, dtype=dtype, pin_memory=self._pinned)
+
+    def read(self, first: int, end: int, out: Tensor | None = None) -> Tensor:
+        """The rows [end - first, F] from `first` on, in their own memory, not to be changed; or a copy in `out`."""
+        return self._rows[first:end] if out is None else out.copy_(self._rows[first:end])
+
+    def write(self, first: int, rows: Tensor) -> None:
+        """Puts rows [m, F] in the place of those from `first` on."""
+        self._rows[first : first + len(rows)] = rows.detach().to("cpu")
+
+    def gather(self, rows: Tensor, out: Tensor, places: Tensor) -> None:
+        """`out[places[i]] = self[rows[i]]`; rows int64 [c], ascending and distinct; out [K, F], here or on the GPU."""
+        found = torch.empty(len(rows), self.width, dtype=self.dtype, pin_memory=self._pinned)
+        _put(torch.index_select(self._rows, 0, rows, out=found), out, places)
+
+    def add(self, rows: Tensor, values: Tensor, places: Tensor) -> None:
+        """`self[rows[i]] += values[places[i]]`; rows int64 [c], ascending and distinct; values [K, F]."""
+        native.add_rows(self._rows, rows, values.index_select(0, places.to(values.device)).to("cpu"))
+
+    def clear(self) -> None:
+        """Makes all rows zero."""
+        self._rows.zero_()
+
+    def tensor(self) -> Tensor:
+        """All rows [n, F], shared."""
+        return self._rows
+
+    def close(self) -> None:
+        """Gives the memory back, unless a tensor shares it."""
+        self._rows = self._rows.new_empty(0, self.width)
+
+
+def _put(found: Tensor, out: Tensor, places: Tensor) -> None:
+    """`out[places[i]] = found[i]`, by one copy where places are a run."""
+    first, count = int(places[0]) if len(places) else 0, len(places)
+    if torch.equal(places.to("cpu"), torch.arange(first, first + count)):
+        out[first : first + count].copy_(found, non_blocking=True)
+    else:
+        out.index_copy_(0, places.to(out.device), found.to(out.device, non_blocking=True))
+
+
+def host_rows(
+    num_rows: int, width: int, dtype: torch.dtype, *, device: torch.device, folder: Path | None = None
+) -> HostRows | PinnedRows:
+    """Rows for a device to work on: pinned for a GPU unless a folder is named, else in a file."""
+    if device.type == "cuda" and folder is None:
+        return PinnedRows(num_rows, width, dtype, device)
+    return HostRows(num_rows, width, dtype, folder)
+
+
+class Stored(NamedTuple):
+    """Where a spool keeps an array."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Spool:
+    """Small arrays one after the other in a file that grows with them. RunError where its folder has no room."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.num_bytes = 0
+        self._file = _File(0, folder)
+
+    def put(self, tensor: Tensor) -> Stored:
+        """Keeps an array of any type and shape."""
+        stored = Stored(self.num_bytes, tuple(tensor.shape), tensor.dtype)
+        end = self.num_bytes + tensor.nbytes
+        if end > self._file.num_bytes:
+            self._file.grow(max(end, self._file.num_bytes + SPOOL_STEP))
+        self._file.write(self.num_bytes, tensor)
+        self.num_bytes = end
+        return stored
+
+    def get(self, stored: Stored) -> Tensor:
+        """A copy of an array that was put."""
+        return self._file.read(stored.offset, torch.empty(stored.shape, dtype=stored.dtype))
+
+    def close(self) -> None:
+        """Gives the space back."""
+        self._file.close()

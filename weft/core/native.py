@@ -17,6 +17,7 @@ if INTERFACE != _native.INTERFACE:
 
 __all__ = [
     "_native",
+    "add_file_rows",
     "add_rows",
     "breadth_first",
     "cache_levels",
@@ -26,10 +27,17 @@ __all__ = [
     "fennel",
     "find_loops",
     "gather_block",
+    "gather_file_rows",
     "id_dtype",
+    "read_bytes",
     "refine",
+    "release_pages",
     "transpose",
+    "write_bytes",
+    "zero_bytes",
 ]
+
+release_pages, zero_bytes = _native.release_pages, _native.zero_bytes
 
 
 def id_dtype(count: int) -> torch.dtype:
@@ -236,4 +244,29 @@ def cut_rows(
 
 def add_rows(target: Tensor, rows: Tensor, added: Tensor) -> None:
     """`target[rows] += added` in place, without a copy: rows int64 [c], distinct; added [c, F]. Tensors on the CPU."""
-    _native.add_rows(rows, added.contiguous(), target, torch.get_num_threads())
+    _native.add_rows(rows.contiguous(), added.contiguous(), target, torch.get_num_threads())
+
+
+def gather_file_rows(file: int, rows: Tensor, places: Tensor, out: Tensor, num_threads: int | None = None) -> None:
+    """`out[places[i]] =` a file's `rows[i]`: int64, ascending and distinct; out [K, F]. OSError. Tensors on the CPU."""
+    threads = num_threads or torch.get_num_threads()
+    _native.gather_file_rows(file, rows.contiguous(), places.contiguous(), out, threads)
+
+
+def add_file_rows(file: int, rows: Tensor, places: Tensor, values: Tensor, num_threads: int | None = None) -> None:
+    """A file's `rows[i] += values[places[i]]`: int64, ascending and distinct; values [K, F]. Tensors on the CPU.
+
+    OSError. Nobody else may write to the file meanwhile.
+    """
+    threads = num_threads or torch.get_num_threads()
+    _native.add_file_rows(file, rows.contiguous(), places.contiguous(), values.contiguous(), threads)
+
+
+def read_bytes(file: int, offset: int, out: Tensor, num_threads: int | None = None) -> None:
+    """Fills a contiguous tensor on the CPU from a byte of a file on. OSError, and where the file ends before."""
+    _native.read_bytes(file, offset, out.view(-1).view(torch.uint8), num_threads or torch.get_num_threads())
+
+
+def write_bytes(file: int, offset: int, tensor: Tensor) -> None:
+    """Writes a tensor on the CPU from a byte of a file on. OSError."""
+    _native.write_bytes(file, offset, tensor.contiguous().view(-1).view(torch.uint8))
