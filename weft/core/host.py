@@ -272,6 +272,11 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def num_bytes(self) -> int:
+        """What it takes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 class Spool:
     """Small arrays one after the other in a file that grows with them. RunError where its folder has no room."""

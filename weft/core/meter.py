@@ -21,6 +21,10 @@ class Counts:
     collectives: Counter[str] = field(default_factory=Counter)
     bytes_sent: Counter[str] = field(default_factory=Counter)
     bytes_received: Counter[str] = field(default_factory=Counter)
+    to_device: Counter[str] = field(default_factory=Counter)
+    """Bytes that came from the host to the device: rows, sources of edges, gradients, edges."""
+    to_host: Counter[str] = field(default_factory=Counter)
+    """Bytes that went from the device to the host."""
     seconds: float = 0.0
     """Time in the phase, without the phases inside it."""
     edges: int = 0
@@ -104,6 +108,13 @@ class Meter:
     def aggregate(self, edges: int, width: int) -> None:
         """Counts a product over `edges` edges on `width` columns."""
         self.counts.edges += edges * width
+
+    def transfer(self, tag: str, to_device: int, to_host: int) -> None:
+        """Counts bytes between host and device."""
+        if to_device:
+            self.counts.to_device[tag] += to_device
+        if to_host:
+            self.counts.to_host[tag] += to_host
 
     def work_on(self, num_bytes: int) -> None:
         """Notes a working set on the device."""

@@ -18,6 +18,10 @@ class Savings:
     ring: fetch halos rank by rank, and add up what each sends as it arrives.
     overlap: multiply what is here while halos are on their way.
     pipeline: with chunks, exchange the rows of those before and after while one is multiplied.
+    share: under offload, load a row that several ranks read at once, and send it to the others.
+    keep: under offload, keep on the device what the next chunk reads as well.
+    reorder: under offload, order chunks so that more is shared and kept.
+    prefetch: under offload, load what the next chunk reads while one is worked on.
     pages: keep the memory that an epoch frees for the next one (weft.core.memory).
     """
 
@@ -29,6 +33,10 @@ class Savings:
     ring: bool = True
     overlap: bool = True
     pipeline: bool = True
+    share: bool = True
+    keep: bool = True
+    reorder: bool = True
+    prefetch: bool = True
     pages: bool = True
 
     @classmethod

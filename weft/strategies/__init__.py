@@ -3,6 +3,7 @@
 from weft.core.errors import unknown
 from weft.strategies.base import GraphShape, Placement, Step, Strategy
 from weft.strategies.hybrid import Cached, Communicated, Hybrid
+from weft.strategies.offload import Offload
 from weft.strategies.single import Single
 from weft.strategies.stale import Stale
 from weft.strategies.tensor import TensorParallel
@@ -14,6 +15,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "cached": Cached,
     "hybrid": Hybrid,
     "stale": Stale,
+    "offload": Offload,
 }
 
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -18,6 +19,7 @@ from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Factors, Operation, Trace, all_reduce
 from weft.data import UNTYPED, Graph, TypedShape
 from weft.nn import GraphOperation, GraphView, Inputs, Topology, keep_rows, outline, shared_parameters
+from weft.partition import Rates
 from weft.strategies.chunks import Chunking
 from weft.strategies.typed import embedding_rows, typed_rows
 
@@ -60,6 +62,7 @@ class GraphShape(NamedTuple):
     typed: TypedShape = UNTYPED
     pairs: tuple[int, ...] = ()
     embedded: HopShape = HopShape(0)
+    plan: Any = None
 
     @classmethod
     def of(cls, graph: Graph) -> GraphShape:
@@ -100,6 +103,8 @@ class Placement:
     factors: what the costs are; None: a probe finds out.
     device_bytes: what products may have on the device at once; None: no limit. chunks: as how many they are made; 0: as
     few as that allows. device: on which, if on another than the rows.
+    intermediates: under offload, what the backward pass has of a product: see weft.core.config. scratch: the folder of
+    rows on the host; None: that for temporary files. rates: how fast rows move, in rows a second; None: measured.
     refresh_every: training steps between two exchanges of old halos. staleness: the change of rows, as a share, that is
     exchanged before that; 0: none.
     """
@@ -113,6 +118,9 @@ class Placement:
     device_bytes: int | None = None
     chunks: int = 0
     device: str = ""
+    intermediates: str = "auto"
+    scratch: Path | None = None
+    rates: Rates | None = None
 
 
 ANYWHERE = Placement()
@@ -157,18 +165,22 @@ class Strategy(ABC):
         self.rows = self.place()
         self.embedded = embedding_rows(graph, self.rows)
         keep_rows(model, self.embedded, graph.typed.num_embedded)
-        shape = GraphShape.of(graph)
-        self.inputs = Inputs(
-            rows=self.features(self.input_rows),
-            savings=savings,
-            sparse=savings.sparse and shape.sparse,
-            sparse_first=savings.sparse and shape.sparse_first,
-            typed=typed_rows(graph, self.input_rows, group.device, self.dtype),
-        )
+        self.inputs = self.make_inputs()
 
     @abstractmethod
     def place(self) -> slice | Tensor:
         """The vertices this rank answers for: a range, or int64 [n]."""
+
+    def make_inputs(self) -> Inputs:
+        """What the model reads on this rank."""
+        shape, savings = GraphShape.of(self.graph), self.savings
+        return Inputs(
+            rows=self.features(self.input_rows),
+            savings=savings,
+            sparse=savings.sparse and shape.sparse,
+            sparse_first=savings.sparse and shape.sparse_first,
+            typed=typed_rows(self.graph, self.input_rows, self.group.device, self.dtype),
+        )
 
     @property
     def input_rows(self) -> slice | Tensor:

@@ -127,11 +127,11 @@ class ChunkView(GraphView):
 
     def __init__(self, topology: SlotTopology, num_vertices: int, *, key: int, calls: int) -> None:
         super().__init__(topology, key=key)
-        self._count, self._calls = num_vertices, calls
+        self._num_vertices, self._calls = num_vertices, calls
 
     @property
     def num_vertices(self) -> int:
-        return self._count
+        return self._num_vertices
 
     def targets(self, x: Tensor) -> Tensor:
         return x[: self.topology.adjacency.num_targets]
@@ -234,12 +234,11 @@ class Products:
         grads: Grads,
         grad: Tensor | None,
     ) -> None:
-        if grad is None or not wanted or not y.requires_grad:
+        if grad is None or not y.requires_grad:
             return
         self.meter.aggregate(batch.num_edges, self._read_width)
-        found = dict(
-            zip(wanted, torch.autograd.grad(y, list(wanted.values()), grad, allow_unused=True), strict=True)
-        )
+        torch.autograd.backward(y, grad)  # leaves the gradients of a whole layer's parameters, too
+        found = {name: leaf.grad for name, leaf in wanted.items()}
         for source in sources:
             for name in source.names:
                 if source.grads is not None and (added := found.get(name)) is not None:

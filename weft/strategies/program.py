@@ -35,7 +35,7 @@ class RowsView(GraphView):
         self, topology: Topology, ids: Tensor, num_vertices: int, *, key: int, calls: int, inputs: Inputs
     ) -> None:
         super().__init__(topology, key=key, inputs=inputs)
-        self._ids, self._count, self._calls = ids, num_vertices, calls
+        self._ids, self._num_vertices, self._calls = ids, num_vertices, calls
         self.embedded: Callable[[Tensor], Tensor] = lambda weight: weight
 
     @property
@@ -44,7 +44,7 @@ class RowsView(GraphView):
 
     @property
     def num_vertices(self) -> int:
-        return self._count
+        return self._num_vertices
 
     @property
     def calls(self) -> int:
@@ -75,6 +75,8 @@ class Part:
     ports: the different rows that the pause leaves. sources, targets, rows: the port of each of its tensors, by name.
     shared: whether each of the question's and of the pause's shared tensors wants a gradient, by name.
     width, differentiable: of the answer. constant: nothing of it depends on the epoch. hop: the first product.
+    asked_calls: masks that the asked view has drawn before the answer. needs_answer: whether the gradient of the next
+    part depends on its numbers.
     """
 
     pause: Pause | None
@@ -88,6 +90,8 @@ class Part:
     differentiable: bool
     constant: bool
     hop: int
+    asked_calls: int = 0
+    needs_answer: bool = True
 
     @property
     def question(self) -> Question:
@@ -114,27 +118,6 @@ class Part:
     def first(self) -> str:
         """Of several steps, the tensor that the next one has from the last one's answer."""
         return "x" if "x" in self.sources else "h"
-
-    @property
-    def source_ports(self) -> tuple[int, ...]:
-        """The ports that a product reads at the sources of edges."""
-        return tuple(sorted(set(self.sources.values())))
-
-    @property
-    def own_ports(self) -> tuple[int, ...]:
-        """The ports that it, or who goes on, reads at its own rows."""
-        own = {*self.targets.values(), *self.rows.values()} if self.is_product else set(self.rows.values())
-        return tuple(sorted(own))
-
-    @property
-    def loops(self) -> bool:
-        """Whether a target's own row is read among the sources'."""
-        question = self.question
-        return question.loops or (isinstance(question, Propagation) and question.norm == "gcn")
-
-    def width_of(self, ports: Sequence[int]) -> int:
-        """The columns of some ports together."""
-        return sum(self.ports[one].width for one in ports)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +175,11 @@ class Rehearsal:
         resumed: Resumed | None = None
         hop, still = 0, self.savings.reuse
         while True:
-            calls = tuple(view.calls for view in views)
-            reached = model.resume(len(parts), views, self.x, resumed)
+            calls, kept = tuple(view.calls for view in views), Kept(self.model)
+            with kept:
+                reached = model.resume(len(parts), views, self.x, resumed)
+            if parts:
+                parts[-1] = replace(parts[-1], needs_answer=kept.any)
             still = still and calls == tuple(view.calls for view in views)
             if not isinstance(reached, Pause):
                 parts.append(last_part(reached, calls, hop))
@@ -216,13 +202,13 @@ class Rehearsal:
         }
         asked = GraphView(self.topology)
         view = views[pause.stage]
-        asked._calls = view.calls
+        asked_calls = asked._calls = view.calls
         answer = question(asked)
         view._calls = asked._calls
         shared = {**question.tensors("shared"), **pause.shared}
         constant = constant and not any(one.requires_grad for one in (*found, *shared.values(), answer))
         part = Part(
-            pause=pause,
+            pause=without_graph(pause),
             calls=calls,
             ports=tuple(Port((one.shape[1], one.requires_grad)) for one in found),
             sources=place(sources),
@@ -233,11 +219,31 @@ class Rehearsal:
             differentiable=answer.requires_grad,
             constant=constant and not isinstance(question, Total),
             hop=hop,
+            asked_calls=asked_calls,
         )
         kept = {name: one.detach().requires_grad_(one.requires_grad) for name, one in pause.rows.items()}
         also = {name: one.detach().requires_grad_(one.requires_grad) for name, one in pause.shared.items()}
         answer = answer.detach().requires_grad_(answer.requires_grad)
         return part, Resumed(answer=answer, rows=kept, shared=also, note=pause.note)
+
+
+class Kept:
+    """Sees whether anything but the model's parameters is kept for the backward pass of what runs inside."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.any = False
+        self._parameters = {parameter.data_ptr() for parameter in model.parameters()}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor)
+
+    def __enter__(self) -> None:
+        self._hooks.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)
+
+    def _note(self, tensor: Tensor) -> Tensor:
+        self.any = self.any or tensor.data_ptr() not in self._parameters
+        return tensor.detach()  # itself, it would keep the graph that keeps it
 
 
 def last_part(logits: Tensor, calls: tuple[int, ...], hop: int) -> Part:
@@ -263,6 +269,14 @@ def settled(pause: Pause) -> Pause:
     if pause.steps > 1 and isinstance(question, PairAttention) and question.left is None:
         return replace(pause, question=replace(question, left=question.h))
     return pause
+
+
+def without_graph(pause: Pause) -> Pause:
+    """The same pause, of which nothing leads back to the parameters."""
+    question, roles = pause.question, ("source", "target", "shared")
+    plain = {name: value.detach() for role in roles for name, value in question.tensors(role).items()}
+    shared = {name: value.detach() for name, value in pause.shared.items()}
+    return replace(pause, question=question.having(plain), rows={}, shared=shared, learn=None)
 
 
 def ring(graph: Graph, count: int, device: torch.device, dtype: torch.dtype) -> Topology:

@@ -148,10 +148,14 @@ class PlacedBatch:
     def _keep(self, layout: Layout, batch: Batch, hop: Hop) -> Edges:
         first, end = self.targets.start, self.targets.stop
         indptr = hop.block.indptr[first : end + 1] - hop.block.indptr[first]
-        weight = None if hop.block.weight is None else hop.block.weight[batch.edges]
+        weight = None if self.whole.adjacency.weight is None else hop.block.weight
+        weight = None if weight is None else weight[batch.edges].to(self.whole.adjacency.weight.dtype)
         indices, num_sources, looped = batch.indices, self.num_slots, None
         if layout == "whole":
-            indices, num_sources = indices + (end - first), num_sources + end - first
+            number = batch.held[indices]
+            its_own = (number >= first) & (number < end)
+            indices = torch.where(its_own, number - first, indices + (end - first)).to(indices.dtype)
+            num_sources += end - first
         if layout == "looped":
             vertices = self.spool.get(self._targets).long()
             indptr, looped = with_loops(indptr, self.whole.loop.cpu()[vertices])

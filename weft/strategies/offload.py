@@ -1,0 +1,158 @@
+"""Training beyond the device's memory (HongTu): rows live on the host, and chunks of the graph are worked on in turn."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from weft.comm import sum_gradients
+from weft.core.host import HostRows, PinnedRows, Spool, host_rows
+from weft.core.savings import ALL_SAVINGS, Savings
+from weft.cost import Trace
+from weft.data import Graph
+from weft.nn import GraphView, Inputs, shared_parameters
+from weft.strategies.base import ANYWHERE, GraphShape, Placement, Step
+from weft.strategies.hybrid import VertexParallel
+from weft.strategies.blocks import SameRowsView
+from weft.strategies.passes import Pass
+from weft.strategies.plan import Plan, make_plan
+from weft.strategies.products import Rows, Table
+from weft.strategies.program import Part
+from weft.strategies.slots import PlacedBatch
+from weft.strategies.typed import is_embedded, typed_rows
+
+Item, Loaded = TypeVar("Item"), TypeVar("Loaded")
+
+
+class Offload(VertexParallel):
+    """Rows, and what their gradients need, on the host; on the device, one chunk of the edges at a time, exact."""
+
+    view_type = SameRowsView
+
+    def place(self) -> Tensor:
+        group, placement = self.group, self.placement
+        self.plan_ = plan = make_plan(
+            self.graph, self.model, rank=group.rank, size=group.size, placement=placement, savings=self.savings
+        )
+        self.dependencies = needed = plan.dependencies
+        self.spool = Spool(placement.scratch)
+        vertices = [torch.cat([needed.rows[: hop.num_inputs], hop.fetched]) for hop in needed.hops]
+        self._batches: dict[int, list[PlacedBatch]] = {}
+        for number, planned in enumerate(plan.schedules):
+            self._batches[number] = [
+                PlacedBatch(batch, planned.hop, vertices[planned.first], self.topology, planned.layouts, self.spool)
+                for batch in planned.schedule.batches
+            ]
+        self._free: dict[tuple[int, int], list[Rows]] = defaultdict(list)
+        self.constant: Table | None = None
+        self.row_ids = self.topology.ids[needed.rows].to(group.device)
+        self.embedded_halo = self._make_embedded_halo()
+        self._pass: Pass | None = None
+        return needed.own
+
+    def make_inputs(self) -> Inputs:
+        """Nothing: features are read range by range."""
+        return Inputs(rows=torch.empty(0, self.graph.num_features, dtype=self.dtype), savings=self.savings)
+
+    def view(self, stage: int, view_key: int) -> GraphView:
+        raise NotImplementedError(f"stage {stage} has no view of all rows (key {view_key})")
+
+    def forward(self, step: Step) -> Tensor:
+        self.model.train(step.training)
+        if self._pass is not None:
+            self._pass.end()
+        self._pass = Pass(self, self.plan_.programs[step.training], epoch=step.epoch, training=step.training)
+        return self._pass.forward().tensor()
+
+    def backward(self, logits: Tensor, grad: Tensor) -> None:
+        del logits
+        assert self._pass is not None
+        self._pass.backward(grad)
+        self._pass.end()
+        self._pass = None
+        sum_gradients(shared_parameters(self.model), self.group)
+
+    def batches(self, hop: int) -> Sequence[PlacedBatch]:
+        """The batches of a product."""
+        return self._batches[self.plan_.schedule_of[hop]]
+
+    def spans(self, num_rows: int) -> Sequence[slice]:
+        """Ranges of rows that are worked on one after the other; one at least, so that ranks do the same."""
+        step = self.plan_.span
+        return [slice(first, min(first + step, num_rows)) for first in range(0, max(num_rows, 1), step)]
+
+    def num_rows(self, hop: int) -> int:
+        """How many rows this rank has before a product, or, behind the last one, in the end."""
+        hops = self.dependencies.hops
+        return hops[hop].num_inputs if hop < len(hops) else self.dependencies.num_own
+
+    def take(self, num_rows: int, width: int) -> Rows:
+        """Memory of the host for rows."""
+        free = self._free[num_rows, width]
+        device, folder = self.group.device, self.placement.scratch
+        return free.pop() if free else host_rows(num_rows, width, self.dtype, device=device, folder=folder)
+
+    def give(self, *rows: Rows | None) -> None:
+        """Takes memory back, for whoever asks next."""
+        for one in rows:
+            if one is not None:
+                self._free[one.num_rows, one.width].append(one)
+
+    def keeps(self, part: Part) -> bool:
+        """Whether the answers of a product are kept for the backward pass."""
+        return self.model.training and self.plan_.keeps(part)
+
+    def ahead(
+        self, items: Iterable[Item], load: Callable[[Item], Loaded]
+    ) -> Iterator[tuple[Item, Loaded]]:
+        """Each item with what is loaded for it, the next one's while the caller works on this one's."""
+        items = list(items)
+        if not self.savings.prefetch:
+            yield from ((item, load(item)) for item in items)
+            return
+        coming = self._loader.submit(load, items[0])
+        for number, item in enumerate(items):
+            loaded = coming.result()
+            if number + 1 < len(items):
+                coming = self._loader.submit(load, items[number + 1])
+            yield item, loaded
+
+    @cached_property
+    def _loader(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="weft-loader")
+
+    def inputs_of(self, span: slice) -> Inputs:
+        """The features of a range of rows."""
+        vertices = self.dependencies.rows[span]
+        typed = typed_rows(self.graph, vertices, self.group.device, self.dtype)
+        return Inputs(rows=self.features(vertices), savings=self.savings, typed=typed)
+
+    def embedded_in(self, span: slice) -> slice:
+        """Which of this rank's embedded rows belong to a range of its rows."""
+        before = self._embedded_before
+        return slice(int(before[span.start]), int(before[span.stop]))
+
+    @cached_property
+    def _embedded_before(self) -> Tensor:
+        found = is_embedded(self.graph)[self.dependencies.rows].cumsum(0)
+        return torch.cat([found.new_zeros(1), found])
+
+    @classmethod
+    def shape(
+        cls,
+        graph: Graph,
+        model: nn.Module,
+        *,
+        rank: int,
+        size: int,
+        placement: Placement = ANYWHERE,
+        savings: Savings = ALL_SAVINGS,
+    ) -> GraphShape:
+        plan = make_plan(graph, model, rank=rank, size=size, placement=placement, savings=savings)
+        return GraphShape.of(graph)._replace(plan=plan)
