@@ -116,7 +116,7 @@ def make_problem(num_ranks: int, num_chunks: int, seed: int, *, loops: bool) -> 
 
 PROBLEMS = [
     make_problem(num_ranks, num_chunks, seed, loops=seed % 4 < 2)
-    for num_ranks, num_chunks, seed in product([1, 2, 3], [1, 3, 7], range(4))
+    for num_ranks, num_chunks, seed in product([1, 2, 3], [1, 3, 7], range(6))
 ]
 
 
@@ -305,11 +305,11 @@ def test_volumes_equal_the_definition() -> None:
 @pytest.mark.parametrize("field", ["indices", "load_slots", "fetch_slots", "serve_rows", "give_slots", "flush"])
 def test_one_wrong_number_is_found(field: str) -> None:
     """The simulation itself: two entries of any of these tensors, exchanged, are found."""
-    problem, options = make_problem(3, 3, 2, loops=True), OPTIONS[0]
+    problem, options = make_problem(3, 3, 0, loops=True), OPTIONS[0]
     schedules = problem.schedules(**options)
     batches = list(schedules[0].batches)
     most = max(range(3), key=lambda j: len(getattr(batches[j], field)))
-    tensor: Tensor = getattr(batches[most], field).clone()
+    tensor = getattr(batches[most], field).clone()
     assert tensor[0] != tensor[-1]
     tensor[[0, -1]] = tensor[[-1, 0]]
     batches[most] = replace(batches[most], **{field: tensor})

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.partition.halo import Hop
 from weft.partition.ranges import Part, chunk_sources, same_count
-from weft.partition.sets import Changes, Sets, Slots, assign_slots, join, starts_of
+from weft.partition.sets import Changes, Sets, Slots, assign_slots, join, places_of, starts_of
 
 
 class Rates(NamedTuple):
@@ -208,19 +208,20 @@ def _batches(
     """The batches of one rank, from what it holds in each."""
     hop, nothing = sides[rank].hop, torch.empty(0, dtype=torch.int64)
     local = held.numbers < hop.num_inputs
-    load, flush = (held.split(held.numbers, mask & local) for mask in changes)
-    load_slots, flush_slots = (held.split(slots.slots, mask & local) for mask in changes)
-    fetch_slots, give_slots = (held.split(slots.slots, mask & ~local) for mask in changes)
+    ours, theirs = ([places_of(change & mask) for change in changes] for mask in (local, ~local))
+    load, flush = (held.split(held.numbers, places) for places in ours)
+    load_slots, flush_slots = (held.split(slots.slots, places) for places in ours)
+    fetch_slots, give_slots = (held.split(slots.slots, places) for places in theirs)
     fetches = [side.requests(side.remote.changes.fresh if keep else None) for side in sides]
     gives = [side.requests(side.remote.changes.leaving if keep else None) for side in sides]
-    local_numbers, local_slots = (held.split(values, local) for values in (held.numbers, slots.slots))
     place = torch.empty(hop.num_inputs, dtype=torch.int64)  # the slot of each local row that the batch holds
     edges = hop.block.indptr[torch.tensor(bounds, dtype=torch.int64)].tolist()
     batches = []
     for j, (numbers, numbers_slots) in enumerate(zip(held.split(held.numbers), held.split(slots.slots), strict=True)):
         targets = slice(bounds[order[j]], bounds[order[j] + 1])
         its_edges = slice(edges[order[j]], edges[order[j] + 1])
-        place[local_numbers[j]] = local_slots[j]
+        num_local = int(torch.searchsorted(numbers, hop.num_inputs))
+        place[numbers[:num_local]] = numbers_slots[:num_local]
         served, taken = ([each[j][rank] for each in asked] for asked in (fetches, gives))
         serve_rows, take_rows = join(served), join(taken)
         batches.append(
