@@ -293,7 +293,7 @@ def test_volumes_equal_the_definition() -> None:
             kept=fresh(problem.transits),
             fetched=fresh(remote),
         )
-        for options in OPTIONS:
+        for options in (OPTIONS[0], OPTIONS[-1]):
             schedules = problem.schedules(**options)
             assert [schedule.volumes for schedule in schedules] == [expected] * len(schedules)
             if options["share"] and options["keep"]:

@@ -161,18 +161,17 @@ class _Side:
         self.remote = Sets(numbers=remote.numbers - hop.num_inputs, starts=remote.starts)
 
     @cached_property
-    def _piece(self) -> Tensor:
-        """By batch and owner, where each number of `remote` belongs."""
-        owner = torch.searchsorted(torch.tensor(_owner_ends(self.hop)), self.remote.numbers, right=True)
-        return self.remote.batch * len(self.hop.received) + owner
+    def _pieces(self) -> Sets:
+        """What each batch needs of each owner, as the owner's rows."""
+        begins = torch.tensor([0, *_owner_ends(self.hop)[:-1]])
+        batches = zip(self.remote.split(self.remote.numbers), self.remote.starts[:-1], strict=True)
+        starts = [first + torch.searchsorted(numbers, begins) for numbers, first in batches]
+        return Sets(numbers=self._asked[self.remote.numbers], starts=join([*starts, self.remote.starts[-1:]]))
 
     def requests(self, mask: Tensor | None = None) -> list[tuple[Tensor, ...]]:
         """Of each batch, by owner, the own rows that are needed of it; of those where the mask holds of `remote`."""
-        numbers, piece, num_ranks = self.remote.numbers, self._piece, len(self.hop.received)
-        if mask is not None:
-            numbers, piece = numbers[mask], piece[mask]
-        counts = torch.bincount(piece, minlength=len(self.remote) * num_ranks)
-        rows = self._asked[numbers].split(counts.tolist())
+        rows = self._pieces.split(self._pieces.numbers, None if mask is None else places_of(mask))
+        num_ranks = len(self.hop.received)
         return [rows[first : first + num_ranks] for first in range(0, len(rows), num_ranks)]
 
 

@@ -46,14 +46,6 @@ class Sets:
         places = zip(begins.tolist(), counts.tolist(), strict=False)
         return cls.of([found[begin : begin + count] for begin, count in places])
 
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    @cached_property
-    def batch(self) -> Tensor:
-        """The set that each number stands in, int64."""
-        return torch.arange(len(self)).repeat_interleave(self.starts.diff(), output_size=len(self.numbers))
-
     @cached_property
     def changes(self) -> Changes:
         """What is new in each set, and what the next lacks."""
