@@ -91,8 +91,7 @@ class Reorder {
         num_vertices_(num_vertices),
         num_ranks_(num_ranks),
         num_chunks_(num_chunks),
-        num_threads_(static_cast<int>(  // which have num_chunks^2 counts each
-            std::clamp<int64_t>(kMaxCounts / (num_chunks * num_chunks), 1, num_threads))),
+        num_threads_(static_cast<int>(std::clamp<int64_t>(kMaxCounts / (num_chunks * num_chunks), 1, num_threads))),
         batch_(num_ranks * num_chunks),
         chunk_(num_ranks * num_chunks) {}
 
@@ -105,7 +104,7 @@ class Reorder {
   }
 
  private:
-  static constexpr int64_t kMaxCounts = int64_t{1} << 27;
+  static constexpr int64_t kMaxCounts = int64_t{1} << 27;  // of all threads, num_chunks^2 each
 
   // Phase 1: gives every batch the chunk of this rank that it has most in common with. Batches grow by one chunk of a
   // rank, so what they have in common with all the others is known beforehand.

@@ -9,6 +9,7 @@ namespace weft {
 namespace {
 
 constexpr int64_t kWordBits = 64;
+constexpr int64_t kTeamWork = 1 << 15;  // numbers or edges that are worth more than one thread
 
 // Slots, of which the lowest free one is taken.
 class Slots {
@@ -39,9 +40,9 @@ class Slots {
 }  // namespace
 
 template <class Index>
-void distinct(const Index* values, const int64_t* starts, const int64_t* ranges, int64_t num_groups, int64_t num_numbers,
-              int64_t* found, int64_t* counts, int num_threads) {
-#pragma omp parallel num_threads(num_threads)
+void distinct(const Index* values, const int64_t* starts, const int64_t* ranges, int64_t num_groups,
+              int64_t num_numbers, int64_t* found, int64_t* counts, int num_threads) {
+#pragma omp parallel num_threads(num_threads) if (starts[num_groups] - starts[0] > kTeamWork)
   {
     std::vector<uint64_t> seen(num_numbers / kWordBits + 1);
 #pragma omp for schedule(dynamic)
@@ -80,7 +81,7 @@ void find_changes(const int64_t* numbers, const int64_t* starts, int64_t num_set
       lacks[k] = i == end || numbers[i] != numbers[k];
     }
   };
-#pragma omp parallel for num_threads(num_threads) schedule(dynamic)
+#pragma omp parallel for num_threads(num_threads) schedule(dynamic) if (starts[num_sets] - starts[0] > kTeamWork)
   for (int64_t set = 0; set < num_sets; ++set) {
     compare(set, set - 1, fresh);
     compare(set, set + 1, leaving);
@@ -109,8 +110,9 @@ int64_t assign_slots(const int64_t* numbers, const int64_t* starts, const bool* 
     if (ahead) release(batch - 1);
     if (free.size() > std::numeric_limits<Index>::max()) throw std::overflow_error("too many slots for the indices");
     const int64_t chunk = batches.order[batch], first = batches.bounds[chunk], end = batches.bounds[chunk + 1];
-#pragma omp parallel for num_threads(num_threads) schedule(static)
-    for (int64_t edge = batches.indptr[first]; edge < batches.indptr[end]; ++edge) {
+    const int64_t begin_edge = batches.indptr[first], end_edge = batches.indptr[end];
+#pragma omp parallel for num_threads(num_threads) schedule(static) if (end_edge - begin_edge > kTeamWork)
+    for (int64_t edge = begin_edge; edge < end_edge; ++edge) {
       places[edge] = slot_of[batches.indices[edge]];
     }
     if (own == nullptr) continue;

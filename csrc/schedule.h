@@ -11,8 +11,8 @@ namespace weft {
 // written to `found` from starts[i] - starts[0] + ranges[i] - ranges[0] on, where there is room for all; counts
 // [num_groups] says how many. Takes num_numbers bits a thread.
 template <class Index>
-void distinct(const Index* values, const int64_t* starts, const int64_t* ranges, int64_t num_groups, int64_t num_numbers,
-              int64_t* found, int64_t* counts, int num_threads);
+void distinct(const Index* values, const int64_t* starts, const int64_t* ranges, int64_t num_groups,
+              int64_t num_numbers, int64_t* found, int64_t* counts, int num_threads);
 
 // Which numbers of a set the one before it lacks, and which the one after it lacks; sets ascend.
 void find_changes(const int64_t* numbers, const int64_t* starts, int64_t num_sets, bool* fresh, bool* leaving,
@@ -29,9 +29,9 @@ struct Batches {
 };
 
 // Fills `slots`, where each batch keeps the rows of its set of numbers: what is not `fresh` where it was, the others in
-// the lowest slots that are free. A slot is free again after the batch that its row is `leaving`; with `ahead` only when
-// the next batch has its own. Fills places [E] with the slots of the edges' sources, and own [num_targets], unless it is
-// null, with those of the targets. Returns the number of slots, the fewest that will do.
+// the lowest slots that are free. A slot is free again after the batch that its row is `leaving`; with `ahead` only
+// when the next batch has its own. Fills places [E] with the slots of the edges' sources, and own [num_targets], unless
+// it is null, with those of the targets. Returns the number of slots, the fewest that will do.
 template <class Index>
 int64_t assign_slots(const int64_t* numbers, const int64_t* starts, const bool* fresh, const bool* leaving,
                      int64_t num_numbers, const Batches<Index>& batches, bool ahead, int64_t* slots, Index* places,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.partition.halo import Hop
 from weft.partition.ranges import Part, chunk_sources, same_count
-from weft.partition.sets import Changes, Sets, Slots, assign_slots, join, starts_of
+from weft.partition.sets import Changes, Sets, Slots, assign_slots, join, places_of, starts_of
 
 
 class Rates(NamedTuple):
@@ -161,18 +161,17 @@ class _Side:
         self.remote = Sets(numbers=remote.numbers - hop.num_inputs, starts=remote.starts)
 
     @cached_property
-    def _piece(self) -> Tensor:
-        """By batch and owner, where each number of `remote` belongs."""
-        owner = torch.searchsorted(torch.tensor(_owner_ends(self.hop)), self.remote.numbers, right=True)
-        return self.remote.batch * len(self.hop.received) + owner
+    def _pieces(self) -> Sets:
+        """What each batch needs of each owner, as the owner's rows."""
+        begins = torch.tensor([0, *_owner_ends(self.hop)[:-1]])
+        batches = zip(self.remote.split(self.remote.numbers), self.remote.starts[:-1], strict=True)
+        starts = [first + torch.searchsorted(numbers, begins) for numbers, first in batches]
+        return Sets(numbers=self._asked[self.remote.numbers], starts=join([*starts, self.remote.starts[-1:]]))
 
     def requests(self, mask: Tensor | None = None) -> list[tuple[Tensor, ...]]:
         """Of each batch, by owner, the own rows that are needed of it; of those where the mask holds of `remote`."""
-        numbers, piece, num_ranks = self.remote.numbers, self._piece, len(self.hop.received)
-        if mask is not None:
-            numbers, piece = numbers[mask], piece[mask]
-        counts = torch.bincount(piece, minlength=len(self.remote) * num_ranks)
-        rows = self._asked[numbers].split(counts.tolist())
+        rows = self._pieces.split(self._pieces.numbers, None if mask is None else places_of(mask))
+        num_ranks = len(self.hop.received)
         return [rows[first : first + num_ranks] for first in range(0, len(rows), num_ranks)]
 
 
@@ -208,19 +207,20 @@ def _batches(
     """The batches of one rank, from what it holds in each."""
     hop, nothing = sides[rank].hop, torch.empty(0, dtype=torch.int64)
     local = held.numbers < hop.num_inputs
-    load, flush = (held.split(held.numbers, mask & local) for mask in changes)
-    load_slots, flush_slots = (held.split(slots.slots, mask & local) for mask in changes)
-    fetch_slots, give_slots = (held.split(slots.slots, mask & ~local) for mask in changes)
+    ours, theirs = ([places_of(change & mask) for change in changes] for mask in (local, ~local))
+    load, flush = (held.split(held.numbers, places) for places in ours)
+    load_slots, flush_slots = (held.split(slots.slots, places) for places in ours)
+    fetch_slots, give_slots = (held.split(slots.slots, places) for places in theirs)
     fetches = [side.requests(side.remote.changes.fresh if keep else None) for side in sides]
     gives = [side.requests(side.remote.changes.leaving if keep else None) for side in sides]
-    local_numbers, local_slots = (held.split(values, local) for values in (held.numbers, slots.slots))
     place = torch.empty(hop.num_inputs, dtype=torch.int64)  # the slot of each local row that the batch holds
     edges = hop.block.indptr[torch.tensor(bounds, dtype=torch.int64)].tolist()
     batches = []
     for j, (numbers, numbers_slots) in enumerate(zip(held.split(held.numbers), held.split(slots.slots), strict=True)):
         targets = slice(bounds[order[j]], bounds[order[j] + 1])
         its_edges = slice(edges[order[j]], edges[order[j] + 1])
-        place[local_numbers[j]] = local_slots[j]
+        num_local = int(torch.searchsorted(numbers, hop.num_inputs))
+        place[numbers[:num_local]] = numbers_slots[:num_local]
         served, taken = ([each[j][rank] for each in asked] for asked in (fetches, gives))
         serve_rows, take_rows = join(served), join(taken)
         batches.append(

@@ -46,14 +46,6 @@ class Sets:
         places = zip(begins.tolist(), counts.tolist(), strict=False)
         return cls.of([found[begin : begin + count] for begin, count in places])
 
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    @cached_property
-    def batch(self) -> Tensor:
-        """The set that each number stands in, int64."""
-        return torch.arange(len(self)).repeat_interleave(self.starts.diff(), output_size=len(self.numbers))
-
     @cached_property
     def changes(self) -> Changes:
         """What is new in each set, and what the next lacks."""
@@ -61,16 +53,17 @@ class Sets:
         _native.find_changes(self.numbers, self.starts, fresh, leaving, torch.get_num_threads())
         return Changes(fresh, leaving)
 
-    def split(self, values: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
-        """By set, the values that stand beside numbers where `mask` holds."""
-        if mask is None:
+    def split(self, values: Tensor, places: Tensor | None = None) -> tuple[Tensor, ...]:
+        """By set, what stands in values beside the numbers; of those at `places`, int64 and ascending, or of all."""
+        if places is None:
             return tuple(values.split(self.starts.diff().tolist()))
-        counts = torch.bincount(self.batch[mask], minlength=len(self))
-        return tuple(values[mask].split(counts.tolist()))
+        counts = torch.searchsorted(places, self.starts).diff()
+        return tuple(values[places].split(counts.tolist()))
 
     def where(self, mask: Tensor) -> Sets:
-        """The numbers where `mask` holds."""
-        return Sets.of(self.split(self.numbers, mask))
+        """The numbers where `mask` holds, bool."""
+        places = places_of(mask)
+        return Sets(numbers=self.numbers[places], starts=torch.searchsorted(places, self.starts))
 
     def followed_by(self, others: Sets, shift: int) -> Sets:
         """Set by set, these and then those of others, to which `shift` is added and which then are the larger ones."""
@@ -131,6 +124,11 @@ def assign_slots(
         torch.get_num_threads(),
     )
     return Slots(slots, indices, own_slots, count)
+
+
+def places_of(mask: Tensor) -> Tensor:
+    """Where a mask holds, int64."""
+    return mask.nonzero().view(-1)
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:

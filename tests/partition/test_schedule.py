@@ -1,0 +1,437 @@
+"""The plan of chunks, carried out on all ranks with numbers for rows, and against sets in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise, product
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.core.native import _native
+from weft.data import Adjacency, Graph
+from weft.partition import (
+    Caching,
+    Part,
+    Rates,
+    Schedule,
+    Volumes,
+    chunk_sources,
+    chunk_vertices,
+    cut_block,
+    make_dependencies,
+    make_schedule,
+    range_parts,
+    reorder,
+)
+
+NUM_VERTICES = 41
+OPTIONS = [dict(zip(("share", "keep", "ahead"), flags, strict=True)) for flags in product([True, False], repeat=3)]
+Row = tuple[int, int]
+"""A rank and one of its local rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A product on all ranks, and the sets of the paper by definition."""
+
+    parts: list[Part]
+    bounds: list[tuple[int, ...]]
+    orders: list[list[int]]
+    loops: bool
+
+    def schedules(self, **options: bool) -> list[Schedule]:
+        ranks = range(len(self.parts))
+        given = {"loops": self.loops, "orders": self.orders}
+        return [make_schedule(self.parts, self.bounds, rank, **given, **options) for rank in ranks]  # type: ignore[arg-type]
+
+    @property
+    def num_batches(self) -> int:
+        return len(self.orders[0])
+
+    def vertex(self, rank: int) -> Tensor:
+        """The vertex of each source number."""
+        hop = self.parts[rank].hop
+        return torch.cat([self.parts[rank].rows[: hop.num_inputs], hop.fetched])
+
+    @cached_property
+    def sources(self) -> list[list[set[int]]]:
+        """S: what each rank's batch reads, as source numbers."""
+        result = []
+        for part, bounds, order in zip(self.parts, self.bounds, self.orders, strict=True):
+            indptr, indices = part.hop.block.indptr.tolist(), part.hop.block.indices.tolist()
+            ranges = [(bounds[chunk], bounds[chunk + 1]) for chunk in order]
+            own = [set(range(first, end)) if self.loops else set() for first, end in ranges]
+            read = [set(indices[indptr[first] : indptr[end]]) for first, end in ranges]
+            result.append([one | other for one, other in zip(own, read, strict=True)])
+        return result
+
+    def local(self, rank: int, batch: int) -> set[int]:
+        return {s for s in self.sources[rank][batch] if s < self.parts[rank].hop.num_inputs}
+
+    def remote(self, rank: int, batch: int) -> set[int]:
+        return self.sources[rank][batch] - self.local(rank, batch)
+
+    def owner(self, rank: int, source: int) -> Row:
+        """Who answers for the vertex of a remote source, and where."""
+        vertex = int(self.vertex(rank)[source])
+        owners = [(q, part.own.tolist()) for q, part in enumerate(self.parts)]
+        return next((q, own.index(vertex)) for q, own in owners if vertex in own)
+
+    @cached_property
+    def transits(self) -> list[list[set[int]]]:
+        """U: what each rank loads for all."""
+        ranks, batches = range(len(self.parts)), range(self.num_batches)
+        result = [[self.local(rank, batch) for batch in batches] for rank in ranks]
+        for rank, batch in product(ranks, batches):
+            for source in self.remote(rank, batch):
+                owner, row = self.owner(rank, source)
+                result[owner][batch].add(row)
+        return result
+
+
+def make_problem(num_ranks: int, num_chunks: int, seed: int, *, loops: bool) -> Problem:
+    """A graph with isolated vertices, loops and duplicates; where there are three ranks, one may have no vertex."""
+    random = torch.Generator().manual_seed(seed)
+    source, target = torch.randint(0, NUM_VERTICES - 2, (2, 130), generator=random)
+    adj = Graph.from_edges(source, target, num_vertices=NUM_VERTICES).in_edges
+    part = range_parts(adj, num_ranks)
+    if seed % 2:
+        part = torch.randint(0, max(num_ranks - 1, 2), (NUM_VERTICES,), generator=random, dtype=torch.int32) % num_ranks
+    costs = torch.rand(3, 5, generator=random, dtype=torch.float64)
+    caching = Caching(costs=costs, ratio=0.5 if seed % 3 else 0.0)
+    needed = [make_dependencies(adj, part, rank, num_ranks, caching) for rank in range(num_ranks)]
+    hop = seed % 2
+    parts = [Part(each.hops[hop], each.own, each.rows) for each in needed]
+    return Problem(
+        parts=parts,
+        bounds=[cut_block(each.hop.block, num_chunks) for each in parts],
+        orders=[torch.randperm(num_chunks, generator=random).tolist() for _ in parts],
+        loops=loops,
+    )
+
+
+PROBLEMS = [
+    make_problem(num_ranks, num_chunks, seed, loops=seed % 4 < 2)
+    for num_ranks, num_chunks, seed in product([1, 2, 3], [1, 3, 7], range(6))
+]
+
+
+def pieces(tensor: Tensor, counts: Sequence[int]) -> tuple[Tensor, ...]:
+    assert sum(counts) == len(tensor)
+    return tensor.split(list(counts))
+
+
+class Forward:
+    """What every buffer holds: vertices for rows, -1 where nothing may be read."""
+
+    def __init__(self, problem: Problem, schedules: list[Schedule]) -> None:
+        self.problem, self.schedules = problem, schedules
+        self.buffers = [torch.full((schedule.num_slots,), -1) for schedule in schedules]
+
+    def run(self, *, share: bool, ahead: bool) -> None:
+        count = self.problem.num_batches
+        for j in range(count):
+            if j == 0 or not ahead:
+                self.move(j, share=share)
+            if ahead and j + 1 < count:
+                self.move(j + 1, share=share)
+            self.compute(j)
+            for buffer, schedule in zip(self.buffers, self.schedules, strict=True):
+                if j + 1 < count:
+                    buffer[schedule.batches[j + 1].held < 0] = -1
+
+    def move(self, j: int, *, share: bool) -> None:
+        batches = [schedule.batches[j] for schedule in self.schedules]
+        for part, buffer, batch in zip(self.problem.parts, self.buffers, batches, strict=True):
+            buffer[batch.load_slots] = part.rows[batch.load]
+        sent = []
+        for part, buffer, batch in zip(self.problem.parts, self.buffers, batches, strict=True):
+            rows = part.rows[batch.serve_rows]
+            if share:
+                assert torch.equal(buffer[batch.serve_slots], rows)
+            sent.append(pieces(rows, batch.serve_counts))
+        for rank, (buffer, batch) in enumerate(zip(self.buffers, batches, strict=True)):
+            assert batch.fetch_counts == tuple(len(rows[rank]) for rows in sent)
+            buffer[batch.fetch_slots] = torch.cat([rows[rank] for rows in sent])
+
+    def compute(self, j: int) -> None:
+        for rank, (part, buffer) in enumerate(zip(self.problem.parts, self.buffers, strict=True)):
+            batch, vertex = self.schedules[rank].batches[j], self.problem.vertex(rank)
+            assert batch.indices.dtype == part.hop.block.indices.dtype
+            assert torch.equal(buffer[batch.indices], vertex[part.hop.block.indices[batch.edges]])
+            if self.problem.loops:
+                assert torch.equal(buffer[batch.own_slots], vertex[batch.targets])
+            here = batch.held >= 0
+            assert torch.equal(buffer[here], vertex[batch.held[here]])
+
+
+class Backward:
+    """The gradients in every buffer and on every host, and what they should be there."""
+
+    def __init__(self, problem: Problem, schedules: list[Schedule]) -> None:
+        self.problem, self.schedules = problem, schedules
+        self.random = torch.Generator().manual_seed(0)
+        self.buffers = [torch.full((schedule.num_slots,), 10**9) for schedule in schedules]
+        self.hosts = [torch.zeros(part.hop.num_inputs, dtype=torch.int64) for part in problem.parts]
+        self.expected = [host.clone() for host in self.hosts]
+
+    def run(self, *, share: bool, ahead: bool) -> None:
+        count = self.problem.num_batches
+        for j in range(count):
+            if j == 0 or not ahead:
+                self.clear(j)
+            if ahead and j + 1 < count:
+                self.clear(j + 1)
+            for rank in range(len(self.buffers)):
+                self.compute(rank, j)
+            self.move(j, share=share)
+        for host, expected in zip(self.hosts, self.expected, strict=True):
+            assert torch.equal(host, expected)
+
+    def clear(self, j: int) -> None:
+        for buffer, schedule in zip(self.buffers, self.schedules, strict=True):
+            batch = schedule.batches[j]
+            buffer[batch.load_slots] = 0
+            buffer[batch.fetch_slots] = 0
+
+    def compute(self, rank: int, j: int) -> None:
+        batch, hop = self.schedules[rank].batches[j], self.problem.parts[rank].hop
+        numbers = torch.tensor(sorted(self.problem.sources[rank][j]), dtype=torch.int64)
+        gradient = torch.randint(-99, 99, numbers.shape, generator=self.random)
+        slot = torch.full((hop.block.num_sources,), -1)
+        slot[batch.held[batch.held >= 0]] = (batch.held >= 0).nonzero()[:, 0]
+        self.buffers[rank][slot[numbers]] += gradient
+        for number, value in zip(numbers.tolist(), gradient.tolist(), strict=True):
+            owner, row = (rank, number) if number < hop.num_inputs else self.problem.owner(rank, number)
+            self.expected[owner][row] += value
+
+    def move(self, j: int, *, share: bool) -> None:
+        batches = [schedule.batches[j] for schedule in self.schedules]
+        given = [
+            pieces(buffer[batch.give_slots], batch.give_counts)
+            for buffer, batch in zip(self.buffers, batches, strict=True)
+        ]
+        for rank, batch in enumerate(batches):
+            assert batch.take_counts == tuple(len(values[rank]) for values in given)
+            values = torch.cat([values[rank] for values in given])
+            if share:
+                self.buffers[rank].index_add_(0, batch.take_slots, values)
+            else:
+                self.hosts[rank].index_add_(0, batch.take_rows, values)
+        for buffer, host, batch in zip(self.buffers, self.hosts, batches, strict=True):
+            host[batch.flush] += buffer[batch.flush_slots]
+            buffer[batch.flush_slots] = 10**9
+
+
+def carry_out(problem: Problem, schedules: list[Schedule], *, share: bool, keep: bool, ahead: bool) -> None:
+    """Forward and backward, and that each rank moves what the definition says."""
+    Forward(problem, schedules).run(share=share, ahead=ahead)
+    Backward(problem, schedules).run(share=share, ahead=ahead)
+    for rank, schedule in enumerate(schedules):
+        check_moves(problem, schedule, rank, share=share, keep=keep)
+        check_slots(schedule, keep=keep, ahead=ahead)
+
+
+def check_moves(problem: Problem, schedule: Schedule, rank: int, *, share: bool, keep: bool) -> None:
+    ranks, count = range(len(problem.parts)), problem.num_batches
+    part, order, bounds = problem.parts[rank], problem.orders[rank], problem.bounds[rank]
+    local = problem.transits[rank] if share else [problem.local(rank, j) for j in range(count)]
+    remote = [problem.remote(rank, j) for j in range(count)]
+    for j, batch in enumerate(schedule.batches):
+        before, after = j - 1 if keep and j > 0 else None, j + 1 if keep and j + 1 < count else None
+        assert batch.chunk == order[j]
+        assert batch.targets == slice(bounds[order[j]], bounds[order[j] + 1])
+        first, end = part.hop.block.indptr[[batch.targets.start, batch.targets.stop]].tolist()
+        assert batch.edges == slice(first, end)
+        assert {number for number in batch.held.tolist() if number >= 0} == local[j] | remote[j]
+        assert batch.load.tolist() == sorted(local[j] - (set() if before is None else local[before]))
+        assert batch.flush.tolist() == sorted(local[j] - (set() if after is None else local[after]))
+        fetched = sorted(remote[j] - (set() if before is None else remote[before]))
+        given = sorted(remote[j] - (set() if after is None else remote[after]))
+        assert batch.held[batch.fetch_slots].tolist() == fetched
+        assert batch.held[batch.give_slots].tolist() == given
+        assert batch.held[batch.flush_slots].tolist() == batch.flush.tolist()
+        for numbers, counts in ((fetched, batch.fetch_counts), (given, batch.give_counts)):
+            assert list(counts) == [sum(problem.owner(rank, s)[0] == q for s in numbers) for q in ranks]
+        if not share:
+            assert len(batch.serve_slots) == len(batch.take_slots) == 0
+        if not problem.loops:
+            assert len(batch.own_slots) == 0
+
+
+def check_slots(schedule: Schedule, *, keep: bool, ahead: bool) -> None:
+    """No more slots than needed at once."""
+    held = [{number for number in batch.held.tolist() if number >= 0} for batch in schedule.batches]
+    most = max(len(numbers) for numbers in held)
+    if ahead:
+        both = [len(a | b) if keep else len(a) + len(b) for a, b in pairwise(held)]
+        most = max([most, *both])
+    assert schedule.num_slots == most
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(key for key, on in options.items() if on))
+def test_carried_out_by_all_ranks(options: dict[str, bool]) -> None:
+    for problem in PROBLEMS:
+        carry_out(problem, problem.schedules(**options), **options)
+
+
+def test_volumes_equal_the_definition() -> None:
+    for problem in PROBLEMS:
+        ranks, count = range(len(problem.parts)), problem.num_batches
+        remote = [[problem.remote(rank, j) for j in range(count)] for rank in ranks]
+
+        def fresh(sets: list[list[set[int]]]) -> int:
+            return sum(len(now - before) for each in sets for before, now in pairwise([set(), *each]))
+
+        expected = Volumes(
+            neighbours=sum(len(each) for sets in problem.sources for each in sets),
+            shared=sum(len(each) for sets in problem.transits for each in sets),
+            kept=fresh(problem.transits),
+            fetched=fresh(remote),
+        )
+        for options in (OPTIONS[0], OPTIONS[-1]):
+            schedules = problem.schedules(**options)
+            assert [schedule.volumes for schedule in schedules] == [expected] * len(schedules)
+            if options["share"] and options["keep"]:
+                batches = [batch for schedule in schedules for batch in schedule.batches]
+                assert sum(len(batch.load) for batch in batches) == expected.kept
+                assert sum(len(batch.fetch_slots) for batch in batches) == expected.fetched
+
+
+@pytest.mark.parametrize("field", ["indices", "load_slots", "fetch_slots", "serve_rows", "give_slots", "flush"])
+def test_one_wrong_number_is_found(field: str) -> None:
+    """The simulation itself: two entries of any of these tensors, exchanged, are found."""
+    problem, options = make_problem(3, 3, 0, loops=True), OPTIONS[0]
+    schedules = problem.schedules(**options)
+    batches = list(schedules[0].batches)
+    most = max(range(3), key=lambda j: len(getattr(batches[j], field)))
+    tensor = getattr(batches[most], field).clone()
+    assert tensor[0] != tensor[-1]
+    tensor[[0, -1]] = tensor[[-1, 0]]
+    batches[most] = replace(batches[most], **{field: tensor})
+    with pytest.raises(AssertionError):
+        carry_out(problem, [replace(schedules[0], batches=tuple(batches)), *schedules[1:]], **options)
+
+
+def test_what_comes_too_early_is_found() -> None:
+    """The simulation itself: slots that are free only after a batch must not be filled before it."""
+    problem, options = make_problem(3, 7, 2, loops=True), OPTIONS[0]
+    for moves in (Forward, Backward):
+        with pytest.raises(AssertionError):
+            moves(problem, problem.schedules(**{**options, "ahead": False})).run(share=True, ahead=True)
+
+
+def test_what_a_transfer_takes() -> None:
+    volumes = Volumes(neighbours=100, shared=60, kept=40, fetched=30)
+    assert volumes.seconds(Rates(host=10, ranks=20, inplace=80)) == 4 + 2 + 0.25
+
+
+def test_orders_are_checked() -> None:
+    problem = make_problem(2, 3, 0, loops=True)
+    with pytest.raises(ValueError, match="as many chunks"):
+        make_schedule(problem.parts, [problem.bounds[0], (0, 5)], 0, loops=True)
+    with pytest.raises(ValueError, match="once"):
+        make_schedule(problem.parts, problem.bounds, 0, loops=True, orders=[[0, 1, 2], [0, 0, 2]])
+
+
+def plain_reorder(sets: list[list[set[int]]]) -> list[list[int]]:
+    """Algorithm 4 by the letter."""
+    count = len(sets[0])
+    unions, chosen = [set(each) for each in sets[0]], [list(range(count))]
+    for chunks in sets[1:]:
+        left, taken = list(range(count)), []
+        for union in unions:
+            taken.append(max(left, key=lambda chunk: (len(union & chunks[chunk]), -chunk)))
+            left.remove(taken[-1])
+            union |= chunks[taken[-1]]
+        chosen.append(taken)
+    sequence, left = [0], list(range(1, count))
+    while left:
+        sequence.append(max(left, key=lambda batch: (len(unions[batch] & unions[sequence[-1]]), -batch)))
+        left.remove(sequence[-1])
+    return [[taken[batch] for batch in sequence] for taken in chosen]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_chunks"), [(1, 1), (3, 1), (1, 9), (2, 2), (2, 7), (4, 8), (3, 40)])
+@pytest.mark.parametrize("num_vertices", [30, 12000])
+def test_reorder_equals_plain_python(num_ranks: int, num_chunks: int, num_vertices: int) -> None:
+    """Sets of all sizes, of neighbours more than of others; so vertices are in few sets, or in most."""
+    random = torch.Generator().manual_seed(num_chunks)
+    shares = torch.rand(num_ranks, num_chunks, generator=random).square() * 0.8
+    often = torch.rand(num_vertices, generator=random).square() * 2
+    member = torch.rand(num_ranks, num_chunks, num_vertices, generator=random) < shares[..., None] * often
+    sets = [[chunk.nonzero()[:, 0] for chunk in chunks] for chunks in member]
+    orders = reorder(sets, num_vertices)
+    assert orders == plain_reorder([[set(chunk.tolist()) for chunk in chunks] for chunks in sets])
+    assert all(sorted(order) == list(range(num_chunks)) for order in orders)
+
+
+def test_reorder_is_the_same_on_all_threads() -> None:
+    random = torch.Generator().manual_seed(0)
+    member = (torch.rand(500, 3 * 12, generator=random) < 0.2).nonzero()
+    starts = torch.searchsorted(member[:, 0].contiguous(), torch.arange(501))
+    results = []
+    for num_threads in (1, 2, 5):
+        orders = torch.empty(3, 12, dtype=torch.int64)
+        _native.reorder_chunks(starts, member[:, 1].contiguous(), orders, num_threads)
+        results.append(orders.tolist())
+    assert results[0] == results[1] == results[2]
+
+
+def test_reorder_brings_together_what_reads_the_same() -> None:
+    """Rank 1 has the chunks of rank 0 in another order; 0 and 2 have vertices in common, and so have 2 and 1."""
+    chunks = [torch.tensor(ids) for ids in ([0, 1, 2], [6, 7, 8], [2, 3, 6])]
+    assert reorder([chunks, [chunks[2], chunks[0], chunks[1]]], 9) == [[0, 2, 1], [1, 0, 2]]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("loops", [True, False])
+def test_sources_equal_sets(dtype: torch.dtype, loops: bool) -> None:
+    for problem in PROBLEMS:
+        for part, bounds in zip(problem.parts, problem.bounds, strict=True):
+            block = replace(part.hop.block, indices=part.hop.block.indices.to(dtype))
+            chunks = chunk_sources(block, bounds, loops=loops)
+            vertices = chunk_vertices(part, bounds, loops=loops)
+            assert len(chunks) == len(bounds) - 1
+            for (first, end), sources, ids in zip(pairwise(bounds), chunks, vertices, strict=True):
+                read = set(block.indices[block.indptr[first] : block.indptr[end]].tolist())
+                assert sources.tolist() == sorted(read | set(range(first, end)) if loops else read)
+                assert ids.tolist() == torch.cat([part.rows[: part.hop.num_inputs], part.hop.fetched])[sources].tolist()
+
+
+@pytest.mark.parametrize(("per_target", "per_edge"), [(1, 1), (7, 2), (1, 0), (0, 1), (0, 0)])
+@pytest.mark.parametrize("count", [1, 2, 5, 60])
+def test_cut_is_even(count: int, per_target: int, per_edge: int) -> None:
+    random = torch.Generator().manual_seed(count)
+    degree = torch.randint(0, 9, (23,), generator=random)
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+    block = Adjacency(indptr=indptr, indices=torch.zeros(int(indptr[-1]), dtype=torch.int32), num_sources=23)
+    bounds = cut_block(block, count, per_target=per_target, per_edge=per_edge)
+    cost = (per_target + per_edge * degree).tolist()
+    assert len(bounds) == count + 1
+    assert (bounds[0], bounds[-1]) == (0, 23)
+    assert all(first <= end for first, end in pairwise(bounds))
+    assert max(sum(cost[first:end]) for first, end in pairwise(bounds)) <= sum(cost) / count + max(cost)
+
+
+def test_nothing_to_do() -> None:
+    """Ranks without a row, and chunks without a target."""
+    adj = Graph.from_edges(*torch.zeros(2, 0, dtype=torch.int64), num_vertices=2).in_edges
+    part = torch.zeros(2, dtype=torch.int32)
+    caching = Caching(costs=torch.zeros(1, 5, dtype=torch.float64), ratio=0.0)
+    needed = [make_dependencies(adj, part, rank, 2, caching) for rank in range(2)]
+    parts = [Part(each.hops[0], each.own, each.rows) for each in needed]
+    bounds = [cut_block(each.hop.block, 5) for each in parts]
+    problem = Problem(parts=parts, bounds=bounds, orders=[list(range(5))] * 2, loops=False)
+    for options in OPTIONS:
+        schedules = problem.schedules(**options)
+        assert [schedule.num_slots for schedule in schedules] == [0, 0]
+        carry_out(problem, schedules, **options)
+    assert (
+        reorder([chunk_vertices(each, its, loops=False) for each, its in zip(parts, bounds, strict=True)], 2)
+        == [list(range(5))] * 2
+    )
