@@ -28,9 +28,18 @@ def row_blocks(ids: Sequence[Tensor], *tables: Tensor) -> Iterator[tuple[slice, 
             release(table[rows])
 
 
+def parts_in_memory(table: Tensor) -> Iterator[slice]:
+    """Ranges of rows of a table [n, F]: all at once where it is in memory, blocks where it is mapped."""
+    if not is_mapped(table):
+        yield slice(0, len(table))
+        return
+    for rows, _ in row_blocks([], table):
+        yield rows
+
+
 def zeros(table: Tensor) -> Tensor:
     """The table [n, F], made zero."""
-    for rows, _ in row_blocks([], table):
+    for rows in parts_in_memory(table):
         table[rows].zero_()
     return table
 
