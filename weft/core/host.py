@@ -35,14 +35,16 @@ def free_bytes(folder: Path | None = None) -> int:
 
 
 def mapped_empty(*shape: int, dtype: torch.dtype) -> Tensor:
-    """A tensor in a file without a name, which the system may write out and which ends with the tensor.
-
-    RunError where there is no room for it in the folder for temporary files.
-    """
+    """A tensor in a file without a name in the folder for temporary files, which ends with it. RunError if full."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if not num_bytes:
         return torch.empty(*shape, dtype=dtype)
     return _File(num_bytes, remedy="set TMPDIR to").tensor(*shape, dtype=dtype)
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether a tensor, or what it is a view of, was made by `mapped_empty` or `HostRows.tensor`."""
+    return bool(_mapped) and tensor.device.type == "cpu" and StorageWeakRef(tensor.untyped_storage()) in _mapped
 
 
 def release(tensor: Tensor) -> None:
@@ -50,9 +52,7 @@ def release(tensor: Tensor) -> None:
 
     Its numbers stay in the file, and come back as they are asked for.
     """
-    if not tensor.numel() or tensor.device.type != "cpu" or not _mapped:
-        return
-    if StorageWeakRef(tensor.untyped_storage()) in _mapped:
+    if tensor.numel() and is_mapped(tensor):
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         native.release_pages(tensor.data_ptr(), (reach + 1) * tensor.itemsize)
 
@@ -151,7 +151,7 @@ class HostRows:
         self._file = _File(self.num_bytes, folder)
 
     def read(self, first: int, end: int, out: Tensor | None = None) -> Tensor:
-        """A copy of the rows [end - first, F] from `first` on, in `out` if given: fresh memory costs more than reading."""
+        """A copy of the rows [end - first, F] from `first` on, in `out` if given: fresh memory costs more."""
         assert 0 <= first <= end <= self.num_rows
         out = torch.empty(end - first, self.width, dtype=self.dtype) if out is None else out
         assert out.shape == (end - first, self.width)

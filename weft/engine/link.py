@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from weft.comm import Group, Halo, make_route
 from weft.core.config import Config
 from weft.cost import Operation, Trace, all_reduce
 from weft.data import Adjacency, Links, negative_key
+from weft.engine.blocks import add_rows, take_rows, zeros
 from weft.engine.ranking import auc, filtered_ranks, rank_scores, ranking_operations
 from weft.kernels import spmm
 from weft.nn import Decoder
@@ -90,11 +92,35 @@ def halo(received: list[list[int]], rank: int, row_bytes: int, *, tag: str = "ha
 
 
 class Ends(NamedTuple):
-    """Some pairs as matrices [p, m] that take their sources and their targets out of m rows, and their relations."""
+    """Some pairs as matrices [p, m] that take their sources and their targets out of m rows, and their relations.
+
+    own, fetched: int64, ascending, which rows those are: of this rank's, then of those of other ranks.
+    """
 
     source: Adjacency
     target: Adjacency
     relation: Tensor
+    own: Tensor
+    fetched: Tensor
+
+    @classmethod
+    def of(cls, places: Tensor, relation: Tensor, num_own: int, device: torch.device) -> Ends:
+        """From the places [p, 2] of the ends among a rank's rows and then those of other ranks."""
+        rows, inverse = places.unique(return_inverse=True)
+        own, fetched = rows[rows < num_own], rows[rows >= num_own] - num_own
+        source, target = (one_each(side, len(rows)).to(device) for side in inverse.t().contiguous())
+        return cls(source, target, relation.to(device), own.to(device), fetched.to(device))
+
+    def rows(self, z: Tensor, fetched: Tensor) -> Tensor:
+        """The m rows [m, D], from this rank's and those of other ranks."""
+        own = take_rows(z, self.own)
+        return torch.cat([own, fetched.index_select(0, self.fetched)]) if len(self.fetched) else own
+
+    def add_back(self, grad: Tensor, grad_z: Tensor, grad_fetched: Tensor) -> None:
+        """Adds the gradient [m, D] of the m rows to those of all rows; the adjoint of `rows`."""
+        add_rows(grad_z, self.own, grad[: len(self.own)])
+        if len(self.fetched):
+            add_rows(grad_fetched, self.fetched, grad[len(self.own) :])
 
     def score(self, rows: Tensor, decoder: Decoder) -> Tensor:
         """The pairs' scores [p], from the rows [m, D]."""
@@ -116,17 +142,12 @@ class Reach:
         place[own] = torch.arange(len(own))
         place[fetched] = torch.arange(len(own), num_rows)
         self.blocks = [
-            Ends(
-                source=one_each(place[block[:, 0]], num_rows).to(group.device),
-                target=one_each(place[block[:, 1]], num_rows).to(group.device),
-                relation=block[:, 2].to(group.device),
-            )
-            for block in pairs.split(MAX_PAIRS)
+            Ends.of(place[block[:, :2]], block[:, 2], len(own), group.device) for block in pairs.split(MAX_PAIRS)
         ]
 
-    def rows(self, z: Tensor) -> Tensor:
-        """All rows that the pairs need, from this rank's z [n, D]."""
-        return torch.cat([z, self.halo.fetch(z)]) if self.halo else z
+    def fetch(self, z: Tensor) -> Tensor:
+        """The rows [h, D] of other ranks that the pairs need, from each rank's z [n, D]."""
+        return self.halo.fetch(z) if self.halo else z[:0]
 
 
 def one_each(places: Tensor, num_rows: int) -> Adjacency:
@@ -139,11 +160,19 @@ class LinkTask:
 
     The loss is the mean of the binary cross entropy over all training links and their negatives: a rank's part is the
     sum over its pairs divided by the number of all. Negatives depend on seed, epoch and link, not on ranks.
-    rows: the vertices this rank answers for.
+    rows: the vertices this rank answers for. empty: makes memory for a gradient, like the rows that it is of.
     """
 
-    def __init__(self, config: Config, links: Links, decoder: Decoder, rows: slice | Tensor, group: Group) -> None:
-        self.links, self.decoder, self.group = links, decoder, group
+    def __init__(
+        self,
+        config: Config,
+        links: Links,
+        decoder: Decoder,
+        rows: slice | Tensor,
+        group: Group,
+        empty: Callable[[Tensor], Tensor] = torch.empty_like,
+    ) -> None:
+        self.links, self.decoder, self.group, self.empty = links, decoder, group, empty
         self.ranked = config.metric == "mrr"
         self.validation = f"val_{config.metric}" if len(links.val) else None
         self.own = torch.arange(links.num_vertices)[rows]
@@ -168,28 +197,33 @@ class LinkTask:
             labels[: len(pairs) // (1 + self.deal.num_negatives)] = 1
         with self.group.stage("decode"):
             leaf = z.detach().requires_grad_()
-            rows = reach.rows(leaf)
-            taken = rows.detach().requires_grad_()
+            coming = reach.fetch(leaf)
+            z, fetched = leaf.detach(), coming.detach()
+            grad_z, grad_fetched = zeros(self.empty(z)), torch.zeros_like(fetched)
         total = z.new_zeros(())
         for block, label in zip(reach.blocks, labels.split(MAX_PAIRS), strict=True):
             with self.group.stage("decode"):
-                scores = block.score(taken, self.decoder)
+                rows = block.rows(z, fetched).requires_grad_()
+                scores = block.score(rows, self.decoder)
             logits = scores.detach().requires_grad_()
             loss = functional.binary_cross_entropy_with_logits(logits, label, reduction="sum") / self.num_pairs
             (grad,) = torch.autograd.grad(loss, logits)
             total += loss.detach()
             with self.group.stage("decode"):
                 scores.backward(grad)
+                assert rows.grad is not None
+                block.add_back(rows.grad, grad_z, grad_fetched)
         with self.group.stage("decode"):
-            (grad_z,) = torch.autograd.grad(rows, leaf, taken.grad)
+            if reach.halo:
+                grad_z += torch.autograd.grad(coming, leaf, grad_fetched)[0]
         return total.item(), grad_z
 
     @torch.no_grad()
     def counts(self, z: Tensor) -> dict[str, float | None]:
         """The scores, which every rank then has."""
         scores = z.new_zeros(self.num_held_out)
-        rows = self.held_out.rows(z)
-        own = torch.cat([block.score(rows, self.decoder) for block in self.held_out.blocks])
+        fetched = self.held_out.fetch(z)
+        own = torch.cat([block.score(block.rows(z, fetched), self.decoder) for block in self.held_out.blocks])
         scores[self.dealt.to(z.device)] = own
         parts = (self.links.val, self.links.test)
         sizes = [len(part) for part in parts] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.data import Graph
+from weft.engine.blocks import row_blocks
 
 SPLITS = ("train", "val", "test")
 Counts = dict[str, tuple[int, int]]
@@ -38,11 +40,20 @@ class Task(Protocol):
 class NodeTask:
     """Node classification: cross entropy and accuracy, or, with several labels, its binary form and micro-F1.
 
-    The loss is the sum over this rank's training rows divided by the number of all training vertices.
+    The loss is the sum over this rank's training rows divided by the number of all training vertices. All is done in
+    blocks of rows.
+    rows: the vertices this rank answers for. empty: makes memory for a gradient, like the rows that it is of.
     """
 
-    def __init__(self, graph: Graph, rows: slice | Tensor, device: torch.device) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        rows: slice | Tensor,
+        device: torch.device,
+        empty: Callable[[Tensor], Tensor] = torch.empty_like,
+    ) -> None:
         assert graph.y is not None
+        self.empty = empty
         self.multilabel = graph.multilabel
         labelled = torch.ones(graph.num_vertices, dtype=torch.bool) if self.multilabel else graph.y >= 0
         self.chosen: dict[str, Tensor] = {}
@@ -59,30 +70,42 @@ class NodeTask:
     def loss(self, logits: Tensor, epoch: int = 0) -> tuple[float, Tensor]:
         """This rank's part of the loss, the same function in every epoch, and its gradient [n, C] by the logits."""
         del epoch
-        logits = logits.detach().requires_grad_()
-        chosen, y = logits.index_select(0, self.chosen["train"]), self.y[self.chosen["train"]]
-        if self.multilabel:
-            loss = functional.binary_cross_entropy_with_logits(chosen, y.to(chosen.dtype), reduction="sum")
-            loss = loss / self.y.shape[1]
-        else:
-            loss = functional.cross_entropy(chosen, y, reduction="sum")
-        loss = loss / self.num_labelled["train"]
-        (grad,) = torch.autograd.grad(loss, logits)
-        return loss.item(), grad
+        logits = logits.detach()
+        grad, chosen, total = self.empty(logits), self.chosen["train"], logits.new_zeros(())
+        for block, (part,) in row_blocks([chosen], logits, grad):
+            rows = chosen[part] - block.start
+            here = logits[block].index_select(0, rows).requires_grad_()
+            loss = self._sum(here, self.y[chosen[part]]) / self.num_labelled["train"]
+            (grad_here,) = torch.autograd.grad(loss, here)
+            grad[block].zero_().index_copy_(0, rows, grad_here)
+            total += loss.detach()
+        return total.item(), grad
 
     def counts(self, logits: Tensor) -> Counts:
         """Per split, the two sums whose ratio is the score: correct and all, or 2 TP and 2 TP + FP + FN."""
-        return {split: self._pair(logits[rows], self.y[rows]) for split, rows in self.chosen.items()}
+        sums = {split: self.y.new_zeros(2, dtype=torch.int64) for split in self.chosen}
+        for block, parts in row_blocks(list(self.chosen.values()), logits):
+            for (split, chosen), part in zip(self.chosen.items(), parts, strict=True):
+                here = logits[block].index_select(0, chosen[part] - block.start)
+                sums[split] += self._pair(here, self.y[chosen[part]])
+        return {split: (int(pair[0]), int(pair[1])) for split, pair in sums.items()}
 
     def scores(self, counts: list[Counts]) -> dict[str, float | None]:
         """The accuracy, or micro-F1, of each split; None where it is empty."""
         return {f"{split}_accuracy": score(counts, split) for split in SPLITS}
 
-    def _pair(self, logits: Tensor, y: Tensor) -> tuple[int, int]:
+    def _sum(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The loss of rows, not yet divided by their number."""
         if not self.multilabel:
-            return int((logits.argmax(1) == y).sum()), len(y)
+            return functional.cross_entropy(logits, y, reduction="sum")
+        return functional.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="sum") / y.shape[1]
+
+    def _pair(self, logits: Tensor, y: Tensor) -> Tensor:
+        if not self.multilabel:
+            correct = logits.argmax(1) == y
+            return torch.stack([correct.sum(), torch.ones_like(correct).sum()])
         predicted, true = logits > 0, y > 0.5
-        return 2 * int((predicted & true).sum()), int(predicted.sum()) + int(true.sum())
+        return torch.stack([2 * (predicted & true).sum(), predicted.sum() + true.sum()])
 
 
 def score(counts: list[Counts], split: str) -> float | None:

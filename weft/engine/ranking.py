@@ -8,6 +8,7 @@ from torch import Tensor
 from weft.comm import Group
 from weft.cost import Operation, all_reduce
 from weft.data import Links
+from weft.engine.blocks import parts_in_memory
 from weft.nn import Decoder
 
 MAX_SCORES = 1 << 23  # held at once, by all ranks together
@@ -75,10 +76,14 @@ def _block_ranks(z: Tensor, links: Links, block: Tensor, place: Tensor, decoder:
         query, wanted = decoder.query(ends[1 - side], relation), ends[side]
         score = (query * wanted).sum(1)
         rounding = z.shape[1] * torch.finfo(z.dtype).eps * query.norm(dim=1) * wanted.norm(dim=1)
-        scores = query @ z.t()  # [b, n]
-        scores.masked_fill_(_left_out(links, block, side, place, len(z)).to(z.device), -torch.inf)
-        higher = (scores > (score + rounding)[:, None]).sum(1)
-        counts.append(torch.stack([higher, (scores >= (score - rounding)[:, None]).sum(1) - higher]))
+        left_out = _left_out(links, block, side, place, len(z))
+        count = here.new_zeros(2, len(block))
+        for rows in parts_in_memory(z):
+            scores = query @ z[rows].t()  # [b, n]
+            scores.masked_fill_(left_out[:, rows].to(z.device), -torch.inf)
+            higher = (scores > (score + rounding)[:, None]).sum(1)
+            count += torch.stack([higher, (scores >= (score - rounding)[:, None]).sum(1) - higher])
+        counts.append(count)
     higher, tied = group.all_reduce(torch.stack(counts, 1), tag="ranks").double()
     ranks: Tensor = 1 + higher + tied / 2
     return ranks

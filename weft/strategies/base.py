@@ -323,6 +323,10 @@ class Strategy(ABC):
             logits: Tensor = self.model(views, self.inputs.rows)
         return logits
 
+    def empty_rows(self, rows: Tensor) -> Tensor:
+        """Memory for the gradient of the rows that `forward` gives, like them: where they are, that can be too."""
+        return torch.empty_like(rows)
+
     def backward(self, logits: Tensor, grad: Tensor) -> None:
         """Leaves every parameter's gradient, summed over the ranks, from the gradient [n, C] of the logits.
 
