@@ -27,3 +27,11 @@ def parse_bytes(text: str, flag: str) -> int:
     if match is None or unit not in FACTORS:
         raise InputError(f"{flag} {text!r}: give an amount such as 512MB or 1.5GiB")
     return int(float(match[1]) * FACTORS[unit])
+
+
+def format_bytes(count: float) -> str:
+    """Bytes as '512 MB' or '1.5 GB', to three digits."""
+    for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} bytes"

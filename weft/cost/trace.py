@@ -12,12 +12,14 @@ from typing import Literal
 class Operation:
     """One operation of a rank, in the order of execution.
 
-    kind: 'aggregate' (edges x width) or 'collective' (bytes sent to and received from other ranks).
-    tag: split, gather, logits, halo, gradients, statistics; empty for an aggregate.
+    kind: 'aggregate' (edges x width), 'collective' (bytes sent to and received from other ranks), or 'transfer' (bytes
+    sent to and received from the host).
+    tag: split, gather, logits, halo, gradients, statistics; of a transfer rows, sources, edges, gradients; empty for an
+    aggregate.
     how: where there were several ways, which was taken and what each would send.
     """
 
-    kind: Literal["aggregate", "collective"]
+    kind: Literal["aggregate", "collective", "transfer"]
     tag: str = ""
     edges: int = 0
     bytes_sent: int = 0
@@ -59,8 +61,21 @@ class Trace:
         """Bytes from other ranks by tag."""
         return _total((operation.tag, operation.bytes_received) for operation in self._network())
 
+    @property
+    def to_device(self) -> Counter[str]:
+        """Bytes from the host to the device by tag."""
+        return +_total((operation.tag, operation.bytes_received) for operation in self._of("transfer"))
+
+    @property
+    def to_host(self) -> Counter[str]:
+        """Bytes from the device to the host by tag."""
+        return +_total((operation.tag, operation.bytes_sent) for operation in self._of("transfer"))
+
     def _network(self) -> Iterable[Operation]:
-        return (operation for operation in self.operations if operation.kind == "collective")
+        return self._of("collective")
+
+    def _of(self, kind: str) -> Iterable[Operation]:
+        return (operation for operation in self.operations if operation.kind == kind)
 
 
 def all_reduce(tag: str, numbers: int, itemsize: int, size: int) -> Operation:

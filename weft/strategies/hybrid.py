@@ -8,6 +8,7 @@ differs. How often a vertex is computed changes no number: dropout is keyed by v
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -173,14 +174,7 @@ class VertexParallel(Strategy):
             )
             for each in zip(*(plan.hops for plan in plans), strict=True)
         ]
-        part = part_of(graph, size, placement)
-        again = [again_by_owner(graph, part, plan.rows, plan.num_own, size)[1] for plan in plans]
-        embedded = HopShape(
-            num_edges=0,
-            num_sent=int(sum(counts[rank] for counts in again)),
-            num_received=int(again[rank].sum()),
-            exchanged=any(counts.any() for counts in again),
-        )
+        embedded = embedded_shape(graph, plans, rank, part_of(graph, size, placement))
         return GraphShape.of(graph)._replace(hops=tuple(hops), embedded=embedded)
 
     @classmethod
@@ -205,6 +199,17 @@ class VertexParallel(Strategy):
             if asked.is_product:
                 made.append(Operation(kind="aggregate", edges=hop.num_edges * asked.width))
         return made
+
+
+def embedded_shape(graph: Graph, plans: Sequence[Dependencies], rank: int, part: Tensor) -> HopShape:
+    """The rows of embeddings that a rank sends and receives, from the plans of all ranks."""
+    again = [again_by_owner(graph, part, plan.rows, plan.num_own, len(plans))[1] for plan in plans]
+    return HopShape(
+        num_edges=0,
+        num_sent=int(sum(counts[rank] for counts in again)),
+        num_received=int(again[rank].sum()),
+        exchanged=any(bool(counts.any()) for counts in again),
+    )
 
 
 def part_of(graph: Graph, size: int, placement: Placement) -> Tensor:

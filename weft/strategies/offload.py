@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from weft.comm import sum_gradients
+from weft.comm import Group, sum_gradients
 from weft.core.host import HostRows, PinnedRows, Spool, host_rows
 from weft.core.savings import ALL_SAVINGS, Savings
-from weft.cost import Trace
+from weft.cost import Trace, all_reduce
 from weft.data import Graph
-from weft.nn import GraphView, Inputs, shared_parameters
-from weft.strategies.base import ANYWHERE, GraphShape, Placement, Step
-from weft.strategies.hybrid import VertexParallel
+from weft.nn import GraphView, Inputs, embeddings, shared_parameters
+from weft.strategies.base import ANYWHERE, GraphShape, Placement, Step, dtype_of
+from weft.strategies.hybrid import VertexParallel, embedded_shape, part_of
 from weft.strategies.blocks import SameRowsView
 from weft.strategies.passes import Pass
-from weft.strategies.plan import Plan, make_plan
+from weft.strategies.moves import Facts, Moves
+from weft.strategies.plan import Plan, Planned, Planner
 from weft.strategies.products import Rows, Table
 from weft.strategies.program import Part
 from weft.strategies.slots import PlacedBatch
@@ -35,11 +37,25 @@ class Offload(VertexParallel):
 
     view_type = SameRowsView
 
+    def __init__(
+        self,
+        graph: Graph,
+        model: nn.Module,
+        group: Group,
+        *,
+        seed: int = 0,
+        savings: Savings = ALL_SAVINGS,
+        placement: Placement = ANYWHERE,
+        plan: Plan | None = None,
+    ) -> None:
+        self._settled = plan
+        super().__init__(graph, model, group, seed=seed, savings=savings, placement=placement)
+
     def place(self) -> Tensor:
         group, placement = self.group, self.placement
-        self.plan_ = plan = make_plan(
-            self.graph, self.model, rank=group.rank, size=group.size, placement=placement, savings=self.savings
-        )
+        self.plan_ = plan = self._settled or self.planner(
+            self.graph, self.model, group.size, placement, self.savings
+        ).plan(group.rank)
         self.dependencies = needed = plan.dependencies
         self.spool = Spool(placement.scratch)
         vertices = [torch.cat([needed.rows[: hop.num_inputs], hop.fetched]) for hop in needed.hops]
@@ -50,6 +66,7 @@ class Offload(VertexParallel):
                 for batch in planned.schedule.batches
             ]
         self._free: dict[tuple[int, int], list[Rows]] = defaultdict(list)
+        self._lent: list[Rows] = []
         self.constant: Table | None = None
         self.row_ids = self.topology.ids[needed.rows].to(group.device)
         self.embedded_halo = self._make_embedded_halo()
@@ -75,8 +92,15 @@ class Offload(VertexParallel):
         assert self._pass is not None
         self._pass.backward(grad)
         self._pass.end()
+        self.give(*self._lent)
+        self._lent = []
         self._pass = None
         sum_gradients(shared_parameters(self.model), self.group)
+
+    def empty_rows(self, rows: Tensor) -> Tensor:
+        made = self.take(*rows.shape)
+        self._lent.append(made)
+        return made.tensor()
 
     def batches(self, hop: int) -> Sequence[PlacedBatch]:
         """The batches of a product."""
@@ -144,6 +168,22 @@ class Offload(VertexParallel):
         return torch.cat([found.new_zeros(1), found])
 
     @classmethod
+    def planner(
+        cls, graph: Graph, model: nn.Module, size: int, placement: Placement, savings: Savings
+    ) -> Planner:
+        """Who plans a run; what chunks take is found on graphs of which one is worked on in little."""
+        little = Placement(intermediates=placement.intermediates, rates=placement.rates, scratch=placement.scratch)
+        plainly = replace(savings, prefetch=False, reorder=False)
+
+        def place_at(graph: Graph, model: nn.Module, bounds: Sequence[int]) -> Offload:
+            planner = Planner(graph, model, 1, little, plainly, place_at)
+            plan = planner.cut_at(0, [[bounds] * planner.programs[True].num_hops])
+            device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+            return cls(graph, model, Group(device=str(device)), savings=plainly, placement=little, plan=plan)
+
+        return Planner(graph, model, size, placement, savings, place_at)
+
+    @classmethod
     def shape(
         cls,
         graph: Graph,
@@ -154,5 +194,43 @@ class Offload(VertexParallel):
         placement: Placement = ANYWHERE,
         savings: Savings = ALL_SAVINGS,
     ) -> GraphShape:
-        plan = make_plan(graph, model, rank=rank, size=size, placement=placement, savings=savings)
-        return GraphShape.of(graph)._replace(plan=plan)
+        planner = cls.planner(graph, model, size, placement, savings)
+        plan = planner.plan(rank)
+        facts = Facts(
+            size=size,
+            itemsize=dtype_of(model).itemsize,
+            weight=0 if graph.in_edges.weight is None else dtype_of(model).itemsize,
+            missing=[missing_loops(graph, plan, planned) for planned in plan.schedules],
+            embedded=embedded_shape(graph, planner.needed, rank, part_of(graph, size, placement)),
+            embedded_width=sum(weight.shape[1] for weight in embeddings(model).values()),
+            share=savings.share,
+        )
+        return GraphShape.of(graph)._replace(plan=(plan, facts))
+
+    @classmethod
+    def trace(
+        cls,
+        model: nn.Module,
+        shape: GraphShape,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        training: bool,
+        savings: Savings = ALL_SAVINGS,
+    ) -> Trace:
+        """By formulas over the plan in `shape`; without one, nothing is known yet."""
+        del rank, savings
+        if shape.plan is None:
+            return Trace(operations=())
+        plan, facts = shape.plan
+        made = Moves(plan, facts, training=training).operations()
+        if training and size > 1:
+            numbers = sum(one.numel() for one in shared_parameters(model) if one.requires_grad)
+            made.append(all_reduce("gradients", numbers, facts.itemsize, size))
+        return Trace(operations=tuple(made))
+
+
+def missing_loops(graph: Graph, plan: Plan, planned: Planned) -> list[int]:
+    """Of each batch, the targets that have no edge to themselves."""
+    lacks = ~graph.in_edges.has_loop[plan.dependencies.rows]
+    return [int(lacks[batch.targets].sum()) for batch in planned.schedule.batches]

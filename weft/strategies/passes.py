@@ -63,8 +63,16 @@ class Pass:
     def _forward(self, number: int) -> Table:
         """Part `number`, chunk by chunk."""
         home, part = self.home, self.parts[number]
-        if part.constant and home.constant:
+        if part.constant:
+            if home.constant is None:
+                with self.meter.during("setup"):
+                    home.constant = self._make(number)
+                    self._answer_once(home.constant)
             return home.constant
+        return self._make(number)
+
+    def _make(self, number: int) -> Table:
+        home, part = self.home, self.parts[number]
         before, num_rows = self.tables[-1] if number else None, home.num_rows(part.hop)
         table = Table(part=part, arrays=[home.take(num_rows, port.width) for port in part.ports])
         if before is not None and before.part.is_product and not before.part.constant:
@@ -83,10 +91,6 @@ class Pass:
             table.total = self.group.all_reduce(table.total, tag="statistics")
             if table.learn is not None:
                 table.learn(table.total)
-        if part.constant:
-            with self.meter.during("setup"):
-                self._answer_once(table)
-            home.constant = table
         return table
 
     def _advance(self, number: int, span: slice, own: Own, answer: Tensor | None, table: Table) -> None:

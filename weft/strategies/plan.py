@@ -1,38 +1,73 @@
-"""What offload does on a rank, settled before anything large is allocated: programs, schedules, and what they take."""
+"""What offload does on a rank, settled before anything large is allocated: programs, chunks, and what they take.
+
+(HongTu, sections 4.1 and 5.3.) Every rank plans the same by itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import nn
 
+from weft.core.errors import InputError
 from weft.core.savings import Savings
+from weft.core.units import format_bytes
 from weft.data import Graph
-from weft.partition import Dependencies, Hop, Part, Schedule, cut_block, make_schedule, reorder
-from weft.partition import chunk_vertices
+from weft.partition import (
+    Dependencies,
+    Hop,
+    Part,
+    Rates,
+    Schedule,
+    Volumes,
+    chunk_vertices,
+    cut_block,
+    make_schedule,
+    reorder,
+)
 from weft.strategies.base import Placement
-from weft.strategies.hybrid import Communicated, Hybrid, part_of
+from weft.strategies.hybrid import Communicated, Hybrid
+from weft.strategies.miniature import ChunkShape, Miniature, PlaceAt, largest
+from weft.strategies.products import layout_of
 from weft.strategies.program import Part as ProgramPart
 from weft.strategies.program import Program, Rehearsal
-from weft.strategies.products import layout_of
 from weft.strategies.slots import Layout
+
+NOMINAL = Rates(host=1.0, ranks=2.0, inplace=8.0)
+"""How fast rows move, as ratios, where nobody has measured it."""
+MAX_CHUNKS = 1 << 14
+VERTEX_COST = 4  # a target costs as much as so many edges, where chunks are to cost the same
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The schedule of a hop on this rank, and how its batches' edges are to stand. first: the first hop that has it."""
+    """The schedule of some hops on this rank, and how its batches' edges are to stand.
+
+    first: the first of the hops. given: what would move if the chunks were not reordered.
+    """
 
     hop: Hop
     first: int
     schedule: Schedule
     layouts: tuple[Layout, ...]
+    given: Volumes
+
+    def shapes(self) -> list[ChunkShape]:
+        """Those of its chunks."""
+        return [
+            ChunkShape(one.targets.stop - one.targets.start, self.schedule.num_slots, one.edges.stop - one.edges.start)
+            for one in self.schedule.batches
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """programs: by whether it trains. schedule_of: the number of each hop's schedule. span: rows of a range."""
+    """What a rank does. programs: by whether it trains. schedule_of: the number of each hop's schedule.
+
+    span: rows of a range that is worked on without a product. device_bytes: the most that the device has at once, 0
+    where nobody asked.
+    """
 
     programs: dict[bool, Program]
     dependencies: Dependencies
@@ -40,57 +75,157 @@ class Plan:
     schedule_of: tuple[int, ...]
     span: int
     intermediates: str
+    rates: Rates
+    device_bytes: int = 0
+
+    @property
+    def num_chunks(self) -> int:
+        """How many chunks the products of the first hop are made in."""
+        return len(self.schedules[0].schedule.batches) if self.schedules else 1
 
     def keeps(self, part: ProgramPart) -> bool:
-        """Whether a product's answers are kept for the backward pass."""
-        return part.linear and part.needs_answer and self.intermediates != "recompute"
+        """Whether a product's answers are kept for the backward pass, or made again from its sources.
+
+        That is asked only of answers which its gradient needs and which do not have to be made again anyway. Kept, they
+        are written and read; made again, sources come from the host, and each edge reads a row on the device.
+        """
+        if not part.linear or not part.needs_answer or self.intermediates == "recompute":
+            return False
+        if self.intermediates == "keep" or part.steps > 1:
+            return True
+        planned = self.schedules[self.schedule_of[part.hop]]
+        rows, width = sum(one.targets for one in planned.shapes()), part.ports[part.sources[part.first]].width
+        loaded = sum(len(batch.load) for batch in planned.schedule.batches) * width
+        again = loaded / self.rates.host + planned.hop.block.num_edges * width / self.rates.inplace
+        return 2 * rows * part.width / self.rates.host <= again
 
 
-def make_plan(
-    graph: Graph, model: nn.Module, *, rank: int, size: int, placement: Placement, savings: Savings
-) -> Plan:
-    """What rank `rank` of `size` does: the same wherever it is asked."""
-    rehearsal = Rehearsal(graph, model, savings)
-    programs = {training: rehearsal.program(training=training) for training in (True, False)}
-    kind = Communicated if placement.cache_ratio is None and placement.factors is None else Hybrid
-    needed = [
-        kind.plan(graph, model, rank=one, size=size, placement=placement, savings=savings) for one in range(size)
-    ]
-    part = part_of(graph, size, placement)
-    num_hops = programs[True].num_hops
-    schedule_of: list[int] = []
-    planned: list[Planned] = []
-    count = max(placement.chunks, 1)
-    for hop in range(num_hops):
-        if hop and all(each.hops[hop] is each.hops[hop - 1] for each in needed):
-            schedule_of.append(schedule_of[-1])
-            continue
-        hops = {number for number in range(hop, num_hops) if all(each.hops[number] is each.hops[hop] for each in needed)}
-        layouts = layouts_of(programs.values(), hops)
-        parts = [Part(each.hops[hop], each.own, each.rows) for each in needed]
-        bounds = [cut_block(each.hops[hop].block, count) for each in needed]
-        loops = "looped" in layouts
-        orders = None
-        if savings.reorder:
-            orders = reorder([chunk_vertices(one, cuts, loops=loops) for one, cuts in zip(parts, bounds, strict=True)], graph.num_vertices)
-        schedule = make_schedule(
-            parts, bounds, rank, loops=loops, orders=orders, share=savings.share, keep=savings.keep, ahead=savings.prefetch
+class Planner:
+    """Plans all ranks of a run. InputError for a model that cannot be run part by part.
+
+    place_at: see Miniature.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        model: nn.Module,
+        size: int,
+        placement: Placement,
+        savings: Savings,
+        place_at: PlaceAt,
+    ) -> None:
+        self.graph, self.model, self.placement, self.savings = graph, model, placement, savings
+        rehearsal = Rehearsal(graph, model, savings)
+        self.programs = {training: rehearsal.program(training=training) for training in (True, False)}
+        kind = Communicated if placement.cache_ratio is None and placement.factors is None else Hybrid
+        self.needed = [
+            kind.plan(graph, model, rank=one, size=size, placement=placement, savings=savings) for one in range(size)
+        ]
+        self.rates = placement.rates or NOMINAL
+        self.miniature = Miniature(graph, model, place_at)
+
+    def plan(self, rank: int) -> Plan:
+        """The plan of a rank, with as few chunks as fit. InputError where the device's memory is too little for any."""
+        count, limit = max(self.placement.chunks, 1), self.placement.device_bytes
+        if limit is None:
+            return self.cut(rank, count)
+        while True:
+            plans = [self.measured(self.cut(one, count)) for one in range(len(self.needed))]
+            most = max(plan.device_bytes for plan in plans)
+            if most <= limit:
+                return plans[rank]
+            widest = max(each.rows.numel() for each in self.needed)
+            if count >= min(widest, MAX_CHUNKS):
+                raise InputError(
+                    f"--device-memory {format_bytes(limit)}: a chunk takes at least {format_bytes(most)}, of "
+                    f"{count:,} chunks: give --device-memory {most}, more --workers, or a smaller --hidden"
+                )
+            count = min(widest, MAX_CHUNKS, max(count + 1, int(count * min(1.05 * most / limit, 4))))
+
+    def cut(self, rank: int, count: int) -> Plan:
+        """A rank's plan in so many chunks."""
+        bounds = [[cut_block(hop.block, count, per_target=VERTEX_COST) for hop in each.hops] for each in self.needed]
+        return self.cut_at(rank, bounds)
+
+    def cut_at(self, rank: int, bounds: Sequence[Sequence[Sequence[int]]]) -> Plan:
+        """A rank's plan with given bounds of the chunks of each rank's hops."""
+        needed, num_hops = self.needed, self.programs[True].num_hops
+        same = [hop > 0 and all(each.hops[hop] is each.hops[hop - 1] for each in needed) for hop in range(num_hops)]
+        schedule_of: list[int] = []
+        planned: list[Planned] = []
+        for hop in range(num_hops):
+            if not same[hop]:
+                last = next((later for later in range(hop + 1, num_hops) if not same[later]), num_hops)
+                planned.append(self._planned(rank, range(hop, last), [each[hop] for each in bounds]))
+            schedule_of.append(len(planned) - 1)
+        shapes = [shape for one in planned for shape in one.shapes()]
+        return Plan(
+            programs=self.programs,
+            dependencies=needed[rank],
+            schedules=tuple(planned),
+            schedule_of=tuple(schedule_of),
+            span=max(max((shape.targets for shape in shapes), default=len(needed[rank].rows)), 1),
+            intermediates=self.placement.intermediates,
+            rates=self.rates,
         )
-        schedule_of.append(len(planned))
-        planned.append(Planned(hop=parts[rank].hop, first=hop, schedule=schedule, layouts=layouts))
-    del part
-    widest = max((batch.targets.stop - batch.targets.start for one in planned for batch in one.schedule.batches), default=0)
-    return Plan(
-        programs=programs,
-        dependencies=needed[rank],
-        schedules=tuple(planned),
-        schedule_of=tuple(schedule_of),
-        span=max(widest, 1) if planned else max(graph.num_vertices // count, 1),
-        intermediates=placement.intermediates,
+
+    def measured(self, plan: Plan) -> Plan:
+        """The same plan, with what it takes on the device."""
+        item, most = self.miniature.itemsize, 0
+        for planned in plan.schedules:
+            ahead = max(ahead_bytes(planned, batch, plan, item) for batch in range(len(planned.shapes())))
+            chunks = max(self.miniature.bytes(shape) for shape in largest(planned.shapes()))
+            most = max(most, chunks + (ahead if self.savings.prefetch else 0))
+        if not plan.schedules:
+            most = self.miniature.bytes(ChunkShape(plan.span, 1, 0))
+        return replace(plan, device_bytes=most)
+
+    def _planned(self, rank: int, hops: range, bounds: Sequence[Sequence[int]]) -> Planned:
+        parts = [Part(each.hops[hops[0]], each.own, each.rows) for each in self.needed]
+        layouts = layouts_of(self.programs.values(), hops)
+        loops, savings = "looped" in layouts, self.savings
+
+        def schedule(orders: Sequence[Sequence[int]] | None) -> Schedule:
+            return make_schedule(
+                parts,
+                bounds,
+                rank,
+                loops=loops,
+                orders=orders,
+                share=savings.share,
+                keep=savings.keep,
+                ahead=savings.prefetch,
+            )
+
+        best = given = schedule(None)
+        if savings.reorder and len(bounds[0]) > 2:
+            sets = [chunk_vertices(part, cuts, loops=loops) for part, cuts in zip(parts, bounds, strict=True)]
+            other = schedule(reorder(sets, self.graph.num_vertices))
+            best = min(given, other, key=lambda one: one.volumes.seconds(self.rates))
+        return Planned(hop=parts[rank].hop, first=hops[0], schedule=best, layouts=layouts, given=given.volumes)
+
+
+def ahead_bytes(planned: Planned, number: int, plan: Plan, itemsize: int) -> int:
+    """What is brought to the device for a batch while the one before it is worked on, beside rows in slots."""
+    shape, batch = planned.shapes()[number], planned.schedule.batches[number]
+    index = planned.hop.block.indices.itemsize
+    widest = max(
+        (
+            sum(one.ports[port].width for port in {*one.targets.values(), *one.rows.values()}) + one.width
+            for program in plan.programs.values()
+            for one in program.parts
+        ),
+        default=0,
     )
+    weight = 0 if planned.hop.block.weight is None else 2 * itemsize
+    edges = shape.edges * (3 * index + weight) + 8 * (shape.targets + shape.slots)
+    sets = 8 * (2 * len(batch.load) + 2 * len(batch.flush) + 2 * len(batch.give_slots) + 2 * len(batch.take_rows))
+    return edges + sets + 8 * (shape.targets + shape.slots) + shape.targets * widest * itemsize
 
 
-def layouts_of(programs: Sequence[Program], hops: set[int]) -> tuple[Layout, ...]:
+def layouts_of(programs: Iterable[Program], hops: range) -> tuple[Layout, ...]:
     """How the edges of these hops are to stand for the questions that are asked over them."""
     asked = (part for program in programs for part in program.parts if part.is_product)
-    return tuple(sorted({layout_of(part.question) for part in asked if hops & set(range(part.hop, part.hop + part.steps))}))
+    found = {layout_of(one.question) for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps))}
+    return tuple(sorted(found))

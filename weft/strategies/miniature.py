@@ -1,0 +1,120 @@
+"""How much a chunk takes on the device: found by working on one of the same shape in little, and following its tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from weft.core.tensor_peak import TensorPeak
+from weft.data import Adjacency, Graph
+from weft.nn import embeddings
+from weft.strategies.base import Step, Strategy
+
+PlaceAt = Callable[[Graph, nn.Module, Sequence[int]], Strategy]
+LITTLE = 1500  # rows in slots, and twice as many, of the chunks that are worked on
+
+
+class ChunkShape(NamedTuple):
+    """Rows that a chunk makes, slots that it reads from, and its edges."""
+
+    targets: int
+    slots: int
+    edges: int
+
+    def scaled(self, share: float) -> ChunkShape:
+        """A chunk that is smaller by a share in every way."""
+        return ChunkShape(*(max(1, round(one * share)) if one else 0 for one in self))
+
+
+class Miniature:
+    """A model on small graphs that have one chunk of a given shape.
+
+    graph: whose features, weights and types they have, a few of each. place_at: places a model on a graph whose chunks
+    have given bounds.
+    """
+
+    def __init__(self, graph: Graph, model: nn.Module, place_at: PlaceAt) -> None:
+        self.graph, self.model, self._place_at = graph, model, place_at
+        self.itemsize = next((one.dtype.itemsize for one in model.parameters()), 4)
+        self._known: dict[ChunkShape, float] = {}
+
+    def bytes(self, shape: ChunkShape) -> int:
+        """The most that a training step or an evaluation has on the device at once, with chunks of this shape.
+
+        What it takes grows with the shape, beside what does not depend on it; two sizes tell the one from the other.
+        """
+        largest = max(shape)
+        if largest <= 2 * LITTLE:
+            return round(self._most(shape))
+        small, large = (self._most(shape.scaled(times * LITTLE / largest)) for times in (1, 2))
+        slope = (large - small) / LITTLE
+        return round(large + slope * (largest - 2 * LITTLE))
+
+    def _most(self, shape: ChunkShape) -> float:
+        if shape not in self._known:
+            self._known[shape] = self._work_on(shape)
+        return self._known[shape]
+
+    def _work_on(self, shape: ChunkShape) -> float:
+        home = self._place(shape)
+        for training in (True, False):  # what is made once: constants, scalings
+            self._step(home, training)
+        home.model.zero_grad()
+        with TensorPeak() as peak:
+            for training in (True, False):
+                self._step(home, training)
+        return peak.most
+
+    def _step(self, home: Strategy, training: bool) -> None:
+        logits = home.forward(Step(epoch=0, training=training))
+        if training:
+            home.backward(logits, home.empty_rows(logits).zero_())
+
+    def _place(self, shape: ChunkShape) -> Strategy:
+        graph, twin = self._graph(shape), copy.deepcopy(self.model)
+        for parameter in embeddings(twin).values():
+            parameter.data = parameter.data.new_zeros(graph.typed.num_embedded, parameter.shape[1])
+        bounds = [*range(0, graph.num_vertices, max(shape.targets, 1)), graph.num_vertices]
+        return self._place_at(graph, twin, bounds)
+
+    def _graph(self, shape: ChunkShape) -> Graph:
+        """A graph with as many vertices as slots, whose edges are all in the first chunk's."""
+        graph, random = self.graph, torch.Generator().manual_seed(0)
+        count = max(shape.slots, shape.targets, 2)
+        target = torch.randint(max(shape.targets, 1), (shape.edges,), generator=random)
+        source = torch.randint(count, (shape.edges,), generator=random)
+        typed = graph.typed.has_input
+        offsets = tuple(count * offset // graph.num_vertices for offset in graph.type_offsets) if typed else ()
+        features = {
+            name: torch.zeros(offsets[number + 1] - offsets[number], graph.features[name].shape[1])
+            for number, name in enumerate(graph.vertex_types)
+            if name in graph.features
+        }
+        weight = None if graph.in_edges.weight is None else torch.ones(shape.edges)
+        relations = max(len(graph.relations), 1)
+        return Graph(
+            in_edges=Adjacency.from_edges(source, target, num_sources=count, num_targets=count, weight=weight),
+            x=None if graph.x is None else torch.zeros(count, graph.num_features),
+            edge_type=torch.arange(shape.edges) % relations if graph.relations else None,
+            relations=graph.relations,
+            edge_features=torch.zeros(shape.edges, graph.num_edge_features) if graph.num_edge_features else None,
+            vertex_types=graph.vertex_types if typed else (),
+            type_offsets=offsets,
+            features=features,
+            trusted=True,
+        )
+
+
+def largest(shapes: list[ChunkShape]) -> list[ChunkShape]:
+    """Those of some chunks that may take most: with most rows, most edges, and most of both."""
+    if not shapes:
+        return [ChunkShape(1, 1, 0)]
+    most = ChunkShape(*(max(each) for each in zip(*shapes, strict=True)))
+    weights = ((1, 0), (0, 1), (1, 1))
+    return list({max(shapes, key=lambda one, w=w: w[0] * one.targets / max(most.targets, 1) + w[1] * one.edges / max(most.edges, 1)) for w in weights})
+
+

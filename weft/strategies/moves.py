@@ -1,0 +1,172 @@
+"""What a pass of offload moves and computes, by formulas: its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from weft.cost import Operation, all_reduce
+from weft.nn.phases import Total
+from weft.partition import Batch
+from weft.strategies.base import HopShape
+from weft.strategies.passes import differentiable
+from weft.strategies.plan import Plan, Planned
+from weft.strategies.products import layout_of, reads_values
+from weft.strategies.program import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What formulas need beside a plan: of a number its bytes, of edges those of a weight (0: none), and of ids.
+
+    missing: of each schedule and batch, the targets that lack a loop. embedded: rows of embeddings that cross ranks.
+    """
+
+    size: int
+    itemsize: int
+    weight: int
+    missing: Sequence[Sequence[int]]
+    embedded: HopShape
+    embedded_width: int
+    share: bool
+
+
+class Moves:
+    """The operations of one training step, or of one evaluation."""
+
+    def __init__(self, plan: Plan, facts: Facts, *, training: bool) -> None:
+        self.plan, self.facts, self.training = plan, facts, training
+        self.parts = plan.programs[training].parts
+        self.made: list[Operation] = []
+
+    def operations(self) -> list[Operation]:
+        """All of them, but the sum of the parameters' gradients."""
+        fetched = self.facts.embedded if self.facts.embedded_width else HopShape(0)
+        row = self.facts.embedded_width * self.facts.itemsize
+        if fetched.exchanged:
+            self._collective("halo", fetched.num_sent * row, fetched.num_received * row)
+        for number in range(len(self.parts)):
+            self._forward(number)
+        if self.training:
+            number, go_on = len(self.parts) - 1, bool(differentiable(self.parts[-1]))
+            while number >= 0 and go_on:
+                go_on = self._backward(number)
+                number -= 1
+            if fetched.exchanged:
+                self._collective("halo", fetched.num_received * row, fetched.num_sent * row)
+        return self.made
+
+    def _forward(self, number: int) -> None:
+        part, before = self.parts[number], self.parts[number - 1] if number else None
+        if part.constant:
+            return
+        rows = self._num_rows(part.hop)
+        if before is not None and before.is_product and not before.constant:
+            for step in range(before.steps):
+                last = step == before.steps - 1
+                self._product(before, step, last=last, values=True, backward=False)
+                if not last or (self.training and self.plan.keeps(before)):
+                    self._store("rows", self._num_rows(before.hop + step + 1) * before.width)
+        elif before is not None:
+            self._load("rows", rows * (self._width(before, before.rows.values()) + self._answer_width(before)))
+        self._store("rows", rows * sum(port.width for port in part.ports))
+        if part.pause is not None and isinstance(part.question, Total):
+            self._total(part)
+
+    def _backward(self, number: int) -> bool:
+        """Of a part and the product before it; whether anything is left to do."""
+        part, before = self.parts[number], self.parts[number - 1] if number else None
+        rows = self._num_rows(part.hop)
+        self._load("gradients", rows * self._width(part, differentiable(part)))
+        if before is None:
+            return False
+        wanted = [] if before.constant else differentiable(before)
+        self._store("gradients", rows * self._width(before, set(wanted) & set(before.rows.values())))
+        if not before.is_product or before.constant:
+            self._load("rows", rows * (self._width(before, before.rows.values()) + self._answer_width(before)))
+            if isinstance(before.question, Total) and before.differentiable:
+                self._total(before)
+            return bool(wanted) or before.differentiable
+        for step in reversed(range(before.steps)):
+            last, kept = step == before.steps - 1, self.plan.keeps(before)
+            self._product(before, step, last=last, values=reads_values(before, step, kept=kept), backward=True)
+            if not last:
+                self._load("gradients", self._num_rows(before.hop + step + 1) * before.width)
+        return bool(wanted) or any(before.shared.values())
+
+    def _product(self, part: Part, step: int, *, last: bool, values: bool, backward: bool) -> None:
+        """One pass over all batches."""
+        number = self.plan.schedule_of[part.hop + step]
+        planned, first = self.plan.schedules[number], part.ports[part.sources[part.first]].width
+        widths = self._source_widths(part, step)
+        grads = [width for width, wanted in widths if wanted]
+        read, given = sum(width for width, _ in widths), sum(grads)
+        own = {*(part.targets.values() if values else ()), *(part.rows.values() if last else ())}
+        kept = backward and last and self.plan.keeps(part)
+        for batch, missing in zip(planned.schedule.batches, self.facts.missing[number], strict=True):
+            rows, edges = batch.targets.stop - batch.targets.start, batch.edges.stop - batch.edges.start
+            self._load("rows", rows * (self._width(part, own) + (part.width if kept else 0)))
+            self.made.append(
+                Operation(kind="transfer", tag="edges", bytes_received=self._edges(part, planned, batch, missing, backward))
+            )
+            if values:
+                again = 0 if self.facts.share else sum(batch.serve_counts)
+                self._load("sources", (len(batch.load) + again) * read)
+                self._exchange(batch.serve_counts, batch.fetch_counts, read)
+                self._aggregate(edges * first)
+            if backward and part.differentiable and (grads or not part.linear):
+                self._aggregate(edges * first)
+            if backward and grads:
+                self._exchange(batch.give_counts, batch.take_counts, given)
+                again = 0 if self.facts.share else sum(batch.take_counts)
+                self._store("gradients", (len(batch.flush) + again) * given)
+            if backward:
+                targets = (port for port in part.targets.values() if part.ports[port].differentiable)
+                self._store("gradients", rows * sum(part.ports[port].width for port in targets))
+
+    def _edges(self, part: Part, planned: Planned, batch: Batch, missing: int, backward: bool) -> int:
+        """The bytes of a batch's edges as a question wants them, backward with their transpose."""
+        layout, index = layout_of(part.question), planned.hop.block.indices.itemsize
+        rows, slots = batch.targets.stop - batch.targets.start, planned.schedule.num_slots
+        edges = batch.edges.stop - batch.edges.start + (missing if layout == "looped" else 0)
+        sources = slots + (rows if layout == "whole" else 0)
+        one_way = edges * (index + self.facts.weight)
+        back = 8 * (sources + 1) + edges * (4 + 4 + self.facts.weight) if backward else 0
+        return 8 * (rows + 1) + one_way + back
+
+    def _source_widths(self, part: Part, step: int) -> list[tuple[int, bool]]:
+        """Of the rows that a product reads at sources, each once, their width and whether they have a gradient."""
+        ports = {port for name, port in part.sources.items() if not step or name != part.first}
+        found = [(part.ports[port].width, part.ports[port].differentiable) for port in ports]
+        return [*found, (part.width, part.differentiable)] if step else found
+
+    def _total(self, part: Part) -> None:
+        if self.facts.size > 1:
+            self.made.append(all_reduce("statistics", part.width, self.facts.itemsize, self.facts.size))
+
+    def _answer_width(self, part: Part) -> int:
+        return part.width if part.is_product else 0
+
+    def _num_rows(self, hop: int) -> int:
+        needed = self.plan.dependencies
+        return needed.hops[hop].num_inputs if hop < self.plan.programs[True].num_hops else needed.num_own
+
+    def _width(self, part: Part, ports: Iterable[int]) -> int:
+        return sum(part.ports[port].width for port in set(ports))
+
+    def _exchange(self, sent: Sequence[int], received: Sequence[int], width: int) -> None:
+        if self.facts.size > 1:
+            row = width * self.facts.itemsize
+            self._collective("halo", sum(sent) * row, sum(received) * row)
+
+    def _collective(self, tag: str, sent: int, received: int) -> None:
+        self.made.append(Operation(kind="collective", tag=tag, bytes_sent=sent, bytes_received=received))
+
+    def _aggregate(self, edges: int) -> None:
+        self.made.append(Operation(kind="aggregate", edges=edges))
+
+    def _load(self, tag: str, numbers: int) -> None:
+        self.made.append(Operation(kind="transfer", tag=tag, bytes_received=numbers * self.facts.itemsize))
+
+    def _store(self, tag: str, numbers: int) -> None:
+        self.made.append(Operation(kind="transfer", tag=tag, bytes_sent=numbers * self.facts.itemsize))
