@@ -114,12 +114,16 @@ class Config:
     patience: int = option(0, "stop after this many epochs without a better validation score; 0: never", least=0)
 
     strategy: str = option(
-        "single", "where rows, columns and edges live: single, tensor, communicated, cached, hybrid or stale"
+        "single",
+        "where rows, columns and edges live: single, tensor, communicated, cached, hybrid, stale or offload",
     )
     workers: int = option(1, "number of local ranks", least=1)
     partition: str = option("range", "which rank has which vertex: a method of weft partition, or a book's file")
     cache_ratio: float = option(
-        -1.0, "hybrid: share of remote sources to cache at each layer; -1: where it costs less", least=-1, most=1
+        -1.0,
+        "hybrid, offload: share of remote sources to cache at each layer; -1: where it costs less (offload: none)",
+        least=-1,
+        most=1,
     )
     cache_memory: str = option("", "hybrid: what a rank's cached vertices may take, such as 512MB; none: no limit")
     probe: str = option("", "hybrid: factors of an earlier run (its probe.json); none: measure them")
@@ -128,16 +132,26 @@ class Config:
         0.0, "stale: exchange as soon as rows have changed by more than this share; 0: not before", least=0
     )
     device: str = option("cpu", "device of every rank", choices=("cpu", "cuda"))
-    device_memory: str = option("", "tensor: what a rank has on its device at once, such as 512MB; none: no limit")
+    device_memory: str = option(
+        "", "tensor, offload: what a rank has on its device at once, such as 512MB; none: no limit"
+    )
     nn_device: str = option(
         "auto",
-        "where rows are mapped: on the device or on the host; auto: on the host under --device-memory",
+        "tensor: where rows are mapped, on the device or on the host; auto: on the host under --device-memory",
         choices=("auto", "device", "host"),
     )
     chunks: int = option(
         0,
-        "tensor: parts that products are made in, one by one; 0: as --device-memory needs",
+        "tensor, offload: parts that products are made in, one by one; 0: as --device-memory needs",
         least=0,
+    )
+    intermediates: str = option(
+        "auto",
+        "offload: what the backward pass has of a product: kept on the host, or recomputed; auto: what costs less",
+        choices=("auto", "keep", "recompute"),
+    )
+    scratch: str = option(
+        "", "offload: folder for rows on the host; none: that for temporary files, or GPU-pinned memory"
     )
     without: str = option("", f"savings to leave out, separated by commas: {', '.join(SAVINGS)}", several=SAVINGS)
     timeout: float = option(300.0, "seconds after which a silent peer counts as lost", least=1)

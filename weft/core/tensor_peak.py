@@ -19,7 +19,7 @@ class TensorPeak(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.alive = self.most = 0
         self._known: set[StorageWeakRef] = set()
 

@@ -16,6 +16,8 @@ from weft.strategies import Placement, get_strategy
 
 def rows_device(config: Config) -> str:
     """The device of the rows, their maps and the exchange. InputError where they are to be where there is no room."""
+    if config.strategy == "offload":
+        return config.device  # its rows are on the host, and come to the device chunk by chunk
     if config.nn_device == "device" and config.device_memory:
         raise InputError("--nn-device device: under --device-memory rows are mapped on the host: leave one out")
     if config.nn_device == "host" and config.device != "cpu" and not config.device_memory:
@@ -43,6 +45,8 @@ def plain_placement(config: Config) -> Placement:
         cache_bytes=parse_bytes(config.cache_memory, "--cache-memory") if config.cache_memory else None,
         device_bytes=parse_bytes(config.device_memory, "--device-memory") if config.device_memory else None,
         chunks=config.chunks,
+        intermediates=config.intermediates,
+        scratch=Path(config.scratch) if config.scratch else None,
         device=config.device,
         refresh_every=config.refresh_every,
         staleness=config.staleness,

@@ -34,6 +34,9 @@ class RunWriter:
         self.recorder.write("config", epoch=epoch, config=asdict(self.config), placement=placement, **facts)
         if factors:
             factors.save(self.folder.probe)
+        for rank, one in enumerate(placement):
+            if "says" in one:
+                self.show.say(f"rank {rank}: {one['says']}" if len(placement) > 1 else one["says"])
         limited = [str(rank) for rank, one in enumerate(placement) if one.get("limited")]
         if limited:
             cached = sum(max(one["cached"], default=0) for one in placement)

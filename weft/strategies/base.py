@@ -284,7 +284,9 @@ class Strategy(ABC):
     ) -> None:
         """InputError where `placement` limits the device's memory to less than what `size` ranks need at least."""
         if placement.device_bytes is not None or placement.chunks:
-            raise InputError("--device-memory and --chunks are kept by strategy tensor alone: give --strategy tensor")
+            raise InputError(
+                "--device-memory and --chunks are kept by strategies tensor and offload: give --strategy offload"
+            )
 
     @classmethod
     def operations(

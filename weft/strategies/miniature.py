@@ -1,4 +1,4 @@
-"""How much a chunk takes on the device: found by working on one of the same shape in little, and following its tensors."""
+"""How much a chunk takes on the device: found by working on one of its shape in little, and following the tensors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Miniature:
         with TensorPeak() as peak:
             for training in (True, False):
                 self._step(home, training)
-        return peak.most
+        return float(peak.most)
 
     def _step(self, home: Strategy, training: bool) -> None:
         logits = home.forward(Step(epoch=0, training=training))
@@ -87,8 +87,7 @@ class Miniature:
         count = max(shape.slots, shape.targets, 2)
         target = torch.randint(max(shape.targets, 1), (shape.edges,), generator=random)
         source = torch.randint(count, (shape.edges,), generator=random)
-        typed = graph.typed.has_input
-        offsets = tuple(count * offset // graph.num_vertices for offset in graph.type_offsets) if typed else ()
+        offsets = tuple(count * offset // graph.num_vertices for offset in graph.type_offsets)
         features = {
             name: torch.zeros(offsets[number + 1] - offsets[number], graph.features[name].shape[1])
             for number, name in enumerate(graph.vertex_types)
@@ -102,19 +101,17 @@ class Miniature:
             edge_type=torch.arange(shape.edges) % relations if graph.relations else None,
             relations=graph.relations,
             edge_features=torch.zeros(shape.edges, graph.num_edge_features) if graph.num_edge_features else None,
-            vertex_types=graph.vertex_types if typed else (),
+            vertex_types=graph.vertex_types,
             type_offsets=offsets,
             features=features,
             trusted=True,
         )
 
 
-def largest(shapes: list[ChunkShape]) -> list[ChunkShape]:
-    """Those of some chunks that may take most: with most rows, most edges, and most of both."""
+def largest(shapes: Sequence[ChunkShape]) -> list[ChunkShape]:
+    """Those of some chunks that may take most: with most rows, with most edges, and with most of both."""
     if not shapes:
         return [ChunkShape(1, 1, 0)]
-    most = ChunkShape(*(max(each) for each in zip(*shapes, strict=True)))
-    weights = ((1, 0), (0, 1), (1, 1))
-    return list({max(shapes, key=lambda one, w=w: w[0] * one.targets / max(most.targets, 1) + w[1] * one.edges / max(most.edges, 1)) for w in weights})
-
-
+    rows, edges = (max(max(each), 1) for each in (zip(*((one.targets, one.edges) for one in shapes), strict=True)))
+    both = max(shapes, key=lambda one: one.targets / rows + one.edges / edges)
+    return list({max(shapes, key=lambda one: one.targets), max(shapes, key=lambda one: one.edges), both})

@@ -13,6 +13,7 @@ from weft.strategies.passes import differentiable
 from weft.strategies.plan import Plan, Planned
 from weft.strategies.products import layout_of, reads_values
 from weft.strategies.program import Part
+from weft.strategies.slots import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +61,13 @@ class Moves:
         part, before = self.parts[number], self.parts[number - 1] if number else None
         if part.constant:
             return
-        rows = self._num_rows(part.hop)
+        rows = self.num_rows(part.hop)
         if before is not None and before.is_product and not before.constant:
             for step in range(before.steps):
                 last = step == before.steps - 1
                 self._product(before, step, last=last, values=True, backward=False)
-                if not last or (self.training and self.plan.keeps(before)):
-                    self._store("rows", self._num_rows(before.hop + step + 1) * before.width)
+                if not last or (self.training and (before.hop in self.plan.kept)):
+                    self._store("rows", self.num_rows(before.hop + step + 1) * before.width)
         elif before is not None:
             self._load("rows", rows * (self._width(before, before.rows.values()) + self._answer_width(before)))
         self._store("rows", rows * sum(port.width for port in part.ports))
@@ -76,7 +77,7 @@ class Moves:
     def _backward(self, number: int) -> bool:
         """Of a part and the product before it; whether anything is left to do."""
         part, before = self.parts[number], self.parts[number - 1] if number else None
-        rows = self._num_rows(part.hop)
+        rows = self.num_rows(part.hop)
         self._load("gradients", rows * self._width(part, differentiable(part)))
         if before is None:
             return False
@@ -88,10 +89,10 @@ class Moves:
                 self._total(before)
             return bool(wanted) or before.differentiable
         for step in reversed(range(before.steps)):
-            last, kept = step == before.steps - 1, self.plan.keeps(before)
+            last, kept = step == before.steps - 1, (before.hop in self.plan.kept)
             self._product(before, step, last=last, values=reads_values(before, step, kept=kept), backward=True)
             if not last:
-                self._load("gradients", self._num_rows(before.hop + step + 1) * before.width)
+                self._load("gradients", self.num_rows(before.hop + step + 1) * before.width)
         return bool(wanted) or any(before.shared.values())
 
     def _product(self, part: Part, step: int, *, last: bool, values: bool, backward: bool) -> None:
@@ -102,12 +103,18 @@ class Moves:
         grads = [width for width, wanted in widths if wanted]
         read, given = sum(width for width, _ in widths), sum(grads)
         own = {*(part.targets.values() if values else ()), *(part.rows.values() if last else ())}
-        kept = backward and last and self.plan.keeps(part)
+        kept = backward and last and part.hop in self.plan.kept
         for batch, missing in zip(planned.schedule.batches, self.facts.missing[number], strict=True):
             rows, edges = batch.targets.stop - batch.targets.start, batch.edges.stop - batch.edges.start
             self._load("rows", rows * (self._width(part, own) + (part.width if kept else 0)))
             self.made.append(
-                Operation(kind="transfer", tag="edges", bytes_received=self._edges(part, planned, batch, missing, backward))
+                Operation(
+                    kind="transfer",
+                    tag="edges",
+                    bytes_received=self.edge_bytes(
+                        layout_of(part.question), planned, batch, missing, backward=backward
+                    ),
+                )
             )
             if values:
                 again = 0 if self.facts.share else sum(batch.serve_counts)
@@ -124,15 +131,16 @@ class Moves:
                 targets = (port for port in part.targets.values() if part.ports[port].differentiable)
                 self._store("gradients", rows * sum(part.ports[port].width for port in targets))
 
-    def _edges(self, part: Part, planned: Planned, batch: Batch, missing: int, backward: bool) -> int:
-        """The bytes of a batch's edges as a question wants them, backward with their transpose."""
-        layout, index = layout_of(part.question), planned.hop.block.indices.itemsize
+    def edge_bytes(self, layout: Layout, planned: Planned, batch: Batch, missing: int, *, backward: bool) -> int:
+        """The bytes of a batch's edges as they stand for a question, backward with their transpose."""
+        index = planned.hop.block.indices.itemsize
         rows, slots = batch.targets.stop - batch.targets.start, planned.schedule.num_slots
         edges = batch.edges.stop - batch.edges.start + (missing if layout == "looped" else 0)
         sources = slots + (rows if layout == "whole" else 0)
         one_way = edges * (index + self.facts.weight)
         back = 8 * (sources + 1) + edges * (4 + 4 + self.facts.weight) if backward else 0
-        return 8 * (rows + 1) + one_way + back
+        num_bytes: int = 8 * (rows + 1) + one_way + back
+        return num_bytes
 
     def _source_widths(self, part: Part, step: int) -> list[tuple[int, bool]]:
         """Of the rows that a product reads at sources, each once, their width and whether they have a gradient."""
@@ -147,7 +155,8 @@ class Moves:
     def _answer_width(self, part: Part) -> int:
         return part.width if part.is_product else 0
 
-    def _num_rows(self, hop: int) -> int:
+    def num_rows(self, hop: int) -> int:
+        """How many rows this rank has before a product, or, behind the last one, in the end."""
         needed = self.plan.dependencies
         return needed.hops[hop].num_inputs if hop < self.plan.programs[True].num_hops else needed.num_own
 

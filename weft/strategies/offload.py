@@ -1,11 +1,12 @@
-"""Training beyond the device's memory (HongTu): rows live on the host, and chunks of the graph are worked on in turn."""
+"""Training beyond the device's memory (HongTu): rows live on the host, chunks of the graph are worked on in turn."""
 
 from __future__ import annotations
 
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -13,23 +14,29 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group, sum_gradients
-from weft.core.host import HostRows, PinnedRows, Spool, host_rows
+from weft.core.errors import InputError
+from weft.core.host import Spool, free_bytes, host_rows
+from weft.core.memory import give_back_pages
 from weft.core.savings import ALL_SAVINGS, Savings
+from weft.core.units import format_bytes
 from weft.cost import Trace, all_reduce
 from weft.data import Graph
 from weft.nn import GraphView, Inputs, embeddings, shared_parameters
 from weft.strategies.base import ANYWHERE, GraphShape, Placement, Step, dtype_of
-from weft.strategies.hybrid import VertexParallel, embedded_shape, part_of
 from weft.strategies.blocks import SameRowsView
-from weft.strategies.passes import Pass
+from weft.strategies.forecast import forecast
+from weft.strategies.hybrid import VertexParallel, embedded_shape, part_of
 from weft.strategies.moves import Facts, Moves
+from weft.strategies.passes import Pass
 from weft.strategies.plan import Plan, Planned, Planner
 from weft.strategies.products import Rows, Table
 from weft.strategies.program import Part
+from weft.strategies.rates import measured_rates
 from weft.strategies.slots import PlacedBatch
 from weft.strategies.typed import is_embedded, typed_rows
 
-Item, Loaded = TypeVar("Item"), TypeVar("Loaded")
+Item = TypeVar("Item")
+Brought = TypeVar("Brought")
 
 
 class Offload(VertexParallel):
@@ -48,30 +55,53 @@ class Offload(VertexParallel):
         placement: Placement = ANYWHERE,
         plan: Plan | None = None,
     ) -> None:
-        self._settled = plan
+        self._given = plan
         super().__init__(graph, model, group, seed=seed, savings=savings, placement=placement)
 
     def place(self) -> Tensor:
         group, placement = self.group, self.placement
-        self.plan_ = plan = self._settled or self.planner(
-            self.graph, self.model, group.size, placement, self.savings
-        ).plan(group.rank)
-        self.dependencies = needed = plan.dependencies
-        self.spool = Spool(placement.scratch)
-        vertices = [torch.cat([needed.rows[: hop.num_inputs], hop.fetched]) for hop in needed.hops]
-        self._batches: dict[int, list[PlacedBatch]] = {}
-        for number, planned in enumerate(plan.schedules):
-            self._batches[number] = [
-                PlacedBatch(batch, planned.hop, vertices[planned.first], self.topology, planned.layouts, self.spool)
-                for batch in planned.schedule.batches
-            ]
+        if group.size > 1 and placement.rates is None:
+            self.placement = placement = replace(placement, rates=measured_rates(group))
+        plan = self._given
+        if plan is None:
+            planner = self.planner(self.graph, self.model, group.size, placement, self.savings)
+            plan = planner.plan(group.rank)
+            self._foresee(planner, plan)
+        self.settled = self._placed(plan)
+        self.dependencies = needed = self.settled.dependencies
         self._free: dict[tuple[int, int], list[Rows]] = defaultdict(list)
         self._lent: list[Rows] = []
         self.constant: Table | None = None
         self.row_ids = self.topology.ids[needed.rows].to(group.device)
         self.embedded_halo = self._make_embedded_halo()
         self._pass: Pass | None = None
+        give_back_pages()
         return needed.own
+
+    def _placed(self, plan: Plan) -> Plan:
+        """Puts the plan's batches into a spool, and leaves out of it what grows with the graph."""
+        needed, self.spool = plan.dependencies, Spool(self.placement.scratch)
+        self._rows_at = [hop.num_inputs for hop in needed.hops]
+        self._batches: list[list[PlacedBatch]] = []
+        for planned in plan.schedules:
+            hop, vertices = planned.hop, torch.cat([needed.rows[: planned.hop.num_inputs], planned.hop.fetched])
+            placed = (
+                PlacedBatch(batch, hop, vertices, self.topology, planned.layouts, self.spool)
+                for batch in planned.schedule.batches
+            )
+            self._batches.append(list(placed))
+        return replace(plan, schedules=(), dependencies=replace(needed, hops=()))
+
+    def _foresee(self, planner: Planner, plan: Plan) -> None:
+        """Notes what a person wants to know before a run, and what a record keeps."""
+        facts = self.facts_of(planner, plan, self.group.rank)
+        trace = self.trace_of(self.model, plan, facts, training=True)
+        self._planner, self._forecast = planner, forecast(self.graph, self.model, plan, facts, trace)
+        self._volumes = [{"given": asdict(one.given), "chosen": asdict(one.schedule.volumes)} for one in plan.schedules]
+
+    def facts(self) -> dict[str, Any]:
+        foreseen = replace(self._forecast, device=self._planner.measured(self.settled))
+        return {"forecast": asdict(foreseen), "says": str(foreseen), "volumes": self._volumes}
 
     def make_inputs(self) -> Inputs:
         """Nothing: features are read range by range."""
@@ -84,7 +114,7 @@ class Offload(VertexParallel):
         self.model.train(step.training)
         if self._pass is not None:
             self._pass.end()
-        self._pass = Pass(self, self.plan_.programs[step.training], epoch=step.epoch, training=step.training)
+        self._pass = Pass(self, self.settled.programs[step.training], epoch=step.epoch, training=step.training)
         return self._pass.forward().tensor()
 
     def backward(self, logits: Tensor, grad: Tensor) -> None:
@@ -104,17 +134,16 @@ class Offload(VertexParallel):
 
     def batches(self, hop: int) -> Sequence[PlacedBatch]:
         """The batches of a product."""
-        return self._batches[self.plan_.schedule_of[hop]]
+        return self._batches[self.settled.schedule_of[hop]]
 
     def spans(self, num_rows: int) -> Sequence[slice]:
         """Ranges of rows that are worked on one after the other; one at least, so that ranks do the same."""
-        step = self.plan_.span
+        step = self.settled.span
         return [slice(first, min(first + step, num_rows)) for first in range(0, max(num_rows, 1), step)]
 
     def num_rows(self, hop: int) -> int:
         """How many rows this rank has before a product, or, behind the last one, in the end."""
-        hops = self.dependencies.hops
-        return hops[hop].num_inputs if hop < len(hops) else self.dependencies.num_own
+        return self._rows_at[hop] if hop < len(self._rows_at) else self.dependencies.num_own
 
     def take(self, num_rows: int, width: int) -> Rows:
         """Memory of the host for rows."""
@@ -130,11 +159,9 @@ class Offload(VertexParallel):
 
     def keeps(self, part: Part) -> bool:
         """Whether the answers of a product are kept for the backward pass."""
-        return self.model.training and self.plan_.keeps(part)
+        return self.model.training and part.hop in self.settled.kept
 
-    def ahead(
-        self, items: Iterable[Item], load: Callable[[Item], Loaded]
-    ) -> Iterator[tuple[Item, Loaded]]:
+    def ahead(self, items: Iterable[Item], load: Callable[[Item], Brought]) -> Iterator[tuple[Item, Brought]]:
         """Each item with what is loaded for it, the next one's while the caller works on this one's."""
         items = list(items)
         if not self.savings.prefetch:
@@ -168,9 +195,7 @@ class Offload(VertexParallel):
         return torch.cat([found.new_zeros(1), found])
 
     @classmethod
-    def planner(
-        cls, graph: Graph, model: nn.Module, size: int, placement: Placement, savings: Savings
-    ) -> Planner:
+    def planner(cls, graph: Graph, model: nn.Module, size: int, placement: Placement, savings: Savings) -> Planner:
         """Who plans a run; what chunks take is found on graphs of which one is worked on in little."""
         little = Placement(intermediates=placement.intermediates, rates=placement.rates, scratch=placement.scratch)
         plainly = replace(savings, prefetch=False, reorder=False)
@@ -196,16 +221,7 @@ class Offload(VertexParallel):
     ) -> GraphShape:
         planner = cls.planner(graph, model, size, placement, savings)
         plan = planner.plan(rank)
-        facts = Facts(
-            size=size,
-            itemsize=dtype_of(model).itemsize,
-            weight=0 if graph.in_edges.weight is None else dtype_of(model).itemsize,
-            missing=[missing_loops(graph, plan, planned) for planned in plan.schedules],
-            embedded=embedded_shape(graph, planner.needed, rank, part_of(graph, size, placement)),
-            embedded_width=sum(weight.shape[1] for weight in embeddings(model).values()),
-            share=savings.share,
-        )
-        return GraphShape.of(graph)._replace(plan=(plan, facts))
+        return GraphShape.of(graph)._replace(plan=(plan, cls.facts_of(planner, plan, rank)))
 
     @classmethod
     def trace(
@@ -219,15 +235,52 @@ class Offload(VertexParallel):
         savings: Savings = ALL_SAVINGS,
     ) -> Trace:
         """By formulas over the plan in `shape`; without one, nothing is known yet."""
-        del rank, savings
-        if shape.plan is None:
-            return Trace(operations=())
-        plan, facts = shape.plan
+        del rank, size, savings
+        return Trace(operations=()) if shape.plan is None else cls.trace_of(model, *shape.plan, training=training)
+
+    @staticmethod
+    def trace_of(model: nn.Module, plan: Plan, facts: Facts, *, training: bool) -> Trace:
+        """The trace of a plan."""
         made = Moves(plan, facts, training=training).operations()
-        if training and size > 1:
+        if training and facts.size > 1:
             numbers = sum(one.numel() for one in shared_parameters(model) if one.requires_grad)
-            made.append(all_reduce("gradients", numbers, facts.itemsize, size))
+            made.append(all_reduce("gradients", numbers, facts.itemsize, facts.size))
         return Trace(operations=tuple(made))
+
+    @staticmethod
+    def facts_of(planner: Planner, plan: Plan, rank: int) -> Facts:
+        """What formulas need beside a rank's plan."""
+        graph, model, size = planner.graph, planner.model, len(planner.needed)
+        item = dtype_of(model).itemsize
+        return Facts(
+            size=size,
+            itemsize=item,
+            weight=0 if graph.in_edges.weight is None else item,
+            missing=[missing_loops(graph, plan, planned) for planned in plan.schedules],
+            embedded=embedded_shape(graph, planner.needed, rank, part_of(graph, size, planner.placement)),
+            embedded_width=sum(weight.shape[1] for weight in embeddings(model).values()),
+            share=planner.savings.share,
+        )
+
+    @classmethod
+    def check_fits(
+        cls, graph: Graph, model: nn.Module, *, size: int, placement: Placement, savings: Savings = ALL_SAVINGS
+    ) -> None:
+        planner = cls.planner(graph, model, size, placement, savings)
+        disk = 0
+        for rank in range(size):
+            plan = planner.plan(rank)
+            facts = cls.facts_of(planner, plan, rank)
+            disk += forecast(graph, model, plan, facts, Trace(operations=())).disk
+        if placement.device not in ("", "cpu") and placement.scratch is None:
+            return
+        free = free_bytes(placement.scratch)
+        if disk > free:
+            folder = placement.scratch or tempfile.gettempdir()
+            raise InputError(
+                f"{folder}: vertex data takes {format_bytes(disk)} there, and {format_bytes(free)} are free: give "
+                "another folder with --scratch, a smaller --hidden, or fewer --layers"
+            )
 
 
 def missing_loops(graph: Graph, plan: Plan, planned: Planned) -> list[int]:

@@ -1,8 +1,8 @@
 """One pass of a model over a graph whose rows are on the host, chunk by chunk (HongTu, section 4.3, algorithm 1).
 
 Forward, part by part: the rows of a chunk come to the device with the answer to the last pause, the rows' part of the
-model goes on to the next one, and what that leaves goes to the host. Backward from the last part to the first: a part is
-run again on what the host has, and the gradients of what it read are added up there.
+model goes on to the next one, and what that leaves goes to the host. Backward from the last part to the first: a part
+is run again on what the host has, and the gradients of what it read are added up there.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class Pass:
                     self._store(before.answer, batch.targets, answer)
                 self._advance(number, batch.targets, loaded.own, answer, table)
         else:
-            for span, (own, answer) in home.ahead(home.spans(num_rows), partial(self._rows, before)):
-                self._count(own, answer)
-                self._advance(number, span, own, answer, table)
+            for span, (own, known) in home.ahead(home.spans(num_rows), partial(self._rows, before)):
+                self._count(own, known)
+                self._advance(number, span, own, known, table)
         if table.total is not None:
             table.total = self.group.all_reduce(table.total, tag="statistics")
             if table.learn is not None:
@@ -104,8 +104,8 @@ class Pass:
         table.shared = {**reached.question.tensors("shared"), **reached.shared}
         table.note, table.learn = reached.note, reached.learn
         if isinstance(reached.question, Total):
-            total = reached.question.x[: self._num_own(span)].sum(0)
-            table.total = total if table.total is None else table.total + total
+            added = reached.question.x[: self._num_own(span)].sum(0)
+            table.total = added if table.total is None else table.total + added
 
     def _resume(
         self, number: int, span: slice, own: Own, answer: Tensor | None, shared: dict[str, Tensor]
@@ -260,7 +260,8 @@ class Pass:
 
     def _num_own(self, span: slice) -> int:
         """How many of a range of rows belong to vertices that this rank answers for: a total counts them once."""
-        return max(0, min(span.stop, self.home.dependencies.num_own) - span.start)
+        num_own: int = min(span.stop, self.home.dependencies.num_own) - span.start
+        return max(0, num_own)
 
     def _store(self, rows: Rows, span: slice, values: Tensor) -> None:
         rows.write(span.start, values)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -32,7 +32,7 @@ from weft.strategies.miniature import ChunkShape, Miniature, PlaceAt, largest
 from weft.strategies.products import layout_of
 from weft.strategies.program import Part as ProgramPart
 from weft.strategies.program import Program, Rehearsal
-from weft.strategies.slots import Layout
+from weft.strategies.slots import INDICES, Layout
 
 NOMINAL = Rates(host=1.0, ranks=2.0, inplace=8.0)
 """How fast rows move, as ratios, where nobody has measured it."""
@@ -44,7 +44,8 @@ VERTEX_COST = 4  # a target costs as much as so many edges, where chunks are to 
 class Planned:
     """The schedule of some hops on this rank, and how its batches' edges are to stand.
 
-    first: the first of the hops. given: what would move if the chunks were not reordered.
+    first: the first of the hops. given: what would move if the chunks were not reordered. num_targets, num_edges: of
+    all ranks, so that they decide the same.
     """
 
     hop: Hop
@@ -52,6 +53,8 @@ class Planned:
     schedule: Schedule
     layouts: tuple[Layout, ...]
     given: Volumes
+    num_targets: int
+    num_edges: int
 
     def shapes(self) -> list[ChunkShape]:
         """Those of its chunks."""
@@ -65,8 +68,8 @@ class Planned:
 class Plan:
     """What a rank does. programs: by whether it trains. schedule_of: the number of each hop's schedule.
 
-    span: rows of a range that is worked on without a product. device_bytes: the most that the device has at once, 0
-    where nobody asked.
+    span: rows of a range that is worked on without a product. kept: the first hops of the products whose answers are
+    kept for the backward pass. chunks: of each schedule, the chunks that may take most, and what is loaded ahead.
     """
 
     programs: dict[bool, Program]
@@ -74,30 +77,13 @@ class Plan:
     schedules: tuple[Planned, ...]
     schedule_of: tuple[int, ...]
     span: int
-    intermediates: str
-    rates: Rates
-    device_bytes: int = 0
+    kept: frozenset[int]
+    chunks: tuple[tuple[Sequence[ChunkShape], int], ...]
 
     @property
     def num_chunks(self) -> int:
         """How many chunks the products of the first hop are made in."""
         return len(self.schedules[0].schedule.batches) if self.schedules else 1
-
-    def keeps(self, part: ProgramPart) -> bool:
-        """Whether a product's answers are kept for the backward pass, or made again from its sources.
-
-        That is asked only of answers which its gradient needs and which do not have to be made again anyway. Kept, they
-        are written and read; made again, sources come from the host, and each edge reads a row on the device.
-        """
-        if not part.linear or not part.needs_answer or self.intermediates == "recompute":
-            return False
-        if self.intermediates == "keep" or part.steps > 1:
-            return True
-        planned = self.schedules[self.schedule_of[part.hop]]
-        rows, width = sum(one.targets for one in planned.shapes()), part.ports[part.sources[part.first]].width
-        loaded = sum(len(batch.load) for batch in planned.schedule.batches) * width
-        again = loaded / self.rates.host + planned.hop.block.num_edges * width / self.rates.inplace
-        return 2 * rows * part.width / self.rates.host <= again
 
 
 class Planner:
@@ -131,8 +117,8 @@ class Planner:
         if limit is None:
             return self.cut(rank, count)
         while True:
-            plans = [self.measured(self.cut(one, count)) for one in range(len(self.needed))]
-            most = max(plan.device_bytes for plan in plans)
+            plans = [self.cut(one, count) for one in range(len(self.needed))]
+            most = max(map(self.measured, plans))
             if most <= limit:
                 return plans[rank]
             widest = max(each.rows.numel() for each in self.needed)
@@ -160,26 +146,61 @@ class Planner:
                 planned.append(self._planned(rank, range(hop, last), [each[hop] for each in bounds]))
             schedule_of.append(len(planned) - 1)
         shapes = [shape for one in planned for shape in one.shapes()]
+        item = self.miniature.itemsize
+        chunks = tuple((largest(one.shapes()), self._ahead(one, item)) for one in planned)
+        widest = max((shape.targets for shape in shapes), default=len(needed[rank].rows))
         return Plan(
             programs=self.programs,
             dependencies=needed[rank],
             schedules=tuple(planned),
             schedule_of=tuple(schedule_of),
-            span=max(max((shape.targets for shape in shapes), default=len(needed[rank].rows)), 1),
-            intermediates=self.placement.intermediates,
-            rates=self.rates,
+            span=max(widest, 1),
+            chunks=chunks or (([ChunkShape(widest, 1, 0)], 0),),
+            kept=frozenset(
+                part.hop
+                for part in self.programs[True].parts
+                if part.is_product and not part.constant and self._keeps(part, planned[schedule_of[part.hop]])
+            ),
         )
 
-    def measured(self, plan: Plan) -> Plan:
-        """The same plan, with what it takes on the device."""
-        item, most = self.miniature.itemsize, 0
-        for planned in plan.schedules:
-            ahead = max(ahead_bytes(planned, batch, plan, item) for batch in range(len(planned.shapes())))
-            chunks = max(self.miniature.bytes(shape) for shape in largest(planned.shapes()))
-            most = max(most, chunks + (ahead if self.savings.prefetch else 0))
-        if not plan.schedules:
-            most = self.miniature.bytes(ChunkShape(plan.span, 1, 0))
-        return replace(plan, device_bytes=most)
+    def _keeps(self, part: ProgramPart, planned: Planned) -> bool:
+        """Whether a product's answers are kept for the backward pass, or made again from its sources (section 4.2).
+
+        That is asked only of answers which its gradient needs and which do not have to be made again anyway. Kept, they
+        are written and read; made again, sources come from the host, and each edge reads a row on the device.
+        """
+        wanted = self.placement.intermediates
+        if not part.linear or not part.needs_answer or wanted == "recompute":
+            return False
+        if wanted == "keep" or part.steps > 1:
+            return True
+        width = part.ports[part.sources[part.first]].width
+        loaded, read = planned.schedule.volumes.kept * width, planned.num_edges * width
+        again = loaded / self.rates.host + read / self.rates.inplace
+        return 2 * planned.num_targets * part.width / self.rates.host <= again
+
+    def measured(self, plan: Plan) -> int:
+        """What a plan takes on the device at most."""
+        prefetched = self.savings.prefetch
+        return max(
+            max(self.miniature.bytes(shape) for shape in shapes) + (ahead if prefetched else 0)
+            for shapes, ahead in plan.chunks
+        )
+
+    def _ahead(self, planned: Planned, itemsize: int) -> int:
+        """What is brought to the device at most for a batch while another one is worked on, beside rows in slots."""
+        parts = [part for program in self.programs.values() for part in program.parts]
+        read = [
+            one.width + sum(one.ports[port].width for port in {*one.targets.values(), *one.rows.values()})
+            for one in parts
+        ]
+        block, most = planned.hop.block, 0
+        per_edge = 3 * block.indices.itemsize + (0 if block.weight is None else 2 * itemsize)
+        for shape, batch in zip(planned.shapes(), planned.schedule.batches, strict=True):
+            sets = 8 * sum(len(getattr(batch, name)) for name in INDICES)
+            rows = shape.targets * (16 + max(read) * itemsize) + 16 * shape.slots
+            most = max(most, shape.edges * per_edge + sets + rows)
+        return most
 
     def _planned(self, rank: int, hops: range, bounds: Sequence[Sequence[int]]) -> Planned:
         parts = [Part(each.hops[hops[0]], each.own, each.rows) for each in self.needed]
@@ -203,25 +224,16 @@ class Planner:
             sets = [chunk_vertices(part, cuts, loops=loops) for part, cuts in zip(parts, bounds, strict=True)]
             other = schedule(reorder(sets, self.graph.num_vertices))
             best = min(given, other, key=lambda one: one.volumes.seconds(self.rates))
-        return Planned(hop=parts[rank].hop, first=hops[0], schedule=best, layouts=layouts, given=given.volumes)
-
-
-def ahead_bytes(planned: Planned, number: int, plan: Plan, itemsize: int) -> int:
-    """What is brought to the device for a batch while the one before it is worked on, beside rows in slots."""
-    shape, batch = planned.shapes()[number], planned.schedule.batches[number]
-    index = planned.hop.block.indices.itemsize
-    widest = max(
-        (
-            sum(one.ports[port].width for port in {*one.targets.values(), *one.rows.values()}) + one.width
-            for program in plan.programs.values()
-            for one in program.parts
-        ),
-        default=0,
-    )
-    weight = 0 if planned.hop.block.weight is None else 2 * itemsize
-    edges = shape.edges * (3 * index + weight) + 8 * (shape.targets + shape.slots)
-    sets = 8 * (2 * len(batch.load) + 2 * len(batch.flush) + 2 * len(batch.give_slots) + 2 * len(batch.take_rows))
-    return edges + sets + 8 * (shape.targets + shape.slots) + shape.targets * widest * itemsize
+        blocks = [part.hop.block for part in parts]
+        return Planned(
+            hop=parts[rank].hop,
+            first=hops[0],
+            schedule=best,
+            layouts=layouts,
+            given=given.volumes,
+            num_targets=sum(block.num_targets for block in blocks),
+            num_edges=sum(block.num_edges for block in blocks),
+        )
 
 
 def layouts_of(programs: Iterable[Program], hops: range) -> tuple[Layout, ...]:

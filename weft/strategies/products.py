@@ -19,7 +19,7 @@ from weft.core.savings import Savings
 from weft.data import Graph
 from weft.kernels import spmm_transposed
 from weft.nn import GraphView, Product, multiply
-from weft.nn.phases import Pause, Propagation, Question, WholeLayer
+from weft.nn.phases import Propagation, Question, WholeLayer
 from weft.strategies.program import Part
 from weft.strategies.slots import BACKWARD, FORWARD, Layout, PlacedBatch, SlotTopology
 
@@ -182,16 +182,16 @@ class Products:
             yield batch, loaded, self._again(batch, loaded, sources, grads, values=values)
             self._leave(batch, loaded, sources)
 
-    def _again(
-        self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], grads: Grads, *, values: bool
-    ) -> Again:
+    def _again(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], grads: Grads, *, values: bool) -> Again:
         at = {name: source.values for source in sources for name in source.names} if values else {}
         if self.part.linear:
             answer = loaded.answer
             if values:
                 answer = self._answer(batch, loaded, at, {}, {})
             if answer is None:  # nobody reads it
-                answer = torch.zeros(loaded.topology.adjacency.num_targets, self.part.width, dtype=self.home.dtype, device=self.device)
+                answer = torch.zeros(
+                    loaded.topology.adjacency.num_targets, self.part.width, dtype=self.home.dtype, device=self.device
+                )
             return Again(answer=answer, back=lambda grad: self._back_linear(batch, loaded, sources, grad))
         wanted = {
             name: source.values.detach().requires_grad_()
@@ -209,9 +209,7 @@ class Products:
                 wanted[name] = shared[name] = shared[name].detach().requires_grad_()
         with torch.enable_grad():
             y = self._answer(batch, loaded, {**at, **wanted}, targets, shared)
-        return Again(
-            answer=y.detach(), back=lambda grad: self._back(batch, loaded, sources, y, wanted, grads, grad)
-        )
+        return Again(answer=y.detach(), back=lambda grad: self._back(batch, sources, y, wanted, grads, grad))
 
     def _back_linear(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], grad: Tensor | None) -> None:
         (source,) = sources
@@ -227,7 +225,6 @@ class Products:
     def _back(
         self,
         batch: PlacedBatch,
-        loaded: Loaded,
         sources: list[Source],
         y: Tensor,
         wanted: dict[str, Tensor],
@@ -270,11 +267,8 @@ class Products:
         """Zeros, since what a free slot holds is multiplied by nothing, and nothing is no number times NaN."""
         return torch.zeros(batches[0].num_slots, source.rows.width, dtype=self.home.dtype, device=self.device)
 
-    def _load(
-        self, batch: PlacedBatch, sources: list[Source], *, last: bool, values: bool, backward: bool
-    ) -> Loaded:
+    def _load(self, batch: PlacedBatch, sources: list[Source], *, last: bool, values: bool, backward: bool) -> Loaded:
         """Brings to the device what a batch reads, except what comes from other ranks."""
-        part = self.part
         index = {name: batch.index(name) for name in (*FORWARD[: 5 * values], *BACKWARD[: 5 * backward])}
         for source in sources if values else ():
             source.rows.gather(index["load"], source.values, index["load_slots"])

@@ -16,7 +16,7 @@ from weft.core.errors import InputError
 from weft.core.savings import Savings
 from weft.data import Adjacency, Graph
 from weft.nn import GraphView, Inputs, Topology, UnitCost
-from weft.nn.phases import PairAttention, Pause, Propagation, Question, Resumed, Total, WholeLayer
+from weft.nn.phases import PairAttention, Pause, Propagation, Question, Resumed, Total
 from weft.strategies.typed import is_embedded, typed_rows
 
 FEW = 5  # rows that a program is found out with
@@ -157,11 +157,11 @@ class Rehearsal:
         model.train(training)
         try:
             with torch.enable_grad():
-                return self._run(training)
+                return self._run()
         finally:
             model.train(before)
 
-    def _run(self, training: bool) -> Program:
+    def _run(self) -> Program:
         model = cast(Any, self.model)
         inputs = Inputs(rows=self.x, savings=self.savings, typed=self.typed)
         ids = torch.arange(len(self.x), device=self.device)
@@ -192,14 +192,13 @@ class Rehearsal:
     def _pause(
         self, pause: Pause, calls: tuple[int, ...], hop: int, views: Sequence[RowsView], *, constant: bool
     ) -> tuple[Part, Resumed]:
-        question, found = pause.question, []
+        question = pause.question
         sources, targets = question.tensors("source"), question.tensors("target")
-        for tensor in (*sources.values(), *({} if isinstance(question, Total) else targets).values(), *pause.rows.values()):
+        left = {} if isinstance(question, Total) else targets
+        found: list[Tensor] = []
+        for tensor in (*sources.values(), *left.values(), *pause.rows.values()):
             if not any(tensor is one for one in found):
                 found.append(tensor)
-        place = lambda named: {  # noqa: E731
-            name: next((i for i, one in enumerate(found) if one is value), -1) for name, value in named.items()
-        }
         asked = GraphView(self.topology)
         view = views[pause.stage]
         asked_calls = asked._calls = view.calls
@@ -211,9 +210,9 @@ class Rehearsal:
             pause=without_graph(pause),
             calls=calls,
             ports=tuple(Port((one.shape[1], one.requires_grad)) for one in found),
-            sources=place(sources),
-            targets=place(targets),
-            rows=place(pause.rows),
+            sources=places(sources, found),
+            targets=places(targets, found),
+            rows=places(pause.rows, found),
             shared={name: one.requires_grad for name, one in shared.items()},
             width=answer.shape[-1],
             differentiable=answer.requires_grad,
@@ -225,6 +224,11 @@ class Rehearsal:
         also = {name: one.detach().requires_grad_(one.requires_grad) for name, one in pause.shared.items()}
         answer = answer.detach().requires_grad_(answer.requires_grad)
         return part, Resumed(answer=answer, rows=kept, shared=also, note=pause.note)
+
+
+def places(named: dict[str, Tensor], found: Sequence[Tensor]) -> dict[str, int]:
+    """Which of some tensors each named one is, by name; -1: none."""
+    return {name: next((i for i, one in enumerate(found) if one is value), -1) for name, value in named.items()}
 
 
 class Kept:
@@ -273,8 +277,9 @@ def settled(pause: Pause) -> Pause:
 
 def without_graph(pause: Pause) -> Pause:
     """The same pause, of which nothing leads back to the parameters."""
-    question, roles = pause.question, ("source", "target", "shared")
-    plain = {name: value.detach() for role in roles for name, value in question.tensors(role).items()}
+    question = pause.question
+    named = {**question.tensors("source"), **question.tensors("target"), **question.tensors("shared")}
+    plain = {name: value.detach() for name, value in named.items()}
     shared = {name: value.detach() for name, value in pause.shared.items()}
     return replace(pause, question=question.having(plain), rows={}, shared=shared, learn=None)
 
@@ -287,6 +292,3 @@ def ring(graph: Graph, count: int, device: torch.device, dtype: torch.dtype) -> 
     features = torch.zeros(count, graph.num_edge_features) if graph.num_edge_features else None
     types = torch.zeros(count, dtype=torch.int32) if graph.relations else None
     return Topology(edges.to(device), None, features, dtype, types, len(graph.relations))
-
-
-__all__ = ["Part", "Port", "Program", "Rehearsal", "RowsView", "WholeLayer", "settled"]

@@ -120,7 +120,10 @@ class PlacedBatch:
         if backward:
             indptr, indices, ids, weight = edges.transpose
             known = Transpose(
-                indptr=get(indptr), indices=get(indices), edge_ids=get(ids), weight=None if weight is None else get(weight)
+                indptr=get(indptr),
+                indices=get(indices),
+                edge_ids=get(ids),
+                weight=None if weight is None else get(weight),
             )
         adjacency = Adjacency(
             indptr=get(edges.indptr),
@@ -148,8 +151,8 @@ class PlacedBatch:
     def _keep(self, layout: Layout, batch: Batch, hop: Hop) -> Edges:
         first, end = self.targets.start, self.targets.stop
         indptr = hop.block.indptr[first : end + 1] - hop.block.indptr[first]
-        weight = None if self.whole.adjacency.weight is None else hop.block.weight
-        weight = None if weight is None else weight[batch.edges].to(self.whole.adjacency.weight.dtype)
+        block = hop.block if self.whole.adjacency.weight is None else hop.block.cast(self.whole.adjacency.weight.dtype)
+        weight = None if block.weight is None else block.weight[batch.edges]
         indices, num_sources, looped = batch.indices, self.num_slots, None
         if layout == "whole":
             number = batch.held[indices]

@@ -1,0 +1,180 @@
+"""What offload will take and move, before anything large is allocated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from weft.core.units import format_bytes
+from weft.cost import Trace
+from weft.data import Graph
+from weft.strategies.moves import Facts, Moves
+from weft.strategies.passes import differentiable
+from weft.strategies.plan import Plan
+from weft.strategies.program import Part
+from weft.strategies.slots import INDICES
+
+ADAM_COPIES = 5  # of a parameter: itself, its gradient, Adam's two moments, and the best so far
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Bytes of one rank: on the device at most; in memory of the host; in files; and moved by an epoch's training step.
+
+    chunks: of the first product.
+    """
+
+    chunks: int
+    device: int
+    host: int
+    disk: int
+    to_device: int
+    to_host: int
+    network: int
+
+    def __str__(self) -> str:
+        moved = f"{format_bytes(self.to_device)} to the device, {format_bytes(self.to_host)} back"
+        sent = f", {format_bytes(self.network)} to other ranks" if self.network else ""
+        return (
+            f"{self.chunks:,} chunks; device {format_bytes(self.device)}, host {format_bytes(self.host)}, scratch "
+            f"{format_bytes(self.disk)}; an epoch moves {moved}{sent}"
+        )
+
+
+def forecast(graph: Graph, model: nn.Module, plan: Plan, facts: Facts, trace: Trace) -> Forecast:
+    """That of a plan, but for the device; trace: of its training step."""
+    moves = Moves(plan, facts, training=True)
+    return Forecast(
+        chunks=plan.num_chunks,
+        device=0,
+        host=host_bytes(graph, model, plan, facts.itemsize),
+        disk=array_bytes(plan, moves) + spool_bytes(plan, moves),
+        to_device=trace.to_device.total(),
+        to_host=trace.to_host.total(),
+        network=trace.bytes_sent.total(),
+    )
+
+
+def array_bytes(plan: Plan, moves: Moves) -> int:
+    """The files of rows, which one pass after the other uses: as Pass takes them and gives them back."""
+    pool = Pool()
+    constant: list[tuple[int, int]] = []
+    for training in (True, False):
+        own = Moves(plan, moves.facts, training=training)
+        tables: list[list[tuple[int, int]]] = []
+        for number, part in enumerate(own.parts):
+            rows = own.num_rows(part.hop)
+            if part.constant and constant:
+                tables.append([])
+                continue
+            table = pool.take((rows, port.width) for port in part.ports)
+            before = own.parts[number - 1] if number else None
+            if before is not None and before.is_product and not before.constant:
+                tables[-1] += steps_of(own, before, pool)
+                if training and before.hop in plan.kept:
+                    tables[-1] += pool.take([(rows, before.width)])
+            if part.constant:
+                table += steps_of(own, part, pool)
+                table += pool.take([(own.num_rows(part.hop + part.steps), part.width)])
+                kept = [key for port, key in enumerate(table[: len(part.ports)]) if port in part.rows.values()]
+                constant = [*kept, table[-1]]
+                pool.give(table[len(part.ports) : -1])
+                pool.give([key for port, key in enumerate(table[: len(part.ports)]) if port not in part.rows.values()])
+                table = []
+            tables.append(table)
+        if training:
+            pool.take([(own.num_rows(own.parts[-1].hop), own.parts[-1].ports[0].width)])
+            backward(own, pool)
+        for table in tables:
+            pool.give(table)
+    return pool.total * moves.facts.itemsize
+
+
+def steps_of(moves: Moves, part: Part, pool: Pool) -> list[tuple[int, int]]:
+    """What all products of a question but the last one make and leave."""
+    left: list[tuple[int, int]] = []
+    for step in range(part.steps - 1):
+        made = pool.take([(moves.num_rows(part.hop + step + 1), part.width)])
+        if part.linear and step:
+            pool.give([left.pop()])
+        left += made
+    return left
+
+
+def backward(moves: Moves, pool: Pool) -> None:
+    """The gradients that a backward pass has at once."""
+    out: list[tuple[int, int]] = []
+    for number in reversed(range(1, len(moves.parts))):
+        before = moves.parts[number - 1]
+        if before.constant:
+            break
+        rows = moves.num_rows(before.hop)
+        into = pool.take((rows, before.ports[port].width) for port in differentiable(before))
+        if before.is_product:
+            grads: list[tuple[int, int]] = []
+            for step in reversed(range(1, before.steps)):
+                made = pool.take([(moves.num_rows(before.hop + step), before.width)])
+                pool.give(grads)
+                grads = made
+            pool.give(grads)
+        pool.give(out)
+        out = into
+    pool.give(out)
+
+
+class Pool:
+    """Rows by their shape: what was given back is taken again. total: numbers of all that was ever made."""
+
+    def __init__(self) -> None:
+        self.free: Counter[tuple[int, int]] = Counter()
+        self.total = 0
+
+    def take(self, keys: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Takes rows of these shapes."""
+        found = list(keys)
+        for key in found:
+            if self.free[key]:
+                self.free[key] -= 1
+            else:
+                self.total += key[0] * key[1]
+        return found
+
+    def give(self, keys: Iterable[tuple[int, int]]) -> None:
+        """Gives them back."""
+        self.free.update(keys)
+
+
+def spool_bytes(plan: Plan, moves: Moves) -> int:
+    """The file of index sets and edges."""
+    index = 4 if plan.dependencies.rows.numel() < 1 << 31 else 8
+    total = 0
+    for number, planned in enumerate(plan.schedules):
+        for batch, missing in zip(planned.schedule.batches, moves.facts.missing[number], strict=True):
+            rows, edges = batch.targets.stop - batch.targets.start, batch.edges.stop - batch.edges.start
+            total += index * (rows + planned.schedule.num_slots)
+            total += index * sum(len(getattr(batch, name)) for name in INDICES)
+            for layout in planned.layouts:
+                total += moves.edge_bytes(layout, planned, batch, missing, backward=True)
+                total += 8 * (edges + missing) if layout == "looped" else 0
+    return total
+
+
+def host_bytes(graph: Graph, model: nn.Module, plan: Plan, itemsize: int) -> int:
+    """Memory that grows with the graph: its arrays, numbers by vertex, and most of all, for a while, the planning."""
+    arrays = (
+        graph.x,
+        graph.y,
+        graph.in_edges.indptr,
+        graph.in_edges.indices,
+        graph.in_edges.weight,
+        graph.edge_features,
+    )
+    held = sum(one.nbytes for one in arrays if isinstance(one, Tensor))
+    by_vertex = graph.num_vertices * (3 * 8 + 4 * itemsize)
+    neighbours = sum(planned.schedule.volumes.neighbours for planned in plan.schedules)
+    planning = 40 * neighbours + sum(planned.hop.block.num_edges for planned in plan.schedules) * 16
+    parameters = sum(one.nbytes for one in model.parameters()) * ADAM_COPIES
+    return held + by_vertex + planning + parameters
