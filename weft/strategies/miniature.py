@@ -42,6 +42,10 @@ class Miniature:
         self.itemsize = next((one.dtype.itemsize for one in model.parameters()), 4)
         self._known: dict[ChunkShape, float] = {}
 
+    def most(self, chunks: Sequence[tuple[Sequence[ChunkShape], int]]) -> int:
+        """The most of any of some chunks, with what is loaded ahead of them."""
+        return max(max(map(self.bytes, shapes)) + ahead for shapes, ahead in chunks)
+
     def bytes(self, shape: ChunkShape) -> int:
         """The most that a training step or an evaluation has on the device at once, with chunks of this shape.
 

@@ -26,6 +26,7 @@ from weft.strategies.base import ANYWHERE, GraphShape, Placement, Step, dtype_of
 from weft.strategies.blocks import SameRowsView
 from weft.strategies.forecast import forecast
 from weft.strategies.hybrid import VertexParallel, embedded_shape, part_of
+from weft.strategies.miniature import ChunkShape
 from weft.strategies.moves import Facts, Moves
 from weft.strategies.passes import Pass
 from weft.strategies.plan import Plan, Planned, Planner
@@ -104,11 +105,11 @@ class Offload(VertexParallel):
         """Notes what a person wants to know before a run, and what a record keeps."""
         facts = self.facts_of(planner, plan, self.group.rank)
         trace = self.trace_of(self.model, plan, facts, training=True)
-        self._planner, self._forecast = planner, forecast(self.graph, self.model, plan, facts, trace)
+        self._miniature, self._forecast = planner.miniature, forecast(self.graph, self.model, plan, facts, trace)
         self._volumes = [{"given": asdict(one.given), "chosen": asdict(one.schedule.volumes)} for one in plan.schedules]
 
     def facts(self) -> dict[str, Any]:
-        foreseen = replace(self._forecast, device=self._planner.measured(self.settled))
+        foreseen = replace(self._forecast, device=self._miniature.most(self.settled.chunks))
         return {"forecast": asdict(foreseen), "says": str(foreseen), "volumes": self._volumes}
 
     def make_inputs(self) -> Inputs:
@@ -277,15 +278,19 @@ class Offload(VertexParallel):
     def check_fits(
         cls, graph: Graph, model: nn.Module, *, size: int, placement: Placement, savings: Savings = ALL_SAVINGS
     ) -> None:
-        planner = cls.planner(graph, model, size, placement, savings)
-        disk = 0
-        for rank in range(size):
-            plan = planner.plan(rank)
-            facts = cls.facts_of(planner, plan, rank)
-            disk += forecast(graph, model, plan, facts, Trace(operations=())).disk
+        planner = cls.planner(graph, model, size, replace(placement, device_bytes=None), savings)
+        limit, hub = placement.device_bytes, int(graph.in_edges.degree.max()) if graph.num_vertices else 0
+        if limit is not None and (least := planner.miniature.bytes(ChunkShape(1, hub + 1, hub))) > limit:
+            raise InputError(
+                f"--device-memory: {limit:,} bytes are too few, since one vertex with its {hub:,} in-edges takes "
+                f"{least:,}: give at least {2 * least:,}"
+            )
         if placement.device not in ("", "cpu") and placement.scratch is None:
             return
-        free = free_bytes(placement.scratch)
+        disk, free = 0, free_bytes(placement.scratch)
+        for rank in range(size):
+            plan = planner.cut(rank, max(placement.chunks, 1), reorder=False)
+            disk += forecast(graph, model, plan, cls.facts_of(planner, plan, rank), Trace(operations=())).disk
         if disk > free:
             folder = placement.scratch or tempfile.gettempdir()
             raise InputError(

@@ -118,10 +118,11 @@ class Planner:
             return self.cut(rank, count)
         while True:
             plans = self._cut_all(count, reorder=False)
-            most = max(map(self.measured, plans))
+            most = max(self.miniature.most(plan.chunks) for plan in plans)
             if most <= limit:
                 other = self._cut_all(count, reorder=True) if self.savings.reorder else plans
-                return other[rank] if max(map(self.measured, other)) <= limit else plans[rank]
+                fits = max(self.miniature.most(plan.chunks) for plan in other) <= limit
+                return other[rank] if fits else plans[rank]
             widest = max(each.rows.numel() for each in self.needed)
             if count >= min(widest, MAX_CHUNKS):
                 raise InputError(
@@ -184,14 +185,6 @@ class Planner:
         again = loaded / self.rates.host + read / self.rates.inplace
         return 2 * planned.num_targets * part.width / self.rates.host <= again
 
-    def measured(self, plan: Plan) -> int:
-        """What a plan takes on the device at most."""
-        prefetched = self.savings.prefetch
-        return max(
-            max(self.miniature.bytes(shape) for shape in shapes) + (ahead if prefetched else 0)
-            for shapes, ahead in plan.chunks
-        )
-
     def _ahead(self, planned: Planned, itemsize: int) -> int:
         """What is brought to the device at most for a batch while another one is worked on, beside rows in slots."""
         parts = [part for program in self.programs.values() for part in program.parts]
@@ -205,7 +198,7 @@ class Planner:
             sets = 8 * sum(len(getattr(batch, name)) for name in INDICES)
             rows = shape.targets * (16 + max(read) * itemsize) + 16 * shape.slots
             most = max(most, shape.edges * per_edge + sets + rows)
-        return most
+        return most if self.savings.prefetch else 0
 
     def _planned(self, rank: int, hops: range, bounds: Sequence[Sequence[int]], *, reorder: bool) -> Planned:
         parts = [Part(each.hops[hops[0]], each.own, each.rows) for each in self.needed]
