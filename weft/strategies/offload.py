@@ -76,8 +76,8 @@ class Offload(VertexParallel):
         self.row_ids = self.topology.ids[needed.rows].to(group.device)
         self.embedded_halo = self._make_embedded_halo()
         self._pass: Pass | None = None
+        self._planning = True
         self._release()
-        give_back_pages()
         return needed.own
 
     def _release(self) -> None:
@@ -123,6 +123,9 @@ class Offload(VertexParallel):
         self.model.train(step.training)
         if self._pass is not None:
             self._pass.end()
+        if self._planning:
+            self._planning = False
+            give_back_pages()  # planning took more than the device may have
         self._pass = Pass(self, self.settled.programs[step.training], epoch=step.epoch, training=step.training)
         return self._pass.forward().tensor()
 
