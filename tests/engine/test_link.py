@@ -120,7 +120,8 @@ class Session:
         counts = self.group.meter.take(phase)
         assert counts.edges == both.edges
 
-    XX
+        for kind in ("collectives", "bytes_sent", "bytes_received", "to_device", "to_host"):
+            assert getattr(counts, kind) == getattr(both, kind), kind
 
 
 class Reference:

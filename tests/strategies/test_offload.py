@@ -28,11 +28,10 @@ from torch import Tensor, nn
 
 from weft.comm import Group
 from weft.core.errors import InputError
-from weft.core.host import HostRows
 from weft.core.savings import Savings
 from weft.core.tensor_peak import TensorPeak
 from weft.core.units import parse_bytes
-from weft.data import Graph
+from weft.data import Graph, TypedShape
 from weft.nn import Linear, RowLayer, Stack
 from weft.partition import Rates
 from weft.strategies import Placement, Step, offload
@@ -157,7 +156,8 @@ def test_graphs_without_edges_with_one_vertex_and_with_a_hub(size: int) -> None:
 class RowsOnly(Case):
     """A model that aggregates nothing."""
 
-    def make_model(self, typed: object) -> nn.Module:
+    def make_model(self, typed: TypedShape) -> nn.Module:
+        del typed
         return Stack([RowLayer(Linear(7, 4), 4), RowLayer(Linear(4, 5), 5)], dropout=self.dropout, norm=self.norm)
 
 
