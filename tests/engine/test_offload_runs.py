@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -99,9 +98,12 @@ def test_kill_and_resume(tmp_path: Path) -> None:
     torch.testing.assert_close(losses(out), losses(unbroken.folder), rtol=1e-9, atol=1e-9)
 
 
+SMALL = "sbm:vertices=60,degree=4,classes=3,features=5"
+
+
 def refusal(capsys: pytest.CaptureFixture[str], out: Path, *arguments: str | Path) -> tuple[int, str]:
     """The exit code and the one line of a command that offload refuses before it has written anything."""
-    command = ["train", "digits", "--strategy", "offload", "--epochs", "2", "--out", out, *arguments]
+    command = ["train", SMALL, "--strategy", "offload", "--epochs", "2", "--out", out, *arguments]
     code = main([str(one) for one in command])
     (line,) = capsys.readouterr().err.splitlines()
     assert not out.exists()
@@ -116,7 +118,7 @@ def test_too_little_device_memory_is_refused_with_what_works(
     assert code == 2
     assert said.startswith("--device-memory 1 KB: a chunk takes at least ")
     least = said.partition("give --device-memory ")[2].partition(",")[0]
-    command = ["train", "digits", "--strategy", "offload", "--epochs", "1", "--out", str(tmp_path / "least")]
+    command = ["train", SMALL, "--strategy", "offload", "--epochs", "1", "--out", str(tmp_path / "least")]
     assert main([*command, "--device-memory", least, "--workers", workers]) == 0
 
 
@@ -154,9 +156,9 @@ def test_a_disk_that_gets_full_is_one_line(tmp_path: Path, workers: int) -> None
 
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20))
 
-    graph = "sbm:vertices=4000,degree=4,classes=3,features=70"
+    graph = "sbm:vertices=4000,degree=4,classes=3,features=7"
     command = [*WEFT, "train", graph, *OFFLOAD, "--epochs", "2", "--without", "pages"]
     command += ["--scratch", str(scratch), "--out", str(out), "--workers", str(workers)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, preexec_fn=limit, check=False)
