@@ -47,6 +47,13 @@ def is_mapped(tensor: Tensor) -> bool:
     return bool(_mapped) and tensor.device.type == "cpu" and StorageWeakRef(tensor.untyped_storage()) in _mapped
 
 
+def note_mapped(tensor: Tensor) -> None:
+    """Says that a tensor maps a file, so that `release` may take its pages: what was written to it must be there."""
+    for gone in [storage for storage in _mapped if storage.expired()]:
+        _mapped.remove(gone)
+    _mapped.add(StorageWeakRef(tensor.untyped_storage()))
+
+
 def release(tensor: Tensor) -> None:
     """Gives back the resident pages of a tensor of `mapped_empty` or `HostRows.tensor`; nothing to any other tensor.
 
@@ -97,9 +104,7 @@ class _File:
         path = f"/proc/self/fd/{self.handle}"
         with self:
             mapped = torch.from_file(path, shared=True, size=math.prod(shape), dtype=dtype)
-        for gone in [storage for storage in _mapped if storage.expired()]:
-            _mapped.remove(gone)
-        _mapped.add(StorageWeakRef(mapped.untyped_storage()))
+        note_mapped(mapped)
         return mapped.view(*shape)
 
     def refused(self, num_bytes: int, error: OSError) -> RunError:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import unknown
+from weft.core.host import release
 from weft.data import validate
 from weft.data.adjacency import Adjacency
 from weft.data.edges import build
@@ -125,6 +126,7 @@ class Graph:
         digest = hashlib.sha256(f"weft topology {self.num_vertices} {self.num_edges}\n".encode())
         for tensor in (self.in_edges.indptr, self.in_edges.indices):
             digest.update(tensor.numpy().view(np.uint8).data)
+            release(tensor)
         return digest.hexdigest()
 
     @property

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
+from weft.core.host import note_mapped, release
 from weft.data.adjacency import Adjacency, Transpose
 from weft.data.graph import Graph
 from weft.data.manifest import (
@@ -176,6 +177,9 @@ def open_store(folder: str | Path, *, verify: bool = True) -> Graph:
             trusted=not verify,
         )
     object.__setattr__(graph, "path", folder)
+    for array in arrays.values():
+        note_mapped(array)
+        release(array)  # verifying has read them all
     return graph
 
 

@@ -78,7 +78,7 @@ class Miniature:
         graph, twin = self._graph(shape), copy.deepcopy(self.model)
         for parameter in embeddings(twin).values():
             parameter.data = parameter.data.new_zeros(graph.typed.num_embedded, parameter.shape[1])
-        bounds = [*range(0, graph.num_vertices, max(shape.targets, 1)), graph.num_vertices]
+        bounds = [0, max(shape.targets, 1), graph.num_vertices]
         return self._place_at(graph, twin, bounds)
 
     def _graph(self, shape: ChunkShape) -> Graph:
@@ -86,7 +86,7 @@ class Miniature:
         graph, random = self.graph, torch.Generator().manual_seed(0)
         count = max(shape.slots, shape.targets, 2)
         target = torch.randint(max(shape.targets, 1), (shape.edges,), generator=random)
-        source = torch.randint(count, (shape.edges,), generator=random)
+        source = torch.arange(shape.edges) % count  # all of them
         offsets = tuple(count * offset // graph.num_vertices for offset in graph.type_offsets)
         features = {
             name: torch.zeros(offsets[number + 1] - offsets[number], graph.features[name].shape[1])

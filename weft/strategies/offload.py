@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from weft.comm import Group, sum_gradients
 from weft.core.errors import InputError
-from weft.core.host import Spool, free_bytes, host_rows
+from weft.core.host import Spool, free_bytes, host_rows, release
 from weft.core.memory import give_back_pages
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.core.units import format_bytes
@@ -75,8 +75,16 @@ class Offload(VertexParallel):
         self.row_ids = self.topology.ids[needed.rows].to(group.device)
         self.embedded_halo = self._make_embedded_halo()
         self._pass: Pass | None = None
+        self._release()
         give_back_pages()
         return needed.own
+
+    def _release(self) -> None:
+        """Gives back the pages of a graph that is mapped: what is resident is to be what the device may have."""
+        edges = self.graph.in_edges
+        for one in (self.graph.x, edges.indptr, edges.indices, edges.weight, self.graph.edge_features):
+            if one is not None:
+                release(one)
 
     def _placed(self, plan: Plan) -> Plan:
         """Puts the plan's batches into a spool, and leaves out of it what grows with the graph."""
@@ -182,7 +190,9 @@ class Offload(VertexParallel):
         """The features of a range of rows."""
         vertices = self.dependencies.rows[span]
         typed = typed_rows(self.graph, vertices, self.group.device, self.dtype)
-        return Inputs(rows=self.features(vertices), savings=self.savings, typed=typed)
+        inputs = Inputs(rows=self.features(vertices), savings=self.savings, typed=typed)
+        self._release()
+        return inputs
 
     def embedded_in(self, span: slice) -> slice:
         """Which of this rank's embedded rows belong to a range of its rows."""
@@ -203,8 +213,9 @@ class Offload(VertexParallel):
         def place_at(graph: Graph, model: nn.Module, bounds: Sequence[int]) -> Offload:
             planner = Planner(graph, model, 1, little, plainly, place_at)
             plan = planner.cut_at(0, [[bounds] * planner.programs[True].num_hops])
+            plan = replace(plan, span=bounds[1])
             device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-            return cls(graph, model, Group(device=str(device)), savings=plainly, placement=little, plan=plan)
+            return FirstChunk(graph, model, Group(device=str(device)), savings=plainly, placement=little, plan=plan)
 
         return Planner(graph, model, size, placement, savings, place_at)
 
@@ -281,6 +292,16 @@ class Offload(VertexParallel):
                 f"{folder}: vertex data takes {format_bytes(disk)} there, and {format_bytes(free)} are free: give "
                 "another folder with --scratch, a smaller --hidden, or fewer --layers"
             )
+
+
+class FirstChunk(Offload):
+    """Only the first chunk of everything: what it takes is to be seen, not what it gives."""
+
+    def batches(self, hop: int) -> Sequence[PlacedBatch]:
+        return super().batches(hop)[:1]
+
+    def spans(self, num_rows: int) -> Sequence[slice]:
+        return super().spans(num_rows)[:1]
 
 
 def missing_loops(graph: Graph, plan: Plan, planned: Planned) -> list[int]:

@@ -24,8 +24,8 @@ from weft.partition import (
     chunk_vertices,
     cut_block,
     make_schedule,
-    reorder,
 )
+from weft.partition import reorder as reorder_chunks
 from weft.strategies.base import Placement
 from weft.strategies.hybrid import Communicated, Hybrid
 from weft.strategies.miniature import ChunkShape, Miniature, PlaceAt, largest
@@ -117,10 +117,11 @@ class Planner:
         if limit is None:
             return self.cut(rank, count)
         while True:
-            plans = [self.cut(one, count) for one in range(len(self.needed))]
+            plans = self._cut_all(count, reorder=False)
             most = max(map(self.measured, plans))
             if most <= limit:
-                return plans[rank]
+                other = self._cut_all(count, reorder=True) if self.savings.reorder else plans
+                return other[rank] if max(map(self.measured, other)) <= limit else plans[rank]
             widest = max(each.rows.numel() for each in self.needed)
             if count >= min(widest, MAX_CHUNKS):
                 raise InputError(
@@ -129,12 +130,16 @@ class Planner:
                 )
             count = min(widest, MAX_CHUNKS, max(count + 1, int(count * min(1.05 * most / limit, 4))))
 
-    def cut(self, rank: int, count: int) -> Plan:
+    def _cut_all(self, count: int, *, reorder: bool) -> list[Plan]:
+        """Every rank's plan in so many chunks."""
+        return [self.cut(rank, count, reorder=reorder) for rank in range(len(self.needed))]
+
+    def cut(self, rank: int, count: int, *, reorder: bool = True) -> Plan:
         """A rank's plan in so many chunks."""
         bounds = [[cut_block(hop.block, count, per_target=VERTEX_COST) for hop in each.hops] for each in self.needed]
-        return self.cut_at(rank, bounds)
+        return self.cut_at(rank, bounds, reorder=reorder)
 
-    def cut_at(self, rank: int, bounds: Sequence[Sequence[Sequence[int]]]) -> Plan:
+    def cut_at(self, rank: int, bounds: Sequence[Sequence[Sequence[int]]], *, reorder: bool = True) -> Plan:
         """A rank's plan with given bounds of the chunks of each rank's hops."""
         needed, num_hops = self.needed, self.programs[True].num_hops
         same = [hop > 0 and all(each.hops[hop] is each.hops[hop - 1] for each in needed) for hop in range(num_hops)]
@@ -143,7 +148,7 @@ class Planner:
         for hop in range(num_hops):
             if not same[hop]:
                 last = next((later for later in range(hop + 1, num_hops) if not same[later]), num_hops)
-                planned.append(self._planned(rank, range(hop, last), [each[hop] for each in bounds]))
+                planned.append(self._planned(rank, range(hop, last), [each[hop] for each in bounds], reorder=reorder))
             schedule_of.append(len(planned) - 1)
         shapes = [shape for one in planned for shape in one.shapes()]
         item = self.miniature.itemsize
@@ -202,7 +207,7 @@ class Planner:
             most = max(most, shape.edges * per_edge + sets + rows)
         return most
 
-    def _planned(self, rank: int, hops: range, bounds: Sequence[Sequence[int]]) -> Planned:
+    def _planned(self, rank: int, hops: range, bounds: Sequence[Sequence[int]], *, reorder: bool) -> Planned:
         parts = [Part(each.hops[hops[0]], each.own, each.rows) for each in self.needed]
         layouts = layouts_of(self.programs.values(), hops)
         loops, savings = "looped" in layouts, self.savings
@@ -220,9 +225,9 @@ class Planner:
             )
 
         best = given = schedule(None)
-        if savings.reorder and len(bounds[0]) > 2:
+        if reorder and savings.reorder and len(bounds[0]) > 2:
             sets = [chunk_vertices(part, cuts, loops=loops) for part, cuts in zip(parts, bounds, strict=True)]
-            other = schedule(reorder(sets, self.graph.num_vertices))
+            other = schedule(reorder_chunks(sets, self.graph.num_vertices))
             best = min(given, other, key=lambda one: one.volumes.seconds(self.rates))
         blocks = [part.hop.block for part in parts]
         return Planned(
