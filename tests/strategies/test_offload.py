@@ -32,7 +32,7 @@ from weft.core.savings import Savings
 from weft.core.tensor_peak import TensorPeak
 from weft.core.units import parse_bytes
 from weft.data import Graph, TypedShape
-from weft.nn import Linear, RowLayer, Stack
+from weft.nn import Linear, RowLayer, Stack, View
 from weft.partition import Rates
 from weft.strategies import Placement, Step, offload
 from weft.strategies.offload import Offload
@@ -45,8 +45,37 @@ RATES = Rates(host=1.0, ranks=2.0, inplace=8.0)
 SLOW = pytest.mark.slow
 
 
+class DropsItself(nn.Module):
+    """A layer of one's own, without phases, that draws masks."""
+
+    def __init__(self, in_width: int, out_width: int) -> None:
+        super().__init__()
+        self.map, self.out_width = Linear(in_width, out_width), out_width
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        h = view.dropout(self.map(x), 0.4 if self.training else 0.0, relu=True)
+        return view.propagate(h, reduce="mean") + view.targets(self.map(x))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLayers(Case):
+    """A model of such layers, between which masks are drawn as well."""
+
+    def make_model(self, typed: TypedShape) -> nn.Module:
+        del typed
+        return Stack([DropsItself(7, 6), DropsItself(6, 5)], dropout=self.dropout)
+
+
+SEVERAL_MASKS = [
+    Case(model="gcn", decoupled=True, norm="batch", input_dropout=0.3, residual=True),
+    Case(model="gat", decoupled=True, norm="batch"),
+    OwnLayers(model="own"),
+]
+"""One view draws a mask in each of several parts."""
+
+
 def all_cases() -> list[Case]:
-    return [*cases(), *typed_cases(), *pyg_cases()]
+    return [*cases(), *typed_cases(), *pyg_cases(), *SEVERAL_MASKS]
 
 
 def without(case: Case, saving: str) -> Case:
@@ -59,14 +88,14 @@ def some_caching(number: int) -> float | None:
 
 
 def check_in_turn(group: Group) -> int:
-    """Every other case, those of P = 1 and of P = 3 being different ones, under one of all ways in turn."""
+    """Every case, two of three at P = 1 and the others at P = 3, under one of all ways in turn."""
     ways, checked = list(product(CHUNKS, INTERMEDIATES, WITHOUT)), 0
     for number, case in enumerate(all_cases()):
-        if number % 2 != (group.size == 1):
+        if (number % 3 == 2) != (group.size == 3):
             continue
         chunks, intermediates, saving = ways[(7 * number + group.size) % len(ways)]
         given = Placement(
-            chunks=chunks, intermediates=intermediates, rates=RATES, cache_ratio=some_caching(number // 2)
+            chunks=chunks, intermediates=intermediates, rates=RATES, cache_ratio=some_caching(number // 3)
         )
         check_case(group, without(case, saving), "offload", given)
         checked += 1
@@ -90,7 +119,7 @@ def run_on(size: int, check: Callable[..., Any], *arguments: object) -> list[Any
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_equals_single(size: int) -> None:
-    assert run_on(size, check_in_turn) == [len(all_cases()) // 2] * size
+    assert run_on(size, check_in_turn) == [len(all_cases()) * (2 if size == 1 else 1) // 3] * size
 
 
 @SLOW
@@ -102,7 +131,10 @@ def test_every_way_equals_single(size: int, intermediates: str) -> None:
 
 def check_prefetch(group: Group) -> None:
     """What is loaded ahead changes no bit, of logits, gradients and losses."""
-    for case in (*cases()[:10], Case(model="gat", layers=2, hidden=6, edge_features=3, edge_attention=True)):
+    for case in (
+        *cases()[: 10 : group.size],
+        Case(model="gat", layers=2, hidden=6, edge_features=3, edge_attention=True),
+    ):
         runs = []
         for saving in ("", "prefetch"):
             placed = Session(without(case, saving), "offload", group, Placement(chunks=4, rates=RATES))
@@ -291,7 +323,7 @@ FORESEEN = [case for case in cases()[1::3] if not case.input_dropout and not cas
 
 def check_forecast(group: Group) -> None:
     """What is foreseen of files and moves is what a training step and an evaluation make and count."""
-    for number, case in enumerate(FORESEEN[:: group.size]):
+    for number, case in enumerate(FORESEEN[:: 3 if group.size > 1 else 1]):
         given = Placement(chunks=CHUNKS[number % 3], intermediates=INTERMEDIATES[number // 3 % 3], rates=RATES)
         placed = Session(case, "offload", group, given)
         assert isinstance(placed.strategy, Offload)
