@@ -30,6 +30,7 @@ from weft.strategies import STRATEGIES, Placement, Step
 
 WIDTH = 6
 PLACEMENT = Placement(factors=FACTORS)
+IN_CHUNKS = Placement(chunks=3)
 SCORES = ("val_auc", "test_auc", "val_mrr", "test_mrr", "test_hits@1", "test_hits@3", "test_hits@10")
 
 
@@ -118,7 +119,8 @@ class Session:
         both = Trace(operations=(*told.operations, *own.operations))
         counts = self.group.meter.take(phase)
         assert counts.edges == both.edges
-        for kind in ("collectives", "bytes_sent", "bytes_received"):
+
+        for kind in ("collectives", "bytes_sent", "bytes_received", "to_device", "to_host"):
             assert getattr(counts, kind) == getattr(both, kind), kind
 
 
@@ -133,7 +135,7 @@ class Reference:
 
 
 def check(case: Case, name: str, group: Group, expected: Reference) -> None:
-    placed = Session(case, name, group)
+    placed = Session(case, name, group, IN_CHUNKS if name == "offload" else PLACEMENT)
     placed.group.meter.take("train")
     placed.step(2)
     placed.check_counts("train", epoch=2)

@@ -12,6 +12,7 @@ from parity import (
     NUM_CLASSES,
     NUM_FEATURES,
     PARTS_OF_LOGITS,
+    RESIDENT,
     Case,
     Session,
     cases,
@@ -38,7 +39,7 @@ def check_all(group: Group, in_turn: bool) -> int:
     """Every case under every strategy, or, in turn, under two of the four."""
     checked = 0
     for number, case in enumerate(cases() + pyg_cases()):
-        for name in EXACT[number % 2 :: 2] if in_turn else EXACT:
+        for name in RESIDENT[number % 2 :: 2] if in_turn else RESIDENT:
             if case in pyg_cases() and STRATEGIES[name].view_type.no_block:
                 with pytest.raises(InputError, match=r"view\.block"):
                     Session(case, name, group).trace(group.rank, group.size, training=True)
@@ -76,7 +77,7 @@ def check_partitions(group: Group) -> list[bool]:
 
 def check_types(group: Group) -> int:
     """Every typed case under every strategy; rows that are computed again, and rows that nobody has."""
-    for case, name in product(typed_cases(), EXACT):
+    for case, name in product(typed_cases(), RESIDENT):
         check_case(group, case, name, Placement(factors=FACTORS))
     case = Case(model="rgcn", typed="some", layers=2, bases=2)
     empty = torch.zeros(case.num_vertices, dtype=torch.int32)
@@ -157,14 +158,14 @@ def test_single_equals_itself_in_another_order() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_equals_single(size: int) -> None:
     in_turn = size in (2, 4)
-    num_checked = len(EXACT) * len(cases() + pyg_cases()) // (1 + in_turn)
+    num_checked = len(RESIDENT) * len(cases() + pyg_cases()) // (1 + in_turn)
     assert spawn(size, check_all, in_turn) == [num_checked] * size
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_strategy_equals_single(size: int) -> None:
-    assert spawn(size, check_all, False) == [len(EXACT) * len(cases() + pyg_cases())] * size
+    assert spawn(size, check_all, False) == [len(RESIDENT) * len(cases() + pyg_cases())] * size
 
 
 @pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])

@@ -1,0 +1,195 @@
+"""Runs under offload as a person starts them: stopped elsewhere and resumed here, killed, short of memory and disk."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_runs import EPOCHS, RUN, WEFT, finish, losses, ranks, start, summary, wait_for_epoch
+
+import weft
+from weft.cli import main
+from weft.core.errors import InputError, RunError
+
+OFFLOAD = ["--strategy", "offload", "--chunks", "3"]
+OPTIONS = {"quiet": True, "hidden": 16, "dtype": "float64", "norm": "batch"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of single."""
+    folder = tmp_path_factory.mktemp("runs") / "single"
+    return weft.train("digits", out=folder, epochs=EPOCHS, **OPTIONS).folder
+
+
+def test_a_finished_run(whole: Path, tmp_path: Path) -> None:
+    """Two ranks, from the command line: single's losses, scores and weights, and what was foreseen was moved."""
+    out, scratch = tmp_path / "run", tmp_path / "scratch"
+    scratch.mkdir()
+    command = [*RUN, *OFFLOAD, "--workers", "2", "--epochs", str(EPOCHS), "--scratch", scratch, "--out", out]
+    code, errors = finish(start(*command))
+    assert code == 0, errors
+    assert "3 chunks; device " in errors
+    torch.testing.assert_close(losses(out), losses(whole), rtol=1e-9, atol=1e-9)
+    assert summary(out)["test_accuracy"] == summary(whole)["test_accuracy"]
+    for name, value in load_file(out / "model.safetensors").items():
+        torch.testing.assert_close(value, load_file(whole / "model.safetensors")[name], rtol=1e-9, atol=1e-9)
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize(("strategy", "workers"), [("single", 1), ("tensor", 2)])
+def test_resumed_under_offload_and_back(whole: Path, tmp_path: Path, strategy: str, workers: int) -> None:
+    """4 epochs elsewhere, 4 under offload, 4 elsewhere: those of an unbroken run."""
+    out = tmp_path / "run"
+    for turn, name in enumerate((strategy, "offload", strategy)):
+        chunks = 5 if name == "offload" else 0
+        epochs, count = EPOCHS * (turn + 1) // 3, 1 if name == "offload" else workers
+        weft.train(
+            "digits",
+            out=out,
+            resume=turn > 0,
+            epochs=epochs,
+            strategy=name,
+            workers=count,
+            chunks=chunks,
+            checkpoint_every=0,
+            **OPTIONS,
+        )
+    torch.testing.assert_close(losses(out), losses(whole), rtol=1e-9, atol=1e-9)
+
+
+def test_k_and_k_epochs_are_2k(tmp_path: Path) -> None:
+    """Under offload on both sides, bit for bit."""
+    options = {**OPTIONS, "strategy": "offload", "chunks": 3, "checkpoint_every": 0}
+    weft.train("digits", out=tmp_path / "whole", epochs=8, **options)
+    weft.train("digits", out=tmp_path / "halves", epochs=4, **options)
+    weft.train("digits", out=tmp_path / "halves", epochs=8, resume=True, **options)
+    assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
+
+
+def test_kill_and_resume(tmp_path: Path) -> None:
+    """kill -9 of a rank: one line, nothing left running or in the scratch folder; resumed, an unbroken run's losses."""
+    out, scratch = tmp_path / "killed", tmp_path / "scratch"
+    scratch.mkdir()
+    run = [*RUN, *OFFLOAD, "--workers", "2", "--checkpoint-every", "2", "--scratch", scratch, "--out", out]
+    process = start(*run, "--epochs", "100000")
+    wait_for_epoch(out, 4)
+    os.kill(ranks(process)[1], signal.SIGKILL)
+    code, errors = finish(process)
+    assert code == 1
+    assert "Traceback" not in errors
+    (said,) = (line for line in errors.splitlines() if "killed" in line)
+    assert "was killed by SIGKILL" in said
+    assert said.endswith(f"continue with --resume --out {out}")
+    assert not list(scratch.iterdir())
+
+    newest = max(int(path.name.removeprefix("epoch-")) for path in (out / "checkpoints").iterdir())
+    epochs = newest + 2
+    code, errors = finish(start(*run, "--resume", "--epochs", str(epochs)))
+    assert code == 0, errors
+    assert not list(scratch.iterdir())
+    unbroken = weft.train("digits", out=tmp_path / "unbroken", epochs=epochs, **OPTIONS)
+    torch.testing.assert_close(losses(out), losses(unbroken.folder), rtol=1e-9, atol=1e-9)
+
+
+SMALL = "sbm:vertices=60,degree=4,classes=3,features=5"
+
+
+def refusal(capsys: pytest.CaptureFixture[str], out: Path, *arguments: str | Path) -> tuple[int, str]:
+    """The exit code and the one line of a command that offload refuses before it has written anything."""
+    command = ["train", SMALL, "--strategy", "offload", "--epochs", "2", "--out", out, *arguments]
+    code = main([str(one) for one in command])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert not out.exists()
+    return code, line.removeprefix("weft: error: ")
+
+
+def test_too_little_device_memory_is_refused_with_what_works(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert refusal(capsys, tmp_path / "out", "--device-memory", "1kB", "--workers", "2")[0] == 2
+    code, said = refusal(capsys, tmp_path / "out", "--device-memory", "1kB")
+    assert code == 2
+    assert said.startswith("--device-memory 1 KB: a chunk takes at least ")
+    least = said.partition("give --device-memory ")[2].partition(",")[0]
+    command = ["train", SMALL, "--strategy", "offload", "--epochs", "1", "--out", str(tmp_path / "least")]
+    assert main([*command, "--device-memory", least]) == 0
+
+
+def test_a_scratch_folder_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, said = refusal(capsys, tmp_path / "out", "--scratch", tmp_path / "nowhere")
+    assert code == 2
+    assert said == f"{tmp_path}/nowhere: No such file or directory: --scratch another folder"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_scratch_folder_of_somebody_else(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    scratch = tmp_path / "locked"
+    scratch.mkdir(mode=0o500)
+    code, said = refusal(capsys, tmp_path / "out", "--scratch", scratch)
+    assert code in {1, 2}
+    assert said.startswith(f"{scratch}: ")
+    assert "--scratch another folder" in said
+
+
+def test_too_little_room_is_refused_before_the_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("weft.strategies.offload.free_bytes", lambda _: 1000)
+    code, said = refusal(capsys, tmp_path / "out", "--scratch", tmp_path)
+    assert code == 2
+    assert said.startswith(f"{tmp_path}: vertex data takes ")
+    assert "give another folder with --scratch" in said
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_disk_that_gets_full_is_one_line(tmp_path: Path, workers: int) -> None:
+    """A limit on the size of files, which the system answers as it does a full disk."""
+    scratch, out = tmp_path / "scratch", tmp_path / "out"
+    scratch.mkdir()
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20))
+
+    graph = "sbm:vertices=4000,degree=4,classes=3,features=7"
+    command = [*WEFT, "train", graph, *OFFLOAD, "--epochs", "2", "--without", "pages"]
+    command += ["--scratch", str(scratch), "--out", str(out), "--workers", str(workers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, preexec_fn=limit, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    (said,) = (line for line in done.stderr.splitlines() if line.startswith("weft: "))
+    assert f"{scratch}: no room for " in said
+    assert "--scratch another folder" in said
+    assert not list(scratch.iterdir())
+
+
+def test_a_model_that_runs_as_a_whole_is_refused(tmp_path: Path) -> None:
+    class Whole(torch.nn.Linear):
+        num_stages = 1
+
+        def forward(self, views: list[weft.nn.View], x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return views[0].propagate(super().forward(x))
+
+    with pytest.raises(InputError, match=r"make it a weft\.nn\.Stack") as caught:
+        weft.train("digits", Whole(64, 10), out=tmp_path / "out", quiet=True, strategy="offload")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_room_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What fails behind the forecast fails in one sentence."""
+
+    def full(*_: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(RunError, match="No space left on device") as caught:
+        weft.train("digits", out=tmp_path / "out", strategy="offload", epochs=2, scratch=str(tmp_path), **OPTIONS)
+    assert "\n" not in str(caught.value)

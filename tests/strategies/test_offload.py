@@ -1,0 +1,345 @@
+"""Rows on the host and chunks in turn: the numbers of single, the moves of its trace, the memory that it promises."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from parity import (
+    Case,
+    Session,
+    cases,
+    check_case,
+    check_close,
+    planted_error,
+    pyg_cases,
+    reference,
+    replaced,
+    typed_cases,
+)
+from ranks import spawn
+from torch import Tensor, nn
+
+from weft.comm import Group
+from weft.core.errors import InputError
+from weft.core.savings import Savings
+from weft.core.tensor_peak import TensorPeak
+from weft.core.units import parse_bytes
+from weft.data import Graph, TypedShape
+from weft.nn import Linear, RowLayer, Stack, View
+from weft.partition import Rates
+from weft.strategies import Placement, Step, offload
+from weft.strategies.offload import Offload
+
+CHUNKS = (1, 3, 16)
+INTERMEDIATES = ("auto", "recompute", "keep")
+WITHOUT = ("", "share", "keep", "reorder", "prefetch")
+RATES = Rates(host=1.0, ranks=2.0, inplace=8.0)
+"""Given, so that what is measured on a busy machine decides nothing."""
+SLOW = pytest.mark.slow
+
+
+class DropsItself(nn.Module):
+    """A layer of one's own, without phases, that draws masks."""
+
+    def __init__(self, in_width: int, out_width: int) -> None:
+        super().__init__()
+        self.map, self.out_width = Linear(in_width, out_width), out_width
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        h = view.dropout(self.map(x), 0.4 if self.training else 0.0, relu=True)
+        return view.propagate(h, reduce="mean") + view.targets(self.map(x))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLayers(Case):
+    """A model of such layers, between which masks are drawn as well."""
+
+    def make_model(self, typed: TypedShape) -> nn.Module:
+        del typed
+        return Stack([DropsItself(7, 6), DropsItself(6, 5)], dropout=self.dropout)
+
+
+SEVERAL_MASKS = [
+    Case(model="gcn", decoupled=True, norm="batch", input_dropout=0.3, residual=True),
+    Case(model="gat", decoupled=True, norm="batch"),
+    OwnLayers(model="own"),
+]
+"""One view draws a mask in each of several parts."""
+
+
+def all_cases() -> list[Case]:
+    return [*cases(), *typed_cases(), *pyg_cases(), *SEVERAL_MASKS]
+
+
+def without(case: Case, saving: str) -> Case:
+    return replace(case, without=",".join(filter(None, (case.without, saving))))
+
+
+def some_caching(number: int) -> float | None:
+    """Every fourth case keeps half of the other ranks' rows beside its own."""
+    return 0.5 if number % 4 == 3 else None
+
+
+def check_in_turn(group: Group) -> int:
+    """Every case, two of three at P = 1 and the others at P = 3, under one of all ways in turn."""
+    ways, checked = list(product(CHUNKS, INTERMEDIATES, WITHOUT)), 0
+    for number, case in enumerate(all_cases()):
+        if (number % 3 == 2) != (group.size == 3):
+            continue
+        chunks, intermediates, saving = ways[(7 * number + group.size) % len(ways)]
+        given = Placement(
+            chunks=chunks, intermediates=intermediates, rates=RATES, cache_ratio=some_caching(number // 3)
+        )
+        check_case(group, without(case, saving), "offload", given)
+        checked += 1
+    with planted_error("offload"), pytest.raises(AssertionError, match=r"logits|gradient"):
+        check_case(group, Case(model="gcn"), "offload", Placement(chunks=3))
+    return checked
+
+
+def check_all(group: Group, intermediates: str) -> int:
+    """Every case in every number of chunks, with the savings left out in turn."""
+    for number, (case, chunks) in enumerate(product(all_cases(), CHUNKS)):
+        given = Placement(chunks=chunks, intermediates=intermediates, rates=RATES, cache_ratio=some_caching(number))
+        check_case(group, without(case, WITHOUT[number % len(WITHOUT)]), "offload", given)
+    return len(all_cases())
+
+
+def run_on(size: int, check: Callable[..., Any], *arguments: object) -> list[Any]:
+    """As `spawn`, but one rank is this process."""
+    return spawn(size, check, *arguments) if size > 1 else [check(Group(), *arguments)]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_equals_single(size: int) -> None:
+    assert run_on(size, check_in_turn) == [len(all_cases()) * (2 if size == 1 else 1) // 3] * size
+
+
+@SLOW
+@pytest.mark.parametrize("intermediates", INTERMEDIATES)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_way_equals_single(size: int, intermediates: str) -> None:
+    assert run_on(size, check_all, intermediates) == [len(all_cases())] * size
+
+
+def check_prefetch(group: Group) -> None:
+    """What is loaded ahead changes no bit, of logits, gradients and losses."""
+    for case in (
+        *cases()[: 10 : group.size],
+        Case(model="gat", layers=2, hidden=6, edge_features=3, edge_attention=True),
+    ):
+        runs = []
+        for saving in ("", "prefetch"):
+            placed = Session(without(case, saving), "offload", group, Placement(chunks=4, rates=RATES))
+            logits, _ = placed.step(0)
+            runs.append([logits, *placed.gradients().values(), torch.tensor(placed.losses(2))])
+        assert all(map(torch.equal, *runs)), f"{case}: prefetch changes bits"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_prefetch_changes_no_bit(size: int) -> None:
+    run_on(size, check_prefetch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shaped(Case):
+    """A case whose graph has other edges. shape: none; star: to and from vertex 0; isolated: among the first three."""
+
+    shape: str = "none"
+
+    def build(self) -> tuple[Graph, Stack | nn.Module]:
+        graph, model = Case(model=self.model, layers=self.layers, hidden=self.hidden).build()
+        count = self.num_vertices
+        others = torch.arange(1, count)
+        hub, few = torch.zeros_like(others), torch.arange(min(3, count))
+        source, target = {
+            "none": (hub[:0], hub[:0]),
+            "star": (torch.cat([others, hub]), torch.cat([hub, others])),
+            "isolated": (few, few.roll(1)),
+        }[self.shape]
+        rows = {name: getattr(graph, name)[:count] for name in ("x", "y", "train_mask", "val_mask")}
+        return Graph.from_edges(source, target, num_vertices=count, **rows), model
+
+
+def check_shapes(group: Group) -> int:
+    """Graphs at the edge of what there is, under models whose products need loops, maxima and none of both."""
+    checked = 0
+    models, sizes = (("gcn", "sage", "gat", "gin"), (1, 2, 17)) if group.size == 1 else (("sage", "gat"), (2, 17))
+    for shape, model, num_vertices in product(("none", "star", "isolated"), models, sizes):
+        case = Shaped(model=model, shape=shape, num_vertices=num_vertices, layers=2, hidden=6)
+        check_case(group, case, "offload", Placement(chunks=3, rates=RATES))
+        checked += 1
+    return checked
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_graphs_without_edges_with_one_vertex_and_with_a_hub(size: int) -> None:
+    assert run_on(size, check_shapes) == [36 if size == 1 else 12] * size
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsOnly(Case):
+    """A model that aggregates nothing."""
+
+    def make_model(self, typed: TypedShape) -> nn.Module:
+        del typed
+        return Stack([RowLayer(Linear(7, 4), 4), RowLayer(Linear(4, 5), 5)], dropout=self.dropout, norm=self.norm)
+
+
+def check_rows_only(group: Group) -> None:
+    for norm in ("none", "batch"):
+        check_case(group, RowsOnly(model="rows", norm=norm), "offload", Placement(chunks=3, rates=RATES))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_model_without_a_product(size: int) -> None:
+    run_on(size, check_rows_only)
+
+
+class Whole(nn.Module):
+    """A model of one's own that nobody can run part by part."""
+
+    num_stages, out_width = 1, 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = Linear(7, 5)
+
+    def forward(self, views: Sequence[Any], x: Tensor) -> Tensor:
+        y: Tensor = views[0].propagate(self.map(x))
+        return y
+
+
+def test_a_model_that_runs_as_a_whole_is_refused() -> None:
+    graph, _ = Case(model="gcn").build()
+    with pytest.raises(InputError, match=r"Whole runs as a whole: make it a weft\.nn\.Stack") as caught:
+        Offload(graph, Whole().double(), Group())
+    assert "\n" not in str(caught.value)
+
+
+def test_float32_equals_single_as_far_as_it_goes() -> None:
+    """A sum of some 30 numbers of size 1 is exact to 1e-6 or so, whatever its order; three layers make it 1e-5."""
+    for model in ("gcn", "sage", "gat"):
+        found = []
+        for name in ("single", "offload"):
+            placed = Session(Single(model=model), name, Group(), Placement(chunks=4 * (name == "offload")))
+            logits, _ = placed.step(0)
+            assert logits.dtype == torch.float32
+            found.append([logits[placed.strategy.rows.argsort()] if torch.is_tensor(placed.strategy.rows) else logits])
+            found[-1] += placed.gradients().values()
+        for single, placed_ in zip(*found, strict=True):
+            torch.testing.assert_close(placed_, single, rtol=1e-5, atol=1e-5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Single(Case):
+    """A case of single precision."""
+
+    def build(self) -> tuple[Graph, Stack | nn.Module]:
+        graph, model = super().build()
+        return graph, model.float()
+
+
+def planner_of(case: Case, **options: Any) -> Any:
+    graph, model = case.build()
+    return Offload.planner(graph, model, 1, Placement(**options), Savings.without(case.without))
+
+
+def check_numbers(placed: Session) -> None:
+    """Logits and gradients, where counts are checked elsewhere: each count plans a limit anew."""
+    expected = reference(placed.case)
+    rows = placed.strategy.topology.ids[placed.strategy.rows]
+    check_close(placed.step(0)[0], expected.logits[rows], f"{placed.case}: logits")
+    for name, gradient in placed.gradients().items():
+        check_close(gradient, expected.gradients[name], f"{placed.case}: gradient of {name}")
+
+
+def peak(placed: Session) -> int:
+    """The most that is alive at once in a training step and an evaluation, after what is made once."""
+    placed.model.zero_grad()
+    with TensorPeak() as found:
+        for training in (True, False):
+            logits = placed.strategy.forward(Step(epoch=1, training=training))
+            if training:
+                placed.strategy.backward(logits, placed.strategy.empty_rows(logits).zero_())
+    return found.most
+
+
+LIMITED = [
+    Case(model="gat", norm="batch", dropout=0.0, layers=2),
+    Case(model="sage", decoupled=True, layers=2),
+    Case(model="gatv2", layers=2, edge_features=3, edge_attention=True),
+    Case(model="rgcn", typed="x", layers=2),
+]
+
+
+@pytest.mark.parametrize("case", LIMITED, ids=lambda case: case.model)
+def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
+    """What 8 chunks take is a limit that more than one chunk keeps, by what is foreseen and by what is then alive."""
+    planner = planner_of(case)
+    whole, limit = (planner.measured(planner.cut(0, chunks)) for chunks in (1, 8))
+    assert limit < whole
+    placed = Session(case, "offload", Group(), Placement(device_bytes=limit))
+    assert isinstance(placed.strategy, Offload)
+    assert planner.measured(placed.strategy.settled) <= limit
+    assert 1 < len(placed.strategy.batches(0)) <= 8
+    check_numbers(placed)
+    placed.evaluation()
+    assert limit / 4 < peak(placed) <= 1.1 * limit  # the chunk in little has its own loops and repeated edges
+
+
+@pytest.mark.parametrize("case", LIMITED, ids=lambda case: case.model)
+def test_a_limit_that_nothing_fits_is_refused_with_one_that_works(case: Case) -> None:
+    with pytest.raises(InputError, match=r"^--device-memory 100 bytes: a chunk takes at least ") as caught:
+        Session(case, "offload", Group(), Placement(device_bytes=100))
+    (said,) = str(caught.value).splitlines()
+    (least,) = re.findall(r"give --device-memory ([^,]+),", said)
+    check_numbers(Session(case, "offload", Group(), Placement(device_bytes=parse_bytes(least, "--device-memory"))))
+
+
+@contextmanager
+def rows_made() -> Iterator[list[int]]:
+    """The bytes of all rows that are made on the host for a strategy."""
+    right, made = offload.host_rows, []
+
+    def noted(num_rows: int, width: int, dtype: torch.dtype, **options: Any) -> Any:
+        rows = right(num_rows, width, dtype, **options)
+        made.append(rows.num_bytes)
+        return rows
+
+    with replaced(offload, "host_rows", noted):
+        yield made
+
+
+FORESEEN = [case for case in cases()[1::3] if not case.input_dropout and not case.edge_features]
+
+
+def check_forecast(group: Group) -> None:
+    """What is foreseen of files and moves is what a training step and an evaluation make and count."""
+    for number, case in enumerate(FORESEEN[:: 3 if group.size > 1 else 1]):
+        given = Placement(chunks=CHUNKS[number % 3], intermediates=INTERMEDIATES[number // 3 % 3], rates=RATES)
+        placed = Session(case, "offload", group, given)
+        assert isinstance(placed.strategy, Offload)
+        foreseen = placed.strategy.facts()["forecast"]
+        with rows_made() as made:
+            for _ in range(2):
+                placed.meter.take("train")
+                placed.step(0)
+                placed.evaluation()
+        counts = placed.meter.take("train")
+        assert foreseen["disk"] == sum(made) + placed.strategy.spool.num_bytes, f"{case}: {given}"
+        assert foreseen["to_device"] == counts.to_device.total(), str(case)
+        assert foreseen["to_host"] == counts.to_host.total(), str(case)
+        assert foreseen["network"] == counts.bytes_sent.total(), str(case)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_is_foreseen_is_what_is_taken_and_moved(size: int) -> None:
+    run_on(size, check_forecast)
