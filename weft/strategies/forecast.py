@@ -62,7 +62,7 @@ def array_bytes(plan: Plan, moves: Moves) -> int:
     """The files of rows, which one pass after the other uses: as Pass takes them and gives them back."""
     pool = Pool()
     constant: list[tuple[int, int]] = []
-    for training in (True, False):
+    for training in (True, False, True):  # what an evaluation keeps for good is not there for the next step
         own = Moves(plan, moves.facts, training=training)
         tables: list[list[tuple[int, int]]] = []
         for number, part in enumerate(own.parts):
@@ -156,6 +156,7 @@ def spool_bytes(plan: Plan, moves: Moves) -> int:
             rows, edges = batch.targets.stop - batch.targets.start, batch.edges.stop - batch.edges.start
             total += index * (rows + planned.schedule.num_slots)
             total += index * sum(len(getattr(batch, name)) for name in INDICES)
+            total += 8 * edges if moves.facts.edge_ids else 0
             for layout in planned.layouts:
                 total += moves.edge_bytes(layout, planned, batch, missing, backward=True)
                 total += 8 * (edges + missing) if layout == "looped" else 0

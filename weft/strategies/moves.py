@@ -20,7 +20,7 @@ from weft.strategies.slots import Layout
 class Facts:
     """What formulas need beside a plan: of a number its bytes, of edges those of a weight (0: none), and of ids.
 
-    missing: of each schedule and batch, the targets that lack a loop. embedded: rows of embeddings that cross ranks.
+    edge_ids: whether anything is known of edges. missing: of each schedule and batch, the targets that lack a loop. embedded: rows of embeddings that cross ranks.
     """
 
     size: int
@@ -30,6 +30,7 @@ class Facts:
     embedded: HopShape
     embedded_width: int
     share: bool
+    edge_ids: bool
 
 
 class Moves:

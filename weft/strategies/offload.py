@@ -44,6 +44,7 @@ class Offload(VertexParallel):
     """Rows, and what their gradients need, on the host; on the device, one chunk of the edges at a time, exact."""
 
     view_type = SameRowsView
+    takes_factors = True
 
     def __init__(
         self,
@@ -217,11 +218,12 @@ class Offload(VertexParallel):
         def place_at(graph: Graph, model: nn.Module, bounds: Sequence[int]) -> Offload:
             planner = Planner(graph, model, 1, little, plainly, place_at)
             plan = planner.cut_at(0, [[bounds] * planner.programs[True].num_hops])
-            plan = replace(plan, span=bounds[1])
+            plan = replace(plan, span=bounds[1], kept=whole.kept)
             device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
             return FirstChunk(graph, model, Group(device=str(device)), savings=plainly, placement=little, plan=plan)
 
-        return Planner(graph, model, size, placement, savings, place_at)
+        whole = Planner(graph, model, size, placement, savings, place_at)
+        return whole
 
     @classmethod
     def shape(
@@ -275,6 +277,7 @@ class Offload(VertexParallel):
             embedded=embedded_shape(graph, planner.needed, rank, part_of(graph, size, planner.placement)),
             embedded_width=sum(weight.shape[1] for weight in embeddings(model).values()),
             share=planner.savings.share,
+            edge_ids=bool(graph.relations) or graph.edge_features is not None,
         )
 
     @classmethod

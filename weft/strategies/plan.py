@@ -32,7 +32,7 @@ from weft.strategies.miniature import ChunkShape, Miniature, PlaceAt, largest
 from weft.strategies.products import layout_of
 from weft.strategies.program import Part as ProgramPart
 from weft.strategies.program import Program, Rehearsal
-from weft.strategies.slots import INDICES, Layout
+from weft.strategies.slots import BACKWARD, FORWARD, Layout
 
 NOMINAL = Rates(host=1.0, ranks=2.0, inplace=8.0)
 """How fast rows move, as ratios, where nobody has measured it."""
@@ -44,8 +44,7 @@ VERTEX_COST = 4  # a target costs as much as so many edges, where chunks are to 
 class Planned:
     """The schedule of some hops on this rank, and how its batches' edges are to stand.
 
-    first: the first of the hops. given: what would move if the chunks were not reordered. num_targets, num_edges: of
-    all ranks, so that they decide the same.
+    first: the first of the hops. given: what would move if the chunks were not reordered.
     """
 
     hop: Hop
@@ -53,8 +52,6 @@ class Planned:
     schedule: Schedule
     layouts: tuple[Layout, ...]
     given: Volumes
-    num_targets: int
-    num_edges: int
 
     def shapes(self) -> list[ChunkShape]:
         """Those of its chunks."""
@@ -110,6 +107,8 @@ class Planner:
         ]
         self.rates = placement.rates or NOMINAL
         self.miniature = Miniature(graph, model, place_at)
+        products = (part for part in self.programs[True].parts if part.is_product and not part.constant)
+        self.kept = frozenset(part.hop for part in products if self._keeps(part))
 
     def plan(self, rank: int) -> Plan:
         """The plan of a rank, with as few chunks as fit. InputError where the device's memory is too little for any."""
@@ -162,18 +161,15 @@ class Planner:
             schedule_of=tuple(schedule_of),
             span=max(widest, 1),
             chunks=chunks or (([ChunkShape(widest, 1, 0)], 0),),
-            kept=frozenset(
-                part.hop
-                for part in self.programs[True].parts
-                if part.is_product and not part.constant and self._keeps(part, planned[schedule_of[part.hop]])
-            ),
+            kept=self.kept,
         )
 
-    def _keeps(self, part: ProgramPart, planned: Planned) -> bool:
+    def _keeps(self, part: ProgramPart) -> bool:
         """Whether a product's answers are kept for the backward pass, or made again from its sources (section 4.2).
 
         That is asked only of answers which its gradient needs and which do not have to be made again anyway. Kept, they
-        are written and read; made again, sources come from the host, and each edge reads a row on the device.
+        are written and read; made again, every source comes from the host at least once, and each edge reads a row on
+        the device.
         """
         wanted = self.placement.intermediates
         if not part.linear or not part.needs_answer or wanted == "recompute":
@@ -181,9 +177,8 @@ class Planner:
         if wanted == "keep" or part.steps > 1:
             return True
         width = part.ports[part.sources[part.first]].width
-        loaded, read = planned.schedule.volumes.kept * width, planned.num_edges * width
-        again = loaded / self.rates.host + read / self.rates.inplace
-        return 2 * planned.num_targets * part.width / self.rates.host <= again
+        again = self.graph.num_vertices / NOMINAL.host + self.graph.num_edges / NOMINAL.inplace
+        return 2 * self.graph.num_vertices * part.width / NOMINAL.host <= again * width
 
     def _ahead(self, planned: Planned, itemsize: int) -> int:
         """What is brought to the device at most for a batch while another one is worked on, beside rows in slots."""
@@ -192,12 +187,15 @@ class Planner:
             one.width + sum(one.ports[port].width for port in {*one.targets.values(), *one.rows.values()})
             for one in parts
         ]
-        block, most = planned.hop.block, 0
-        per_edge = 3 * block.indices.itemsize + (0 if block.weight is None else 2 * itemsize)
+        index, most = planned.hop.block.indices.itemsize, 0
+        weight = 0 if planned.hop.block.weight is None else itemsize
         for shape, batch in zip(planned.shapes(), planned.schedule.batches, strict=True):
-            sets = 8 * sum(len(getattr(batch, name)) for name in INDICES)
-            rows = shape.targets * (16 + max(read) * itemsize) + 16 * shape.slots
-            most = max(most, shape.edges * per_edge + sets + rows)
+            forward, back = (8 * sum(len(getattr(batch, name)) for name in names) for names in (FORWARD, BACKWARD))
+            forward += shape.edges * (index + weight) + 8 * (2 * shape.targets + shape.slots)
+            back += shape.edges * (8 + weight) + 8 * shape.slots
+            again = not all(part.linear for part in parts if part.is_product)
+            rows = shape.targets * max(read) * itemsize
+            most = max(most, rows + forward + back if again else rows + forward - 8 * len(batch.load) + back)
         return most if self.savings.prefetch else 0
 
     def _planned(self, rank: int, hops: range, bounds: Sequence[Sequence[int]], *, reorder: bool) -> Planned:
@@ -222,15 +220,12 @@ class Planner:
             sets = [chunk_vertices(part, cuts, loops=loops) for part, cuts in zip(parts, bounds, strict=True)]
             other = schedule(reorder_chunks(sets, self.graph.num_vertices))
             best = min(given, other, key=lambda one: one.volumes.seconds(self.rates))
-        blocks = [part.hop.block for part in parts]
         return Planned(
             hop=parts[rank].hop,
             first=hops[0],
             schedule=best,
             layouts=layouts,
             given=given.volumes,
-            num_targets=sum(block.num_targets for block in blocks),
-            num_edges=sum(block.num_edges for block in blocks),
         )
 
 

@@ -194,7 +194,7 @@ class Products:
                 )
             return Again(answer=answer, back=lambda grad: self._back_linear(batch, loaded, sources, grad))
         wanted = {
-            name: source.values.detach().requires_grad_()
+            name: source.values.data.requires_grad_()  # its own version: the loader writes to slots not used here
             for source in sources
             if source.into is not None
             for name in source.names

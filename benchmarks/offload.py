@@ -1,0 +1,283 @@
+"""Training beyond the device's memory: time against `single`, memory seen from outside, and what was forecast.
+
+    python benchmarks/offload.py time --graphs topo_cnr-2000,tolokers --models gcn,gat --chunks 1,8 --out NAME
+    python benchmarks/offload.py forecast --graphs topo_cnr-2000 --models gcn,sage,gin,gat --limits 64MB
+    python benchmarks/offload.py memory --graph rmat:vertices=500k,edges=5m,features=128,classes=16 --limits 64MB,128MB
+
+time: contenders take turns with training steps in one process, after their logits have been compared; a contender is
+single or offload#CHUNKS, with - and a saving that it is to do without. forecast: a training step whose tensors are
+followed, those of the loader too, and whose bytes are counted. memory: each run is a process of its own on a graph in a
+store, whose resident memory is watched; from it goes what the same command has on a graph of few vertices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernels import save
+
+import weft
+from weft.comm import Group
+from weft.core.memory import keep_pages
+from weft.core.savings import Savings
+from weft.core.tensor_peak import TensorPeak
+from weft.core.units import format_bytes, parse_bytes
+from weft.data import Graph
+from weft.engine.metrics import NodeTask
+from weft.nn import make_model
+from weft.strategies import Placement, Step, get_strategy
+from weft.strategies.offload import Offload
+
+TOLERANCE = 1e-3  # of float32 logits, relative to the largest: contenders sum in different orders
+CLASSES = 16
+FEW = "rmat:vertices=500,edges=5k,features={},classes=16"
+
+
+def main() -> int:
+    options = parse()
+    rows = {"time": times, "forecast": forecasts, "memory": memories}[options.what](options)
+    if options.out:
+        save(options.out, {"options": vars(options), "rows": rows})
+    return 0
+
+
+class Contender:
+    """A strategy that can do training steps of a model."""
+
+    def __init__(self, name: str, graph: Graph, model: str, options: argparse.Namespace) -> None:
+        self.name = name
+        kind, _, without = name.partition("-")
+        strategy, _, chunks = kind.partition("#")
+        torch.manual_seed(0)
+        sizes = {"hidden": options.hidden, "layers": options.layers, "heads": 4}
+        self.model = make_model(model, graph.num_features, graph.num_classes, **sizes)
+        placement = Placement(chunks=int(chunks or 0), intermediates=options.intermediates)
+        savings = Savings.without(without)
+        self.strategy = get_strategy(strategy)(graph, self.model, Group(), savings=savings, placement=placement)
+        self.task = NodeTask(graph, self.strategy.rows, torch.device("cpu"), empty=self.strategy.empty_rows)
+
+    def logits(self) -> torch.Tensor:
+        return self.strategy.forward(Step(epoch=0, training=False)).clone()
+
+    def step(self, epoch: int) -> float:
+        """Seconds of a training step."""
+        start = time.perf_counter()
+        self.model.zero_grad()
+        logits = self.strategy.forward(Step(epoch=epoch, training=True))
+        self.strategy.backward(logits, self.task.loss(logits)[1])
+        return time.perf_counter() - start
+
+
+def times(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each graph and model under each contender."""
+    keep_pages()
+    rows = []
+    for name in options.graphs.split(","):
+        graph = weft.load(name, random_features=options.features, random_classes=CLASSES)
+        for model in options.models.split(","):
+            names = ["single"]
+            for chunks in options.chunks.split(","):
+                names += [f"offload#{chunks}", f"offload#{chunks}-prefetch"]
+            found = race([Contender(one, graph, model, options) for one in names], options.rounds)
+            rows.append({"graph": name, "model": model, "contenders": found})
+            print(f"{name} {model}")
+            for one, row in found.items():
+                print(
+                    f"  {one:24} {row['seconds']:7.3f} s ({row['least']:.3f} to {row['most']:.3f})"
+                    f"  {row['ratio']:5.2f}x single ({row['least_ratio']:.2f} to {row['most_ratio']:.2f})",
+                    flush=True,
+                )
+    return rows
+
+
+def race(contenders: list[Contender], rounds: int) -> dict[str, dict[str, float]]:
+    """Steps in turn, after all contenders have given the same logits."""
+    expected = contenders[0].logits()
+    for one in contenders[1:]:
+        gap = float((one.logits() - expected).abs().max() / expected.abs().max())
+        assert gap < TOLERANCE, f"{one.name}: logits differ by {gap:.1e} of the largest"
+    for one in contenders:
+        for epoch in range(2):
+            one.step(epoch)
+    seconds: dict[str, list[float]] = {one.name: [] for one in contenders}
+    for epoch in range(rounds):
+        for one in contenders:
+            seconds[one.name].append(one.step(epoch))
+    first = seconds[contenders[0].name]
+    return {name: figures(each, [a / b for a, b in zip(each, first, strict=True)]) for name, each in seconds.items()}
+
+
+def figures(seconds: list[float], ratios: list[float]) -> dict[str, float]:
+    return {
+        "seconds": statistics.median(seconds),
+        "least": min(seconds),
+        "most": max(seconds),
+        "ratio": statistics.median(ratios),
+        "least_ratio": min(ratios),
+        "most_ratio": max(ratios),
+    }
+
+
+def forecasts(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each graph and model under each limit: what was foreseen, and what a step took and moved."""
+    rows = []
+    for name in options.graphs.split(","):
+        graph = weft.load(name, random_features=options.features, random_classes=CLASSES)
+        for model in options.models.split(","):
+            for limit in options.limits.split(","):
+                row = {"graph": name, "model": model, "limit": limit, **followed(graph, model, limit, options)}
+                rows.append(row)
+                print(
+                    f"{name:20} {model:6} {limit:>6} {row['chunks']:5} chunks  device {format_bytes(row['device'])} forecast"
+                    f" {format_bytes(row['seen'])} seen ({row['device'] / row['seen'] - 1:+.1%})  moved"
+                    f" {row['to_device']:,} + {row['to_host']:,} forecast {row['moved'][0]:,} + {row['moved'][1]:,} counted",
+                    flush=True,
+                )
+    return rows
+
+
+def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A training step under a limit, all of whose tensors are followed."""
+    torch.manual_seed(0)
+    sizes = {"hidden": options.hidden, "layers": options.layers, "heads": 4}
+    module = make_model(model, graph.num_features, graph.num_classes, **sizes)
+    placement = Placement(device_bytes=parse_bytes(limit, "--limits"), intermediates=options.intermediates)
+    group = Group()
+    home = Offload(graph, module, group, placement=placement)
+    task = NodeTask(graph, home.rows, torch.device("cpu"), empty=home.empty_rows)
+    peak = TensorPeak()
+    home.__dict__["_loader"] = ThreadPoolExecutor(1, initializer=peak.__enter__)
+    most = 0
+    for epoch in range(2):
+        group.meter.take("train")
+        module.zero_grad()
+        with group.meter.during("train"), peak:
+            logits = home.forward(Step(epoch=epoch, training=True))
+        most = max(most, peak.most) if epoch else 0
+        grad = task.loss(logits)[1]
+        with group.meter.during("train"), peak:
+            peak.most = peak.alive
+            home.backward(logits, grad)
+        most = max(most, peak.most)
+        peak.most = peak.alive
+    counts = group.meter.take("train")
+    moved = counts.to_device.total(), counts.to_host.total()
+    return {**home.facts()["forecast"], "seen": most, "moved": moved}
+
+
+def memories(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each model under each limit."""
+    rows = []
+    print(
+        "model   limit     chunks  forecast device  host    scratch  data/limit  own   resident  of declared  epoch s"
+    )
+    with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+        store = Path(folder) / "graph"
+        weft.load(options.graph).save(store)
+        few = Path(folder) / "few"
+        weft.load(FEW.format(options.features)).save(few)
+        for model in options.models.split(","):
+            for limit in options.limits.split(","):
+                row = watched(store, few, model, limit, options, Path(folder))
+                rows.append(row)
+                print(
+                    f"{model:6} {limit:>8} {row['chunks']:8} {format_bytes(row['device']):>12}"
+                    f"{format_bytes(row['host']):>12} {format_bytes(row['disk']):>9} {row['data_ratio']:9.1f}x"
+                    f" {format_bytes(row['own']):>8} {format_bytes(row['resident']):>8} {row['share']:9.2f}"
+                    f" {row['epoch_seconds']:9.2f}  device seen {format_bytes(row['seen'])}",
+                    flush=True,
+                )
+    return rows
+
+
+def watched(
+    store: Path, few: Path, model: str, limit: str, options: argparse.Namespace, folder: Path
+) -> dict[str, Any]:
+    """One run, its forecast, and the most that its process had resident, above what few vertices take."""
+    own, own_anonymous, _ = run(few, model, limit, options, folder)
+    resident, anonymous, records = run(store, model, limit, options, folder)
+    said = records[0]["placement"][0]["forecast"]
+    epochs = [one for one in records if one["kind"] == "epoch"]
+    declared = parse_bytes(limit, "--limits") + said["host"]
+    files = sum(path.stat().st_size for path in store.glob("x*.npy"))
+    return {
+        "model": model,
+        "limit": parse_bytes(limit, "--limits"),
+        **said,
+        "own": own,
+        "resident": resident,
+        "share": (resident - own) / declared,
+        "seen": anonymous["train"] - anonymous["before"],
+        "own_seen": own_anonymous["train"] - own_anonymous["before"],
+        "data_ratio": (said["disk"] + files) / parse_bytes(limit, "--limits"),
+        "epoch_seconds": statistics.median(one["seconds"] for one in epochs),
+    }
+
+
+def run(
+    graph: Path, model: str, limit: str, options: argparse.Namespace, folder: Path
+) -> tuple[int, dict[str, int], list[dict[str, Any]]]:
+    """A run as a process: the most that it had resident; anonymous memory before the first epoch and in epochs."""
+    out = Path(tempfile.mkdtemp(dir=folder)) / "run"
+    command = [Path(sys.executable).parent / "weft", "train", graph, "--model", model, "--out", out]
+    command += ["--strategy", "offload", "--device-memory", limit, "--epochs", options.epochs]
+    command += ["--hidden", options.hidden, "--layers", options.layers, "--intermediates", options.intermediates]
+    command += ["--eval-every", options.epochs, "--checkpoint-every", 0]
+    most, before, train = 0, 0, 0
+    log = out.with_suffix(".log")
+    with log.open("w") as said, subprocess.Popen([*map(str, command)], stdout=said, stderr=said) as process:
+        while process.poll() is None:
+            resident, anonymous = memory(process.pid)
+            most = max(most, resident)
+            if "chunks; device" not in log.read_text():
+                before = anonymous or before
+            else:
+                train = max(train, anonymous)
+            time.sleep(3e-3)
+    if process.returncode:
+        raise SystemExit(log.read_text())
+    records = [json.loads(one) for one in (out / "metrics.jsonl").read_text().splitlines()]
+    return most, {"before": before, "train": train}, records
+
+
+def memory(pid: int) -> tuple[int, int]:
+    """The bytes that a process has resident, and the anonymous ones of them; 0 once it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0, 0
+    found = {name: int(size) * 1024 for name, size in re.findall(r"(VmRSS|RssAnon):\s+(\d+) kB", text)}
+    return found.get("VmRSS", 0), found.get("RssAnon", 0)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("time", "forecast", "memory"))
+    parser.add_argument("--graphs", default="topo_cnr-2000")
+    parser.add_argument("--graph", default="rmat:vertices=500k,edges=5m,features=128,classes=16")
+    parser.add_argument("--features", type=int, default=128)
+    parser.add_argument("--models", default="gcn,gat")
+    parser.add_argument("--chunks", default="8")
+    parser.add_argument("--limits", default="96MB")
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--intermediates", default="auto")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--out", default="")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Rows that come from the host in one pass of a layer, in units of the vertices: what sharing, keeping and order save.
+
+    python benchmarks/transfers.py [--graphs topo_cnr-2000,...] [--ranks 4] [--order bfs] [--chunks 32,128] [--epochs 2] [--out FILE]
+
+The chunks are those of all ranks together, as in table 8 of HongTu; parts by METIS. For the time that reordering takes
+(table 9), also trains a GCN on one rank in as many chunks, and gives it as a share of 100 epochs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from kernels import save
+
+import weft
+from weft.core.savings import Savings
+from weft.data import Graph
+from weft.nn import make_model
+from weft.partition import make_book
+from weft.strategies import Placement
+from weft.strategies.plan import Planner
+
+
+def main() -> int:
+    options = parse()
+    rows = []
+    heads = ("none", "+ranks", "+reuse", "+order")
+    print(f"{'graph':24} {'chunks':>6} " + " ".join(f"{one:>7}" for one in heads) + "   gone  order s  of 100 epochs")
+    for name in options.graphs.split(","):
+        graph = weft.load(name, random_features=64, random_classes=8, order=options.order)
+        for chunks in map(int, options.chunks.split(",")):
+            row = volumes(graph, options.ranks, chunks // options.ranks)
+            row |= {"graph": name, "chunks": chunks, "ranks": options.ranks}
+            row["epoch_seconds"] = epoch(graph, chunks, options.epochs)
+            rows.append(row)
+            print(line(row, graph.num_vertices), flush=True)
+    if options.out:
+        save(options.out, {"options": vars(options), "rows": rows})
+    return 0
+
+
+def volumes(graph: Graph, ranks: int, chunks: int) -> dict[str, object]:
+    """Rows that move with the chunks as they are cut, and reordered, and what reordering them takes."""
+    part = make_book(graph, ranks, method="metis").part if ranks > 1 else None
+    model = make_model("gcn", graph.num_features, graph.num_classes)
+    found: dict[str, object] = {}
+    for name, without in (("given", "reorder"), ("reordered", "")):
+        savings = Savings.without(without)
+        planner = Planner(graph, model, ranks, Placement(part=part), savings, lambda *_: None)
+        start = time.perf_counter()
+        (planned, *_) = planner.cut(0, chunks).schedules
+        found[name] = asdict(planned.schedule.volumes)
+        found[f"{name}_seconds"] = time.perf_counter() - start
+    return found
+
+
+def epoch(graph: Graph, chunks: int, epochs: int) -> float:
+    """Seconds of an epoch of a GCN on one rank in so many chunks."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {
+            "strategy": "offload",
+            "chunks": chunks,
+            "hidden": 64,
+            "epochs": epochs + 1,
+            "eval_every": epochs + 1,
+        }
+        run = weft.train(graph, "gcn", out=Path(folder) / "run", quiet=True, **options)
+        return statistics.median(one["seconds"] for one in run.records if one["kind"] == "epoch")
+
+
+def line(row: dict, num_vertices: int) -> str:
+    given, best = row["given"], row["reordered"]
+    none, shared, kept = (given[key] / num_vertices for key in ("neighbours", "shared", "kept"))
+    last = best["kept"] / num_vertices
+    gone = (none - last) / max(none - 1, 1e-9)
+    extra = row["reordered_seconds"] - row["given_seconds"]
+    share = extra / (100 * row["epoch_seconds"])
+    return (
+        f"{row['graph']:24} {row['chunks']:6} {none:7.2f} {shared:7.2f} {kept:7.2f} {last:7.2f} {gone:6.0%} {extra:8.3f} "
+        f"{share:14.2%}"
+    )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", default="topo_cnr-2000,topo_dblp-2010,topo_soc-Slashdot0902")
+    parser.add_argument("--order", default="none", help="numbering of the vertices: none, degree, bfs")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--chunks", default="32,128")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--out", default="")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
