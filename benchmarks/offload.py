@@ -138,10 +138,11 @@ def forecasts(options: argparse.Namespace) -> list[dict[str, Any]]:
             for limit in options.limits.split(","):
                 row = {"graph": name, "model": model, "limit": limit, **followed(graph, model, limit, options)}
                 rows.append(row)
+                gap = row["device"] / row["seen"] - 1
                 print(
-                    f"{name:20} {model:6} {limit:>6} {row['chunks']:5} chunks  device {format_bytes(row['device'])} forecast"
-                    f" {format_bytes(row['seen'])} seen ({row['device'] / row['seen'] - 1:+.1%})  moved"
-                    f" {row['to_device']:,} + {row['to_host']:,} forecast {row['moved'][0]:,} + {row['moved'][1]:,} counted",
+                    f"{name:20} {model:6} {limit:>6} {row['chunks']:5} chunks  device {format_bytes(row['device'])}"
+                    f" forecast {format_bytes(row['seen'])} seen ({gap:+.1%})  moved {row['to_device']:,} +"
+                    f" {row['to_host']:,} forecast {row['moved'][0]:,} + {row['moved'][1]:,} counted",
                     flush=True,
                 )
     return rows
@@ -158,9 +159,10 @@ def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) 
     task = NodeTask(graph, home.rows, torch.device("cpu"), empty=home.empty_rows)
     peak = TensorPeak()
     home.__dict__["_loader"] = ThreadPoolExecutor(1, initializer=peak.__enter__)
-    most = 0
+    most = held = 0
     for epoch in range(2):
         group.meter.take("train")
+        held = peak.alive  # numbers by vertex, made once: memory of the host
         module.zero_grad()
         with group.meter.during("train"), peak:
             logits = home.forward(Step(epoch=epoch, training=True))
@@ -173,7 +175,7 @@ def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) 
         peak.most = peak.alive
     counts = group.meter.take("train")
     moved = counts.to_device.total(), counts.to_host.total()
-    return {**home.facts()["forecast"], "seen": most, "moved": moved}
+    return {**home.facts()["forecast"], "seen": most - held, "held": held, "moved": moved}
 
 
 def memories(options: argparse.Namespace) -> list[dict[str, Any]]:

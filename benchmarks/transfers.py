@@ -1,6 +1,6 @@
 """Rows that come from the host in one pass of a layer, in units of the vertices: what sharing, keeping and order save.
 
-    python benchmarks/transfers.py [--graphs topo_cnr-2000,...] [--ranks 4] [--order bfs] [--chunks 32,128] [--epochs 2] [--out FILE]
+    python benchmarks/transfers.py --graphs topo_cnr-2000,topo_dblp-2010 --ranks 4 --chunks 32,128 --out NAME
 
 The chunks are those of all ranks together, as in table 8 of HongTu; parts by METIS. For the time that reordering takes
 (table 9), also trains a GCN on one rank in as many chunks, and gives it as a share of 100 epochs.
@@ -82,8 +82,8 @@ def line(row: dict, num_vertices: int) -> str:
     extra = row["reordered_seconds"] - row["given_seconds"]
     share = extra / (100 * row["epoch_seconds"])
     return (
-        f"{row['graph']:24} {row['chunks']:6} {none:7.2f} {shared:7.2f} {kept:7.2f} {last:7.2f} {gone:6.0%} {extra:8.3f} "
-        f"{share:14.2%}"
+        f"{row['graph']:24} {row['chunks']:6} {none:7.2f} {shared:7.2f} {kept:7.2f} {last:7.2f} {gone:6.0%}"
+        f" {extra:8.3f} {share:14.2%}"
     )
 
 

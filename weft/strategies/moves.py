@@ -18,9 +18,10 @@ from weft.strategies.slots import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What formulas need beside a plan: of a number its bytes, of edges those of a weight (0: none), and of ids.
+    """What formulas need beside a plan: of a number its bytes, of edges those of a weight (0: none).
 
-    edge_ids: whether anything is known of edges. missing: of each schedule and batch, the targets that lack a loop. embedded: rows of embeddings that cross ranks.
+    edge_ids: whether anything is known of edges. missing: of each schedule and batch, the targets that lack a loop.
+    embedded: rows of embeddings that cross ranks.
     """
 
     size: int

@@ -179,13 +179,14 @@ class Offload(VertexParallel):
         items = list(items)
         if not self.savings.prefetch:
             yield from ((item, load(item)) for item in items)
-            return
+            return  # whoever is given something lets go of it before it asks for the next
         coming = self._loader.submit(load, items[0])
         for number, item in enumerate(items):
             loaded = coming.result()
             if number + 1 < len(items):
                 coming = self._loader.submit(load, items[number + 1])
             yield item, loaded
+            del loaded
 
     @cached_property
     def _loader(self) -> ThreadPoolExecutor:

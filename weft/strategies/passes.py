@@ -83,10 +83,12 @@ class Pass:
                 if before.answer is not None:
                     self._store(before.answer, batch.targets, answer)
                 self._advance(number, batch.targets, loaded.own, answer, table)
+                del loaded, answer
         else:
             for span, (own, known) in home.ahead(home.spans(num_rows), partial(self._rows, before)):
                 self._count(own, known)
                 self._advance(number, span, own, known, table)
+                del own, known
         if table.total is not None:
             table.total = self.group.all_reduce(table.total, tag="statistics")
             if table.learn is not None:
@@ -166,12 +168,14 @@ class Pass:
             to = self._step_gradients(before, step)
             for batch, loaded, again in products.again(step, into, last=True, into=to):
                 again.back(self._redo(number, batch.targets, loaded.own, again.answer, out, into, first=first))
+                del loaded, again
                 first = False
             self._steps_back(before, products, into, to)
         else:
             for span, (own, answer) in home.ahead(home.spans(home.num_rows(part.hop)), partial(self._rows, before)):
                 self._count(own, answer)
                 into.add_total(self._redo(number, span, own, answer, out, into, first=first))
+                del own, answer
                 first = False
             into.total = None if into.total is None else self.group.all_reduce(into.total, tag="statistics")
         home.give(*(rows for rows in out.ports.values() if not isinstance(rows, Tensor)))

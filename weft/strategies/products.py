@@ -158,6 +158,7 @@ class Products:
             self._fetch(batch, loaded, sources)
             at = {name: source.values for source in sources for name in source.names}
             yield batch, loaded, self._answer(batch, loaded, at, self._targets(loaded), self.table.shared)
+            del loaded
 
     def again(
         self, step: int, grads: Grads, *, last: bool, into: Rows | None = None
@@ -181,6 +182,7 @@ class Products:
                 self._fetch(batch, loaded, sources)
             yield batch, loaded, self._again(batch, loaded, sources, grads, values=values)
             self._leave(batch, loaded, sources)
+            del loaded
 
     def _again(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], grads: Grads, *, values: bool) -> Again:
         at = {name: source.values for source in sources for name in source.names} if values else {}
