@@ -86,8 +86,9 @@ def array_bytes(plan: Plan, moves: Moves) -> int:
                 table = []
             tables.append(table)
         if training:
-            pool.take([(own.num_rows(own.parts[-1].hop), own.parts[-1].ports[0].width)])
+            lent = pool.take([(own.num_rows(own.parts[-1].hop), own.parts[-1].ports[0].width)])
             backward(own, pool)
+            pool.give(lent)
         for table in tables:
             pool.give(table)
     return pool.total * moves.facts.itemsize

@@ -29,7 +29,7 @@ from weft.strategies.hybrid import VertexParallel, embedded_shape, part_of
 from weft.strategies.miniature import ChunkShape
 from weft.strategies.moves import Facts, Moves
 from weft.strategies.passes import Pass
-from weft.strategies.plan import Plan, Planned, Planner
+from weft.strategies.plan import MARGIN, Plan, Planned, Planner
 from weft.strategies.products import Rows, Table
 from weft.strategies.program import Part
 from weft.strategies.rates import measured_rates
@@ -38,6 +38,7 @@ from weft.strategies.typed import is_embedded, typed_rows
 
 Item = TypeVar("Item")
 Brought = TypeVar("Brought")
+SOME_CHUNKS = 64  # whose memory is named where a limit is below what any chunk takes
 
 
 class Offload(VertexParallel):
@@ -288,9 +289,12 @@ class Offload(VertexParallel):
         planner = cls.planner(graph, model, size, replace(placement, device_bytes=None), savings)
         limit, hub = placement.device_bytes, int(graph.in_edges.degree.max()) if graph.num_vertices else 0
         if limit is not None and (least := planner.miniature.bytes(ChunkShape(1, hub + 1, hub))) > limit:
+            count = min(SOME_CHUNKS, planner.max_chunks)
+            some = max(planner.miniature.most(planner.cut(one, count, reorder=False).chunks) for one in range(size))
             raise InputError(
-                f"--device-memory: {limit:,} bytes are too few, since one vertex with its {hub:,} in-edges takes "
-                f"{least:,}: give at least {2 * least:,}"
+                f"--device-memory {format_bytes(limit)}: one vertex with its {hub:,} in-edges takes "
+                f"{format_bytes(least)}, and {count} chunks take {format_bytes(some)} each: give --device-memory "
+                f"{int(some / MARGIN) + 1}, or a smaller --hidden"
             )
         if placement.device not in ("", "cpu") and placement.scratch is None:
             return

@@ -123,13 +123,17 @@ class Planner:
                 other = self._cut_all(count, reorder=True) if self.savings.reorder else plans
                 fits = max(self.miniature.most(plan.chunks) for plan in other) <= MARGIN * limit
                 return other[rank] if fits else plans[rank]
-            widest = max(each.rows.numel() for each in self.needed)
-            if count >= min(widest, MAX_CHUNKS):
+            if count >= self.max_chunks:
                 raise InputError(
-                    f"--device-memory {format_bytes(limit)}: a chunk takes at least {format_bytes(most)}, of "
-                    f"{count:,} chunks: give --device-memory {int(most / MARGIN) + 1}, more --workers, or a smaller --hidden"
+                    f"--device-memory {format_bytes(limit)}: a chunk takes at least {format_bytes(most)}, of {count:,} "
+                    f"chunks: give --device-memory {int(most / MARGIN) + 1}, more --workers, or a smaller --hidden"
                 )
-            count = min(widest, MAX_CHUNKS, max(count + 1, int(count * min(1.05 * most / limit, 4))))
+            count = min(self.max_chunks, max(count + 1, int(count * min(1.05 * most / limit, 4))))
+
+    @property
+    def max_chunks(self) -> int:
+        """More than this many chunks are not tried: one for each row of the rank that has most."""
+        return min(max(each.rows.numel() for each in self.needed), MAX_CHUNKS)
 
     def _cut_all(self, count: int, *, reorder: bool) -> list[Plan]:
         """Every rank's plan in so many chunks."""
