@@ -1,7 +1,7 @@
 """Training beyond the device's memory: time against `single`, memory seen from outside, and what was forecast.
 
     python benchmarks/offload.py time --graphs topo_cnr-2000,tolokers --models gcn,gat --chunks 1,8 --out NAME
-    python benchmarks/offload.py forecast --graphs topo_cnr-2000 --models gcn,sage,gin,gat --limits 64MB
+    python benchmarks/offload.py forecast --graphs topo_cnr-2000 --models gcn,sage,gin,gat --limits 64MB,#8
     python benchmarks/offload.py memory --graph rmat:vertices=500k,edges=5m,features=128,classes=16 --limits 64MB,128MB
 
 time: contenders take turns with training steps in one process, after their logits have been compared; a contender is
@@ -142,7 +142,8 @@ def forecasts(options: argparse.Namespace) -> list[dict[str, Any]]:
                 print(
                     f"{name:20} {model:6} {limit:>6} {row['chunks']:5} chunks  device {format_bytes(row['device'])}"
                     f" forecast {format_bytes(row['seen'])} seen ({gap:+.1%})  moved {row['to_device']:,} +"
-                    f" {row['to_host']:,} forecast {row['moved'][0]:,} + {row['moved'][1]:,} counted",
+                    f" {row['to_host']:,} forecast {row['moved'][0]:,} + {row['moved'][1]:,} counted; a step takes"
+                    f" {row['seconds']:.2f} s",
                     flush=True,
                 )
     return rows
@@ -153,7 +154,8 @@ def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) 
     torch.manual_seed(0)
     sizes = {"hidden": options.hidden, "layers": options.layers, "heads": 4}
     module = make_model(model, graph.num_features, graph.num_classes, **sizes)
-    placement = Placement(device_bytes=parse_bytes(limit, "--limits"), intermediates=options.intermediates)
+    cut = {"chunks": int(limit[1:])} if limit[0] == "#" else {"device_bytes": parse_bytes(limit, "--limits")}
+    placement = Placement(intermediates=options.intermediates, **cut)
     group = Group()
     home = Offload(graph, module, group, placement=placement)
     task = NodeTask(graph, home.rows, torch.device("cpu"), empty=home.empty_rows)
@@ -174,8 +176,11 @@ def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) 
         most = max(most, peak.most)
         peak.most = peak.alive
     counts = group.meter.take("train")
+    start = time.perf_counter()
+    home.backward(logits := home.forward(Step(epoch=2, training=True)), task.loss(logits)[1])
+    seconds = time.perf_counter() - start
     moved = counts.to_device.total(), counts.to_host.total()
-    return {**home.facts()["forecast"], "seen": most - held, "held": held, "moved": moved}
+    return {**home.facts()["forecast"], "seen": most - held, "held": held, "moved": moved, "seconds": seconds}
 
 
 def memories(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -197,7 +202,7 @@ def memories(options: argparse.Namespace) -> list[dict[str, Any]]:
                     f"{model:6} {limit:>8} {row['chunks']:8} {format_bytes(row['device']):>12}"
                     f"{format_bytes(row['host']):>12} {format_bytes(row['disk']):>9} {row['data_ratio']:9.1f}x"
                     f" {format_bytes(row['own']):>8} {format_bytes(row['resident']):>8} {row['share']:9.2f}"
-                    f" {row['epoch_seconds']:9.2f}  device seen {format_bytes(row['seen'])}",
+                    f" {row['epoch_seconds']:9.2f}",
                     flush=True,
                 )
     return rows
@@ -207,8 +212,8 @@ def watched(
     store: Path, few: Path, model: str, limit: str, options: argparse.Namespace, folder: Path
 ) -> dict[str, Any]:
     """One run, its forecast, and the most that its process had resident, above what few vertices take."""
-    own, own_anonymous, _ = run(few, model, limit, options, folder)
-    resident, anonymous, records = run(store, model, limit, options, folder)
+    own, _ = run(few, model, limit, options, folder)
+    resident, records = run(store, model, limit, options, folder)
     said = records[0]["placement"][0]["forecast"]
     epochs = [one for one in records if one["kind"] == "epoch"]
     declared = parse_bytes(limit, "--limits") + said["host"]
@@ -220,8 +225,6 @@ def watched(
         "own": own,
         "resident": resident,
         "share": (resident - own) / declared,
-        "seen": anonymous["train"] - anonymous["before"],
-        "own_seen": own_anonymous["train"] - own_anonymous["before"],
         "data_ratio": (said["disk"] + files) / parse_bytes(limit, "--limits"),
         "epoch_seconds": statistics.median(one["seconds"] for one in epochs),
     }
@@ -229,38 +232,33 @@ def watched(
 
 def run(
     graph: Path, model: str, limit: str, options: argparse.Namespace, folder: Path
-) -> tuple[int, dict[str, int], list[dict[str, Any]]]:
-    """A run as a process: the most that it had resident; anonymous memory before the first epoch and in epochs."""
+) -> tuple[int, list[dict[str, Any]]]:
+    """A run as a process: the most that it had resident, and its records."""
     out = Path(tempfile.mkdtemp(dir=folder)) / "run"
     command = [Path(sys.executable).parent / "weft", "train", graph, "--model", model, "--out", out]
     command += ["--strategy", "offload", "--device-memory", limit, "--epochs", options.epochs]
     command += ["--hidden", options.hidden, "--layers", options.layers, "--intermediates", options.intermediates]
     command += ["--eval-every", options.epochs, "--checkpoint-every", 0]
-    most, before, train = 0, 0, 0
+    most = 0
     log = out.with_suffix(".log")
     with log.open("w") as said, subprocess.Popen([*map(str, command)], stdout=said, stderr=said) as process:
         while process.poll() is None:
-            resident, anonymous = memory(process.pid)
-            most = max(most, resident)
-            if "chunks; device" not in log.read_text():
-                before = anonymous or before
-            else:
-                train = max(train, anonymous)
+            most = max(most, memory(process.pid))
             time.sleep(3e-3)
     if process.returncode:
         raise SystemExit(log.read_text())
     records = [json.loads(one) for one in (out / "metrics.jsonl").read_text().splitlines()]
-    return most, {"before": before, "train": train}, records
+    return most, records
 
 
-def memory(pid: int) -> tuple[int, int]:
-    """The bytes that a process has resident, and the anonymous ones of them; 0 once it is gone."""
+def memory(pid: int) -> int:
+    """The bytes that a process has resident, files that it maps among them; 0 once it is gone."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return 0, 0
-    found = {name: int(size) * 1024 for name, size in re.findall(r"(VmRSS|RssAnon):\s+(\d+) kB", text)}
-    return found.get("VmRSS", 0), found.get("RssAnon", 0)
+        return 0
+    found = re.search(r"VmRSS:\s+(\d+) kB", text)
+    return int(found.group(1)) * 1024 if found else 0
 
 
 def parse() -> argparse.Namespace:

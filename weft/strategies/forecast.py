@@ -178,5 +178,6 @@ def host_bytes(graph: Graph, model: nn.Module, plan: Plan, itemsize: int) -> int
     by_vertex = graph.num_vertices * (3 * 8 + 4 * itemsize)
     neighbours = sum(planned.schedule.volumes.neighbours for planned in plan.schedules)
     planning = 40 * neighbours + sum(planned.hop.block.num_edges for planned in plan.schedules) * 16
+    planning += sum(16 * one.schedule.num_slots * len(one.schedule.batches) for one in plan.schedules)
     parameters = sum(one.nbytes for one in model.parameters()) * ADAM_COPIES
     return held + by_vertex + planning + parameters
