@@ -19,7 +19,7 @@ from weft.core.random import key
 from weft.nn import Inputs
 from weft.nn.phases import Pause, Resumed, Total
 from weft.strategies.embedded import EmbeddedRows
-from weft.strategies.products import Grads, Products, Rows, Table, deposit
+from weft.strategies.products import Grads, Products, Rows, Table, deposit, read
 from weft.strategies.program import Part, Program, RowsView
 
 if TYPE_CHECKING:
@@ -259,8 +259,9 @@ class Pass:
         """What goes on with a range of rows after a pause whose answer is known, and the answer."""
         if table is None:
             return {}, None
-        own = {port: table.arrays[port].read(span.start, span.stop) for port in sorted(set(table.part.rows.values()))}
-        return own, table.total if table.answer is None else table.answer.read(span.start, span.stop)
+        device = self.group.device
+        own = {port: read(table.arrays[port], span, device) for port in sorted(set(table.part.rows.values()))}
+        return own, table.total if table.answer is None else read(table.answer, span, device)
 
     def _num_own(self, span: slice) -> int:
         """How many of a range of rows belong to vertices that this rank answers for: a total counts them once."""
@@ -272,7 +273,7 @@ class Pass:
         self.meter.transfer("rows", 0, values.nbytes)
 
     def _grads(self, rows: Rows, span: slice) -> Tensor:
-        grad = rows.read(span.start, span.stop)
+        grad = read(rows, span, self.group.device)
         self.meter.transfer("gradients", grad.nbytes, 0)
         return grad
 

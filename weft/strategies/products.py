@@ -274,11 +274,11 @@ class Products:
         index = {name: batch.index(name) for name in (*FORWARD[: 5 * values], *BACKWARD[: 5 * backward])}
         for source in sources if values else ():
             source.rows.gather(index["load"], source.values, index["load_slots"])
-        first, end = batch.targets.start, batch.targets.stop
-        own = {port: self.table.arrays[port].read(first, end) for port in self._own_ports(last=last, values=values)}
+        ports, span = self._own_ports(last=last, values=values), batch.targets
+        own = {port: read(self.table.arrays[port], span, self.device) for port in ports}
         kept = self.table.answer if backward and last else None
         topology = batch.topology(self.layout, self.device, backward=backward)
-        return Loaded(index=index, topology=topology, own=own, answer=kept.read(first, end) if kept else None)
+        return Loaded(index=index, topology=topology, own=own, answer=read(kept, span, self.device) if kept else None)
 
     def _own_ports(self, *, last: bool, values: bool) -> list[int]:
         """The ports of which a batch reads its targets' rows."""
@@ -390,6 +390,11 @@ class Products:
 def reads_values(part: Part, step: int, *, kept: bool) -> bool:
     """Whether the backward pass over a step reads the rows at its sources."""
     return not part.linear or (step == part.steps - 1 and part.needs_answer and not kept)
+
+
+def read(rows: Rows, span: slice, device: torch.device) -> Tensor:
+    """A range of rows, on the device."""
+    return rows.read(span.start, span.stop).to(device, non_blocking=True)
 
 
 def deposit(into: Rows, span: slice, grad: Tensor, meter: Any) -> None:
