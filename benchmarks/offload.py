@@ -1,6 +1,6 @@
 """Training beyond the device's memory: time against `single`, memory seen from outside, and what was forecast.
 
-    python benchmarks/offload.py time --graphs topo_cnr-2000,tolokers --models gcn,gat --chunks 1,8 --out NAME
+    python benchmarks/offload.py time --graphs "topo_cnr-2000;topo_soc-Slashdot0902" --models gcn,gat --chunks 8
     python benchmarks/offload.py forecast --graphs topo_cnr-2000 --models gcn,sage,gin,gat --limits 64MB,#8
     python benchmarks/offload.py memory --graph rmat:vertices=500k,edges=5m,features=128,classes=16 --limits 64MB,128MB
 
@@ -83,7 +83,7 @@ def times(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Each graph and model under each contender."""
     keep_pages()
     rows = []
-    for name in options.graphs.split(","):
+    for name in options.graphs.split(";"):
         graph = weft.load(name, random_features=options.features, random_classes=CLASSES)
         for model in options.models.split(","):
             names = ["single"]
@@ -132,7 +132,7 @@ def figures(seconds: list[float], ratios: list[float]) -> dict[str, float]:
 def forecasts(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Each graph and model under each limit: what was foreseen, and what a step took and moved."""
     rows = []
-    for name in options.graphs.split(","):
+    for name in options.graphs.split(";"):
         graph = weft.load(name, random_features=options.features, random_classes=CLASSES)
         for model in options.models.split(","):
             for limit in options.limits.split(","):

@@ -1,6 +1,6 @@
 """Rows that come from the host in one pass of a layer, in units of the vertices: what sharing, keeping and order save.
 
-    python benchmarks/transfers.py --graphs topo_cnr-2000,topo_dblp-2010 --ranks 4 --chunks 32,128 --out NAME
+    python benchmarks/transfers.py --graphs "topo_cnr-2000;topo_dblp-2010" --ranks 4 --chunks 32,128 --out NAME
 
 The chunks are those of all ranks together, as in table 8 of HongTu; parts by METIS. For the time that reordering takes
 (table 9), also trains a GCN on one rank in as many chunks, and gives it as a share of 100 epochs.
@@ -32,7 +32,7 @@ def main() -> int:
     rows = []
     heads = ("none", "+ranks", "+reuse", "+order")
     print(f"{'graph':24} {'chunks':>6} " + " ".join(f"{one:>7}" for one in heads) + "   gone  order s  of 100 epochs")
-    for name in options.graphs.split(","):
+    for name in options.graphs.split(";"):
         graph = weft.load(name, random_features=64, random_classes=8, order=options.order)
         for chunks in map(int, options.chunks.split(",")):
             row = volumes(graph, options.ranks, chunks // options.ranks)
@@ -89,7 +89,7 @@ def line(row: dict, num_vertices: int) -> str:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", default="topo_cnr-2000,topo_dblp-2010,topo_soc-Slashdot0902")
+    parser.add_argument("--graphs", default="topo_cnr-2000;topo_dblp-2010;topo_soc-Slashdot0902")
     parser.add_argument("--order", default="none", help="numbering of the vertices: none, degree, bfs")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--chunks", default="32,128")

@@ -16,6 +16,8 @@ RUNS = {
     " --warmups 1 --rounds 1 --operations",
     "growth": "--edges 2k,4k --features 8 --classes 3 --hidden 16 --model gat --warmups 1 --rounds 1",
     "import_graph": "--edges 20k --vertices 2k --rounds 1",
+    "offload": "time --graphs rmat:vertices=300,edges=2k --features 8 --models gcn --hidden 16 --layers 2 --rounds 1",
+    "transfers": "--graphs rmat:vertices=300,edges=2k --ranks 2 --chunks 4 --epochs 1",
     "partition": "--graphs rmat:vertices=300,edges=2k --parts 2,3",
 }
 

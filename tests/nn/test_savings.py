@@ -63,4 +63,4 @@ def test_sparse_features_are_mapped_by_their_nonzeros(model: str, monkeypatch: p
 def test_names() -> None:
     assert Savings.without("reuse,pages") == Savings(reuse=False, pages=False)
     of_all = ("reuse", "swap", "sparse", "fuse", "onednn", "ring", "overlap", "pipeline")
-    assert SAVINGS == (*of_all, "share", "keep", "reorder", "prefetch", "pages")
+    assert (*of_all, "share", "keep", "reorder", "prefetch", "pages") == SAVINGS
