@@ -116,7 +116,7 @@ def test_too_little_device_memory_is_refused_with_what_works(
     for workers in ("1", "2"):
         code, said = refusal(capsys, tmp_path / "out", "--device-memory", "1kB", "--workers", workers)
         assert code == 2
-        assert said.startswith("--device-memory 1 KB: one vertex with its ")
+        assert said.startswith("--device-memory 1.0 kB: one vertex with its ")
         least = said.partition("give --device-memory ")[2].partition(",")[0]
         command = ["train", SMALL, "--strategy", "offload", "--epochs", "1", "--workers", workers]
         assert main([*command, "--out", str(tmp_path / workers), "--device-memory", least]) == 0

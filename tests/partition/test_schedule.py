@@ -21,9 +21,9 @@ from weft.partition import (
     Volumes,
     chunk_sources,
     chunk_vertices,
-    cut_block,
     make_dependencies,
     make_schedule,
+    range_bounds,
     range_parts,
     reorder,
 )
@@ -108,7 +108,7 @@ def make_problem(num_ranks: int, num_chunks: int, seed: int, *, loops: bool) -> 
     parts = [Part(each.hops[hop], each.own, each.rows) for each in needed]
     return Problem(
         parts=parts,
-        bounds=[cut_block(each.hop.block, num_chunks) for each in parts],
+        bounds=[range_bounds(each.hop.block, num_chunks) for each in parts],
         orders=[torch.randperm(num_chunks, generator=random).tolist() for _ in parts],
         loops=loops,
     )
@@ -403,15 +403,15 @@ def test_sources_equal_sets(dtype: torch.dtype, loops: bool) -> None:
                 assert ids.tolist() == torch.cat([part.rows[: part.hop.num_inputs], part.hop.fetched])[sources].tolist()
 
 
-@pytest.mark.parametrize(("per_target", "per_edge"), [(1, 1), (7, 2), (1, 0), (0, 1), (0, 0)])
+@pytest.mark.parametrize("vertex_weight", [1, 4, 7])
 @pytest.mark.parametrize("count", [1, 2, 5, 60])
-def test_cut_is_even(count: int, per_target: int, per_edge: int) -> None:
+def test_cut_is_even(count: int, vertex_weight: int) -> None:
     random = torch.Generator().manual_seed(count)
     degree = torch.randint(0, 9, (23,), generator=random)
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
     block = Adjacency(indptr=indptr, indices=torch.zeros(int(indptr[-1]), dtype=torch.int32), num_sources=23)
-    bounds = cut_block(block, count, per_target=per_target, per_edge=per_edge)
-    cost = (per_target + per_edge * degree).tolist()
+    bounds = range_bounds(block, count, vertex_weight)
+    cost = (vertex_weight + degree).tolist()
     assert len(bounds) == count + 1
     assert (bounds[0], bounds[-1]) == (0, 23)
     assert all(first <= end for first, end in pairwise(bounds))
@@ -425,7 +425,7 @@ def test_nothing_to_do() -> None:
     caching = Caching(costs=torch.zeros(1, 5, dtype=torch.float64), ratio=0.0)
     needed = [make_dependencies(adj, part, rank, 2, caching) for rank in range(2)]
     parts = [Part(each.hops[0], each.own, each.rows) for each in needed]
-    bounds = [cut_block(each.hop.block, 5) for each in parts]
+    bounds = [range_bounds(each.hop.block, 5) for each in parts]
     problem = Problem(parts=parts, bounds=bounds, orders=[list(range(5))] * 2, loops=False)
     for options in OPTIONS:
         schedules = problem.schedules(**options)

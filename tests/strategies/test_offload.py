@@ -300,7 +300,7 @@ def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
 
 @pytest.mark.parametrize("case", LIMITED, ids=lambda case: case.model)
 def test_a_limit_that_nothing_fits_is_refused_with_one_that_works(case: Case) -> None:
-    with pytest.raises(InputError, match=r"^--device-memory 100 bytes: a chunk takes at least ") as caught:
+    with pytest.raises(InputError, match=r"^--device-memory 100 B: a chunk takes at least ") as caught:
         Session(case, "offload", Group(), Placement(device_bytes=100))
     (said,) = str(caught.value).splitlines()
     (least,) = re.findall(r"give --device-memory ([^,]+),", said)

@@ -43,7 +43,7 @@ def mapped_empty(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def is_mapped(tensor: Tensor) -> bool:
-    """Whether a tensor, or what it is a view of, was made by `mapped_empty` or `HostRows.tensor`."""
+    """Whether a tensor, or what it is a view of, maps a file: one of `mapped_empty`, of HostRows, or of a store."""
     return bool(_mapped) and tensor.device.type == "cpu" and StorageWeakRef(tensor.untyped_storage()) in _mapped
 
 
@@ -55,7 +55,7 @@ def note_mapped(tensor: Tensor) -> None:
 
 
 def release(tensor: Tensor) -> None:
-    """Gives back the resident pages of a tensor of `mapped_empty` or `HostRows.tensor`; nothing to any other tensor.
+    """Gives back the resident pages of a tensor that maps a file (`is_mapped`); does nothing to any other.
 
     Its numbers stay in the file, and come back as they are asked for.
     """

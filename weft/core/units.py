@@ -29,9 +29,10 @@ def parse_bytes(text: str, flag: str) -> int:
     return int(float(match[1]) * FACTORS[unit])
 
 
-def format_bytes(count: float) -> str:
-    """Bytes as '512 MB' or '1.5 GB', to three digits."""
-    for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count:.0f} bytes"
+def format_bytes(value: float) -> str:
+    """Bytes as '512 B', '4.1 kB' or '1.50 GB'."""
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.2f} GB"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from torch import Tensor, nn
 
@@ -24,8 +24,10 @@ SOURCE, TARGET, SHARED = ({"role": role} for role in ("source", "target", "share
 class Question:
     """What rows ask of the graph. Called with a view of all of it, it gives an answer for each target."""
 
-    loops: ClassVar[bool] = False
-    """Whether a target's own row takes part among the sources'."""
+    @property
+    def loops(self) -> bool:
+        """Whether a target's own row takes part among the sources'."""
+        return False
 
     def __call__(self, view: View, steps: int = 1) -> Tensor:
         raise NotImplementedError
@@ -49,6 +51,10 @@ class Propagation(Question):
     norm: Norm = None
     weighted: bool = False
 
+    @property
+    def loops(self) -> bool:
+        return self.norm == "gcn"
+
     def __call__(self, view: View, steps: int = 1) -> Tensor:
         return view.propagate(self.x, reduce=self.reduce, norm=self.norm, weighted=self.weighted, steps=steps)
 
@@ -57,11 +63,14 @@ class Propagation(Question):
 class Attention(Question):
     """`view.attend`."""
 
-    loops = True
     h: Tensor = field(metadata=SOURCE)
     logit_src: Tensor = field(metadata=SOURCE)
     logit_dst: Tensor = field(metadata=TARGET)
     slope: float
+
+    @property
+    def loops(self) -> bool:
+        return True
 
     def __call__(self, view: View, steps: int = 1) -> Tensor:
         return view.attend(self.h, self.logit_src, self.logit_dst, slope=self.slope, steps=steps)
@@ -71,13 +80,16 @@ class Attention(Question):
 class PairAttention(Question):
     """`view.attend_pairs`."""
 
-    loops = True
     h: Tensor = field(metadata=SOURCE)
     left: Tensor | None = field(metadata=SOURCE)
     right: Tensor = field(metadata=TARGET)
     attention: Tensor = field(metadata=SHARED)
     edge_map: Tensor | None = field(metadata=SHARED)
     slope: float
+
+    @property
+    def loops(self) -> bool:
+        return True
 
     def __call__(self, view: View, steps: int = 1) -> Tensor:
         options: dict[str, Any] = {"edge_map": self.edge_map, "slope": self.slope, "steps": steps}
@@ -139,6 +151,8 @@ class Resumed:
 
 class Phased(Protocol):
     """A model whose rows' part can be run from pause to pause."""
+
+    num_stages: int
 
     def resume(self, number: int, views: Any, x: Tensor, after: Resumed | None) -> Pause | Tensor:
         """Its `number`-th part, up to the next pause or to the logits; part 0 begins with the features x."""

@@ -6,7 +6,7 @@ from weft.partition.book import Book, make_book
 from weft.partition.chunks import Chunk, WorkingSet, cut_evenly, cut_to_fit, make_chunks
 from weft.partition.halo import Caching, Dependencies, Hop, make_dependencies, range_bounds, range_parts
 from weft.partition.quality import Quality
-from weft.partition.ranges import Part, chunk_sources, chunk_vertices, cut_block, reorder
+from weft.partition.ranges import Part, chunk_sources, chunk_vertices, reorder
 from weft.partition.schedule import Batch, Rates, Schedule, Volumes, make_schedule
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "WorkingSet",
     "chunk_sources",
     "chunk_vertices",
-    "cut_block",
     "cut_evenly",
     "cut_to_fit",
     "make_book",

@@ -30,13 +30,6 @@ class Part(NamedTuple):
     rows: Tensor
 
 
-def cut_block(block: Adjacency, count: int, *, per_target: int = 1, per_edge: int = 1) -> tuple[int, ...]:
-    """Bounds of `count` ranges of targets of about the same cost, [count + 1]; some may be empty."""
-    cost = per_edge * block.indptr + per_target * torch.arange(block.num_targets + 1)
-    wanted = torch.arange(1, count) * int(cost[-1]) // count
-    return (0, *torch.searchsorted(cost, wanted).tolist(), block.num_targets)
-
-
 def chunk_sources(block: Adjacency, bounds: Sequence[int], *, loops: bool) -> list[Tensor]:
     """The distinct sources of each range of targets, int64, ascending. loops: a target is a source of its own."""
     ranges = torch.tensor(bounds, dtype=torch.int64)

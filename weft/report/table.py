@@ -8,6 +8,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from weft.core.units import format_bytes
+
 EXCHANGES = ("split", "gather", "halo")  # collectives that move rows
 STAGES = ("negatives", "encode", "decode", "loss", "update")
 
@@ -37,14 +39,14 @@ def run_table(summary: Mapping[str, Any]) -> Table:
         collectives = rank["collectives"]
         table.add_row(
             str(rank["rank"]),
-            _bytes(rank["bytes_sent"]),
-            _bytes(rank["bytes_received"]),
+            format_bytes(rank["bytes_sent"]),
+            format_bytes(rank["bytes_received"]),
             str(sum(collectives.get(tag, 0) for tag in EXCHANGES)),
             f"{rank['edges']:,}",
             _seconds(rank["compute_seconds"]),
             _seconds(rank["communication_seconds"]),
             _seconds(rank["waiting_seconds"]),
-            _bytes(rank["peak_memory_bytes"]),
+            format_bytes(rank["peak_memory_bytes"]),
         )
     return table
 
@@ -79,9 +81,9 @@ def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
             f"{summary['loss'] - first['loss']:+.1e}",
             _seconds(summary["epoch_seconds"]),
             _seconds(max(rank["communication_seconds"] + rank["waiting_seconds"] for rank in ranks)),
-            _bytes(sum(rank["bytes_sent"] for rank in ranks)),
+            format_bytes(sum(rank["bytes_sent"] for rank in ranks)),
             " ".join(f"{max(load) / min(load):.2f}" if min(load) else "-" for load in loads),
-            _bytes(max(rank["peak_memory_bytes"] for rank in ranks)),
+            format_bytes(max(rank["peak_memory_bytes"] for rank in ranks)),
         )
     return table
 
@@ -137,11 +139,3 @@ def _scores(summary: Mapping[str, Any]) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.2f} ms"
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.2f} GB"

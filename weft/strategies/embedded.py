@@ -17,7 +17,9 @@ class EmbeddedRows:
     """The rows of a model's embedding that this rank's vertices have, those of other ranks fetched once a pass."""
 
     def __init__(self, home: Offload, *, training: bool) -> None:
-        self.home, self.rows, self.grads = home, None, None  # type: Offload, Tensor | None, Tensor | None
+        self.home = home
+        self.rows: Tensor | None = None
+        self.grads: Tensor | None = None
         self._leaves: list[Tensor] = []
         for weight in embeddings(home.model).values():
             with torch.set_grad_enabled(training):

@@ -30,10 +30,10 @@ from weft.strategies.miniature import ChunkShape
 from weft.strategies.moves import Facts, Moves
 from weft.strategies.passes import Pass
 from weft.strategies.plan import MARGIN, Plan, Planned, Planner
-from weft.strategies.products import Rows, Table
 from weft.strategies.program import Part
 from weft.strategies.rates import measured_rates
 from weft.strategies.slots import PlacedBatch
+from weft.strategies.tables import Rows, Table
 from weft.strategies.typed import is_embedded, typed_rows
 
 Item = TypeVar("Item")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -17,10 +17,11 @@ from torch import Tensor
 from weft.core.host import release
 from weft.core.random import key
 from weft.nn import Inputs
-from weft.nn.phases import Pause, Resumed, Total
+from weft.nn.phases import Pause, Phased, Resumed, Total
 from weft.strategies.embedded import EmbeddedRows
-from weft.strategies.products import Grads, Products, Rows, Table, deposit, read
+from weft.strategies.products import Products
 from weft.strategies.program import Part, Program, RowsView
+from weft.strategies.tables import Grads, Rows, Table, deposit, read
 
 if TYPE_CHECKING:
     from weft.strategies.offload import Offload
@@ -34,7 +35,7 @@ class Pass:
 
     def __init__(self, home: Offload, program: Program, *, epoch: int, training: bool) -> None:
         self.home, self.parts = home, program.parts
-        self.model, self.group, self.meter = cast(Any, home.model), home.group, home.group.meter
+        self.model, self.group, self.meter = cast(Phased, home.model), home.group, home.group.meter
         self.keys = [key(home.seed, epoch, stage) for stage in home.stages]
         self.tables: list[Table] = []
         self.embedded = EmbeddedRows(home, training=training)
@@ -121,7 +122,7 @@ class Pass:
         for view in views:
             view.embedded = partial(self.embedded.of, span)
         if number == 0:
-            return cast("Pause | Tensor", self.model.resume(0, views, inputs.rows, None))
+            return self.model.resume(0, views, cast(Tensor, inputs.rows), None)
         before = self.tables[number - 1]
         resumed = Resumed(
             answer=cast(Tensor, answer),
@@ -129,7 +130,7 @@ class Pass:
             shared=shared,
             note=before.note,
         )
-        return cast("Pause | Tensor", self.model.resume(number, views, ids, resumed))
+        return self.model.resume(number, views, ids, resumed)
 
     def _products(self, table: Table) -> Products:
         assert table.part.pause is not None

@@ -22,8 +22,8 @@ from weft.partition import (
     Schedule,
     Volumes,
     chunk_vertices,
-    cut_block,
     make_schedule,
+    range_bounds,
 )
 from weft.partition import reorder as reorder_chunks
 from weft.strategies.base import Placement
@@ -45,11 +45,10 @@ VERTEX_COST = 4  # a target costs as much as so many edges, where chunks are to 
 class Planned:
     """The schedule of some hops on this rank, and how its batches' edges are to stand.
 
-    first: the first of the hops. given: what would move if the chunks were not reordered.
+    hop: the first of them. given: what would move if the chunks were not reordered.
     """
 
     hop: Hop
-    first: int
     schedule: Schedule
     layouts: tuple[Layout, ...]
     given: Volumes
@@ -141,7 +140,7 @@ class Planner:
 
     def cut(self, rank: int, count: int, *, reorder: bool = True) -> Plan:
         """A rank's plan in so many chunks."""
-        bounds = [[cut_block(hop.block, count, per_target=VERTEX_COST) for hop in each.hops] for each in self.needed]
+        bounds = [[range_bounds(hop.block, count, VERTEX_COST) for hop in each.hops] for each in self.needed]
         return self.cut_at(rank, bounds, reorder=reorder)
 
     def cut_at(self, rank: int, bounds: Sequence[Sequence[Sequence[int]]], *, reorder: bool = True) -> Plan:
@@ -194,12 +193,12 @@ class Planner:
         ]
         index, most = planned.hop.block.indices.itemsize, 0
         weight = 0 if planned.hop.block.weight is None else itemsize
+        widest, again = max(read), not all(part.linear for part in parts if part.is_product)
         for shape, batch in zip(planned.shapes(), planned.schedule.batches, strict=True):
             forward, back = (8 * sum(len(getattr(batch, name)) for name in names) for names in (FORWARD, BACKWARD))
             forward += shape.edges * (index + weight) + 8 * (2 * shape.targets + shape.slots)
             back += shape.edges * (8 + weight) + 8 * shape.slots
-            again = not all(part.linear for part in parts if part.is_product)
-            rows = shape.targets * max(read) * itemsize
+            rows = shape.targets * widest * itemsize
             most = max(most, rows + forward + back if again else rows + forward - 8 * len(batch.load) + back)
         return most if self.savings.prefetch else 0
 
@@ -227,7 +226,6 @@ class Planner:
             best = min(given, other, key=lambda one: one.volumes.seconds(self.rates))
         return Planned(
             hop=parts[rank].hop,
-            first=hops[0],
             schedule=best,
             layouts=layouts,
             given=given.volumes,

@@ -107,7 +107,7 @@ def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Fac
     try:
         with FlopCounterMode(display=False) as counter:
             forward(RowsOnly, Inputs(rows=x, savings=savings, typed=typed))
-        rows, whole = _seconds(step_of(RowsOnly), group), _seconds(step_of(ProbeView), group)
+        rows, whole = least_seconds(step_of(RowsOnly), group), least_seconds(step_of(ProbeView), group)
     except RunError:  # a lost peer, which is not the model's fault
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -148,10 +148,10 @@ def _exchange_seconds(group: Group) -> tuple[int, float]:
     each = EXCHANGED_BYTES // (group.size - 1)
     counts = [0 if rank == group.rank else each for rank in range(group.size)]
     message = torch.zeros(sum(counts), dtype=torch.uint8, device=group.device)
-    return sum(counts), _seconds(lambda: group.all_to_all(message, counts, counts, tag="probe"), group)
+    return sum(counts), least_seconds(lambda: group.all_to_all(message, counts, counts, tag="probe"), group)
 
 
-def _seconds(work: Callable[[], object], group: Group) -> float:
+def least_seconds(work: Callable[[], object], group: Group) -> float:
     """The shortest of a few runs, after one that counts for nothing; all ranks start together."""
     seconds = []
     group.all_reduce(torch.zeros(1, device=group.device), tag="probe")

@@ -7,14 +7,13 @@ Backward, gradients are added up in the slots, go back to the ranks that own the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from weft.comm import Group
-from weft.core.host import HostRows, PinnedRows
 from weft.core.savings import Savings
 from weft.data import Graph
 from weft.kernels import spmm_transposed
@@ -22,8 +21,7 @@ from weft.nn import GraphView, Product, multiply
 from weft.nn.phases import Propagation, Question, WholeLayer
 from weft.strategies.program import Part
 from weft.strategies.slots import BACKWARD, FORWARD, Layout, PlacedBatch, SlotTopology
-
-Rows = HostRows | PinnedRows
+from weft.strategies.tables import Grads, Rows, Table, deposit, read
 
 
 class Host(Protocol):
@@ -35,45 +33,7 @@ class Host(Protocol):
     dtype: torch.dtype
 
     def batches(self, hop: int) -> Sequence[PlacedBatch]: ...
-    def keeps(self, part: Part) -> bool: ...
     def ahead(self, items: Iterable[Any], load: Callable[[Any], Any]) -> Iterator[tuple[Any, Any]]: ...
-
-
-@dataclass(kw_only=True)
-class Table:
-    """What a pause left on the host, and what its answers are.
-
-    arrays: by port. shared, note, learn: of the pause. answer: the rows of it, where they are kept. total: one for all.
-    between: of several steps, what each but the first had for x or h.
-    """
-
-    part: Part
-    arrays: list[Rows]
-    shared: dict[str, Tensor] = field(default_factory=dict)
-    note: Any = None
-    learn: Callable[[Tensor], None] | None = None
-    answer: Rows | None = None
-    total: Tensor | None = None
-    between: list[Rows] = field(default_factory=list)
-
-
-@dataclass(kw_only=True)
-class Grads:
-    """The gradients of what a pause left: of its ports, of what all rows share, and of its total."""
-
-    ports: dict[int, Any] = field(default_factory=dict)
-    shared: dict[str, Tensor] = field(default_factory=dict)
-    total: Tensor | None = None
-
-    def add_shared(self, name: str, grad: Tensor | None) -> None:
-        """Adds to the gradient of a tensor that all rows share."""
-        if grad is not None:
-            self.shared[name] = self.shared[name] + grad if name in self.shared else grad
-
-    def add_total(self, grad: Tensor | None) -> None:
-        """Adds to the gradient of the total."""
-        if grad is not None:
-            self.total = grad if self.total is None else self.total + grad
 
 
 @dataclass(kw_only=True)
@@ -118,8 +78,7 @@ def layout_of(question: Question) -> Layout:
     """How a batch's edges are to stand for a question."""
     if isinstance(question, WholeLayer):
         return "whole"
-    looped = question.loops or (isinstance(question, Propagation) and question.norm == "gcn")
-    return "looped" if looped else "plain"
+    return "looped" if question.loops else "plain"
 
 
 class ChunkView(GraphView):
@@ -390,15 +349,3 @@ class Products:
 def reads_values(part: Part, step: int, *, kept: bool) -> bool:
     """Whether the backward pass over a step reads the rows at its sources."""
     return not part.linear or (step == part.steps - 1 and part.needs_answer and not kept)
-
-
-def read(rows: Rows, span: slice, device: torch.device) -> Tensor:
-    """A range of rows, on the device."""
-    return rows.read(span.start, span.stop).to(device, non_blocking=True)
-
-
-def deposit(into: Rows, span: slice, grad: Tensor, meter: Any) -> None:
-    """Adds the gradients of a range of rows to those on the host."""
-    rows = torch.arange(span.start, span.stop)
-    into.add(rows, grad.contiguous(), torch.arange(len(rows)))
-    meter.transfer("gradients", 0, grad.nbytes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from weft.core.errors import InputError
 from weft.core.savings import Savings
 from weft.data import Adjacency, Graph
 from weft.nn import GraphView, Inputs, Topology, UnitCost
-from weft.nn.phases import PairAttention, Pause, Propagation, Question, Resumed, Total
+from weft.nn.phases import PairAttention, Pause, Phased, Propagation, Question, Resumed, Total
 from weft.strategies.typed import is_embedded, typed_rows
 
 FEW = 5  # rows that a program is found out with
@@ -55,16 +55,11 @@ class RowsView(GraphView):
         return self.embedded(weight)
 
 
-class Port(tuple[int, bool]):
+class Port(NamedTuple):
     """Rows that a pause leaves on the host: their width, and whether they want a gradient."""
 
-    @property
-    def width(self) -> int:
-        return self[0]
-
-    @property
-    def differentiable(self) -> bool:
-        return self[1]
+    width: int
+    differentiable: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +157,7 @@ class Rehearsal:
             model.train(before)
 
     def _run(self) -> Program:
-        model = cast(Any, self.model)
+        model = cast(Phased, self.model)
         inputs = Inputs(rows=self.x, savings=self.savings, typed=self.typed)
         ids = torch.arange(len(self.x), device=self.device)
         views = [
@@ -184,7 +179,7 @@ class Rehearsal:
             if not isinstance(reached, Pause):
                 parts.append(last_part(reached, calls, hop))
                 return Program(parts=tuple(parts), num_hops=hop)
-            part, resumed = self._pause(settled(reached), calls, hop, views, constant=still and not parts)
+            part, resumed = self._pause(logits_apart(reached), calls, hop, views, constant=still and not parts)
             still = part.constant
             parts.append(part)
             hop += part.steps if part.is_product else 0
@@ -209,7 +204,7 @@ class Rehearsal:
         part = Part(
             pause=without_graph(pause),
             calls=calls,
-            ports=tuple(Port((one.shape[1], one.requires_grad)) for one in found),
+            ports=tuple(Port(one.shape[1], one.requires_grad) for one in found),
             sources=places(sources, found),
             targets=places(targets, found),
             rows=places(pause.rows, found),
@@ -255,7 +250,7 @@ def last_part(logits: Tensor, calls: tuple[int, ...], hop: int) -> Part:
     return Part(
         pause=None,
         calls=calls,
-        ports=(Port((logits.shape[1], logits.requires_grad)),),
+        ports=(Port(logits.shape[1], logits.requires_grad),),
         sources={},
         targets={},
         rows={},
@@ -267,7 +262,7 @@ def last_part(logits: Tensor, calls: tuple[int, ...], hop: int) -> Part:
     )
 
 
-def settled(pause: Pause) -> Pause:
+def logits_apart(pause: Pause) -> Pause:
     """The same pause, whose question says of several steps what its logits are made of."""
     question = pause.question
     if pause.steps > 1 and isinstance(question, PairAttention) and question.left is None:

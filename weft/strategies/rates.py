@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import torch
 
 from weft.comm import Group
 from weft.core.host import host_rows
 from weft.partition import Rates
+from weft.strategies.probe import least_seconds
 
-ROWS, WIDTH, TRIES = 1 << 14, 64, 3
+ROWS, WIDTH = 1 << 14, 64
 
 
 def measured_rates(group: Group) -> Rates:
@@ -21,23 +19,12 @@ def measured_rates(group: Group) -> Rates:
     every = torch.arange(ROWS)
     counts = [ROWS * WIDTH // group.size] * group.size
     some = buffer.view(-1)[: sum(counts)]
-    found = (
-        rate(group, lambda: rows.gather(every, buffer, every)),
-        rate(group, lambda: group.all_to_all(some, counts, counts, tag="probe")),
-        rate(group, lambda: buffer.index_select(0, every.to(group.device))),
+    moves = (
+        lambda: rows.gather(every, buffer, every),
+        lambda: group.all_to_all(some, counts, counts, tag="probe"),
+        lambda: buffer.index_select(0, every.to(group.device)),
     )
+    found = [ROWS / least_seconds(move, group) for move in moves]
     rows.close()
     slowest = [min(each) for each in zip(*(one["rates"] for one in group.share({"rates": found})), strict=True)]
     return Rates(*slowest)
-
-
-def rate(group: Group, move: Callable[[], object]) -> float:
-    """Rows a second of what moves all of them, the best of some tries."""
-    best = float("inf")
-    for _ in range(TRIES):
-        group.synchronize()
-        start = time.perf_counter()
-        move()
-        group.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return ROWS / best

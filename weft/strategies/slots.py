@@ -36,6 +36,8 @@ class SlotTopology(SubTopology):
     loops that were missing; None: loops are no edges.
     """
 
+    targets: Tensor
+
     def __init__(
         self,
         adjacency: Adjacency,
@@ -46,7 +48,7 @@ class SlotTopology(SubTopology):
         looped: Tensor | None,
     ) -> None:
         super().__init__(adjacency, sources, targets, whole)
-        self.vertices, self.edge_ids, self.looped = targets, edge_ids, looped
+        self.edge_ids, self.looped = edge_ids, looped
         self.num_relations = whole.num_relations
 
     @cached_property
@@ -60,7 +62,7 @@ class SlotTopology(SubTopology):
 
     @cached_property
     def loop(self) -> Tensor | None:  # type: ignore[override]
-        return None if self.looped is not None else self.whole.loop[self.vertices].to(self.adjacency.device)
+        return None if self.looped is not None else super().loop
 
     @cached_property
     def known_edges(self) -> EdgeFeatures | None:
@@ -70,7 +72,7 @@ class SlotTopology(SubTopology):
         features = self.edge_features.new_empty(self.adjacency.num_edges, self.edge_features.shape[1])
         missing = self.looped < 0
         features[~missing] = self.edge_features
-        features[missing] = known.loops[self.vertices[self.whole.loop[self.vertices]]]
+        features[missing] = known.loops[self.targets[self.whole.loop[self.targets]]]
         return EdgeFeatures(features)
 
     def _scale(self, product: Product, dtype: torch.dtype) -> Scale:
@@ -91,7 +93,7 @@ class Edges:
 
 
 class PlacedBatch:
-    """A batch, its index sets and edges in a spool. rows: int64, the vertex of each source number of the hop."""
+    """A batch, its index sets and edges in a spool. vertices: int64, that of each source number of the hop."""
 
     def __init__(
         self, batch: Batch, hop: Hop, vertices: Tensor, whole: Topology, layouts: Iterable[Layout], spool: Spool
@@ -100,7 +102,7 @@ class PlacedBatch:
         self.whole, self.spool, self.num_slots = whole, spool, len(batch.held)
         self.fetch_counts, self.serve_counts = batch.fetch_counts, batch.serve_counts
         self.give_counts, self.take_counts = batch.give_counts, batch.take_counts
-        self.num_loaded, self.num_flushed = len(batch.load), len(batch.flush)
+        self.num_loaded = len(batch.load)
         ids = vertices[batch.held.clamp(min=0)]
         narrow = id_dtype(len(whole.ids))
         self._sources, self._targets = spool.put(ids.to(narrow)), spool.put(vertices[self.targets].to(narrow))
@@ -160,9 +162,9 @@ class PlacedBatch:
             indices = torch.where(its_own, number - first, indices + (end - first)).to(indices.dtype)
             num_sources += end - first
         if layout == "looped":
-            vertices = self.spool.get(self._targets).long()
-            indptr, looped = with_loops(indptr, self.whole.loop.cpu()[vertices])
-            own = batch.own_slots[self.whole.loop.cpu()[vertices]].to(indices.dtype)
+            missing = self.whole.loop.cpu()[self.spool.get(self._targets).long()]
+            indptr, looped = with_loops(indptr, missing)
+            own = batch.own_slots[missing].to(indices.dtype)
             indices = spread(indices, looped, own)
             weight = None if weight is None else spread(weight, looped, weight.new_ones(len(own)))
         adjacency = Adjacency(indptr=indptr, indices=indices, num_sources=num_sources, weight=weight)

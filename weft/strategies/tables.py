@@ -1,0 +1,65 @@
+"""What a pass of offload has on the host: the rows that pauses left, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core.host import HostRows, PinnedRows
+from weft.core.meter import Meter
+from weft.strategies.program import Part
+
+Rows = HostRows | PinnedRows
+
+
+@dataclass(kw_only=True)
+class Table:
+    """What a pause left on the host, and what its answers are.
+
+    arrays: by port. shared, note, learn: of the pause. answer: the rows of it, where they are kept. total: one for all.
+    between: of several steps, what each but the first had for x or h.
+    """
+
+    part: Part
+    arrays: list[Rows]
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    note: Any = None
+    learn: Callable[[Tensor], None] | None = None
+    answer: Rows | None = None
+    total: Tensor | None = None
+    between: list[Rows] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Grads:
+    """The gradients of what a pause left: of its ports, of what all rows share, and of its total."""
+
+    ports: dict[int, Any] = field(default_factory=dict)
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    total: Tensor | None = None
+
+    def add_shared(self, name: str, grad: Tensor | None) -> None:
+        """Adds to the gradient of a tensor that all rows share."""
+        if grad is not None:
+            self.shared[name] = self.shared[name] + grad if name in self.shared else grad
+
+    def add_total(self, grad: Tensor | None) -> None:
+        """Adds to the gradient of the total."""
+        if grad is not None:
+            self.total = grad if self.total is None else self.total + grad
+
+
+def read(rows: Rows, span: slice, device: torch.device) -> Tensor:
+    """A range of rows, on the device."""
+    return rows.read(span.start, span.stop).to(device, non_blocking=True)
+
+
+def deposit(into: Rows, span: slice, grad: Tensor, meter: Meter) -> None:
+    """Adds the gradients of a range of rows to those on the host."""
+    rows = torch.arange(span.start, span.stop)
+    into.add(rows, grad.contiguous(), torch.arange(len(rows)))
+    meter.transfer("gradients", 0, grad.nbytes)
