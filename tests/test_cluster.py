@@ -16,8 +16,9 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 TRAIN = ["-m", "weft", "train", "digits", "--decoupled", "--strategy", "tensor", "--epochs", "2", "--out"]
 OWNER = """
-import subprocess
+import signal, subprocess
 from cluster import Cluster
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 with Cluster(ranks=1, rate="1mbit") as cluster:
     with subprocess.Popen(["ip", "netns", "exec", cluster.members[0], "sh", "-c", "echo $$; sleep 600"]):
         pass
