@@ -47,15 +47,21 @@ void bind_file_rows(nb::module_& module) {
   module.def(
       "add_file_rows",
       [](int file, ConstArray<int64_t, 1> rows, ConstArray<int64_t, 1> places, ConstArray<T, 2> values,
-         int num_threads) {
+         int64_t num_rows, int64_t block_rows, Array<uint8_t, 1> cleared, int num_threads) {
         require_rows(rows, places, values.shape(0));
-        require(num_threads >= 1, "num_threads must not be below 1");
+        require(num_threads >= 1 && block_rows >= 1, "num_threads and block_rows must not be below 1");
+        require(static_cast<int64_t>(cleared.shape(0)) == (num_rows + block_rows - 1) / block_rows,
+                "cleared must have a number for each block");
+        const size_t count = rows.shape(0);
+        require(count == 0 || rows.data()[count - 1] < num_rows, "rows must lie within the file");
         without_lock([&] {
-          return add_file_rows(file, rows.data(), places.data(), static_cast<int64_t>(rows.shape(0)),
-                               static_cast<int64_t>(values.shape(1)), values.data(), num_threads);
+          return add_file_rows(file, rows.data(), places.data(), static_cast<int64_t>(count),
+                               static_cast<int64_t>(values.shape(1)), values.data(),
+                               Blocks{num_rows, block_rows, cleared.data()}, num_threads);
         });
       },
-      "file"_a, "rows"_a.noconvert(), "places"_a.noconvert(), "values"_a.noconvert(), "num_threads"_a);
+      "file"_a, "rows"_a.noconvert(), "places"_a.noconvert(), "values"_a.noconvert(), "num_rows"_a, "block_rows"_a,
+      "cleared"_a.noconvert(), "num_threads"_a);
 }
 
 }  // namespace
@@ -81,9 +87,6 @@ void bind_host(nb::module_& module) {
         });
       },
       "file"_a, "offset"_a, "bytes"_a.noconvert());
-  module.def(
-      "zero_bytes", [](int file, int64_t num_bytes) { without_lock([=] { return zero_bytes(file, num_bytes); }); },
-      "file"_a, "num_bytes"_a);
   module.def(
       "release_pages",
       [](uintptr_t address, int64_t num_bytes) { without_lock([=] { return release_pages(address, num_bytes); }); },

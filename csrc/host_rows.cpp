@@ -1,6 +1,5 @@
 #include "host_rows.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -11,7 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <new>
-#include <vector>
 
 namespace weft {
 namespace {
@@ -54,33 +52,37 @@ int in_pieces(int64_t num_bytes, int num_threads, Move move) {
   return failure;
 }
 
-// Calls work(first, stop, buffer) for ranges of `rows` that lie so near in the file that they are moved at once.
+// Calls work(piece, buffer) for pieces [first, end) until one fails; each thread has a buffer of `size` numbers.
 template <class T, class Work>
-int in_spans(const int64_t* rows, int64_t num_rows, int64_t width, int num_threads, Work work) {
-  const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));
-  if (num_rows == 0 || row_bytes == 0) return 0;
-  const int64_t at_once = std::max<int64_t>(1, kSpanBytes / row_bytes);
-  const int64_t buffer_rows = std::min(at_once, rows[num_rows - 1] - rows[0] + 1);
-  const int64_t num_chunks = (num_rows + at_once - 1) / at_once;
+int with_buffers(int64_t first, int64_t end, int64_t size, int num_threads, Work work) {
   std::atomic<int> failure{0};
-#pragma omp parallel num_threads(static_cast<int>(std::min<int64_t>(num_threads, num_chunks)))
+#pragma omp parallel num_threads(static_cast<int>(std::min<int64_t>(num_threads, end - first)))
   {
-    const std::unique_ptr<T[]> buffer(new (std::nothrow) T[buffer_rows * width]);
+    const std::unique_ptr<T[]> buffer(new (std::nothrow) T[size]);
     if (!buffer) failure = ENOMEM;
 #pragma omp for schedule(dynamic)
-    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-      const int64_t end = std::min(num_rows, (chunk + 1) * at_once);
-      for (int64_t first = chunk * at_once, stop; first < end && failure == 0; first = stop) {
-        stop = first + 1;
-        while (stop < end && (rows[stop] - rows[stop - 1] - 1) * row_bytes <= kGapBytes &&
-               rows[stop] - rows[first] < at_once) {
-          ++stop;
-        }
-        if (const int error = work(first, stop, buffer.get())) failure = error;
-      }
+    for (int64_t piece = first; piece < end; ++piece) {
+      if (failure != 0) continue;
+      if (const int error = work(piece, buffer.get())) failure = error;
     }
   }
   return failure;
+}
+
+// Reads rows [begin, end), those of cleared blocks as zeros.
+int read_rows(int file, int64_t begin, int64_t end, int64_t row_bytes, const Blocks& blocks, char* to) {
+  for (int64_t row = begin, next; row < end; row = next) {
+    const bool cleared = blocks.is_cleared(row);
+    for (next = row; next < end && blocks.is_cleared(next) == cleared;) next = blocks.end_of(next);
+    next = std::min(next, end);
+    char* const at = to + (row - begin) * row_bytes;
+    if (cleared) {
+      std::memset(at, 0, (next - row) * row_bytes);
+    } else if (const int error = read_all(file, row * row_bytes, (next - row) * row_bytes, at)) {
+      return error;
+    }
+  }
+  return 0;
 }
 
 bool is_run(const int64_t* ids, int64_t first, int64_t stop) {
@@ -103,16 +105,6 @@ int write_bytes(int file, int64_t offset, int64_t num_bytes, const char* from) {
   return write_all(file, offset, num_bytes, from);
 }
 
-int zero_bytes(int file, int64_t num_bytes) {
-#ifdef FALLOC_FL_ZERO_RANGE
-  if (num_bytes == 0 || fallocate(file, FALLOC_FL_ZERO_RANGE, 0, num_bytes) == 0) return 0;
-#endif
-  const std::vector<char> zeros(std::min(num_bytes, kSpanBytes));
-  return in_pieces(num_bytes, 1, [&](int64_t first, int64_t count) {
-    return write_all(file, first, count, zeros.data());
-  });
-}
-
 int release_pages(uintptr_t address, int64_t num_bytes) {
   const uintptr_t before = address % static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const int result = madvise(reinterpret_cast<void*>(address - before), num_bytes + before, MADV_DONTNEED);
@@ -123,14 +115,26 @@ template <class T>
 int gather_file_rows(int file, const int64_t* rows, const int64_t* places, int64_t num_rows, int64_t width, T* out,
                      int num_threads) {
   const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));
-  return in_spans<T>(rows, num_rows, width, num_threads, [=](int64_t first, int64_t stop, T* buffer) {
-    const int64_t span_bytes = (rows[stop - 1] - rows[first] + 1) * row_bytes;
-    const bool straight = is_run(rows, first, stop) && is_run(places, first, stop);
-    T* to = straight ? out + places[first] * width : buffer;
-    const int error = read_all(file, rows[first] * row_bytes, span_bytes, reinterpret_cast<char*>(to));
-    if (error != 0 || straight) return error;
-    for (int64_t i = first; i < stop; ++i) {
-      std::memcpy(out + places[i] * width, buffer + (rows[i] - rows[first]) * width, row_bytes);
+  if (num_rows == 0 || row_bytes == 0) return 0;
+  const int64_t at_once = std::max<int64_t>(1, kSpanBytes / row_bytes), num_pieces = (num_rows + at_once - 1) / at_once;
+  const int64_t buffer_rows = std::min(at_once, rows[num_rows - 1] - rows[0] + 1);
+  return with_buffers<T>(0, num_pieces, buffer_rows * width, num_threads, [=](int64_t piece, T* buffer) {
+    const int64_t end = std::min(num_rows, (piece + 1) * at_once);
+    for (int64_t first = piece * at_once, stop; first < end; first = stop) {
+      stop = first + 1;
+      while (stop < end && (rows[stop] - rows[stop - 1] - 1) * row_bytes <= kGapBytes &&
+             rows[stop] - rows[first] < at_once) {
+        ++stop;
+      }
+      const bool straight = is_run(rows, first, stop) && is_run(places, first, stop);
+      T* to = straight ? out + places[first] * width : buffer;
+      const int64_t span_bytes = (rows[stop - 1] - rows[first] + 1) * row_bytes;
+      if (const int error = read_all(file, rows[first] * row_bytes, span_bytes, reinterpret_cast<char*>(to))) {
+        return error;
+      }
+      for (int64_t i = first; i < stop && !straight; ++i) {
+        std::memcpy(out + places[i] * width, buffer + (rows[i] - rows[first]) * width, row_bytes);
+      }
     }
     return 0;
   });
@@ -138,26 +142,39 @@ int gather_file_rows(int file, const int64_t* rows, const int64_t* places, int64
 
 template <class T>
 int add_file_rows(int file, const int64_t* rows, const int64_t* places, int64_t num_rows, int64_t width,
-                  const T* values, int num_threads) {
+                  const T* values, Blocks blocks, int num_threads) {
   const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));
+  if (num_rows == 0 || row_bytes == 0) return 0;
+  const int64_t at_once = std::max<int64_t>(1, kSpanBytes / (blocks.size * row_bytes)) * blocks.size;
+  const int64_t first_piece = rows[0] / at_once, end_piece = rows[num_rows - 1] / at_once + 1;
+  const int64_t buffer_size = std::min(at_once, blocks.num_rows) * width;
   std::mutex writes;  // the system locks a file for each write, and spins
-  return in_spans<T>(rows, num_rows, width, num_threads, [&, row_bytes](int64_t first, int64_t stop, T* buffer) {
-    const int64_t offset = rows[first] * row_bytes, span_bytes = (rows[stop - 1] - rows[first] + 1) * row_bytes;
-    char* bytes = reinterpret_cast<char*>(buffer);
-    if (const int error = read_all(file, offset, span_bytes, bytes)) return error;
-    for (int64_t i = first; i < stop; ++i) {
-      T* to = buffer + (rows[i] - rows[first]) * width;
-      const T* from = values + places[i] * width;
-      for (int64_t column = 0; column < width; ++column) to[column] += from[column];
+  return with_buffers<T>(first_piece, end_piece, buffer_size, num_threads, [&](int64_t piece, T* buffer) {
+    const int64_t* const last = std::lower_bound(rows, rows + num_rows, (piece + 1) * at_once);
+    const int64_t* stop;
+    for (const int64_t* first = std::lower_bound(rows, rows + num_rows, piece * at_once); first < last; first = stop) {
+      stop = first + 1;
+      while (stop < last && blocks.of(*stop) - blocks.of(stop[-1]) <= 1) ++stop;
+      const int64_t begin = blocks.is_cleared(*first) ? blocks.of(*first) * blocks.size : *first;
+      const int64_t end = blocks.is_cleared(stop[-1]) ? blocks.end_of(stop[-1]) : stop[-1] + 1;
+      char* const bytes = reinterpret_cast<char*>(buffer);
+      if (const int error = read_rows(file, begin, end, row_bytes, blocks, bytes)) return error;
+      for (const int64_t* row = first; row < stop; ++row) {
+        T* to = buffer + (*row - begin) * width;
+        const T* from = values + places[row - rows] * width;
+        for (int64_t column = 0; column < width; ++column) to[column] += from[column];
+      }
+      const std::lock_guard<std::mutex> lock(writes);
+      if (const int error = write_all(file, begin * row_bytes, (end - begin) * row_bytes, bytes)) return error;
+      std::fill(blocks.cleared + blocks.of(begin), blocks.cleared + blocks.of(end - 1) + 1, uint8_t{0});
     }
-    const std::lock_guard<std::mutex> lock(writes);
-    return write_all(file, offset, span_bytes, bytes);
+    return 0;
   });
 }
 
 #define WEFT_INSTANTIATE(T)                                                                                      \
   template int gather_file_rows(int, const int64_t*, const int64_t*, int64_t, int64_t, T*, int);                \
-  template int add_file_rows(int, const int64_t*, const int64_t*, int64_t, int64_t, const T*, int);
+  template int add_file_rows(int, const int64_t*, const int64_t*, int64_t, int64_t, const T*, Blocks, int);
 WEFT_INSTANTIATE(float)
 WEFT_INSTANTIATE(double)
 

@@ -82,6 +82,37 @@ def test_equals_a_tensor(make: Make, dtype: torch.dtype, num_rows: int, width: i
     assert torch.equal(rows.read(0, num_rows), torch.zeros_like(plain))
 
 
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("num_rows", "width"), [(5000, 7), (20011, 65), (3, 9001)])
+def test_cleared_rows_are_zero_whatever_follows(make: Make, num_rows: int, width: int) -> None:
+    """They are kept as such, and written where something is added or asked for."""
+    random = torch.Generator().manual_seed(num_rows)
+    plain = torch.randn(num_rows, width, generator=random)
+    rows = make(num_rows, width, torch.float32)
+    rows.write(0, plain)
+    for turn in range(40):
+        if turn % 5 == 0:
+            rows.clear()
+            plain.zero_()
+        first, end = sorted(torch.randint(num_rows + 1, (2,), generator=random).tolist())
+        chosen = torch.rand(end - first, generator=random).topk((end - first) // (1 + turn % 7)).indices.sort().values
+        chosen += first
+        added = torch.randn(len(chosen), width, generator=random)
+        what = turn % 4
+        if what == 0:
+            rows.add(chosen, added, torch.arange(len(chosen)))
+            plain[chosen] += added
+        elif what == 1:
+            rows.write(first, torch.ones(end - first, width))
+            plain[first:end] = 1
+        elif what == 2:
+            assert torch.equal(rows.read(first, end), plain[first:end])
+        else:
+            rows.gather(chosen, added, torch.arange(len(chosen)))
+            assert torch.equal(added, plain[chosen])
+    assert torch.equal(rows.tensor(), plain)
+
+
 def test_a_tensor_shares_the_file_and_outlives_the_rows(tmp_path: Path) -> None:
     rows = HostRows(100, 3, torch.float32, tmp_path)
     whole = rows.tensor()

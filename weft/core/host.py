@@ -19,6 +19,7 @@ from weft.core import native
 from weft.core.errors import InputError, RunError
 
 SPOOL_STEP = 1 << 24  # bytes by which a spool's file grows at least
+BLOCK_BYTES = 1 << 14  # of rows that are cleared as one
 
 _mapped: set[StorageWeakRef] = set()
 """The storages that `release` may take pages of: a weak reference keeps a storage's identity from being used again."""
@@ -154,6 +155,8 @@ class HostRows:
         self.num_rows, self.width, self.dtype = num_rows, width, dtype
         self.num_bytes = num_rows * width * dtype.itemsize
         self._file = _File(self.num_bytes, folder)
+        self._block = max(1, BLOCK_BYTES // max(1, width * dtype.itemsize))
+        self._cleared = torch.zeros(-(-num_rows // self._block), dtype=torch.uint8)  # what the file has there is void
 
     def read(self, first: int, end: int, out: Tensor | None = None) -> Tensor:
         """A copy of the rows [end - first, F] from `first` on, in `out` if given: fresh memory costs more."""
@@ -161,6 +164,7 @@ class HostRows:
         out = torch.empty(end - first, self.width, dtype=self.dtype) if out is None else out
         assert out.shape == (end - first, self.width)
         assert out.dtype == self.dtype
+        self._settle(first, end)
         return self._file.read(first * self.width * self.dtype.itemsize, out)
 
     def write(self, first: int, rows: Tensor) -> None:
@@ -168,11 +172,15 @@ class HostRows:
         assert first >= 0
         assert first + len(rows) <= self.num_rows
         assert rows.shape[1:] == (self.width,)
+        end, block = first + len(rows), self._block
+        self._cleared[-(-first // block) : len(self._cleared) if end == self.num_rows else end // block] = 0
+        self._settle(first, end)
         self._file.write(first * self.width * self.dtype.itemsize, rows.detach().to("cpu", self.dtype))
 
     def gather(self, rows: Tensor, out: Tensor, places: Tensor) -> None:
         """`out[places[i]] = self[rows[i]]`; rows int64 [c], ascending and distinct; out [K, F] contiguous."""
         self._check(rows, out)
+        self._settle(0, self.num_rows)
         if out.device.type == "cpu":
             with self._file:
                 native.gather_file_rows(self._file.handle, rows, places, out)
@@ -187,22 +195,41 @@ class HostRows:
         if values.device.type != "cpu":
             values, places = values.index_select(0, places.to(values.device)).to("cpu"), torch.arange(len(rows))
         with self._file:
-            native.add_file_rows(self._file.handle, rows, places, values)
+            native.add_file_rows(
+                self._file.handle,
+                rows,
+                places,
+                values,
+                num_rows=self.num_rows,
+                block_rows=self._block,
+                cleared=self._cleared,
+            )
 
     def clear(self) -> None:
-        """Makes all rows zero."""
-        with self._file:
-            native.zero_bytes(self._file.handle, self.num_bytes)
+        """Makes all rows zero, without a word to the file: what is added to them is written there, and not read."""
+        self._cleared.fill_(1)
 
     def tensor(self) -> Tensor:
         """All rows [n, F] as a tensor that is mapped: it shares them, and keeps them when this object is gone."""
         if not self.num_bytes:
             return torch.empty(self.num_rows, self.width, dtype=self.dtype)
+        self._settle(0, self.num_rows)
         return self._file.tensor(self.num_rows, self.width, dtype=self.dtype)
 
     def close(self) -> None:
         """Gives the space back, unless a tensor shares it."""
         self._file.close()
+
+    def _settle(self, first: int, end: int) -> None:
+        """Writes the zeros of blocks that were cleared, in which some of these rows are."""
+        cleared = self._cleared[first // self._block : -(-end // self._block)]
+        if not cleared.any():
+            return
+        for block in (cleared.nonzero()[:, 0] + first // self._block).tolist():
+            begin, stop = block * self._block, min((block + 1) * self._block, self.num_rows)
+            zeros = torch.zeros(stop - begin, self.width, dtype=self.dtype)
+            self._file.write(begin * self.width * self.dtype.itemsize, zeros)
+        cleared.zero_()
 
     def _check(self, rows: Tensor, table: Tensor) -> None:
         assert table.shape[1:] == (self.width,)

@@ -34,10 +34,9 @@ __all__ = [
     "release_pages",
     "transpose",
     "write_bytes",
-    "zero_bytes",
 ]
 
-release_pages, zero_bytes = _native.release_pages, _native.zero_bytes
+release_pages = _native.release_pages
 
 
 def id_dtype(count: int) -> torch.dtype:
@@ -253,13 +252,26 @@ def gather_file_rows(file: int, rows: Tensor, places: Tensor, out: Tensor, num_t
     _native.gather_file_rows(file, rows.contiguous(), places.contiguous(), out, threads)
 
 
-def add_file_rows(file: int, rows: Tensor, places: Tensor, values: Tensor, num_threads: int | None = None) -> None:
+def add_file_rows(
+    file: int,
+    rows: Tensor,
+    places: Tensor,
+    values: Tensor,
+    *,
+    num_rows: int,
+    block_rows: int,
+    cleared: Tensor,
+    num_threads: int | None = None,
+) -> None:
     """A file's `rows[i] += values[places[i]]`: int64, ascending and distinct; values [K, F]. Tensors on the CPU.
 
-    OSError. Nobody else may write to the file meanwhile.
+    The file has `num_rows` rows in blocks of `block_rows`; those of a block that is cleared (uint8 by block) are zero,
+    whatever the file has there. What was added to is cleared no more. OSError. Nobody else may write to the file
+    meanwhile.
     """
     threads = num_threads or torch.get_num_threads()
-    _native.add_file_rows(file, rows.contiguous(), places.contiguous(), values.contiguous(), threads)
+    known = rows.contiguous(), places.contiguous(), values.contiguous()
+    _native.add_file_rows(file, *known, num_rows, block_rows, cleared, threads)
 
 
 def read_bytes(file: int, offset: int, out: Tensor, num_threads: int | None = None) -> None:
