@@ -1,9 +1,13 @@
 """Sums, maxima and attention over in-edges, and keyed dropout: differentiable, on whatever device the tensors are."""
 
+from weft.kernels.backend import Attention as Attention
+from weft.kernels.backend import AttentionInputs as AttentionInputs
 from weft.kernels.backend import EdgeFeatures as EdgeFeatures
 from weft.kernels.backend import Scale as Scale
 from weft.kernels.ops import attend as attend
 from weft.kernels.ops import attend_edges as attend_edges
+from weft.kernels.ops import attend_keeping as attend_keeping
+from weft.kernels.ops import attend_transposed as attend_transposed
 from weft.kernels.ops import keyed_dropout as keyed_dropout
 from weft.kernels.ops import pair_logits as pair_logits
 from weft.kernels.ops import spmm as spmm

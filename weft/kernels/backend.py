@@ -66,6 +66,21 @@ class PairGrads(NamedTuple):
     edge_map: Tensor | None  # [K, W]
 
 
+class AttentionInputs(NamedTuple):
+    """What an attention read and made; h and y are asked for only where the logits need a gradient."""
+
+    h: Tensor | None  # [s, f]
+    logit_src: Tensor  # [s, H]
+    logit_dst: Tensor  # [n, H]
+    y: Tensor | None  # [n, f]
+
+    def between(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        """h, some rows, y."""
+        assert self.h is not None
+        assert self.y is not None
+        return [self.h, *rows, self.y]
+
+
 class LogitGrads(NamedTuple):
     source: Tensor  # [s, H]
     target: Tensor  # [n, H]
@@ -91,13 +106,20 @@ class Backend(Protocol):
     def attend(
         self, over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, needs_logits: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """h [s, f] -> y [n, f], and what `attend_backward` will want; more of it if the logits need a gradient."""
+        """h [s, f] -> y [n, f], and rows [n, .] for `attend_backward`; more of them if the logits need a gradient."""
         ...
 
     def attend_backward(
-        self, over: Attention, saved: Sequence[Tensor], grad_y: Tensor, *, needs_h: bool, needs_logits: bool
+        self,
+        over: Attention,
+        inputs: AttentionInputs,
+        kept: Sequence[Tensor],
+        grad_y: Tensor,
+        *,
+        needs_h: bool,
+        needs_logits: bool,
     ) -> tuple[Tensor | None, LogitGrads | None]:
-        """Gradients of h [s, f] and of the logits, None where not needed."""
+        """Gradients of h [s, f] and of the logits, None where not needed; kept: as `attend` gave it."""
         ...
 
     def pair_logits(

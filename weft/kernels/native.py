@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.core.native import _native
 from weft.data.adjacency import Adjacency
-from weft.kernels.backend import Attention, LogitGrads, PairGrads, Pairs, Scale
+from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, PairGrads, Pairs, Scale
 
 
 def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
@@ -53,8 +53,10 @@ def attend(
     bounds = torch.tensor(over.bounds)
     lse = torch.empty_like(logit_dst)
     share = torch.empty_like(logit_dst) if needs_logits else None
-    y, kept = h, [h]
+    y, kept = h, list[Tensor]()
     for step in range(over.steps):
+        if needs_logits and step:
+            kept.append(y)
         h, y = y, h.new_empty(adj.num_targets, h.shape[1])
         plus = torch.empty_like(y) if needs_logits else None
         _native.attend(
@@ -74,28 +76,33 @@ def attend(
             threads,
         )
         if plus is not None:
-            kept += [plus, y]
-    if share is None:
-        return y, (logit_src, logit_dst, lse)
-    return y, (logit_src, logit_dst, lse, share, *kept)
+            kept.append(plus)
+    return y, (lse, *kept) if share is None else (lse, share, *kept)
 
 
 def attend_backward(
-    over: Attention, saved: Sequence[Tensor], grad_y: Tensor, *, needs_h: bool, needs_logits: bool
+    over: Attention,
+    inputs: AttentionInputs,
+    kept: Sequence[Tensor],
+    grad_y: Tensor,
+    *,
+    needs_h: bool,
+    needs_logits: bool,
 ) -> tuple[Tensor | None, LogitGrads | None]:
-    """The steps from last to first; `kept` is h, then of each step the part with positive arguments and the result."""
+    """The steps from last to first; kept: of each one the part with positive arguments, and the result but the last."""
     adj, threads = over.adj, torch.get_num_threads()
     edges, bounds = adj.transpose, torch.tensor(over.bounds)
-    logit_src, logit_dst, lse, *kept = saved
+    (_, logit_src, logit_dst, _), (lse, *rows) = inputs, kept
     stats = logit_dst.new_empty(adj.num_targets, 3, logit_dst.shape[1])
     grads = LogitGrads(torch.zeros_like(logit_src), torch.zeros_like(logit_dst)) if needs_logits else None
     grad_h: Tensor | None = None
     for step in reversed(range(over.steps)):
         if grads is None:
-            h = None
+            x = None
             _native.attend_stats(logit_dst, lse, bounds, over.slope, stats, None, None, None, None, None, threads)
         else:
-            share, h, plus, y = kept[0], *kept[2 * step + 1 : 2 * step + 4]
+            share, *between = rows
+            x, plus, y = inputs.between(between)[2 * step : 2 * step + 3]
             _native.attend_stats(
                 logit_dst, lse, bounds, over.slope, stats, grad_y, y, plus, share, grads.target, threads
             )
@@ -108,7 +115,7 @@ def attend_backward(
             over.loop,
             bounds,
             over.slope,
-            h,
+            x,
             grad_y,
             grad_h,
             None if grads is None else grads.source,

@@ -7,6 +7,7 @@ constants. Results have the same bits from run to run, whatever the number of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.data.adjacency import Adjacency
 from weft.kernels import native, torch_sparse
-from weft.kernels.backend import Attention, Backend, EdgeFeatures, Pairs, Scale
+from weft.kernels.backend import Attention, AttentionInputs, Backend, EdgeFeatures, LogitGrads, Pairs, Scale
 
 
 def backend_of(x: Tensor) -> Backend:
@@ -84,20 +85,36 @@ def attend(
         loop: bool [n]; where true, v has one more edge, from itself. Targets must then be the first n sources.
         steps: more than one asks for n = s.
     """
-    _check_rows("h", h, adj, adj.num_sources)
-    _check_rows("logit_src", logit_src, adj, adj.num_sources)
-    _check_rows("logit_dst", logit_dst, adj, adj.num_targets)
-    if not h.dtype == logit_src.dtype == logit_dst.dtype:
-        raise ValueError(f"h ({h.dtype}), logit_src ({logit_src.dtype}) and logit_dst ({logit_dst.dtype}) must agree")
-    if logit_src.shape[1] != logit_dst.shape[1]:
-        raise ValueError(f"logit_src has {logit_src.shape[1]} heads, logit_dst {logit_dst.shape[1]}: give as many")
-    _check_bounds(bounds, h.shape[1], logit_src.shape[1])
-    loop = _checked_loop(loop, adj)
-    _check_steps(steps, adj)
     over = Attention(adj=adj, bounds=bounds, loop=loop, slope=slope, steps=steps)
+    over = _checked_attention(over, h, logit_src, logit_dst)
     needs_logits = torch.is_grad_enabled() and (logit_src.requires_grad or logit_dst.requires_grad)
     y: Tensor = _Attend.apply(h, logit_src, logit_dst, backend_of(h), over, needs_logits)  # type: ignore[no-untyped-call]
     return y
+
+
+def attend_keeping(
+    over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """`attend` without autograd: y, and rows [n, .] that `attend_transposed` will want."""
+    over = _checked_attention(over, h, logit_src, logit_dst)
+    inputs = (tensor.detach().contiguous() for tensor in (h, logit_src, logit_dst))
+    return backend_of(h).attend(over, *inputs, needs_logits=True)
+
+
+def attend_transposed(
+    over: Attention, inputs: AttentionInputs, kept: Sequence[Tensor], grad_y: Tensor
+) -> tuple[Tensor, LogitGrads]:
+    """The gradients of attend's h and logits from that of its y [n, f], for whoever writes one themselves.
+
+    kept: as `attend_keeping` gave it.
+    """
+    _check_rows("grad_y", grad_y, over.adj, over.adj.num_targets)
+    grad_h, grads = backend_of(grad_y).attend_backward(
+        over, inputs, kept, grad_y.contiguous(), needs_h=True, needs_logits=True
+    )
+    assert grad_h is not None
+    assert grads is not None
+    return grad_h, grads
 
 
 def pair_logits(
@@ -219,19 +236,25 @@ class _Attend(torch.autograd.Function):
         ctx: Any, h: Tensor, logit_src: Tensor, logit_dst: Tensor, backend: Backend, over: Attention, needs_logits: bool
     ) -> Tensor:
         inputs = (tensor.detach().contiguous() for tensor in (h, logit_src, logit_dst))
-        y, saved = backend.attend(over, *inputs, needs_logits=needs_logits)
+        x, *logits = inputs
+        y, kept = backend.attend(over, x, *logits, needs_logits=needs_logits)
         ctx.args = backend, over
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(x if needs_logits else None, *logits, y if needs_logits else None, *kept)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         backend, over = ctx.args
-        saved = [tensor.detach() for tensor in ctx.saved_tensors]
+        saved = [None if tensor is None else tensor.detach() for tensor in ctx.saved_tensors]
         needs_h, needs_src, needs_dst = ctx.needs_input_grad[:3]
         grad_h, grads = backend.attend_backward(
-            over, saved, grad_y.contiguous(), needs_h=needs_h, needs_logits=needs_src or needs_dst
+            over,
+            AttentionInputs(*saved[:4]),  # type: ignore[arg-type]
+            saved[4:],
+            grad_y.contiguous(),
+            needs_h=needs_h,
+            needs_logits=needs_src or needs_dst,
         )
         logits = (None, None) if grads is None else grads
         return grad_h, *logits, None, None, None
@@ -313,6 +336,20 @@ def _check_rows(name: str, x: Tensor, adj: Adjacency, num_rows: int) -> None:
         raise ValueError(f"{name} ({x.dtype} {list(x.shape)}) must be float32 or float64 [{num_rows}, columns]")
     if x.device != adj.device:
         raise ValueError(f"{name} is on {x.device}, the edges on {adj.device}: use adj.to(...) once, beforehand")
+
+
+def _checked_attention(over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor) -> Attention:
+    adj = over.adj
+    _check_rows("h", h, adj, adj.num_sources)
+    _check_rows("logit_src", logit_src, adj, adj.num_sources)
+    _check_rows("logit_dst", logit_dst, adj, adj.num_targets)
+    if not h.dtype == logit_src.dtype == logit_dst.dtype:
+        raise ValueError(f"h ({h.dtype}), logit_src ({logit_src.dtype}) and logit_dst ({logit_dst.dtype}) must agree")
+    if logit_src.shape[1] != logit_dst.shape[1]:
+        raise ValueError(f"logit_src has {logit_src.shape[1]} heads, logit_dst {logit_dst.shape[1]}: give as many")
+    _check_bounds(over.bounds, h.shape[1], logit_src.shape[1])
+    _check_steps(over.steps, adj)
+    return replace(over, loop=_checked_loop(over.loop, adj))
 
 
 def _check_vector(name: str, vector: Tensor | None, x: Tensor, length: int) -> None:

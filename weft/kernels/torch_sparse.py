@@ -14,7 +14,7 @@ from torch.nn.functional import leaky_relu
 
 from weft.data.adjacency import Adjacency
 from weft.kernels import reference
-from weft.kernels.backend import Attention, LogitGrads, PairGrads, Pairs, Scale
+from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, PairGrads, Pairs, Scale
 
 MAX_GATHERED = 1 << 24  # numbers gathered by edge at a time: 64 MiB of float32
 
@@ -70,13 +70,19 @@ def attend(
     for _ in range(over.steps):
         h = _weighted_sum(over, adj.indptr, adj.indices, alpha, own_alpha, h, adj.num_targets)
         results.append(h)
-    return h, (logit_src, logit_dst, lse, *(results if needs_logits else ()))
+    return h, (lse, *(results[1:-1] if needs_logits else ()))
 
 
 def attend_backward(
-    over: Attention, saved: Sequence[Tensor], grad_y: Tensor, *, needs_h: bool, needs_logits: bool
+    over: Attention,
+    inputs: AttentionInputs,
+    kept: Sequence[Tensor],
+    grad_y: Tensor,
+    *,
+    needs_h: bool,
+    needs_logits: bool,
 ) -> tuple[Tensor | None, LogitGrads | None]:
-    logit_src, logit_dst, lse, *results = saved
+    (_, logit_src, logit_dst, _), (lse, *between) = inputs, kept
     adj, edges = over.adj, over.adj.transpose
     source, target = adj.edges()
     alpha, own_alpha = _weights(over, logit_src, logit_dst, lse)
@@ -85,7 +91,7 @@ def attend_backward(
     grad_h: Tensor | None = None
     for step in reversed(range(over.steps)):
         if needs_logits:
-            x, y = results[step : step + 2]
+            x, y = inputs.between(between)[step : step + 2]
             dots = _head_dots(over, grad_y, y)
             for block in _edge_blocks(adj, x.shape[1]):
                 grad_alpha[block] += _head_dots(over, grad_y[target[block]], x[source[block]]) - dots[target[block]]

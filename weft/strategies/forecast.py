@@ -75,7 +75,7 @@ def array_bytes(plan: Plan, moves: Moves) -> int:
             if before is not None and before.is_product and not before.constant:
                 tables[-1] += steps_of(own, before, pool)
                 if training and before.hop in plan.kept:
-                    tables[-1] += pool.take([(rows, before.width)])
+                    tables[-1] += pool.take((rows, width) for width in (before.width, *before.kept_widths))
             if part.constant:
                 table += steps_of(own, part, pool)
                 table += pool.take([(own.num_rows(part.hop + part.steps), part.width)])
@@ -159,7 +159,7 @@ def spool_bytes(plan: Plan, moves: Moves) -> int:
             total += index * sum(len(getattr(batch, name)) for name in INDICES)
             total += 8 * edges if moves.facts.edge_ids else 0
             for layout in planned.layouts:
-                total += moves.edge_bytes(layout, planned, batch, missing, backward=True)
+                total += moves.edge_bytes(layout, planned, batch, missing, "both")
                 total += 8 * (edges + missing) if layout == "looped" else 0
     return total
 

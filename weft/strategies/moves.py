@@ -11,9 +11,9 @@ from weft.partition import Batch
 from weft.strategies.base import HopShape
 from weft.strategies.passes import differentiable
 from weft.strategies.plan import Plan, Planned
-from weft.strategies.products import layout_of, reads_values
+from weft.strategies.products import layout_of, reads_values, way_of
 from weft.strategies.program import Part
-from weft.strategies.slots import Layout
+from weft.strategies.slots import Layout, Way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,10 @@ class Moves:
             for step in range(before.steps):
                 last = step == before.steps - 1
                 self._product(before, step, last=last, values=True, backward=False)
-                if not last or (self.training and (before.hop in self.plan.kept)):
+                if not last:
                     self._store("rows", self.num_rows(before.hop + step + 1) * before.width)
+                elif self.training and before.hop in self.plan.kept:
+                    self._store("rows", self.num_rows(before.hop + step + 1) * before.kept_width)
         elif before is not None:
             self._load("rows", rows * (self._width(before, before.rows.values()) + self._answer_width(before)))
         self._store("rows", rows * sum(port.width for port in part.ports))
@@ -91,7 +93,8 @@ class Moves:
                 self._total(before)
             return bool(wanted) or before.differentiable
         for step in reversed(range(before.steps)):
-            last, kept = step == before.steps - 1, (before.hop in self.plan.kept)
+            last = step == before.steps - 1
+            kept = last and before.hop in self.plan.kept
             self._product(before, step, last=last, values=reads_values(before, step, kept=kept), backward=True)
             if not last:
                 self._load("gradients", self.num_rows(before.hop + step + 1) * before.width)
@@ -106,22 +109,22 @@ class Moves:
         read, given = sum(width for width, _ in widths), sum(grads)
         own = {*(part.targets.values() if values else ()), *(part.rows.values() if last else ())}
         kept = backward and last and part.hop in self.plan.kept
+        way = way_of(part, values=values, backward=backward)
         for batch, missing in zip(planned.schedule.batches, self.facts.missing[number], strict=True):
             rows, edges = batch.targets.stop - batch.targets.start, batch.edges.stop - batch.edges.start
-            self._load("rows", rows * (self._width(part, own) + (part.width if kept else 0)))
+            self._load("rows", rows * (self._width(part, own) + (part.kept_width if kept else 0)))
             self.made.append(
                 Operation(
                     kind="transfer",
                     tag="edges",
-                    bytes_received=self.edge_bytes(
-                        layout_of(part.question), planned, batch, missing, backward=backward
-                    ),
+                    bytes_received=self.edge_bytes(layout_of(part.question), planned, batch, missing, way),
                 )
             )
             if values:
                 again = 0 if self.facts.share else sum(batch.serve_counts)
                 self._load("sources", (len(batch.load) + again) * read)
                 self._exchange(batch.serve_counts, batch.fetch_counts, read)
+            if values and not kept:
                 self._aggregate(edges * first)
             if backward and part.differentiable and (grads or not part.linear):
                 self._aggregate(edges * first)
@@ -133,15 +136,16 @@ class Moves:
                 targets = (port for port in part.targets.values() if part.ports[port].differentiable)
                 self._store("gradients", rows * sum(part.ports[port].width for port in targets))
 
-    def edge_bytes(self, layout: Layout, planned: Planned, batch: Batch, missing: int, *, backward: bool) -> int:
-        """The bytes of a batch's edges as they stand for a question, backward with their transpose."""
+    def edge_bytes(self, layout: Layout, planned: Planned, batch: Batch, missing: int, way: Way) -> int:
+        """The bytes of a batch's edges as they stand for a question."""
         index = planned.hop.block.indices.itemsize
         rows, slots = batch.targets.stop - batch.targets.start, planned.schedule.num_slots
         edges = batch.edges.stop - batch.edges.start + (missing if layout == "looped" else 0)
         sources = slots + (rows if layout == "whole" else 0)
-        one_way = edges * (index + self.facts.weight)
-        back = 8 * (sources + 1) + edges * (4 + 4 + self.facts.weight) if backward else 0
-        num_bytes: int = 8 * (rows + 1) + one_way + back
+        forward = 0 if way == "back" else edges * (index + self.facts.weight)
+        ids = edges * 4 if way == "both" else 0
+        back = 0 if way == "forward" else 8 * (sources + 1) + edges * (4 + self.facts.weight)
+        num_bytes: int = 8 * (rows + 1) + forward + ids + back
         return num_bytes
 
     def _source_widths(self, part: Part, step: int) -> list[tuple[int, bool]]:

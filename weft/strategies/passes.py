@@ -21,7 +21,7 @@ from weft.nn.phases import Pause, Phased, Resumed, Total
 from weft.strategies.embedded import EmbeddedRows
 from weft.strategies.products import Products
 from weft.strategies.program import Part, Program, RowsView
-from weft.strategies.tables import Grads, Rows, Table, deposit, read
+from weft.strategies.tables import Grads, Rows, Table, deposit, read, store
 
 if TYPE_CHECKING:
     from weft.strategies.offload import Offload
@@ -58,7 +58,7 @@ class Pass:
         """Gives back what the pass has on the host."""
         for table in self.tables:
             if table is not self.home.constant:
-                self.home.give(*table.arrays, table.answer, *table.between)
+                self.home.give(*table.arrays, table.answer, *table.kept, *table.between)
         self.tables = []
 
     def _forward(self, number: int) -> Table:
@@ -79,10 +79,10 @@ class Pass:
         if before is not None and before.part.is_product and not before.part.constant:
             products = self._products(before)
             self._make_steps(before, products)
-            before.answer = home.take(num_rows, before.part.width) if home.keeps(before.part) else None
+            if home.keeps(before.part):
+                before.answer = home.take(num_rows, before.part.width)
+                before.kept = tuple(home.take(num_rows, width) for width in before.part.kept_widths)
             for batch, loaded, answer in products.answers(before.part.steps - 1, last=True):
-                if before.answer is not None:
-                    self._store(before.answer, batch.targets, answer)
                 self._advance(number, batch.targets, loaded.own, answer, table)
                 del loaded, answer
         else:
@@ -100,10 +100,10 @@ class Pass:
         """Runs a part on a range of rows and leaves on the host what it gives."""
         reached = self._resume(number, span, own, answer, self.tables[number - 1].shared if number else {})
         if not isinstance(reached, Pause):
-            self._store(table.arrays[0], span, reached)
+            store(table.arrays[0], span, reached, self.meter)
             return
         for port, rows in left_by(reached, table.part).items():
-            self._store(table.arrays[port], span, rows)
+            store(table.arrays[port], span, rows, self.meter)
         table.shared = {**reached.question.tensors("shared"), **reached.shared}
         table.note, table.learn = reached.note, reached.learn
         if isinstance(reached.question, Total):
@@ -142,7 +142,7 @@ class Pass:
         for step in range(part.steps - 1):
             made = home.take(home.num_rows(part.hop + step + 1), part.width)
             for batch, _, answer in products.answers(step, last=False):
-                self._store(made, batch.targets, answer)
+                store(made, batch.targets, answer, self.meter)
             if part.linear and step:
                 home.give(table.between.pop())
             table.between.append(made)
@@ -152,8 +152,8 @@ class Pass:
         home, part, products = self.home, table.part, self._products(table)
         self._make_steps(table, products)
         table.answer = home.take(home.num_rows(part.hop + part.steps), part.width)
-        for batch, _, answer in products.answers(part.steps - 1, last=False):
-            self._store(table.answer, batch.targets, answer)
+        for _ in products.answers(part.steps - 1, last=False):
+            pass  # they are kept
         home.give(*table.between, *(rows for port, rows in enumerate(table.arrays) if port not in part.rows.values()))
         table.between = []
 
@@ -268,10 +268,6 @@ class Pass:
         """How many of a range of rows belong to vertices that this rank answers for: a total counts them once."""
         num_own: int = min(span.stop, self.home.dependencies.num_own) - span.start
         return max(0, num_own)
-
-    def _store(self, rows: Rows, span: slice, values: Tensor) -> None:
-        rows.write(span.start, values)
-        self.meter.transfer("rows", 0, values.nbytes)
 
     def _grads(self, rows: Rows, span: slice) -> Tensor:
         grad = read(rows, span, self.group.device)

@@ -28,6 +28,7 @@ from weft.partition import (
 from weft.partition import reorder as reorder_chunks
 from weft.strategies.base import Placement
 from weft.strategies.hybrid import Communicated, Hybrid
+from weft.strategies.keeping import can_be_kept
 from weft.strategies.miniature import ChunkShape, Miniature, PlaceAt, largest
 from weft.strategies.products import layout_of
 from weft.strategies.program import Part as ProgramPart
@@ -38,6 +39,7 @@ NOMINAL = Rates(host=1.0, ranks=2.0, inplace=8.0)
 """How fast rows move, as ratios, where nobody has measured it."""
 MAX_CHUNKS = 1 << 14
 MARGIN = 0.94  # of a limit is filled: what is found in little has been up to 6 % below what chunks then took
+ATTENTION_COST = 3  # an edge of attention costs as much as so many of a sum
 VERTEX_COST = 4  # a target costs as much as so many edges, where chunks are to cost the same
 
 
@@ -171,18 +173,21 @@ class Planner:
     def _keeps(self, part: ProgramPart) -> bool:
         """Whether a product's answers are kept for the backward pass, or made again from its sources (section 4.2).
 
-        That is asked only of answers which its gradient needs and which do not have to be made again anyway. Kept, they
-        are written and read; made again, every source comes from the host at least once, and each edge reads a row on
-        the device.
+        That is asked only of answers which that pass needs. Kept, they and what is kept beside them are written and
+        read; made again, each edge reads a row on the device, and of a sum, which needs no rows otherwise, every source
+        comes from the host at least once.
         """
-        wanted = self.placement.intermediates
-        if not part.linear or not part.needs_answer or wanted == "recompute":
+        wanted, linear = self.placement.intermediates, part.linear
+        if wanted == "recompute" or not can_be_kept(part.question) or (linear and not part.needs_answer):
+            return False
+        if not linear and part.steps > 1:
             return False
         if wanted == "keep" or part.steps > 1:
             return True
         width = part.ports[part.sources[part.first]].width
-        again = self.graph.num_vertices / NOMINAL.host + self.graph.num_edges / NOMINAL.inplace
-        return 2 * self.graph.num_vertices * part.width / NOMINAL.host <= again * width
+        by_edge = 1 if linear else ATTENTION_COST
+        again = (linear * self.graph.num_vertices + by_edge * self.graph.num_edges / NOMINAL.inplace) * width
+        return 2 * self.graph.num_vertices * part.kept_width <= again
 
     def _ahead(self, planned: Planned, itemsize: int) -> int:
         """What is brought to the device at most for a batch while another one is worked on, beside rows in slots."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -16,12 +17,12 @@ from torch import Tensor
 from weft.comm import Group
 from weft.core.savings import Savings
 from weft.data import Graph
-from weft.kernels import spmm_transposed
-from weft.nn import GraphView, Product, multiply
-from weft.nn.phases import Propagation, Question, WholeLayer
+from weft.nn import GraphView
+from weft.nn.phases import Question, WholeLayer
+from weft.strategies.keeping import answered, gradients
 from weft.strategies.program import Part
-from weft.strategies.slots import BACKWARD, FORWARD, Layout, PlacedBatch, SlotTopology
-from weft.strategies.tables import Grads, Rows, Table, deposit, read
+from weft.strategies.slots import BACKWARD, FORWARD, Layout, PlacedBatch, SlotTopology, Way
+from weft.strategies.tables import Grads, Rows, Table, deposit, read, store
 
 
 class Host(Protocol):
@@ -58,12 +59,15 @@ class Source:
 
 @dataclass(kw_only=True)
 class Loaded:
-    """What of a batch is brought to the device before it is worked on. own: by port."""
+    """What of a batch is brought to the device before it is worked on.
+
+    own: by port. kept: the answer, and what else is kept of it, if they are there.
+    """
 
     index: dict[str, Tensor]
     topology: SlotTopology
     own: dict[int, Tensor]
-    answer: Tensor | None = None
+    kept: tuple[Tensor, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -115,9 +119,9 @@ class Products:
         for batch, loaded in self.home.ahead(batches, load):
             self._count(batch, loaded, sources, values=True, backward=False)
             self._fetch(batch, loaded, sources)
-            at = {name: source.values for source in sources for name in source.names}
-            yield batch, loaded, self._answer(batch, loaded, at, self._targets(loaded), self.table.shared)
-            del loaded
+            question = self._about({**self._at(sources), **self._targets(loaded)}, self.table.shared)
+            yield batch, loaded, self._made(batch, loaded, question, keep=step == self.part.steps - 1)
+            del loaded, question
 
     def again(
         self, step: int, grads: Grads, *, last: bool, into: Rows | None = None
@@ -127,7 +131,7 @@ class Products:
         grads: those that a pause left. into: where those go of what an earlier step made.
         """
         part, batches = self.part, self.home.batches(self.part.hop + step)
-        values = reads_values(part, step, kept=self.table.answer is not None)
+        values = reads_values(part, step, kept=last and self.table.answer is not None)
         sources = self._sources(step, grads, into)
         if values:
             self._make_slots(batches, sources)
@@ -143,17 +147,24 @@ class Products:
             self._leave(batch, loaded, sources)
             del loaded
 
+    def _made(self, batch: PlacedBatch, loaded: Loaded, question: Question, *, keep: bool) -> Tensor:
+        """A batch's answer [n, F]; keep: on the host, with what else is kept of it, if it is to be."""
+        table, kept = self.table, tuple[Tensor, ...]()
+        self.meter.aggregate(batch.num_edges, self._read_width)
+        if keep and table.kept:
+            answer, kept = answered(question, loaded.topology)
+        else:
+            answer = self._answer(loaded, question)
+        if keep and table.answer is not None:
+            for rows, values in zip((table.answer, *table.kept), (answer, *kept), strict=True):
+                store(rows, batch.targets, values, self.meter)
+        return answer
+
     def _again(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], grads: Grads, *, values: bool) -> Again:
-        at = {name: source.values for source in sources for name in source.names} if values else {}
-        if self.part.linear:
-            answer = loaded.answer
-            if values:
-                answer = self._answer(batch, loaded, at, {}, {})
-            if answer is None:  # nobody reads it
-                answer = torch.zeros(
-                    loaded.topology.adjacency.num_targets, self.part.width, dtype=self.home.dtype, device=self.device
-                )
-            return Again(answer=answer, back=lambda grad: self._back_linear(batch, loaded, sources, grad))
+        part, at = self.part, self._at(sources) if values else {}
+        if loaded.kept or (part.linear and not values):
+            back = partial(self._back_kept, batch, loaded, self._about({**at, **self._targets(loaded)}, {}))
+            return Again(answer=self._known(loaded), back=lambda grad: self._spread(batch, sources, grads, back(grad)))
         wanted = {
             name: source.values.data.requires_grad_()  # its own version: the loader writes to slots not used here
             for source in sources
@@ -161,49 +172,54 @@ class Products:
             for name in source.names
         }
         targets = self._targets(loaded)
-        for name, port in self.part.targets.items():
+        for name, port in part.targets.items():
             if port in grads.ports:
                 wanted[name] = targets[name] = targets[name].detach().requires_grad_()
         shared = dict(self.table.shared)
         for name in self.question.tensors("shared"):
-            if self.part.shared[name]:
+            if part.shared[name]:
                 wanted[name] = shared[name] = shared[name].detach().requires_grad_()
+        self.meter.aggregate(batch.num_edges, self._read_width)
         with torch.enable_grad():
-            y = self._answer(batch, loaded, {**at, **wanted}, targets, shared)
-        return Again(answer=y.detach(), back=lambda grad: self._back(batch, sources, y, wanted, grads, grad))
+            y = self._answer(loaded, self._about({**at, **wanted, **targets}, shared))
+        back_again = partial(self._back_again, batch, y, wanted)
+        return Again(answer=y.detach(), back=lambda grad: self._spread(batch, sources, grads, back_again(grad)))
 
-    def _back_linear(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], grad: Tensor | None) -> None:
-        (source,) = sources
-        if grad is None or source.grads is None:
-            return
-        question, topology = self.question, loaded.topology
-        assert isinstance(question, Propagation)
-        product = self._product(question)
-        self.meter.aggregate(batch.num_edges, grad.shape[1])
-        scale = topology.scale(product, grad.dtype)
-        source.grads += spmm_transposed(topology.adjacency, grad, scale=scale, weighted=product.weighted)
+    def _known(self, loaded: Loaded) -> Tensor:
+        """The answer that was kept, or zeros where nobody reads it."""
+        if loaded.kept:
+            return loaded.kept[0]
+        num_targets = loaded.topology.adjacency.num_targets
+        return torch.zeros(num_targets, self.part.width, dtype=self.home.dtype, device=self.device)
 
-    def _back(
-        self,
-        batch: PlacedBatch,
-        sources: list[Source],
-        y: Tensor,
-        wanted: dict[str, Tensor],
-        grads: Grads,
-        grad: Tensor | None,
-    ) -> None:
+    def _back_kept(
+        self, batch: PlacedBatch, loaded: Loaded, question: Question, grad: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The gradients of what a batch read, by name, from that of its answer."""
+        if grad is None or not self.part.differentiable:
+            return {}
+        self.meter.aggregate(batch.num_edges, self._read_width)
+        return gradients(question, loaded.topology, self._known(loaded), loaded.kept[1:], grad)
+
+    def _back_again(
+        self, batch: PlacedBatch, y: Tensor, wanted: dict[str, Tensor], grad: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The same through an answer that was made again."""
         if grad is None or not y.requires_grad:
-            return
+            return {}
         self.meter.aggregate(batch.num_edges, self._read_width)
         torch.autograd.backward(y, grad)  # leaves the gradients of a whole layer's parameters, too
-        found = {name: leaf.grad for name, leaf in wanted.items()}
+        return {name: leaf.grad for name, leaf in wanted.items() if leaf.grad is not None}
+
+    def _spread(self, batch: PlacedBatch, sources: list[Source], grads: Grads, found: dict[str, Tensor]) -> None:
+        """Adds the gradients of what a batch read to those in slots, on the host, and of what all rows share."""
         for source in sources:
             for name in source.names:
-                if source.grads is not None and (added := found.get(name)) is not None:
-                    source.grads += added
+                if source.grads is not None and name in found:
+                    source.grads += found[name]
         for name, port in self.part.targets.items():
-            if (added := found.get(name)) is not None:
-                deposit(grads.ports[port], batch.targets, added, self.meter)
+            if name in found and port in grads.ports:
+                deposit(grads.ports[port], batch.targets, found[name], self.meter)
         for name in self.question.tensors("shared"):
             grads.add_shared(name, found.get(name))
 
@@ -235,9 +251,10 @@ class Products:
             source.rows.gather(index["load"], source.values, index["load_slots"])
         ports, span = self._own_ports(last=last, values=values), batch.targets
         own = {port: read(self.table.arrays[port], span, self.device) for port in ports}
-        kept = self.table.answer if backward and last else None
-        topology = batch.topology(self.layout, self.device, backward=backward)
-        return Loaded(index=index, topology=topology, own=own, answer=read(kept, span, self.device) if kept else None)
+        wanted = (self.table.answer, *self.table.kept) if backward and last else ()
+        kept = tuple(read(rows, span, self.device) for rows in wanted if rows is not None)
+        topology = batch.topology(self.layout, self.device, way_of(self.part, values=values, backward=backward))
+        return Loaded(index=index, topology=topology, own=own, kept=kept)
 
     def _own_ports(self, *, last: bool, values: bool) -> list[int]:
         """The ports of which a batch reads its targets' rows."""
@@ -248,12 +265,17 @@ class Products:
         self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], *, values: bool, backward: bool
     ) -> None:
         """Notes what `_load` has brought."""
-        own = sum(rows.nbytes for rows in loaded.own.values())
-        self.meter.transfer("rows", own + (0 if loaded.answer is None else loaded.answer.nbytes), 0)
-        self.meter.transfer("edges", batch.edge_bytes(self.layout, backward=backward), 0)
+        rows = sum(one.nbytes for one in (*loaded.own.values(), *loaded.kept))
+        way = way_of(self.part, values=values, backward=backward)
+        self.meter.transfer("rows", rows, 0)
+        self.meter.transfer("edges", batch.edge_bytes(self.layout, way), 0)
         if values:
             width = sum(source.rows.width for source in sources)
             self.meter.transfer("sources", batch.num_loaded * width * self.home.dtype.itemsize, 0)
+
+    def _at(self, sources: list[Source]) -> dict[str, Tensor]:
+        """The rows in slots, by name."""
+        return {name: source.values for source in sources for name in source.names}
 
     def _targets(self, loaded: Loaded) -> dict[str, Tensor]:
         return {name: loaded.own[port] for name, port in self.part.targets.items()}
@@ -263,29 +285,20 @@ class Products:
         """The columns of what the products aggregate."""
         return self.part.ports[self.part.sources[self.part.first]].width
 
-    def _answer(
-        self,
-        batch: PlacedBatch,
-        loaded: Loaded,
-        at: dict[str, Tensor],
-        targets: dict[str, Tensor],
-        shared: dict[str, Tensor],
-    ) -> Tensor:
-        """A batch's answer [n, F]. at: the rows in slots."""
-        question, topology = self.question, loaded.topology
-        self.meter.aggregate(batch.num_edges, self._read_width)
-        if isinstance(question, Propagation):
-            return multiply(topology, at["x"], self._product(question))
+    def _about(self, tensors: dict[str, Tensor], shared: dict[str, Tensor]) -> Question:
+        """The question about a batch's rows."""
+        known = {name: shared[name] for name in self.question.tensors("shared") if name in shared}
+        if isinstance(self.question, WholeLayer) and "x" in tensors:
+            return replace(self.question, x=torch.cat([tensors["own"], tensors["x"]]))
+        return self.question.having({**tensors, **known})
+
+    def _answer(self, loaded: Loaded, question: Question) -> Tensor:
+        """A batch's answer [n, F]."""
+        topology = loaded.topology
         if isinstance(question, WholeLayer):
             calls, count = self.part.asked_calls, self.home.graph.num_vertices
-            view = ChunkView(topology, count, key=self.view_key, calls=calls)
-            return replace(question, x=torch.cat([targets["own"], at["x"]]))(view)
-        known = {name: shared[name] for name in question.tensors("shared")}
-        return question.having({**at, **targets, **known})(GraphView(topology))
-
-    def _product(self, question: Propagation) -> Product:
-        weighted = question.weighted and self.home.graph.in_edges.weight is not None
-        return Product(question.reduce, question.norm, weighted, 1)
+            return question(ChunkView(topology, count, key=self.view_key, calls=calls))
+        return question(GraphView(topology))
 
     def _fetch(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source]) -> None:
         """Rows of other ranks come into their slots, from the slots, or the host, of those that have them."""
@@ -349,3 +362,10 @@ class Products:
 def reads_values(part: Part, step: int, *, kept: bool) -> bool:
     """Whether the backward pass over a step reads the rows at its sources."""
     return not part.linear or (step == part.steps - 1 and part.needs_answer and not kept)
+
+
+def way_of(part: Part, *, values: bool, backward: bool) -> Way:
+    """Which edges a product brings."""
+    if not backward:
+        return "forward"
+    return "back" if part.linear and not values else "both"

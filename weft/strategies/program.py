@@ -16,7 +16,8 @@ from weft.core.errors import InputError
 from weft.core.savings import Savings
 from weft.data import Adjacency, Graph
 from weft.nn import GraphView, Inputs, Topology, UnitCost
-from weft.nn.phases import PairAttention, Pause, Phased, Propagation, Question, Resumed, Total
+from weft.nn.phases import PairAttention, Pause, Phased, Question, Resumed, Total
+from weft.strategies.keeping import Kept, answered, can_be_kept, is_linear
 from weft.strategies.typed import is_embedded, typed_rows
 
 FEW = 5  # rows that a program is found out with
@@ -69,9 +70,9 @@ class Part:
     pause: as found with a few rows; None after the last part. calls: masks drawn by each stage's view before it.
     ports: the different rows that the pause leaves. sources, targets, rows: the port of each of its tensors, by name.
     shared: whether each of the question's and of the pause's shared tensors wants a gradient, by name.
-    width, differentiable: of the answer. constant: nothing of it depends on the epoch. hop: the first product.
-    asked_calls: masks that the asked view has drawn before the answer. needs_answer: whether the gradient of the next
-    part depends on its numbers.
+    width, differentiable: of the answer. kept_widths: of what else is kept of it, where it is. constant: nothing of it
+    depends on the epoch. hop: the first product. asked_calls: masks that the asked view has drawn before the answer.
+    needs_answer: whether the gradient of the next part depends on its numbers.
     """
 
     pause: Pause | None
@@ -82,6 +83,7 @@ class Part:
     rows: dict[str, int]
     shared: dict[str, bool]
     width: int
+    kept_widths: tuple[int, ...] = ()
     differentiable: bool
     constant: bool
     hop: int
@@ -102,7 +104,12 @@ class Part:
     @property
     def linear(self) -> bool:
         """Whether the gradient of the answer needs no rows."""
-        return isinstance(self.question, Propagation) and self.question.reduce != "max"
+        return is_linear(self.question)
+
+    @property
+    def kept_width(self) -> int:
+        """Columns of all that is kept of the answer, if it is."""
+        return self.width + sum(self.kept_widths)
 
     @property
     def steps(self) -> int:
@@ -170,7 +177,7 @@ class Rehearsal:
         resumed: Resumed | None = None
         hop, still = 0, self.savings.reuse
         while True:
-            calls, kept = tuple(view.calls for view in views), Kept(self.model)
+            calls, kept = tuple(view.calls for view in views), Saved(self.model)
             with kept:
                 reached = model.resume(len(parts), views, self.x, resumed)
             if parts:
@@ -210,6 +217,7 @@ class Rehearsal:
             rows=places(pause.rows, found),
             shared={name: one.requires_grad for name, one in shared.items()},
             width=answer.shape[-1],
+            kept_widths=tuple(rows.shape[1] for rows in kept_of(question, self.topology)),
             differentiable=answer.requires_grad,
             constant=constant and not isinstance(question, Total),
             hop=hop,
@@ -221,12 +229,17 @@ class Rehearsal:
         return part, Resumed(answer=answer, rows=kept, shared=also, note=pause.note)
 
 
+def kept_of(question: Question, topology: Topology) -> Kept:
+    """What is kept beside the answer, where it can be."""
+    return answered(question, topology)[1] if can_be_kept(question) else ()
+
+
 def places(named: dict[str, Tensor], found: Sequence[Tensor]) -> dict[str, int]:
     """Which of some tensors each named one is, by name; -1: none."""
     return {name: next((i for i, one in enumerate(found) if one is value), -1) for name, value in named.items()}
 
 
-class Kept:
+class Saved:
     """Sees whether anything but the model's parameters is kept for the backward pass of what runs inside."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -22,6 +22,8 @@ from weft.partition import Batch, Hop
 
 Layout = Literal["plain", "looped", "whole"]
 """How the sources of a batch's edges stand: in slots; so, with a missing loop as an edge; or behind the targets."""
+Way = Literal["forward", "both", "back"]
+"""What of a batch's edges is brought: those into targets, also those out of sources, or of the latter only the ends."""
 INDICES = (
     "load", "load_slots", "fetch_slots", "serve_slots", "serve_rows",
     "flush", "flush_slots", "give_slots", "take_slots", "take_rows",
@@ -115,23 +117,23 @@ class PlacedBatch:
         """An index set of the batch, int64."""
         return self.spool.get(self._indices[name]).long()
 
-    def topology(self, layout: Layout, device: torch.device, *, backward: bool) -> SlotTopology:
-        """The edges on the device, for a backward pass with their transpose."""
-        edges, get = self._edges[layout], self.spool.get
-        known = None
-        if backward:
+    def topology(self, layout: Layout, device: torch.device, way: Way) -> SlotTopology:
+        """The edges on the device; `back`: good for the transpose alone, and for what needs no numbers of edges."""
+        edges, get, known = self._edges[layout], self.spool.get, None
+        left_out = torch.empty(0, dtype=edges.indices.dtype) if way == "back" else None
+        if way != "forward":
             indptr, indices, ids, weight = edges.transpose
             known = Transpose(
                 indptr=get(indptr),
                 indices=get(indices),
-                edge_ids=get(ids),
+                edge_ids=get(ids) if left_out is None else left_out,
                 weight=None if weight is None else get(weight),
             )
         adjacency = Adjacency(
             indptr=get(edges.indptr),
-            indices=get(edges.indices),
+            indices=get(edges.indices) if left_out is None else left_out,
             num_sources=edges.num_sources,
-            weight=None if edges.weight is None else get(edges.weight),
+            weight=None if edges.weight is None or left_out is not None else get(edges.weight),
             known_transpose=known,
         ).to(device)
         sources, targets = get(self._sources).long(), get(self._targets).long()
@@ -144,11 +146,13 @@ class PlacedBatch:
             None if edges.looped is None else get(edges.looped),
         )
 
-    def edge_bytes(self, layout: Layout, *, backward: bool) -> int:
+    def edge_bytes(self, layout: Layout, way: Way) -> int:
         """What of the edges is taken to the device."""
         edges = self._edges[layout]
-        taken = [edges.indptr, edges.indices, edges.weight, *(edges.transpose if backward else ())]
-        return sum(one.num_bytes for one in taken if one is not None)
+        indptr, indices, ids, weight = edges.transpose
+        forward, back = (edges.indices, edges.weight), (indptr, indices, weight)
+        taken = {"forward": forward, "both": (*forward, *back, ids), "back": back}[way]
+        return edges.indptr.num_bytes + sum(one.num_bytes for one in taken if one is not None)
 
     def _keep(self, layout: Layout, batch: Batch, hop: Hop) -> Edges:
         first, end = self.targets.start, self.targets.stop

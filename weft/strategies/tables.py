@@ -20,7 +20,8 @@ Rows = HostRows | PinnedRows
 class Table:
     """What a pause left on the host, and what its answers are.
 
-    arrays: by port. shared, note, learn: of the pause. answer: the rows of it, where they are kept. total: one for all.
+    arrays: by port. shared, note, learn: of the pause. answer: the rows of it, where they are kept, and kept: what else
+    is kept of them. total: one for all.
     between: of several steps, what each but the first had for x or h.
     """
 
@@ -30,6 +31,7 @@ class Table:
     note: Any = None
     learn: Callable[[Tensor], None] | None = None
     answer: Rows | None = None
+    kept: tuple[Rows, ...] = ()
     total: Tensor | None = None
     between: list[Rows] = field(default_factory=list)
 
@@ -56,6 +58,12 @@ class Grads:
 def read(rows: Rows, span: slice, device: torch.device) -> Tensor:
     """A range of rows, on the device."""
     return rows.read(span.start, span.stop).to(device, non_blocking=True)
+
+
+def store(rows: Rows, span: slice, values: Tensor, meter: Meter) -> None:
+    """Puts a range of rows on the host."""
+    rows.write(span.start, values)
+    meter.transfer("rows", 0, values.nbytes)
 
 
 def deposit(into: Rows, span: slice, grad: Tensor, meter: Meter) -> None:
