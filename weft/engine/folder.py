@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from weft.core import record
@@ -58,6 +59,13 @@ class RunFolder:
         checkpoint.drop_after(self.checkpoints, epoch)
         record.keep_until(self.metrics, epoch)
         self._write_config(config)
+
+    def discard(self) -> None:
+        """Removes a folder that a run was refused in before it had recorded anything."""
+        if not self.metrics.exists():
+            self.config.unlink(missing_ok=True)
+            with suppress(OSError):  # somebody has put something there
+                self.path.rmdir()
 
     def _write_config(self, config: Config) -> None:
         draft = self.config.with_suffix(".tmp")

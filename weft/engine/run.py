@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,11 @@ def run(
         folder, ended = _work_joined(job, graph, model, last=last)
     else:
         folder = _open_folder(job, graph)
-        ended = (_work_launched if launched else _work_alone)(job, folder, graph, model)
+        try:
+            ended = (_work_launched if launched else _work_alone)(job, folder, graph, model)
+        except InputError:
+            folder.discard()
+            raise
     if isinstance(ended, int):
         name = signal.Signals(ended).name
         raise Stopped(f"stopped by {name}; continue with --resume --out {folder.path}", ended)
@@ -210,8 +215,13 @@ def _work_joined(job: Job, graph: Graph, model: nn.Module, *, last: bool) -> tup
         group.broadcast(part, tag="partition")
         job = replace(job, placement=replace(job.placement, part=part.cpu()))
     folder = RunFolder(Path(said["folder"]))
-    with StopRequest(impatient=False) as stop:
-        ended = _work(job, folder, graph, model, group, stop)
+    try:
+        with StopRequest(impatient=False) as stop:
+            ended = _work(job, folder, graph, model, group, stop)
+    except InputError:
+        if group.rank == 0:
+            folder.discard()
+        raise
     if last or isinstance(ended, int):
         group.leave()
     return folder, ended
@@ -285,7 +295,7 @@ def _work(job: Job, folder: RunFolder, graph: Graph, model: nn.Module, group: Gr
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     model = model.to(group.device)
     savings, placement = Savings.without(config.without), job.placement
-    if job.resume and placement.factors is None:
+    if job.resume and placement.factors is None and config.strategy != "offload":  # it takes those of --probe alone
         placement = replace(placement, factors=found_factors(folder, group))
     strategy = get_strategy(config.strategy)(
         graph, model, group, seed=config.seed, savings=savings, placement=placement
@@ -319,22 +329,23 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest) -> L
     """Rank 0's part: it writes."""
     config, graph, group = job.config, trainer.strategy.graph, trainer.group
     first = trainer.progress.epoch
-    with ProgressShow(first, config.epochs, quiet=job.quiet) as show:
-        writer = RunWriter(folder, config, show)
-        facts = {"vertices": graph.num_vertices, "edges": graph.num_edges, "fingerprint": graph.fingerprint}
-        placed = group.share(trainer.strategy.facts())
-        writer.begin(
-            first,
-            ranks=group.size,
-            threads=torch.get_num_threads(),
-            torch=torch.__version__,
-            graph=facts,
-            placement=placed,
-            factors=trainer.strategy.placement.factors,
-        )
-        stopped_by = trainer.run(stop, writer)
-    if stopped_by:
-        writer.stopped(trainer.progress.epoch - 1, stopped_by)
-        return stopped_by, {}, {}
-    best = trainer.whole_best()
-    return 0, writer.finish(trainer.progress, best), best
+    show = ProgressShow(first, config.epochs, quiet=job.quiet)
+    with closing(RunWriter(folder, config, show)) as writer:
+        with show:
+            facts = {"vertices": graph.num_vertices, "edges": graph.num_edges, "fingerprint": graph.fingerprint}
+            placed = group.share(trainer.strategy.facts())
+            writer.begin(
+                first,
+                ranks=group.size,
+                threads=torch.get_num_threads(),
+                torch=torch.__version__,
+                graph=facts,
+                placement=placed,
+                factors=trainer.strategy.placement.factors,
+            )
+            stopped_by = trainer.run(stop, writer)
+        if stopped_by:
+            writer.stopped(trainer.progress.epoch - 1, stopped_by)
+            return stopped_by, {}, {}
+        best = trainer.whole_best()
+        return 0, writer.finish(trainer.progress, best), best

@@ -79,7 +79,6 @@ class RunWriter:
     def stopped(self, epoch: int, signal: int) -> None:
         """The run was told to stop after `epoch`."""
         self.recorder.write("event", event="stopped", epoch=epoch, signal=signal)
-        self.recorder.close()
 
     def finish(self, progress: Progress, best: dict[str, Tensor]) -> dict[str, Any]:
         """The run has reached its end: writes the best weights, and the summary that it returns as the last line."""
@@ -92,8 +91,11 @@ class RunWriter:
             raise RunError(f"{self.folder.model}: cannot write the weights ({error})") from error
         summary = summarise(record.read(self.folder.metrics), progress)
         self.recorder.write("summary", **summary)
-        self.recorder.close()
         return summary
+
+    def close(self) -> None:
+        """Closes the records, also those of a run that failed."""
+        self.recorder.close()
 
 
 def summarise(records: list[dict[str, Any]], progress: Progress) -> dict[str, Any]:
