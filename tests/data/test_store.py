@@ -16,6 +16,7 @@ from graph_checks import CALM, assert_one_line, graphs, same_graph
 from hypothesis import given
 
 from weft.core.errors import InputError
+from weft.core.host import release
 from weft.data import Graph, load, open_store, save, store
 from weft.data.manifest import map_array
 
@@ -52,6 +53,18 @@ def test_round_trip(graph: Graph) -> None:
         opened.save(again)
         same_graph(graph, load(again))
         assert sorted(path.name for path in Path(folder).iterdir()) == ["again", "g"]
+
+
+def test_what_was_written_to_an_opened_graph_is_not_given_back(tmp_path: Path) -> None:
+    """Its pages are this process's alone; those that nobody wrote to are the file's, and come from there again."""
+    sample().save(tmp_path / "g")
+    graph = open_store(tmp_path / "g")
+    assert graph.x is not None
+    doubled = 2 * graph.x
+    graph.x.mul_(2)
+    for one in (graph.x, graph.x[1:], graph.in_edges.indptr):
+        release(one)
+    assert torch.equal(graph.x, doubled)
 
 
 def test_opened_tensors_are_mapped_and_writes_stay_here(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from test_runs import EPOCHS, RUN, WEFT, finish, losses, ranks, start, summary, 
 
 import weft
 from weft.cli import main
+from weft.core import native
 from weft.core.errors import InputError, RunError
 
 OFFLOAD = ["--strategy", "offload", "--chunks", "3"]
@@ -29,7 +33,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_finished_run(whole: Path, tmp_path: Path) -> None:
-    """Two ranks, from the command line: single's losses, scores and weights, and what was foreseen was moved."""
+    """Two ranks, from the command line: single's losses, scores and weights, and nothing left."""
     out, scratch = tmp_path / "run", tmp_path / "scratch"
     scratch.mkdir()
     command = [*RUN, *OFFLOAD, "--workers", "2", "--epochs", str(EPOCHS), "--scratch", scratch, "--out", out]
@@ -157,7 +161,7 @@ def test_a_disk_that_gets_full_is_one_line(tmp_path: Path, workers: int) -> None
 
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
 
     graph = "sbm:vertices=4000,degree=4,classes=3,features=7"
     command = [*WEFT, "train", graph, *OFFLOAD, "--epochs", "2", "--without", "pages"]
@@ -184,13 +188,41 @@ def test_a_model_that_runs_as_a_whole_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_no_room_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def failing(call: Callable[..., Any], after: int, number: int) -> Callable[..., Any]:
+    """A call that the system refuses from some time on."""
+    times = iter(range(after))
+
+    def refused(*given: Any) -> Any:
+        if next(times, None) is None:
+            raise OSError(number, os.strerror(number))
+        return call(*given)
+
+    return refused
+
+
+@pytest.mark.parametrize("after", [0, 3, 20])
+def test_no_room_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: int) -> None:
     """What fails behind the forecast fails in one sentence."""
-
-    def full(*_: int) -> None:
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(RunError, match="No space left on device") as caught:
+    monkeypatch.setattr(os, "posix_fallocate", failing(os.posix_fallocate, after, errno.ENOSPC))
+    with pytest.raises(RunError, match=r"no room for .*No space left on device.*: --scratch another folder") as caught:
         weft.train("digits", out=tmp_path / "out", strategy="offload", epochs=2, scratch=str(tmp_path), **OPTIONS)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("call", ["gather_file_rows", "read_bytes"])  # the loader's, and also the worker's
+def test_a_disk_that_fails_under_the_loader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str) -> None:
+    monkeypatch.setattr(native, call, failing(getattr(native, call), 30, errno.EIO))
+    with pytest.raises(RunError, match=r"cannot keep .*Input/output error.*: --scratch another folder") as caught:
+        weft.train("digits", out=tmp_path / "out", strategy="offload", chunks=3, epochs=9, **OPTIONS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refused_limit_leaves_no_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """One that a chunk does not fit, as only the plan finds, by one rank and by two; a missing folder besides."""
+    for workers in ("1", "2"):
+        code, said = refusal(capsys, tmp_path / "out", "--device-memory", "3kB", "--workers", workers)
+        assert code == 2
+        assert "--device-memory 3.0 kB: a chunk takes at least " in said
+    code, said = refusal(capsys, tmp_path / "out", "--device-memory", "1MB", "--scratch", tmp_path / "nowhere")
+    assert code == 2
+    assert said == f"{tmp_path}/nowhere: No such file or directory: --scratch another folder"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
@@ -32,11 +35,11 @@ from weft.core.savings import Savings
 from weft.core.tensor_peak import TensorPeak
 from weft.core.units import parse_bytes
 from weft.data import Graph, TypedShape
-from weft.nn import Linear, RowLayer, Stack, View
+from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View
 from weft.partition import Rates
-from weft.strategies import Placement, Step, offload
+from weft.strategies import STRATEGIES, Placement, Step, offload
 from weft.strategies.offload import Offload
-from weft.strategies.plan import MARGIN
+from weft.strategies.plan import MARGIN, Planner
 
 CHUNKS = (1, 3, 16)
 INTERMEDIATES = ("auto", "recompute", "keep")
@@ -84,6 +87,7 @@ def without(case: Case, saving: str) -> Case:
 
 
 IN_TURN = {1: slice(0, None, 3), 3: slice(2, None, 6)}
+WAYS = list(product(CHUNKS, INTERMEDIATES, WITHOUT))
 
 
 def some_caching(number: int) -> float | None:
@@ -92,18 +96,15 @@ def some_caching(number: int) -> float | None:
 
 
 def check_in_turn(group: Group) -> int:
-    """A third of the cases at P = 1 and a sixth of them at P = 3, under one of all ways in turn; the rest is slow."""
-    ways, checked = list(product(CHUNKS, INTERMEDIATES, WITHOUT)), 0
-    for number, case in list(enumerate(all_cases()))[IN_TURN[group.size]]:
-        chunks, intermediates, saving = ways[(7 * number + group.size) % len(ways)]
-        given = Placement(
-            chunks=chunks, intermediates=intermediates, rates=RATES, cache_ratio=some_caching(number // 3)
-        )
+    """A third of the cases at P = 1 and a sixth of them at P = 3, each under one of the ways; the rest is slow."""
+    chosen = all_cases()[IN_TURN[group.size]]
+    for number, case in enumerate(chosen):
+        chunks, intermediates, saving = WAYS[(7 * number + group.size) % len(WAYS)]
+        given = Placement(chunks=chunks, intermediates=intermediates, rates=RATES, cache_ratio=some_caching(number))
         check_case(group, without(case, saving), "offload", given)
-        checked += 1
     with planted_error("offload"), pytest.raises(AssertionError, match=r"logits|gradient"):
         check_case(group, Case(model="gcn"), "offload", Placement(chunks=3))
-    return checked
+    return len(chosen)
 
 
 def check_all(group: Group, intermediates: str) -> int:
@@ -226,6 +227,156 @@ def test_a_model_that_runs_as_a_whole_is_refused() -> None:
     assert "\n" not in str(caught.value)
 
 
+class Twice(GCNConv):
+    """A layer with phases whose own `forward` does more than they."""
+
+    def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
+        return 2 * super().forward(view, x, steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed(Case):
+    """A model whose layers with phases are not called as such: one overrides them, one has a hook."""
+
+    def make_model(self, typed: TypedShape) -> nn.Module:
+        del typed
+        hooked = SAGEConv(6, 5)
+        hooked.register_forward_hook(lambda _layer, _inputs, y: y + 1)
+        return Stack([Twice(7, 6), hooked], dropout=self.dropout)
+
+
+def test_phases_do_not_pass_over_what_a_layer_does_besides() -> None:
+    check_case(Group(), Changed(model="changed"), "offload", Placement(chunks=3))
+
+
+class Jumping(Stack):
+    """A model that overrides `forward`, which a person's `resume` would have to follow."""
+
+    def forward(self, views: Sequence[View], x: Tensor) -> Tensor:
+        return super().forward(views, x) + 1
+
+
+class Centred(nn.Module):
+    """A layer, or a norm, that asks for the sum of all rows."""
+
+    out_width = 7
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        return view.targets(x) - view.total(x) / view.num_vertices
+
+
+class Steps(nn.Module):
+    """A layer of one's own that can make several products of each other."""
+
+    out_width = 5
+
+    def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
+        return view.propagate(x, steps=steps)
+
+
+class Rows(nn.Module):
+    """A layer without a product."""
+
+    out_width = 7
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        return 2 * view.targets(x)
+
+
+class Two(nn.Module):
+    """A layer with two products."""
+
+    out_width = 7
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        return view.propagate(view.propagate(x))
+
+
+class Added(nn.Module):
+    """A layer that forgets that it may have fewer targets than sources."""
+
+    out_width = 7
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        return x + view.propagate(x)
+
+
+def decoupled(propagation: nn.Module) -> Decoupled:
+    return Decoupled(Stack([RowLayer(Linear(7, 5), 5), RowLayer(Linear(5, 5), 5)]), propagation)
+
+
+def with_norm(norm: nn.Module) -> Stack:
+    model = Stack([GCNConv(7, 7), GCNConv(7, 5)])
+    model.norms[0] = norm
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Jumping([GCNConv(7, 5)]), r"Jumping runs as a whole: make it a weft\.nn\.Stack"),
+        (Stack([Centred(), GCNConv(7, 5)]), "the sum of all rows is asked for where only some rows are at hand"),
+        (with_norm(Centred()), "the sum of all rows is asked for where only some rows are at hand"),
+        (
+            decoupled(Steps()),
+            "Steps is to make 2 products of each other",
+        ),
+        (Stack([Rows(), GCNConv(7, 5)]), r"give a layer that maps rows alone as weft\.nn\.RowLayer"),
+        (Stack([Two(), GCNConv(7, 5)]), "Two cannot run on a chunk .*, and one product"),
+        (Stack([Added(), GCNConv(7, 5)]), r"Added cannot run on a chunk .*: use view\.targets\(x\)"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_run_chunk_by_chunk_is_refused(model: nn.Module, said: str) -> None:
+    graph, _ = Case(model="gcn").build()
+    with pytest.raises(InputError, match=said) as caught:
+        Offload(graph, model.double(), Group(), placement=Placement(chunks=3))
+    assert "\n" not in str(caught.value)
+
+
+def test_frozen_parameters_make_nothing_constant() -> None:
+    """What a frozen part gives may still change: by running statistics, from one evaluation to the next."""
+    found = []
+    for name in ("single", "offload"):
+        torch.manual_seed(3)
+        graph, _ = Case(model="gcn").build()
+        model = Stack([RowLayer(Linear(7, 6), 6), GCNConv(6, 5)], norm="batch").double()
+        for parameter in (*model.layers[0].parameters(), *model.norms.parameters()):
+            parameter.requires_grad_(False)
+        placed = STRATEGIES[name](graph, model, Group(), placement=Placement(chunks=3))
+        for epoch in range(3):
+            logits = placed.forward(Step(epoch=epoch, training=True))
+            placed.backward(logits, torch.ones_like(logits))
+            found.append(placed.forward(Step(epoch=epoch, training=False)).clone())
+    for single, offloaded in zip(found[:3], found[3:], strict=True):
+        check_close(offloaded, single, "evaluation")
+    assert not torch.equal(found[0], found[1])
+
+
+def test_what_was_planned_is_let_go() -> None:
+    """The plan of all ranks, and the files of what was worked on in little."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        placed = Session(Case(model="gat", norm="batch"), "offload", Group(), Placement(chunks=3))
+        placed.strategy.facts()
+        assert not [one for one in gc.get_objects() if type(one) is Planner]
+        placed.step(0)
+        placed.evaluation()
+        files = len(os.listdir("/proc/self/fd")) - before
+        assert files <= 40
+        del placed
+        assert len(os.listdir("/proc/self/fd")) <= before
+    finally:
+        gc.enable()
+
+
+def test_too_many_chunks_are_refused() -> None:
+    with pytest.raises(InputError, match="--chunks 20000: give at most 16384"):
+        planner_of(Case(model="gcn"), chunks=20000)
+
+
 def test_float32_equals_single_as_far_as_it_goes() -> None:
     """A sum of some 30 numbers of size 1 is exact to 1e-6 or so, whatever its order; three layers make it 1e-5."""
     for model in ("gcn", "sage", "gat"):
@@ -266,7 +417,9 @@ def check_numbers(placed: Session) -> None:
 def peak(placed: Session) -> int:
     """The most that is alive at once in a training step and an evaluation, after what is made once."""
     placed.model.zero_grad()
-    with TensorPeak() as found:
+    found = TensorPeak()
+    placed.strategy.__dict__["_loader"] = ThreadPoolExecutor(1, initializer=found.__enter__)  # its tensors, too
+    with found:
         for training in (True, False):
             logits = placed.strategy.forward(Step(epoch=1, training=training))
             if training:

@@ -125,8 +125,8 @@ class Config:
         least=-1,
         most=1,
     )
-    cache_memory: str = option("", "hybrid: what a rank's cached vertices may take, such as 512MB; none: no limit")
-    probe: str = option("", "hybrid: factors of an earlier run (its probe.json); none: measure them")
+    cache_memory: str = option("", "hybrid, offload: what a rank's cached vertices may take, such as 512MB")
+    probe: str = option("", "hybrid, offload: factors of an earlier run (its probe.json); none: measure them")
     refresh_every: int = option(4, "stale: training steps between two exchanges of halos", least=1)
     staleness: float = option(
         0.0, "stale: exchange as soon as rows have changed by more than this share; 0: not before", least=0

@@ -5,12 +5,16 @@ What is mapped counts as memory of the process for as long as it is resident; wh
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -18,11 +22,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from weft.core import native
 from weft.core.errors import InputError, RunError
 
-SPOOL_STEP = 1 << 24  # bytes by which a spool's file grows at least
+SPOOL_STEP = 1 << 24  # bytes by which a spool's file grows, or by its size, if that is less
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BLOCK_BYTES = 1 << 14  # of rows that are cleared as one
 
-_mapped: set[StorageWeakRef] = set()
-"""The storages that `release` may take pages of: a weak reference keeps a storage's identity from being used again."""
+_mapped: dict[StorageWeakRef, int | None] = {}
+"""The storages that `release` may take pages of: a weak reference keeps a storage's identity from being used again.
+
+With the version of a private mapping's tensor: its pages are given back only as long as nobody has written to it.
+"""
 
 
 def free_bytes(folder: Path | None = None) -> int:
@@ -48,19 +56,25 @@ def is_mapped(tensor: Tensor) -> bool:
     return bool(_mapped) and tensor.device.type == "cpu" and StorageWeakRef(tensor.untyped_storage()) in _mapped
 
 
-def note_mapped(tensor: Tensor) -> None:
-    """Says that a tensor maps a file, so that `release` may take its pages: what was written to it must be there."""
+def note_mapped(tensor: Tensor, *, private: bool = False) -> None:
+    """Says that a tensor maps a file, so that `release` may take its pages.
+
+    private: what is written to it does not reach the file.
+    """
     for gone in [storage for storage in _mapped if storage.expired()]:
-        _mapped.remove(gone)
-    _mapped.add(StorageWeakRef(tensor.untyped_storage()))
+        del _mapped[gone]
+    _mapped[StorageWeakRef(tensor.untyped_storage())] = tensor._version if private else None
 
 
 def release(tensor: Tensor) -> None:
     """Gives back the resident pages of a tensor that maps a file (`is_mapped`); does nothing to any other.
 
-    Its numbers stay in the file, and come back as they are asked for.
+    Its numbers stay in the file, and come back as they are asked for. A private mapping that was written to is kept.
     """
     if tensor.numel() and is_mapped(tensor):
+        version = _mapped[StorageWeakRef(tensor.untyped_storage())]
+        if version is not None and tensor._version != version:
+            return
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         native.release_pages(tensor.data_ptr(), (reach + 1) * tensor.itemsize)
 
@@ -91,33 +105,35 @@ class _File:
 
     def read(self, offset: int, out: Tensor) -> Tensor:
         """Fills a contiguous tensor with what begins at a byte."""
-        with self:
+        with self.explained():
             native.read_bytes(self.handle, offset, out)
         return out
 
     def write(self, offset: int, tensor: Tensor) -> None:
         """Writes a tensor of any device from a byte on."""
-        with self:
+        with self.explained():
             native.write_bytes(self.handle, offset, tensor.detach().to("cpu"))
 
     def tensor(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """The file's first bytes as a tensor that is mapped; it outlives this object."""
         path = f"/proc/self/fd/{self.handle}"
-        with self:
+        with self.explained():
             mapped = torch.from_file(path, shared=True, size=math.prod(shape), dtype=dtype)
         note_mapped(mapped)
         return mapped.view(*shape)
 
     def refused(self, num_bytes: int, error: OSError) -> RunError:
         """The error for what the system would not do."""
-        said = f"{self.folder}: no room for {num_bytes:,} bytes of vertex data ({error.strerror})"
+        what = "no room for" if error.errno in NO_ROOM else "cannot keep"
+        said = f"{self.folder}: {what} {num_bytes:,} bytes of vertex data ({error.strerror})"
         return RunError(f"{said}: {self.remedy} another folder")
 
-    def __enter__(self) -> None:
+    @contextmanager
+    def explained(self) -> Iterator[None]:
         """Turns what the system refuses into a RunError."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
+        try:
+            yield
+        except OSError as error:
             raise self.refused(self.num_bytes, error) from error
 
     def close(self) -> None:
@@ -156,7 +172,7 @@ class HostRows:
         self.num_bytes = num_rows * width * dtype.itemsize
         self._file = _File(self.num_bytes, folder)
         self._block = max(1, BLOCK_BYTES // max(1, width * dtype.itemsize))
-        self._cleared = torch.zeros(-(-num_rows // self._block), dtype=torch.uint8)  # what the file has there is void
+        self._cleared = np.zeros(-(-num_rows // self._block), np.uint8)  # by block: what the file has there is void
 
     def read(self, first: int, end: int, out: Tensor | None = None) -> Tensor:
         """A copy of the rows [end - first, F] from `first` on, in `out` if given: fresh memory costs more."""
@@ -182,7 +198,7 @@ class HostRows:
         self._check(rows, out)
         self._settle(0, self.num_rows)
         if out.device.type == "cpu":
-            with self._file:
+            with self._file.explained():
                 native.gather_file_rows(self._file.handle, rows, places, out)
         else:
             found = torch.empty(len(rows), self.width, dtype=self.dtype, pin_memory=out.is_cuda)
@@ -194,7 +210,7 @@ class HostRows:
         self._check(rows, values)
         if values.device.type != "cpu":
             values, places = values.index_select(0, places.to(values.device)).to("cpu"), torch.arange(len(rows))
-        with self._file:
+        with self._file.explained():
             native.add_file_rows(
                 self._file.handle,
                 rows,
@@ -202,12 +218,12 @@ class HostRows:
                 values,
                 num_rows=self.num_rows,
                 block_rows=self._block,
-                cleared=self._cleared,
+                cleared=torch.from_numpy(self._cleared),
             )
 
     def clear(self) -> None:
         """Makes all rows zero, without a word to the file: what is added to them is written there, and not read."""
-        self._cleared.fill_(1)
+        self._cleared.fill(1)
 
     def tensor(self) -> Tensor:
         """All rows [n, F] as a tensor that is mapped: it shares them, and keeps them when this object is gone."""
@@ -225,11 +241,11 @@ class HostRows:
         cleared = self._cleared[first // self._block : -(-end // self._block)]
         if not cleared.any():
             return
-        for block in (cleared.nonzero()[:, 0] + first // self._block).tolist():
+        for block in (cleared.nonzero()[0] + first // self._block).tolist():
             begin, stop = block * self._block, min((block + 1) * self._block, self.num_rows)
             zeros = torch.zeros(stop - begin, self.width, dtype=self.dtype)
             self._file.write(begin * self.width * self.dtype.itemsize, zeros)
-        cleared.zero_()
+        cleared.fill(0)
 
     def _check(self, rows: Tensor, table: Tensor) -> None:
         assert table.shape[1:] == (self.width,)
@@ -322,7 +338,7 @@ class Spool:
         stored = Stored(self.num_bytes, tuple(tensor.shape), tensor.dtype)
         end = self.num_bytes + tensor.nbytes
         if end > self._file.num_bytes:
-            self._file.grow(max(end, self._file.num_bytes + SPOOL_STEP))
+            self._file.grow(max(end, self._file.num_bytes + min(self._file.num_bytes, SPOOL_STEP)))
         self._file.write(self.num_bytes, tensor)
         self.num_bytes = end
         return stored

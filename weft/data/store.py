@@ -178,7 +178,7 @@ def open_store(folder: str | Path, *, verify: bool = True) -> Graph:
         )
     object.__setattr__(graph, "path", folder)
     for array in arrays.values():
-        note_mapped(array)
+        note_mapped(array, private=True)
         release(array)  # verifying has read them all
     return graph
 

@@ -185,13 +185,21 @@ class Asked:
     note: Any = None
 
 
+def phases_of(layer: nn.Module) -> PhasedLayer | None:
+    """The layer, if its phases are all that its call does: not with a `forward` or hooks of somebody's own."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    if isinstance(layer, PhasedLayer) and type(layer).forward is PhasedLayer.forward and not any(hooks):
+        return layer
+    return None
+
+
 def ask(layer: nn.Module, view: View, x: Tensor) -> Asked:
     """What any layer asks: one without phases is a question itself."""
-    if isinstance(layer, PhasedLayer):
-        return layer.before(view, x)
-    return Asked(question=WholeLayer(x=x, own=x, layer=layer))
+    phased = phases_of(layer)
+    return Asked(question=WholeLayer(x=x, own=x, layer=layer)) if phased is None else phased.before(view, x)
 
 
 def go_on(layer: nn.Module, view: View, asked: Any, own: Tensor | None, a: Tensor) -> Tensor:
     """The rows that any layer makes of an answer."""
-    return layer.after(view, asked, own, a) if isinstance(layer, PhasedLayer) else a
+    phased = phases_of(layer)
+    return a if phased is None else phased.after(view, asked, own, a)

@@ -21,7 +21,9 @@ class EmbeddedRows:
         self.rows: Tensor | None = None
         self.grads: Tensor | None = None
         self._leaves: list[Tensor] = []
-        for weight in embeddings(home.model).values():
+        found = list(embeddings(home.model).values())
+        assert len(found) <= 1, "a model has one TypedInput"
+        for weight in found:
             with torch.set_grad_enabled(training):
                 self.rows = home.embedded_halo.fetch(weight) if home.embedded_halo else weight
             self.grads = torch.zeros_like(self.rows) if training and self.rows.requires_grad else None

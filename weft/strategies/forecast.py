@@ -13,7 +13,7 @@ from weft.cost import Trace
 from weft.data import Graph
 from weft.strategies.moves import Facts, Moves
 from weft.strategies.passes import differentiable
-from weft.strategies.plan import Plan
+from weft.strategies.plan import MAX_REORDERED, Plan
 from weft.strategies.program import Part
 from weft.strategies.slots import INDICES
 
@@ -173,11 +173,14 @@ def host_bytes(graph: Graph, model: nn.Module, plan: Plan, itemsize: int) -> int
         graph.in_edges.indices,
         graph.in_edges.weight,
         graph.edge_features,
+        graph.edge_type,
+        *graph.features.values(),
     )
     held = sum(one.nbytes for one in arrays if isinstance(one, Tensor))
     by_vertex = graph.num_vertices * (3 * 8 + 4 * itemsize)
     neighbours = sum(planned.schedule.volumes.neighbours for planned in plan.schedules)
     planning = 40 * neighbours + sum(planned.hop.block.num_edges for planned in plan.schedules) * 16
+    planning += 8 * plan.num_chunks**2 if plan.num_chunks <= MAX_REORDERED else 0
     planning += sum(16 * one.schedule.num_slots * len(one.schedule.batches) for one in plan.schedules)
     parameters = sum(one.nbytes for one in model.parameters()) * ADAM_COPIES
     return held + by_vertex + planning + parameters

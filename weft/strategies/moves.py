@@ -144,7 +144,7 @@ class Moves:
         sources = slots + (rows if layout == "whole" else 0)
         forward = 0 if way == "back" else edges * (index + self.facts.weight)
         ids = edges * 4 if way == "both" else 0
-        back = 0 if way == "forward" else 8 * (sources + 1) + edges * (4 + self.facts.weight)
+        back = 0 if way == "forward" else 8 * (sources + 1) + edges * (index + self.facts.weight)
         num_bytes: int = 8 * (rows + 1) + forward + ids + back
         return num_bytes
 

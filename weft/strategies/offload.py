@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -64,7 +65,7 @@ class Offload(VertexParallel):
     def place(self) -> Tensor:
         group, placement = self.group, self.placement
         if group.size > 1 and placement.rates is None:
-            self.placement = placement = replace(placement, rates=measured_rates(group))
+            self.placement = placement = replace(placement, rates=measured_rates(group, placement.scratch))
         plan = self._given
         if plan is None:
             planner = self.planner(self.graph, self.model, group.size, placement, self.savings)
@@ -78,14 +79,16 @@ class Offload(VertexParallel):
         self.row_ids = self.topology.ids[needed.rows].to(group.device)
         self.embedded_halo = self._make_embedded_halo()
         self._pass: Pass | None = None
+        self._logits: Rows | None = None
         self._planning = True
         self._release()
         return needed.own
 
     def _release(self) -> None:
         """Gives back the pages of a graph that is mapped: what is resident is to be what the device may have."""
-        edges = self.graph.in_edges
-        for one in (self.graph.x, edges.indptr, edges.indices, edges.weight, self.graph.edge_features):
+        graph, edges = self.graph, self.graph.in_edges
+        known = (graph.x, graph.edge_features, graph.edge_type, *graph.features.values())
+        for one in (*known, edges.indptr, edges.indices, edges.weight):
             if one is not None:
                 release(one)
 
@@ -123,23 +126,32 @@ class Offload(VertexParallel):
 
     def forward(self, step: Step) -> Tensor:
         self.model.train(step.training)
-        if self._pass is not None:
-            self._pass.end()
+        self._end()
         if self._planning:
             self._planning = False
             give_back_pages()  # planning took more than the device may have
-        self._pass = Pass(self, self.settled.programs[step.training], epoch=step.epoch, training=step.training)
-        return self._pass.forward().tensor()
+        made = Pass(self, self.settled.programs[step.training], epoch=step.epoch, training=step.training)
+        logits = made.forward()
+        if step.training:
+            self._pass = made
+        else:  # nothing follows but the next pass
+            made.end(but=logits)
+            self._logits = logits
+        return logits.tensor()
 
     def backward(self, logits: Tensor, grad: Tensor) -> None:
         del logits
         assert self._pass is not None
         self._pass.backward(grad)
-        self._pass.end()
-        self.give(*self._lent)
-        self._lent = []
-        self._pass = None
+        self._end()
         sum_gradients(shared_parameters(self.model), self.group)
+
+    def _end(self) -> None:
+        """Takes back what the last pass has on the host."""
+        if self._pass is not None:
+            self._pass.end()
+        self.give(*self._lent, self._logits)
+        self._lent, self._logits, self._pass = [], None, None
 
     def empty_rows(self, rows: Tensor) -> Tensor:
         made = self.take(*rows.shape)
@@ -217,15 +229,14 @@ class Offload(VertexParallel):
         little = Placement(intermediates=placement.intermediates, rates=placement.rates, scratch=placement.scratch)
         plainly = replace(savings, prefetch=False, reorder=False)
 
-        def place_at(graph: Graph, model: nn.Module, bounds: Sequence[int]) -> Offload:
+        def place_at(graph: Graph, model: nn.Module, bounds: Sequence[int], *, kept: frozenset[int]) -> Offload:
             planner = Planner(graph, model, 1, little, plainly, place_at)
             plan = planner.cut_at(0, [[bounds] * planner.programs[True].num_hops])
-            plan = replace(plan, span=bounds[1], kept=whole.kept)
+            plan = replace(plan, span=bounds[1], kept=kept)
             device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
             return FirstChunk(graph, model, Group(device=str(device)), savings=plainly, placement=little, plan=plan)
 
-        whole = Planner(graph, model, size, placement, savings, place_at)
-        return whole
+        return Planner(graph, model, size, placement, savings, place_at)
 
     @classmethod
     def shape(
@@ -286,6 +297,8 @@ class Offload(VertexParallel):
     def check_fits(
         cls, graph: Graph, model: nn.Module, *, size: int, placement: Placement, savings: Savings = ALL_SAVINGS
     ) -> None:
+        in_files = placement.device in ("", "cpu") or placement.scratch is not None
+        free = free_bytes(placement.scratch) if in_files else 0
         planner = cls.planner(graph, model, size, replace(placement, device_bytes=None), savings)
         limit, hub = placement.device_bytes, int(graph.in_edges.degree.max()) if graph.num_vertices else 0
         if limit is not None and (least := planner.miniature.bytes(ChunkShape(1, hub + 1, hub))) > limit:
@@ -296,10 +309,10 @@ class Offload(VertexParallel):
                 f"{format_bytes(least)}, and {count} chunks take {format_bytes(some)} each: give --device-memory "
                 f"{int(some / MARGIN) + 1}, or a smaller --hidden"
             )
-        if placement.device not in ("", "cpu") and placement.scratch is None:
+        if not in_files:
             return
-        disk, free = 0, free_bytes(placement.scratch)
-        for rank in range(size):
+        disk = 0
+        for rank in range(int(os.environ.get("LOCAL_WORLD_SIZE", size))):
             plan = planner.cut(rank, max(placement.chunks, 1), reorder=False)
             disk += forecast(graph, model, plan, cls.facts_of(planner, plan, rank), Trace(operations=())).disk
         if disk > free:

@@ -54,11 +54,12 @@ class Pass:
             out = self._backward(number, out) if out else None
         self.embedded.backward()
 
-    def end(self) -> None:
-        """Gives back what the pass has on the host."""
+    def end(self, but: Rows | None = None) -> None:
+        """Gives back what the pass has on the host, but for some rows."""
         for table in self.tables:
             if table is not self.home.constant:
-                self.home.give(*table.arrays, table.answer, *table.kept, *table.between)
+                given = (*table.arrays, table.answer, *table.kept, *table.between)
+                self.home.give(*(rows for rows in given if rows is not but))
         self.tables = []
 
     def _forward(self, number: int) -> Table:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
@@ -26,10 +27,10 @@ from weft.partition import (
     range_bounds,
 )
 from weft.partition import reorder as reorder_chunks
-from weft.strategies.base import Placement
+from weft.strategies.base import Placement, Strategy
 from weft.strategies.hybrid import Communicated, Hybrid
 from weft.strategies.keeping import can_be_kept
-from weft.strategies.miniature import ChunkShape, Miniature, PlaceAt, largest
+from weft.strategies.miniature import ChunkShape, Miniature, largest
 from weft.strategies.products import layout_of
 from weft.strategies.program import Part as ProgramPart
 from weft.strategies.program import Program, Rehearsal
@@ -38,6 +39,7 @@ from weft.strategies.slots import BACKWARD, FORWARD, Layout
 NOMINAL = Rates(host=1.0, ranks=2.0, inplace=8.0)
 """How fast rows move, as ratios, where nobody has measured it."""
 MAX_CHUNKS = 1 << 14
+MAX_REORDERED = 1 << 11  # chunks: what they have in common is counted for every two of them
 MARGIN = 0.94  # of a limit is filled: what is found in little has been up to 6 % below what chunks then took
 ATTENTION_COST = 3  # an edge of attention costs as much as so many of a sum
 VERTEX_COST = 4  # a target costs as much as so many edges, where chunks are to cost the same
@@ -88,7 +90,7 @@ class Plan:
 class Planner:
     """Plans all ranks of a run. InputError for a model that cannot be run part by part.
 
-    place_at: see Miniature.
+    place_at: see Miniature; it is also given what is kept.
     """
 
     def __init__(
@@ -98,9 +100,11 @@ class Planner:
         size: int,
         placement: Placement,
         savings: Savings,
-        place_at: PlaceAt,
+        place_at: Callable[..., Strategy],
     ) -> None:
         self.graph, self.model, self.placement, self.savings = graph, model, placement, savings
+        if placement.chunks > MAX_CHUNKS:
+            raise InputError(f"--chunks {placement.chunks}: give at most {MAX_CHUNKS}")
         rehearsal = Rehearsal(graph, model, savings)
         self.programs = {training: rehearsal.program(training=training) for training in (True, False)}
         kind = Communicated if placement.cache_ratio is None and placement.factors is None else Hybrid
@@ -108,9 +112,14 @@ class Planner:
             kind.plan(graph, model, rank=one, size=size, placement=placement, savings=savings) for one in range(size)
         ]
         self.rates = placement.rates or NOMINAL
-        self.miniature = Miniature(graph, model, place_at)
+        if (asked := self.programs[True].num_hops) != (foreseen := len(self.needed[0].hops)):
+            raise InputError(
+                f"strategy offload makes {asked} products over the edges, and the model's layers {foreseen}: give a "
+                "layer that maps rows alone as weft.nn.RowLayer, and each product a layer of its own"
+            )
         products = (part for part in self.programs[True].parts if part.is_product and not part.constant)
         self.kept = frozenset(part.hop for part in products if self._keeps(part))
+        self.miniature = Miniature(graph, model, partial(place_at, kept=self.kept))
 
     def plan(self, rank: int) -> Plan:
         """The plan of a rank, with as few chunks as fit. InputError where the device's memory is too little for any."""
@@ -225,7 +234,7 @@ class Planner:
             )
 
         best = given = schedule(None)
-        if reorder and savings.reorder and len(bounds[0]) > 2:
+        if reorder and savings.reorder and 2 < len(bounds[0]) <= MAX_REORDERED + 1:
             sets = [chunk_vertices(part, cuts, loops=loops) for part, cuts in zip(parts, bounds, strict=True)]
             other = schedule(reorder_chunks(sets, self.graph.num_vertices))
             best = min(given, other, key=lambda one: one.volumes.seconds(self.rates))

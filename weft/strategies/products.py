@@ -20,7 +20,7 @@ from weft.data import Graph
 from weft.nn import GraphView
 from weft.nn.phases import Question, WholeLayer
 from weft.strategies.keeping import answered, gradients
-from weft.strategies.program import Part
+from weft.strategies.program import ChunkView, Part
 from weft.strategies.slots import BACKWARD, FORWARD, Layout, PlacedBatch, SlotTopology, Way
 from weft.strategies.tables import Grads, Rows, Table, deposit, read, store
 
@@ -83,24 +83,6 @@ def layout_of(question: Question) -> Layout:
     if isinstance(question, WholeLayer):
         return "whole"
     return "looped" if question.loops else "plain"
-
-
-class ChunkView(GraphView):
-    """The view of a whole layer on a batch: its targets' rows stand first, those in slots behind them."""
-
-    def __init__(self, topology: SlotTopology, num_vertices: int, *, key: int, calls: int) -> None:
-        super().__init__(topology, key=key)
-        self._num_vertices, self._calls = num_vertices, calls
-
-    @property
-    def num_vertices(self) -> int:
-        return self._num_vertices
-
-    def targets(self, x: Tensor) -> Tensor:
-        return x[: self.topology.adjacency.num_targets]
-
-    def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        return x, self.topology.edge_index, self.topology.adjacency.num_targets
 
 
 class Products:

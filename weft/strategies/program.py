@@ -15,12 +15,21 @@ from torch import Tensor, nn
 from weft.core.errors import InputError
 from weft.core.savings import Savings
 from weft.data import Adjacency, Graph
-from weft.nn import GraphView, Inputs, Topology, UnitCost
-from weft.nn.phases import PairAttention, Pause, Phased, Question, Resumed, Total
+from weft.nn import GraphView, Inputs, LinkModel, Topology, UnitCost
+from weft.nn.phases import PairAttention, Pause, Phased, Propagation, Question, Resumed, Total, WholeLayer
 from weft.strategies.keeping import Kept, answered, can_be_kept, is_linear
+from weft.strategies.slots import SlotTopology
 from weft.strategies.typed import is_embedded, typed_rows
 
 FEW = 5  # rows that a program is found out with
+
+
+def refused(*_: Any, **__: Any) -> Any:
+    """In place of what no range of rows has, where somebody's own layer, norm or activation asks for it."""
+    raise InputError(
+        "strategy offload: a product, edges or the sum of all rows is asked for where only some rows are at hand: "
+        "leave that to weft's own layers and BatchNorm, or take another strategy"
+    )
 
 
 class RowsView(GraphView):
@@ -54,6 +63,28 @@ class RowsView(GraphView):
 
     def embed(self, weight: Tensor) -> Tensor:
         return self.embedded(weight)
+
+    propagate = attend = attend_pairs = relate = block = total = refused
+
+
+class ChunkView(GraphView):
+    """The view of a whole layer on a chunk: its targets' rows stand first, those in slots behind them."""
+
+    def __init__(self, topology: Topology, num_vertices: int, *, key: int, calls: int) -> None:
+        super().__init__(topology, key=key)
+        self._num_vertices, self._calls = num_vertices, calls
+
+    @property
+    def num_vertices(self) -> int:
+        return self._num_vertices
+
+    def targets(self, x: Tensor) -> Tensor:
+        return x[: self.topology.adjacency.num_targets]
+
+    def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        return x, self.topology.edge_index, self.topology.adjacency.num_targets
+
+    total = refused
 
 
 class Port(NamedTuple):
@@ -137,11 +168,12 @@ class Rehearsal:
     """
 
     def __init__(self, graph: Graph, model: nn.Module, savings: Savings) -> None:
-        if not hasattr(getattr(model, "encoder", model), "resume"):
-            raise InputError(
-                f"strategy offload runs a model part by part, and {type(model).__name__} runs as a whole: make it a "
-                "weft.nn.Stack of its layers"
-            )
+        for one in (model, *([model.encoder] if isinstance(model, LinkModel) else [])):
+            if not resumes(type(one)):
+                raise InputError(
+                    f"strategy offload runs a model part by part, and {type(one).__name__} runs as a whole: make it a "
+                    "weft.nn.Stack of its layers"
+                )
         self.graph, self.model, self.savings = graph, model, savings
         parameter = next(model.parameters(), torch.empty(0))
         self.device, self.dtype = parameter.device, parameter.dtype
@@ -204,10 +236,10 @@ class Rehearsal:
         asked = GraphView(self.topology)
         view = views[pause.stage]
         asked_calls = asked._calls = view.calls
-        answer = question(asked)
+        answer = self._answer(question, pause.steps, asked)
         view._calls = asked._calls
         shared = {**question.tensors("shared"), **pause.shared}
-        constant = constant and not any(one.requires_grad for one in (*found, *shared.values(), answer))
+        constant = constant and isinstance(question, Propagation) and all(one is self.x for one in found)
         part = Part(
             pause=without_graph(pause),
             calls=calls,
@@ -219,7 +251,7 @@ class Rehearsal:
             width=answer.shape[-1],
             kept_widths=tuple(rows.shape[1] for rows in kept_of(question, self.topology)),
             differentiable=answer.requires_grad,
-            constant=constant and not isinstance(question, Total),
+            constant=constant,
             hop=hop,
             asked_calls=asked_calls,
         )
@@ -227,6 +259,39 @@ class Rehearsal:
         also = {name: one.detach().requires_grad_(one.requires_grad) for name, one in pause.shared.items()}
         answer = answer.detach().requires_grad_(answer.requires_grad)
         return part, Resumed(answer=answer, rows=kept, shared=also, note=pause.note)
+
+    def _answer(self, question: Question, steps: int, asked: GraphView) -> Tensor:
+        """The answer; that of a layer which runs as a whole on a chunk whose sources are not its targets."""
+        if not isinstance(question, WholeLayer):
+            return question(asked)
+        name, own = type(question.layer).__name__, question.own
+        if steps > 1:
+            raise InputError(
+                f"strategy offload: {name} is to make {steps} products of each other: propagate by a layer of weft.nn"
+            )
+        ids, edges = torch.arange(len(own)), self.topology.adjacency
+        block = replace(edges, indices=edges.indices + len(own), num_sources=2 * len(own), known_transpose=None)
+        apart = SlotTopology(block, torch.cat([ids, ids]), ids, self.topology, ids[: edges.num_edges], None)
+        view = ChunkView(apart, self.graph.num_vertices, key=0, calls=asked._calls)
+        try:
+            answer = replace(question, x=torch.cat([own, question.x]))(view)
+        except InputError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise InputError(
+                f"strategy offload: {name} cannot run on a chunk ({str(error).splitlines()[0]}): use view.targets(x) "
+                "for the rows of its result, and one product"
+            ) from error
+        if len(answer) != len(own):
+            raise InputError(f"strategy offload: {name} gives more rows than it has targets: use view.targets(x)")
+        asked._calls = view._calls
+        return answer
+
+
+def resumes(kind: type) -> bool:
+    """Whether a model of a kind has a `resume` that does what its `forward` does: not an older one than that."""
+    has = [name for base in kind.__mro__ for name in ("resume", "forward") if name in vars(base)]
+    return "resume" in has and has[0] == "resume"
 
 
 def kept_of(question: Question, topology: Topology) -> Kept:

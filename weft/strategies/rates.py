@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import torch
 
 from weft.comm import Group
@@ -12,9 +15,13 @@ from weft.strategies.probe import least_seconds
 ROWS, WIDTH = 1 << 14, 64
 
 
-def measured_rates(group: Group) -> Rates:
-    """Rows a second from the host, between ranks and on the device, as the slowest rank has them."""
-    rows = host_rows(ROWS, WIDTH, torch.float32, device=group.device)
+def measured_rates(group: Group, folder: Path | None) -> Rates:
+    """How fast rows move from the host, between ranks and on the device, as the slowest rank has it.
+
+    As ratios to the first, to powers of two: noise is not to decide the order of chunks, which two runs are to share.
+    folder: that of the host's files.
+    """
+    rows = host_rows(ROWS, WIDTH, torch.float32, device=group.device, folder=folder)
     buffer = torch.zeros(ROWS, WIDTH, device=group.device)
     every = torch.arange(ROWS)
     counts = [ROWS * WIDTH // group.size] * group.size
@@ -27,4 +34,4 @@ def measured_rates(group: Group) -> Rates:
     found = [ROWS / least_seconds(move, group) for move in moves]
     rows.close()
     slowest = [min(each) for each in zip(*(one["rates"] for one in group.share({"rates": found})), strict=True)]
-    return Rates(*slowest)
+    return Rates(*(2.0 ** round(math.log2(rate / slowest[0])) for rate in slowest))

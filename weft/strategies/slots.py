@@ -60,7 +60,8 @@ class SlotTopology(SubTopology):
 
     @cached_property
     def edge_features(self) -> Tensor | None:
-        return None if self.edge_ids is None else self.whole.edge_features_at(self.edge_ids)
+        found = None if self.edge_ids is None else self.whole.edge_features_at(self.edge_ids)
+        return None if found is None else found.to(self.adjacency.device)
 
     @cached_property
     def loop(self) -> Tensor | None:  # type: ignore[override]
@@ -157,8 +158,8 @@ class PlacedBatch:
     def _keep(self, layout: Layout, batch: Batch, hop: Hop) -> Edges:
         first, end = self.targets.start, self.targets.stop
         indptr = hop.block.indptr[first : end + 1] - hop.block.indptr[first]
-        block = hop.block if self.whole.adjacency.weight is None else hop.block.cast(self.whole.adjacency.weight.dtype)
-        weight = None if block.weight is None else block.weight[batch.edges]
+        known = self.whole.adjacency.weight
+        weight = None if hop.block.weight is None or known is None else hop.block.weight[batch.edges].to(known.dtype)
         indices, num_sources, looped = batch.indices, self.num_slots, None
         if layout == "whole":
             number = batch.held[indices]

@@ -37,7 +37,7 @@ def typed_rows(
     """What is known of some vertices of a graph without x; None for one with x."""
     if graph.x is not None:
         return None
-    ids = torch.arange(graph.num_vertices)[vertices]
+    ids = torch.arange(*vertices.indices(graph.num_vertices)) if isinstance(vertices, slice) else vertices
     features, places = [], []
     for name in graph.vertex_types:
         if name in graph.features:
@@ -45,7 +45,9 @@ def typed_rows(
             place = ((ids >= span.start) & (ids < span.stop)).nonzero().view(-1)
             features.append(graph.features[name][ids[place] - span.start].to(device, dtype))
             places.append(place)
-    places.append(is_embedded(graph)[ids].nonzero().view(-1))
+    has_features = torch.zeros(len(ids), dtype=torch.bool)
+    has_features[torch.cat([ids[:0], *places])] = True
+    places.append((~has_features).nonzero().view(-1))
     order = torch.cat(places).argsort()
     in_order = torch.equal(order, torch.arange(len(order)))
     return TypedRows(
