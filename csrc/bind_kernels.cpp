@@ -57,7 +57,7 @@ void bind_spmm(nb::module_& module) {
       "spmm",
       [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, MaybeConst<T, 1> weight,
          MaybeConst<T, 1> neighbour_scale, MaybeConst<T, 1> row_scale, MaybeConst<T, 1> loop_scale, ConstArray<T, 2> x,
-         Array<T, 2> y, int num_threads) {
+         Array<T, 2> y, bool add, int num_threads) {
         check_rows(indptr, indices, num_threads);
         const int64_t num_rows = size(indptr, 0) - 1, width = size(x, 1), num_loops = length_or(loop_scale, 0);
         require(is(y, num_rows, width), "y must have a row per row of the matrix and the columns of x");
@@ -77,13 +77,14 @@ void bind_spmm(nb::module_& module) {
                               num_loops,
                               x.data(),
                               y.data(),
+                              add,
                               num_threads};
         nb::gil_scoped_release release;
         graph_kernels<T, I>(kernels()).spmm(args);
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "weight"_a.noconvert().none(),
       "neighbour_scale"_a.noconvert().none(), "row_scale"_a.noconvert().none(), "loop_scale"_a.noconvert().none(),
-      "x"_a.noconvert(), "y"_a.noconvert(), "num_threads"_a);
+      "x"_a.noconvert(), "y"_a.noconvert(), "add"_a, "num_threads"_a);
 }
 
 template <class T, class I>

@@ -26,6 +26,7 @@ struct Spmm {
   int64_t num_loops;  // loop_scale is for the first rows only
   const T* x;
   T* y;
+  bool add;  // to what y has
   int num_threads;
 };
 

@@ -17,6 +17,7 @@ struct SpmmRows {
   static void run(const Spmm<T, I>& a, int64_t first, int64_t end, Columns columns) {
     const int64_t last_entry = a.indptr[a.num_rows] - 1;
     for (int64_t row = first; row < end; ++row) {
+      if (a.add && a.indptr[row] == a.indptr[row + 1] && row >= a.num_loops) continue;
       Vector<T, L> sum[N] = {};
       for (int64_t entry = a.indptr[row]; entry < a.indptr[row + 1]; ++entry) {
         const int64_t ahead = entry + kAhead<T, L * N> < last_entry ? entry + kAhead<T, L * N> : last_entry;
@@ -37,10 +38,12 @@ struct SpmmRows {
 #pragma GCC unroll 16
       for (int i = 0; i < N; ++i) {
         const int64_t at = row * a.width + column_of<L, N>(i, columns);
-        Vector<T, L> y = sum[i] * row_scale;
-        if (has_loop) y += load<L>(a.x + at) * a.loop_scale[row];
-        store<L>(a.y + at, y);
+        sum[i] *= row_scale;
+        if (has_loop) sum[i] += load<L>(a.x + at) * a.loop_scale[row];
+        if (a.add) sum[i] += load<L>(a.y + at);  // all before the first is stored: the last two may overlap
       }
+#pragma GCC unroll 16
+      for (int i = 0; i < N; ++i) store<L>(a.y + row * a.width + column_of<L, N>(i, columns), sum[i]);
     }
   }
 };

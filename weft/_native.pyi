@@ -46,6 +46,7 @@ def spmm(
     loop_scale: Tensor | None,
     x: Tensor,
     y: Tensor,
+    add: bool,
     num_threads: int,
 ) -> None: ...
 def spmm_max(indptr: Tensor, indices: Tensor, x: Tensor, y: Tensor, position: Tensor, num_threads: int) -> None: ...

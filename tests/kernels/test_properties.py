@@ -23,7 +23,17 @@ from kernel_cases import (
 )
 
 from weft.data.adjacency import Adjacency
-from weft.kernels import attend, attend_edges, ops, pair_logits, reference, spmm, spmm_max
+from weft.kernels import (
+    Scale,
+    attend,
+    attend_edges,
+    ops,
+    pair_logits,
+    reference,
+    spmm,
+    spmm_max,
+    spmm_transposed,
+)
 
 
 def cases(adj: Adjacency, width: int) -> list[Case]:
@@ -151,6 +161,19 @@ def test_slices_of_heads_add_up(steps):
     torch.testing.assert_close(torch.cat([part[1] for part in slices], dim=1), whole[1], rtol=1e-12, atol=1e-12)
     for logits in (2, 3):
         torch.testing.assert_close(sum(part[logits] for part in slices), whole[logits], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("width", [1, 5, 16, 23, 200])
+def test_gradients_of_sums_are_added(width: int) -> None:
+    """To what is there, in every column once, and where a source has no edge."""
+    adj = graph(40, 30, 60).with_weight(randn(60, seed=3).abs())
+    scale = Scale(target=randn(30, seed=5), source=randn(40, seed=6), loop=randn(30, seed=7))
+    grad, there = randn(30, width, seed=1), randn(40, width, seed=2)
+    found = spmm_transposed(adj, grad, scale=scale, weighted=True)
+    into = there.clone()
+    assert spmm_transposed(adj, grad, scale=scale, weighted=True, into=into) is into
+    torch.testing.assert_close(into, there + found, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("backend")

@@ -91,8 +91,10 @@ class Backend(Protocol):
         """x [s, F] -> y [n, F]."""
         ...
 
-    def spmm_transposed(self, adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool) -> Tensor:
-        """The adjoint: grad_y [n, F] -> grad_x [s, F]."""
+    def spmm_transposed(
+        self, adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None
+    ) -> Tensor:
+        """The adjoint: grad_y [n, F] -> grad_x [s, F], which is added to `into`, where that is given."""
         ...
 
     def spmm_max(self, adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:

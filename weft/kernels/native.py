@@ -16,16 +16,15 @@ def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
     y = x.new_empty(adj.num_targets, x.shape[1])
     weight = adj.weight if weighted else None
     threads = torch.get_num_threads()
-    _native.spmm(adj.indptr, adj.indices, weight, scale.source, scale.target, scale.loop, x, y, threads)
+    _native.spmm(adj.indptr, adj.indices, weight, scale.source, scale.target, scale.loop, x, y, False, threads)
     return y
 
 
-def spmm_transposed(adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool) -> Tensor:
-    grad_x = grad_y.new_empty(adj.num_sources, grad_y.shape[1])
-    edges = adj.transpose
-    weight = edges.weight if weighted else None
-    threads = torch.get_num_threads()
-    _native.spmm(edges.indptr, edges.indices, weight, scale.target, scale.source, scale.loop, grad_y, grad_x, threads)
+def spmm_transposed(adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None) -> Tensor:
+    grad_x = grad_y.new_empty(adj.num_sources, grad_y.shape[1]) if into is None else into
+    edges, add, threads = adj.transpose, into is not None, torch.get_num_threads()
+    weight, scales = edges.weight if weighted else None, (scale.target, scale.source, scale.loop)
+    _native.spmm(edges.indptr, edges.indices, weight, *scales, grad_y, grad_x, add, threads)
     return grad_x
 
 

@@ -46,10 +46,22 @@ def spmm(adj: Adjacency, x: Tensor, *, scale: Scale = Scale(), weighted: bool = 
     return y
 
 
-def spmm_transposed(adj: Adjacency, grad_y: Tensor, *, scale: Scale = Scale(), weighted: bool = False) -> Tensor:  # noqa: B008
-    """The gradient [s, F] of spmm's x from that of its y [n, F], for whoever writes a backward pass of their own."""
+def spmm_transposed(
+    adj: Adjacency,
+    grad_y: Tensor,
+    *,
+    scale: Scale = Scale(),  # noqa: B008
+    weighted: bool = False,
+    into: Tensor | None = None,
+) -> Tensor:
+    """The gradient [s, F] of spmm's x from that of its y [n, F], for whoever writes a backward pass of their own.
+
+    into: contiguous [s, F], to which it is added.
+    """
     _check_rows("grad_y", grad_y, adj, adj.num_targets)
-    return backend_of(grad_y).spmm_transposed(adj, grad_y.contiguous(), scale, weighted)
+    if into is not None:
+        _check_rows("into", into, adj, adj.num_sources)
+    return backend_of(grad_y).spmm_transposed(adj, grad_y.contiguous(), scale, weighted, into)
 
 
 def spmm_max(adj: Adjacency, x: Tensor) -> Tensor:

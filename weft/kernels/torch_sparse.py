@@ -27,13 +27,13 @@ def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
     return y
 
 
-def spmm_transposed(adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool) -> Tensor:
+def spmm_transposed(adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None) -> Tensor:
     edges = adj.transpose
     weight = edges.weight if weighted else None
     grad_x = _scaled_product(edges.indptr, edges.indices, weight, grad_y, scale.target, scale.source)
     if scale.loop is not None:
         grad_x[: adj.num_targets] += grad_y * scale.loop[:, None]
-    return grad_x
+    return grad_x if into is None else into.add_(grad_x)
 
 
 def spmm_max(adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:

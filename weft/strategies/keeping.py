@@ -41,12 +41,19 @@ def answered(question: Question, topology: Topology) -> tuple[Tensor, Kept]:
     return attend_keeping(over(question, topology), question.h, question.logit_src, question.logit_dst)
 
 
-def gradients(question: Question, topology: Topology, y: Tensor, kept: Kept, grad: Tensor) -> dict[str, Tensor]:
-    """The gradients of what a question read, by name, from that of its answer y. Of a sum, y and x may be anything."""
+def gradients(
+    question: Question, topology: Topology, y: Tensor, kept: Kept, grad: Tensor, into: Tensor | None
+) -> dict[str, Tensor]:
+    """The gradients of what a question read, by name, from that of its answer y.
+
+    Of a sum, y and x may be anything, and the gradient is added to `into`, if there is any.
+    """
     if isinstance(question, Propagation):
         product = product_of(question, topology.adjacency.transpose.weight)
-        scale = topology.scale(product, grad.dtype)
-        return {"x": spmm_transposed(topology.adjacency, grad, scale=scale, weighted=product.weighted)}
+        if into is not None:
+            scale = topology.scale(product, grad.dtype)
+            spmm_transposed(topology.adjacency, grad, scale=scale, weighted=product.weighted, into=into)
+        return {}
     assert isinstance(question, AsksAttention)
     inputs = AttentionInputs(question.h, question.logit_src, question.logit_dst, y)
     grad_h, logits = attend_transposed(over(question, topology), inputs, kept, grad)
