@@ -11,7 +11,7 @@ from weft.partition import Batch
 from weft.strategies.base import HopShape
 from weft.strategies.passes import differentiable
 from weft.strategies.plan import Plan, Planned
-from weft.strategies.products import layout_of, reads_values, way_of
+from weft.strategies.products import back_way, layout_of, reads_values
 from weft.strategies.program import Part
 from weft.strategies.slots import Layout, Way
 
@@ -21,7 +21,7 @@ class Facts:
     """What formulas need beside a plan: of a number its bytes, of edges those of a weight (0: none).
 
     edge_ids: whether anything is known of edges. missing: of each schedule and batch, the targets that lack a loop.
-    embedded: rows of embeddings that cross ranks.
+    embedded: rows of embeddings that cross ranks. on_cpu: whether the device is the CPU.
     """
 
     size: int
@@ -32,6 +32,7 @@ class Facts:
     embedded_width: int
     share: bool
     edge_ids: bool
+    on_cpu: bool
 
 
 class Moves:
@@ -67,7 +68,7 @@ class Moves:
         if before is not None and before.is_product and not before.constant:
             for step in range(before.steps):
                 last = step == before.steps - 1
-                self._product(before, step, last=last, values=True, backward=False)
+                self._product(before, step, last=last, values=True, way="forward")
                 if not last:
                     self._store("rows", self.num_rows(before.hop + step + 1) * before.width)
                 elif self.training and before.hop in self.plan.kept:
@@ -95,12 +96,14 @@ class Moves:
         for step in reversed(range(before.steps)):
             last = step == before.steps - 1
             kept = last and before.hop in self.plan.kept
-            self._product(before, step, last=last, values=reads_values(before, step, kept=kept), backward=True)
+            values = reads_values(before, step, kept=kept)
+            way = back_way(before, values=values, kept=kept, on_cpu=self.facts.on_cpu)
+            self._product(before, step, last=last, values=values, way=way)
             if not last:
                 self._load("gradients", self.num_rows(before.hop + step + 1) * before.width)
         return bool(wanted) or any(before.shared.values())
 
-    def _product(self, part: Part, step: int, *, last: bool, values: bool, backward: bool) -> None:
+    def _product(self, part: Part, step: int, *, last: bool, values: bool, way: Way) -> None:
         """One pass over all batches."""
         number = self.plan.schedule_of[part.hop + step]
         planned, first = self.plan.schedules[number], part.ports[part.sources[part.first]].width
@@ -108,8 +111,8 @@ class Moves:
         grads = [width for width, wanted in widths if wanted]
         read, given = sum(width for width, _ in widths), sum(grads)
         own = {*(part.targets.values() if values else ()), *(part.rows.values() if last else ())}
+        backward = way != "forward"
         kept = backward and last and part.hop in self.plan.kept
-        way = way_of(part, values=values, backward=backward)
         for batch, missing in zip(planned.schedule.batches, self.facts.missing[number], strict=True):
             rows, edges = batch.targets.stop - batch.targets.start, batch.edges.stop - batch.edges.start
             self._load("rows", rows * (self._width(part, own) + (part.kept_width if kept else 0)))

@@ -97,9 +97,9 @@ class Products:
         """Batch by batch, what is loaded and the answers [n, F] of a step; last: rows go on with them."""
         batches, sources = self.home.batches(self.part.hop + step), self._sources(step)
         self._make_slots(batches, sources)
-        load = lambda batch: self._load(batch, sources, last=last, values=True, backward=False)  # noqa: E731
+        load = lambda batch: self._load(batch, sources, last=last, values=True, way="forward")  # noqa: E731
         for batch, loaded in self.home.ahead(batches, load):
-            self._count(batch, loaded, sources, values=True, backward=False)
+            self._count(batch, loaded, sources, values=True, way="forward")
             self._fetch(batch, loaded, sources)
             question = self._about({**self._at(sources), **self._targets(loaded)}, self.table.shared)
             yield batch, loaded, self._made(batch, loaded, question, keep=step == self.part.steps - 1)
@@ -113,16 +113,18 @@ class Products:
         grads: those that a pause left. into: where those go of what an earlier step made.
         """
         part, batches = self.part, self.home.batches(self.part.hop + step)
-        values = reads_values(part, step, kept=last and self.table.answer is not None)
+        kept = last and self.table.answer is not None
+        values = reads_values(part, step, kept=kept)
+        way = back_way(part, values=values, kept=kept, on_cpu=self.device.type == "cpu")
         sources = self._sources(step, grads, into)
         if values:
             self._make_slots(batches, sources)
         for source in sources:
             if source.into is not None:
                 source.grads = self._zeros(batches, source)
-        load = lambda batch: self._load(batch, sources, last=last, values=values, backward=True)  # noqa: E731
+        load = lambda batch: self._load(batch, sources, last=last, values=values, way=way)  # noqa: E731
         for batch, loaded in self.home.ahead(batches, load):
-            self._count(batch, loaded, sources, values=values, backward=True)
+            self._count(batch, loaded, sources, values=values, way=way)
             if values:
                 self._fetch(batch, loaded, sources)
             yield batch, loaded, self._again(batch, loaded, sources, grads, values=values)
@@ -227,8 +229,9 @@ class Products:
         """Zeros, since what a free slot holds is multiplied by nothing, and nothing is no number times NaN."""
         return torch.zeros(batches[0].num_slots, source.rows.width, dtype=self.home.dtype, device=self.device)
 
-    def _load(self, batch: PlacedBatch, sources: list[Source], *, last: bool, values: bool, backward: bool) -> Loaded:
+    def _load(self, batch: PlacedBatch, sources: list[Source], *, last: bool, values: bool, way: Way) -> Loaded:
         """Brings to the device what a batch reads, except what comes from other ranks."""
+        backward = way != "forward"
         index = {name: batch.index(name) for name in (*FORWARD[: 5 * values], *BACKWARD[: 5 * backward])}
         for source in sources if values else ():
             source.rows.gather(index["load"], source.values, index["load_slots"])
@@ -236,7 +239,7 @@ class Products:
         own = {port: read(self.table.arrays[port], span, self.device) for port in ports}
         wanted = (self.table.answer, *self.table.kept) if backward and last else ()
         kept = tuple(read(rows, span, self.device) for rows in wanted if rows is not None)
-        topology = batch.topology(self.layout, self.device, way_of(self.part, values=values, backward=backward))
+        topology = batch.topology(self.layout, self.device, way)
         return Loaded(index=index, topology=topology, own=own, kept=kept)
 
     def _own_ports(self, *, last: bool, values: bool) -> list[int]:
@@ -244,12 +247,9 @@ class Products:
         part = self.part
         return sorted({*(part.targets.values() if values else ()), *(part.rows.values() if last else ())})
 
-    def _count(
-        self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], *, values: bool, backward: bool
-    ) -> None:
+    def _count(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], *, values: bool, way: Way) -> None:
         """Notes what `_load` has brought."""
         rows = sum(one.nbytes for one in (*loaded.own.values(), *loaded.kept))
-        way = way_of(self.part, values=values, backward=backward)
         self.meter.transfer("rows", rows, 0)
         self.meter.transfer("edges", batch.edge_bytes(self.layout, way), 0)
         if values:
@@ -347,8 +347,8 @@ def reads_values(part: Part, step: int, *, kept: bool) -> bool:
     return not part.linear or (step == part.steps - 1 and part.needs_answer and not kept)
 
 
-def way_of(part: Part, *, values: bool, backward: bool) -> Way:
-    """Which edges a product brings."""
-    if not backward:
-        return "forward"
-    return "back" if part.linear and not values else "both"
+def back_way(part: Part, *, values: bool, kept: bool, on_cpu: bool) -> Way:
+    """Which edges the gradient of a product brings; on a GPU, attention's walks them in both orders."""
+    if part.linear:
+        return "both" if values else "back"
+    return "back" if kept and on_cpu else "both"
