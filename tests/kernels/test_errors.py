@@ -87,7 +87,7 @@ def test_native_refuses_what_it_cannot_take():
     with pytest.raises(ValueError, match="y must have"):
         _native.spmm(adj.indptr, adj.indices, None, None, None, None, X, y[:4], False, 1)
     with pytest.raises(ValueError, match="must end at"):
-        _native.spmm(adj.indptr, adj.indices[:3], None, None, None, None, X, y, 1)
+        _native.spmm(adj.indptr, adj.indices[:3], None, None, None, None, X, y, False, 1)
 
 
 def test_unknown_instruction_set():

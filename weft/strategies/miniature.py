@@ -15,6 +15,7 @@ from weft.nn import embeddings
 from weft.strategies.base import Step, Strategy
 
 PlaceAt = Callable[[Graph, nn.Module, Sequence[int]], Strategy]
+CANDIDATES = 3  # for the chunk that takes most with what is loaded beside it, besides the largest chunks
 LITTLE = 1500  # rows in slots, and twice as many, of the chunks that are worked on
 
 
@@ -42,9 +43,18 @@ class Miniature:
         self.itemsize = next((one.dtype.itemsize for one in model.parameters()), 4)
         self._known: dict[ChunkShape, float] = {}
 
-    def most(self, chunks: Sequence[tuple[Sequence[ChunkShape], int]]) -> int:
-        """The most of any of some chunks, with what is loaded ahead of them."""
-        return max(max(map(self.bytes, shapes)) + ahead for shapes, ahead in chunks)
+    def most(self, schedules: Sequence[Sequence[tuple[ChunkShape, int]]]) -> int:
+        """The most of any chunk of some schedules, each with what is loaded beside it.
+
+        Only the largest ones are worked on, and a few of which these say that they take about as much.
+        """
+        return max(map(self._most_of, schedules))
+
+    def _most_of(self, chunks: Sequence[tuple[ChunkShape, int]]) -> int:
+        about = self._about([shape for shape, _ in chunks])
+        order = sorted(range(len(chunks)), key=lambda number: about[number] + chunks[number][1])
+        tried = {*order[-CANDIDATES:], *largest([shape for shape, _ in chunks])}
+        return max(self.bytes(chunks[number][0]) + chunks[number][1] for number in tried)
 
     def bytes(self, shape: ChunkShape) -> int:
         """The most that a training step or an evaluation has on the device at once, with chunks of this shape.
@@ -57,6 +67,15 @@ class Miniature:
         small, large = (self._most(shape.scaled(times * LITTLE / largest)) for times in (1, 2))
         slope = (large - small) / LITTLE
         return round(large + slope * (largest - 2 * LITTLE))
+
+    def _about(self, shapes: Sequence[ChunkShape]) -> list[float]:
+        """`bytes` of many shapes with as many slots, linear between those of the largest."""
+        known = [shapes[number] for number in largest(shapes)]
+        terms = torch.tensor([[1.0, one.targets, one.edges] for one in (*known, *shapes)], dtype=torch.float64)
+        found = torch.tensor([[float(self.bytes(one))] for one in known], dtype=torch.float64)
+        weights = torch.linalg.lstsq(terms[: len(known)], found, driver="gelsd").solution
+        rows: list[float] = (terms[len(known) :] @ weights).view(-1).tolist()
+        return rows
 
     def _most(self, shape: ChunkShape) -> float:
         if shape not in self._known:
@@ -112,10 +131,13 @@ class Miniature:
         )
 
 
-def largest(shapes: Sequence[ChunkShape]) -> list[ChunkShape]:
-    """Those of some chunks that may take most: with most rows, with most edges, and with most of both."""
-    if not shapes:
-        return [ChunkShape(1, 1, 0)]
+def largest(shapes: Sequence[ChunkShape]) -> set[int]:
+    """Which of some chunks may take most: with most rows, with most edges, and with many of both."""
     rows, edges = (max(max(each), 1) for each in (zip(*((one.targets, one.edges) for one in shapes), strict=True)))
-    both = max(shapes, key=lambda one: one.targets / rows + one.edges / edges)
-    return list({max(shapes, key=lambda one: one.targets), max(shapes, key=lambda one: one.edges), both})
+    measures = (
+        lambda number: shapes[number].targets,
+        lambda number: shapes[number].edges,
+        lambda number: shapes[number].targets / rows + shapes[number].edges / edges,
+        lambda number: min(shapes[number].targets / rows, shapes[number].edges / edges),
+    )
+    return {max(range(len(shapes)), key=measure) for measure in measures}

@@ -13,7 +13,7 @@ from weft.strategies.passes import differentiable
 from weft.strategies.plan import Plan, Planned
 from weft.strategies.products import back_way, layout_of, reads_values
 from weft.strategies.program import Part
-from weft.strategies.slots import Layout, Way
+from weft.strategies.slots import Layout, Way, edge_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,15 +141,10 @@ class Moves:
 
     def edge_bytes(self, layout: Layout, planned: Planned, batch: Batch, missing: int, way: Way) -> int:
         """The bytes of a batch's edges as they stand for a question."""
-        index = planned.hop.block.indices.itemsize
-        rows, slots = batch.targets.stop - batch.targets.start, planned.schedule.num_slots
+        index, rows = planned.hop.block.indices.itemsize, batch.targets.stop - batch.targets.start
         edges = batch.edges.stop - batch.edges.start + (missing if layout == "looped" else 0)
-        sources = slots + (rows if layout == "whole" else 0)
-        forward = 0 if way == "back" else edges * (index + self.facts.weight)
-        ids = edges * 4 if way == "both" else 0
-        back = 0 if way == "forward" else 8 * (sources + 1) + edges * (index + self.facts.weight)
-        num_bytes: int = 8 * (rows + 1) + forward + ids + back
-        return num_bytes
+        sources = planned.schedule.num_slots + (rows if layout == "whole" else 0)
+        return edge_bytes(way, rows, sources, edges, index, self.facts.weight)
 
     def _source_widths(self, part: Part, step: int) -> list[tuple[int, bool]]:
         """Of the rows that a product reads at sources, each once, their width and whether they have a gradient."""

@@ -291,7 +291,7 @@ class Offload(VertexParallel):
             embedded_width=sum(weight.shape[1] for weight in embeddings(model).values()),
             share=planner.savings.share,
             edge_ids=bool(graph.relations) or graph.edge_features is not None,
-            on_cpu=all(parameter.device.type == "cpu" for parameter in model.parameters()),
+            on_cpu=planner.on_cpu,
         )
 
     @classmethod

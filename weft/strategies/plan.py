@@ -16,6 +16,7 @@ from weft.core.savings import Savings
 from weft.core.units import format_bytes
 from weft.data import Graph
 from weft.partition import (
+    Batch,
     Dependencies,
     Hop,
     Part,
@@ -30,17 +31,17 @@ from weft.partition import reorder as reorder_chunks
 from weft.strategies.base import Placement, Strategy
 from weft.strategies.hybrid import Communicated, Hybrid
 from weft.strategies.keeping import can_be_kept
-from weft.strategies.miniature import ChunkShape, Miniature, largest
-from weft.strategies.products import layout_of
+from weft.strategies.miniature import ChunkShape, Miniature
+from weft.strategies.products import back_way, layout_of, reads_values
 from weft.strategies.program import Part as ProgramPart
 from weft.strategies.program import Program, Rehearsal
-from weft.strategies.slots import BACKWARD, FORWARD, Layout
+from weft.strategies.slots import BACKWARD, FORWARD, Layout, edge_bytes
 
 NOMINAL = Rates(host=1.0, ranks=2.0, inplace=8.0)
 """How fast rows move, as ratios, where nobody has measured it."""
 MAX_CHUNKS = 1 << 14
 MAX_REORDERED = 1 << 11  # chunks: what they have in common is counted for every two of them
-MARGIN = 0.94  # of a limit is filled: what is found in little has been up to 6 % below what chunks then took
+MARGIN = 0.91  # of a limit is filled: what is found in little has been up to 8 % below what chunks then took
 ATTENTION_COST = 3  # an edge of attention costs as much as so many of a sum
 VERTEX_COST = 4  # a target costs as much as so many edges, where chunks are to cost the same
 
@@ -70,7 +71,7 @@ class Plan:
     """What a rank does. programs: by whether it trains. schedule_of: the number of each hop's schedule.
 
     span: rows of a range that is worked on without a product. kept: the first hops of the products whose answers are
-    kept for the backward pass. chunks: of each schedule, the chunks that may take most, and what is loaded ahead.
+    kept for the backward pass. chunks: of each schedule, with the bytes that are loaded beside each.
     """
 
     programs: dict[bool, Program]
@@ -79,7 +80,7 @@ class Plan:
     schedule_of: tuple[int, ...]
     span: int
     kept: frozenset[int]
-    chunks: tuple[tuple[Sequence[ChunkShape], int], ...]
+    chunks: tuple[tuple[tuple[ChunkShape, int], ...], ...]
 
     @property
     def num_chunks(self) -> int:
@@ -105,6 +106,7 @@ class Planner:
         self.graph, self.model, self.placement, self.savings = graph, model, placement, savings
         if placement.chunks > MAX_CHUNKS:
             raise InputError(f"--chunks {placement.chunks}: give at most {MAX_CHUNKS}")
+        self.on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
         rehearsal = Rehearsal(graph, model, savings)
         self.programs = {training: rehearsal.program(training=training) for training in (True, False)}
         kind = Communicated if placement.cache_ratio is None and placement.factors is None else Hybrid
@@ -165,17 +167,15 @@ class Planner:
                 last = next((later for later in range(hop + 1, num_hops) if not same[later]), num_hops)
                 planned.append(self._planned(rank, range(hop, last), [each[hop] for each in bounds], reorder=reorder))
             schedule_of.append(len(planned) - 1)
-        shapes = [shape for one in planned for shape in one.shapes()]
-        item = self.miniature.itemsize
-        chunks = tuple((largest(one.shapes()), self._ahead(one, item)) for one in planned)
-        widest = max((shape.targets for shape in shapes), default=len(needed[rank].rows))
+        chunks = tuple(self._chunks(one) for one in planned)
+        widest = max((shape.targets for each in chunks for shape, _ in each), default=len(needed[rank].rows))
         return Plan(
             programs=self.programs,
             dependencies=needed[rank],
             schedules=tuple(planned),
             schedule_of=tuple(schedule_of),
             span=max(widest, 1),
-            chunks=chunks or (([ChunkShape(widest, 1, 0)], 0),),
+            chunks=chunks or (((ChunkShape(widest, 1, 0), 0),),),
             kept=self.kept,
         )
 
@@ -198,23 +198,32 @@ class Planner:
         again = (linear * self.graph.num_vertices + by_edge * self.graph.num_edges / NOMINAL.inplace) * width
         return 2 * self.graph.num_vertices * part.kept_width <= again
 
-    def _ahead(self, planned: Planned, itemsize: int) -> int:
-        """What is brought to the device at most for a batch while another one is worked on, beside rows in slots."""
-        parts = [part for program in self.programs.values() for part in program.parts]
-        read = [
-            one.width + sum(one.ports[port].width for port in {*one.targets.values(), *one.rows.values()})
-            for one in parts
-        ]
-        index, most = planned.hop.block.indices.itemsize, 0
-        weight = 0 if planned.hop.block.weight is None else itemsize
-        widest, again = max(read), not all(part.linear for part in parts if part.is_product)
-        for shape, batch in zip(planned.shapes(), planned.schedule.batches, strict=True):
-            forward, back = (8 * sum(len(getattr(batch, name)) for name in names) for names in (FORWARD, BACKWARD))
-            forward += shape.edges * (index + weight) + 8 * (2 * shape.targets + shape.slots)
-            back += shape.edges * (8 + weight) + 8 * shape.slots
-            rows = shape.targets * widest * itemsize
-            most = max(most, rows + forward + back if again else rows + forward - 8 * len(batch.load) + back)
-        return most if self.savings.prefetch else 0
+    def _chunks(self, planned: Planned) -> tuple[tuple[ChunkShape, int], ...]:
+        """Each chunk, and what is brought for the next one while it is worked on."""
+        shapes = planned.shapes()
+        if not self.savings.prefetch:
+            return tuple((shape, 0) for shape in shapes)
+        loads = map(self._load_bytes, [planned] * len(shapes), shapes, planned.schedule.batches)
+        return tuple(zip(shapes, [*loads, 0][1:], strict=True))
+
+    def _load_bytes(self, planned: Planned, shape: ChunkShape, batch: Batch) -> int:
+        """What is brought to the device at most for a batch, beside rows in slots."""
+        item = self.miniature.itemsize
+        known = planned.hop.block.indices.itemsize, 0 if planned.hop.block.weight is None else item
+        forward, back = (8 * sum(len(getattr(batch, name)) for name in names) for names in (FORWARD, BACKWARD))
+        most = 0
+        for part in (part for program in self.programs.values() for part in program.parts):
+            own = sum(part.ports[port].width for port in {*part.targets.values(), *part.rows.values()})
+            if not part.is_product:
+                most = max(most, shape.targets * (own + part.width) * item)
+                continue
+            kept = part.hop in self.kept
+            values = reads_values(part, part.steps - 1, kept=kept)
+            way = back_way(part, values=values, kept=kept, on_cpu=self.on_cpu)
+            first = forward + edge_bytes("forward", *shape, *known) + shape.targets * own * item
+            then = forward * values + back + edge_bytes(way, *shape, *known)
+            most = max(most, first, then + shape.targets * (own + part.kept_width * kept) * item)
+        return most + 8 * (shape.targets + shape.slots)  # what the vertices are called
 
     def _planned(self, rank: int, hops: range, bounds: Sequence[Sequence[int]], *, reorder: bool) -> Planned:
         parts = [Part(each.hops[hops[0]], each.own, each.rows) for each in self.needed]

@@ -189,6 +189,14 @@ class PlacedBatch:
         )
 
 
+def edge_bytes(way: Way, targets: int, sources: int, edges: int, index: int, weight: int) -> int:
+    """What is brought of so many edges, of whose index and weight a number takes so many bytes."""
+    forward = 0 if way == "back" else edges * (index + weight)
+    back = 0 if way == "forward" else 8 * (sources + 1) + edges * (index + weight)
+    ids = edges * 4 if way == "both" else 0
+    return 8 * (targets + 1) + forward + back + ids
+
+
 def with_loops(indptr: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
     """Rows with one more edge where it is missing (bool [n]), the last one: their indptr, and each edge's old place.
 
