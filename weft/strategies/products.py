@@ -147,9 +147,9 @@ class Products:
     def _again(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], grads: Grads, *, values: bool) -> Again:
         part, at = self.part, self._at(sources) if values else {}
         if loaded.kept or (part.linear and not values):
-            question, into = self._about({**at, **self._targets(loaded)}, {}), sources[0].grads
-            back = partial(self._back_kept, batch, loaded, question, into)
-            return Again(answer=self._known(loaded), back=lambda grad: self._spread(batch, sources, grads, back(grad)))
+            question, answer = self._about({**at, **self._targets(loaded)}, {}), self._known(loaded)
+            back = partial(self._back_kept, batch, loaded, question, answer, sources[0].grads)
+            return Again(answer=answer, back=lambda grad: self._spread(batch, sources, grads, back(grad)))
         wanted = {
             name: source.values.data.requires_grad_()  # its own version: the loader writes to slots not used here
             for source in sources
@@ -178,13 +178,19 @@ class Products:
         return torch.zeros(num_targets, self.part.width, dtype=self.home.dtype, device=self.device)
 
     def _back_kept(
-        self, batch: PlacedBatch, loaded: Loaded, question: Question, into: Tensor | None, grad: Tensor | None
+        self,
+        batch: PlacedBatch,
+        loaded: Loaded,
+        question: Question,
+        answer: Tensor,
+        into: Tensor | None,
+        grad: Tensor | None,
     ) -> dict[str, Tensor]:
         """The gradients of what a batch read, by name, from that of its answer; of a sum they are added to `into`."""
         if grad is None or not self.part.differentiable:
             return {}
         self.meter.aggregate(batch.num_edges, self._read_width)
-        return gradients(question, loaded.topology, self._known(loaded), loaded.kept[1:], grad, into)
+        return gradients(question, loaded.topology, answer, loaded.kept[1:], grad, into)
 
     def _back_again(
         self, batch: PlacedBatch, y: Tensor, wanted: dict[str, Tensor], grad: Tensor | None
