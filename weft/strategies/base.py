@@ -47,8 +47,7 @@ class GraphShape(NamedTuple):
     num_remote: sources that are not among a rank's even share of the rows, of all ranks together; -1: not counted.
     typed: what types the graph has. pairs: of a vertex and a relation by which it has an in-edge, by the rank that
     answers for the vertex; not known: one rank, or as many as edges. embedded: rows of embeddings that a rank sends and
-    receives. plan: what offload does, and what its
-    formulas need besides.
+    receives. plan: what offload does, and what its formulas need besides.
     """
 
     num_vertices: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from weft.kernels import Attention, AttentionInputs, attend_keeping, attend_transposed, spmm_transposed
-from weft.nn import Product, Topology, multiply
+from weft.nn import Product, Topology
 from weft.nn.phases import Attention as AsksAttention
 from weft.nn.phases import Propagation, Question
 from weft.nn.view import even_heads
@@ -28,16 +28,8 @@ def is_linear(question: Question) -> bool:
     return isinstance(question, Propagation) and question.reduce != "max"
 
 
-def product_of(question: Propagation, weight: Tensor | None) -> Product:
-    """What is asked for, over edges with these weights, if they have any."""
-    return Product(question.reduce, question.norm, question.weighted and weight is not None, 1)
-
-
-def answered(question: Question, topology: Topology) -> tuple[Tensor, Kept]:
+def answered(question: AsksAttention, topology: Topology) -> tuple[Tensor, Kept]:
     """The answer [n, F], and what else is kept of it."""
-    if isinstance(question, Propagation):
-        return multiply(topology, question.x, product_of(question, topology.adjacency.weight)), ()
-    assert isinstance(question, AsksAttention)
     return attend_keeping(over(question, topology), question.h, question.logit_src, question.logit_dst)
 
 
@@ -49,10 +41,11 @@ def gradients(
     Of a sum, y and x may be anything, and the gradient is added to `into`, if there is any.
     """
     if isinstance(question, Propagation):
-        product = product_of(question, topology.adjacency.transpose.weight)
         if into is not None:
+            weighted = question.weighted and topology.adjacency.transpose.weight is not None
+            product = Product(question.reduce, question.norm, weighted, 1)
             scale = topology.scale(product, grad.dtype)
-            spmm_transposed(topology.adjacency, grad, scale=scale, weighted=product.weighted, into=into)
+            spmm_transposed(topology.adjacency, grad, scale=scale, weighted=weighted, into=into)
         return {}
     assert isinstance(question, AsksAttention)
     inputs = AttentionInputs(question.h, question.logit_src, question.logit_dst, y)

@@ -18,7 +18,7 @@ from weft.comm import Group
 from weft.core.savings import Savings
 from weft.data import Graph
 from weft.nn import GraphView
-from weft.nn.phases import Question, WholeLayer
+from weft.nn.phases import Attention, Question, WholeLayer
 from weft.strategies.keeping import answered, gradients
 from weft.strategies.program import ChunkView, Part
 from weft.strategies.slots import BACKWARD, FORWARD, Layout, PlacedBatch, SlotTopology, Way
@@ -135,7 +135,7 @@ class Products:
         """A batch's answer [n, F]; keep: on the host, with what else is kept of it, if it is to be."""
         table, kept = self.table, tuple[Tensor, ...]()
         self.meter.aggregate(batch.num_edges, self._read_width)
-        if keep and table.kept:
+        if keep and table.kept and isinstance(question, Attention):
             answer, kept = answered(question, loaded.topology)
         else:
             answer = self._answer(loaded, question)

@@ -16,8 +16,8 @@ from weft.core.errors import InputError
 from weft.core.savings import Savings
 from weft.data import Adjacency, Graph
 from weft.nn import GraphView, Inputs, LinkModel, Topology, UnitCost
-from weft.nn.phases import PairAttention, Pause, Phased, Propagation, Question, Resumed, Total, WholeLayer
-from weft.strategies.keeping import Kept, answered, can_be_kept, is_linear
+from weft.nn.phases import Attention, PairAttention, Pause, Phased, Propagation, Question, Resumed, Total, WholeLayer
+from weft.strategies.keeping import Kept, answered, is_linear
 from weft.strategies.slots import SlotTopology
 from weft.strategies.typed import is_embedded, typed_rows
 
@@ -296,7 +296,7 @@ def resumes(kind: type) -> bool:
 
 def kept_of(question: Question, topology: Topology) -> Kept:
     """What is kept beside the answer, where it can be."""
-    return answered(question, topology)[1] if can_be_kept(question) else ()
+    return answered(question, topology)[1] if isinstance(question, Attention) else ()
 
 
 def places(named: dict[str, Tensor], found: Sequence[Tensor]) -> dict[str, int]:
