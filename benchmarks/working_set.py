@@ -21,9 +21,9 @@ import torch
 
 import weft
 from weft.comm import Group, column_layout
-from weft.core.host import mapped_empty
 from weft.core.units import parse_bytes
 from weft.nn import Product
+from weft.store.host import mapped_empty
 from weft.strategies.attention import AttentionPlan
 from weft.strategies.chunks import ChunkedGraph, Chunking, _Run
 from weft.strategies.tensor import ProductKind, TensorParallel, needs_of

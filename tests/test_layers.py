@@ -10,12 +10,14 @@ import weft
 ROOT = Path(weft.nn.__file__).parent.parent
 LEVELS = {
     "core": 0,
-    "data": 1,
-    "kernels": 2,
-    **dict.fromkeys(("nn", "comm", "partition", "cost"), 3),
-    "strategies": 4,
-    **dict.fromkeys(("planner", "engine", "report"), 5),
-    "cli": 6,
+    "store": 1,
+    "data": 2,
+    "kernels": 3,
+    **dict.fromkeys(("nn", "comm", "partition", "cost"), 4),
+    "chunks": 5,
+    "strategies": 6,
+    **dict.fromkeys(("planner", "engine", "report"), 7),
+    "cli": 8,
 }
 NETWORK = {"comm", "engine/launch.py"}
 

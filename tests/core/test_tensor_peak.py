@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from weft.core.host import HostRows
 from weft.core.tensor_peak import TensorPeak
+from weft.store.host import HostRows
 
 KB = 256  # numbers of float32
 

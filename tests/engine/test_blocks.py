@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.comm import Group
-from weft.core.host import HostRows, is_mapped, mapped_empty, release
 from weft.data import Graph, Links
 from weft.engine import blocks, link
 from weft.engine.blocks import add_rows, parts_in_memory, row_blocks, take_rows
 from weft.engine.link import LinkTask
 from weft.engine.metrics import NodeTask
+from weft.store.host import HostRows, is_mapped, mapped_empty, release
 
 
 @pytest.fixture(autouse=True)

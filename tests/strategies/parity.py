@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group, exchange, halo
-from weft.core.host import HostRows
 from weft.core.meter import Counts
 from weft.core.random import key
 from weft.core.savings import Savings
@@ -23,6 +22,7 @@ from weft.engine.metrics import NodeTask
 from weft.nn import MODELS, Pairs, Stack, embeddings, from_pyg, make_model
 from weft.nn.conv import mlp
 from weft.partition import make_book
+from weft.store.host import HostRows
 from weft.strategies import APPROXIMATE, STRATEGIES, Placement, Step, Strategy, base
 from weft.strategies.base import ANYWHERE
 from weft.strategies.hybrid import VertexParallel

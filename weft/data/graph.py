@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import unknown
-from weft.core.host import release
 from weft.data import validate
 from weft.data.adjacency import Adjacency
 from weft.data.edges import build
 from weft.data.typed import TypedShape
+from weft.store.host import release
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.core.host import note_mapped, release
 from weft.data.adjacency import Adjacency, Transpose
 from weft.data.graph import Graph
 from weft.data.manifest import (
@@ -30,6 +29,7 @@ from weft.data.manifest import (
     read_manifest,
 )
 from weft.data.validate import LINKS, MASKS, located
+from weft.store.host import note_mapped, release
 
 
 def save(graph: Graph, folder: str | Path, *, overwrite: bool = False) -> None:

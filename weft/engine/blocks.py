@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.core import native
-from weft.core.host import is_mapped, release
+from weft.store.host import is_mapped, release
 
 BLOCK_BYTES = 1 << 22  # of rows at a time; what a loss makes of them takes a few times as much
 

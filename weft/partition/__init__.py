@@ -4,7 +4,7 @@ from weft.core.config import PartitionOptions
 from weft.partition.assign import METHODS
 from weft.partition.book import Book, make_book
 from weft.partition.chunks import Chunk, WorkingSet, cut_evenly, cut_to_fit, make_chunks
-from weft.partition.halo import Caching, Dependencies, Hop, make_dependencies, range_bounds, range_parts
+from weft.partition.dependencies import Caching, Dependencies, Hop, make_dependencies, range_bounds, range_parts
 from weft.partition.quality import Quality
 from weft.partition.ranges import Part, chunk_sources, chunk_vertices, reorder
 from weft.partition.schedule import Batch, Rates, Schedule, Volumes, make_schedule

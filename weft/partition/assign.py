@@ -12,7 +12,7 @@ from weft.core import native
 from weft.core.config import PartitionOptions
 from weft.core.errors import InputError
 from weft.data import Adjacency, Graph
-from weft.partition.halo import range_parts
+from weft.partition.dependencies import range_parts
 
 # How far the remote vertices of a balanced part may be from their mean: least/most is then above 0.96.
 REMOTE_SLACK = 0.02

@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.core import native
 from weft.core.native import _native
 from weft.data import Adjacency
-from weft.partition.halo import Hop
+from weft.partition.dependencies import Hop
 from weft.partition.sets import Sets, join, starts_of
 
 

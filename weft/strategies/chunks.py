@@ -18,10 +18,10 @@ from torch.autograd.function import once_differentiable
 
 from weft.comm import Gather, Group, Layout, RowSet, Split
 from weft.core import native
-from weft.core.host import mapped_empty
 from weft.data import Adjacency, Transpose
 from weft.nn import PairRows, SubTopology, Topology
 from weft.partition import Chunk, WorkingSet, cut_evenly, cut_to_fit, make_chunks
+from weft.store.host import mapped_empty
 from weft.strategies.crossing import Arrivals, Crossing, DealtPairs, Departures
 from weft.strategies.work import Work
 

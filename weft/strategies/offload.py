@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from weft.comm import Group, sum_gradients
 from weft.core.errors import InputError
-from weft.core.host import Spool, free_bytes, host_rows, release
 from weft.core.memory import give_back_pages
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.core.units import format_bytes
 from weft.cost import Trace, all_reduce
 from weft.data import Graph
 from weft.nn import GraphView, Inputs, embeddings, shared_parameters
+from weft.store.host import Spool, free_bytes, host_rows, release
 from weft.strategies.base import ANYWHERE, GraphShape, Placement, Step, dtype_of
 from weft.strategies.blocks import SameRowsView
 from weft.strategies.forecast import forecast

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from weft.core.host import release
 from weft.core.random import key
 from weft.nn import Inputs
 from weft.nn.phases import Pause, Phased, Resumed, Total
+from weft.store.host import release
 from weft.strategies.embedded import EmbeddedRows
 from weft.strategies.products import Products
 from weft.strategies.program import Part, Program, RowsView

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from weft.comm import Group
-from weft.core.host import host_rows
 from weft.partition import Rates
+from weft.store.host import host_rows
 from weft.strategies.probe import least_seconds
 
 ROWS, WIDTH = 1 << 14, 64

@@ -13,12 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from weft.core.host import Spool, Stored
 from weft.core.native import id_dtype
 from weft.data import Adjacency, Transpose
 from weft.kernels import EdgeFeatures, Scale
 from weft.nn import Product, SubTopology, Topology
 from weft.partition import Batch, Hop
+from weft.store.host import Spool, Stored
 
 Layout = Literal["plain", "looped", "whole"]
 """How the sources of a batch's edges stand: in slots; so, with a missing loop as an edge; or behind the targets."""

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core.host import HostRows, PinnedRows
 from weft.core.meter import Meter
+from weft.store.host import HostRows, PinnedRows
 from weft.strategies.program import Part
 
 Rows = HostRows | PinnedRows

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.core import host
 from weft.core.errors import InputError, RunError
-from weft.core.host import HostRows, PinnedRows, Spool, free_bytes, host_rows, mapped_empty, release
+from weft.store import host
+from weft.store.host import HostRows, PinnedRows, Spool, free_bytes, host_rows, mapped_empty, release
 
 CPU = torch.device("cpu")
 Make = Callable[[int, int, torch.dtype], HostRows | PinnedRows]
