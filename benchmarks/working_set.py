@@ -20,14 +20,14 @@ from pathlib import Path
 import torch
 
 import weft
+from weft.chunks.columns import ChunkedGraph, Chunking, _Run
+from weft.chunks.work import Attend, AttendPairs, Multiply, Work
 from weft.comm import Group, column_layout
 from weft.core.units import parse_bytes
 from weft.nn import Product
 from weft.store.host import mapped_empty
 from weft.strategies.attention import AttentionPlan
-from weft.strategies.chunks import ChunkedGraph, Chunking, _Run
 from weft.strategies.tensor import ProductKind, TensorParallel, needs_of
-from weft.strategies.work import Attend, AttendPairs, Multiply, Work
 
 READY, DONE = "ready", "done"
 """What the watched process says."""

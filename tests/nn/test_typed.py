@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from weft.core.errors import InputError
 from weft.data import Graph, TypedShape
-from weft.nn import GAT, GCN, RGCN, GraphView, Inputs, OneHotRGCNConv, RGCNConv, Stack, Topology, TypedInput
+from weft.nn import GAT, GCN, RGCN, GraphView, Inputs, OneHotRGCNConv, RGCNConv, Stack, Topology, TypedInput, typed_rows
 from weft.nn.pairs import Pairs
-from weft.strategies.typed import typed_rows
 
 KINDS: list[dict[str, Any]] = [{}, {"bases": 3}, {"blocks": 2}]
 

@@ -11,22 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from weft.chunks.ranges import Part, chunk_sources, chunk_vertices, reorder
+from weft.chunks.schedule import Rates, Schedule, Volumes, make_schedule
 from weft.core.native import _native
 from weft.data import Adjacency, Graph
-from weft.partition import (
-    Caching,
-    Part,
-    Rates,
-    Schedule,
-    Volumes,
-    chunk_sources,
-    chunk_vertices,
-    make_dependencies,
-    make_schedule,
-    range_bounds,
-    range_parts,
-    reorder,
-)
+from weft.partition import Caching, make_dependencies, range_bounds, range_parts
 
 NUM_VERTICES = 41
 OPTIONS = [dict(zip(("share", "keep", "ahead"), flags, strict=True)) for flags in product([True, False], repeat=3)]

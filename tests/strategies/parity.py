@@ -19,14 +19,14 @@ from weft.core.savings import Savings
 from weft.cost import Factors, Trace
 from weft.data import Graph, TypedShape, reorder
 from weft.engine.metrics import NodeTask
-from weft.nn import MODELS, Pairs, Stack, embeddings, from_pyg, make_model
+from weft.nn import MODELS, Pairs, Stack, embedding_rows, embeddings, from_pyg, make_model
 from weft.nn.conv import mlp
 from weft.partition import make_book
 from weft.store.host import HostRows
 from weft.strategies import APPROXIMATE, STRATEGIES, Placement, Step, Strategy, base
 from weft.strategies.base import ANYWHERE
 from weft.strategies.hybrid import VertexParallel
-from weft.strategies.typed import EmbeddedHalo, embedding_rows
+from weft.strategies.vertex.embedded import EmbeddedHalo
 
 TOLERANCE = 1e-9
 NUM_FEATURES, NUM_FEATURES_SPARSE, NUM_CLASSES = 7, 300, 5

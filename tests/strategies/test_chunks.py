@@ -10,13 +10,13 @@ import torch
 from parity import Case, Session, cases, check_case, check_close, planted_error, reference, typed_cases
 from ranks import spawn
 
+from weft.chunks.bounds import WorkingSet, cut_evenly, cut_to_fit, make_chunks
+from weft.chunks.columns import spilled
+from weft.chunks.crossing import Crossing
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.nn import MODELS
-from weft.partition import WorkingSet, cut_evenly, cut_to_fit, make_chunks
 from weft.strategies import Placement
-from weft.strategies.chunks import spilled
-from weft.strategies.crossing import Crossing
 from weft.strategies.tensor import TensorParallel
 
 COUNTS = (1, 2, 7, 32)
@@ -154,7 +154,7 @@ def test_a_limit_that_nothing_fits_in_is_refused_with_the_least(case: Case) -> N
 
 
 def test_files_hold_the_same_edges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.strategies.chunks.SPILLED_BYTES", 0)
+    monkeypatch.setattr("weft.chunks.columns.SPILLED_BYTES", 0)
     adjacency = Case(model="gcn", weighted=True).build()[0].in_edges
     moved = spilled(adjacency)
     for name in ("indptr", "indices", "weight"):

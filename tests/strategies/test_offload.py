@@ -29,6 +29,7 @@ from parity import (
 from ranks import spawn
 from torch import Tensor, nn
 
+from weft.chunks.schedule import Rates
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.core.savings import Savings
@@ -36,7 +37,6 @@ from weft.core.tensor_peak import TensorPeak
 from weft.core.units import parse_bytes
 from weft.data import Graph, TypedShape
 from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View
-from weft.partition import Rates
 from weft.strategies import STRATEGIES, Placement, Step, offload
 from weft.strategies.offload import Offload
 from weft.strategies.plan import MARGIN, Planner

@@ -8,12 +8,12 @@ import pytest
 import torch
 from parity import NUM_CLASSES, NUM_FEATURES, Case, Session, typed_cases
 
+from weft.chunks.program import Part, Program, Rehearsal
+from weft.chunks.slots import spread, with_loops
 from weft.comm import Group
 from weft.core.savings import Savings
 from weft.nn import Stack
 from weft.nn.phases import Total
-from weft.strategies.program import Part, Program, Rehearsal
-from weft.strategies.slots import spread, with_loops
 
 
 def program(*, training: bool = True, without: str = "", **options: Any) -> Program:

@@ -23,7 +23,16 @@ from weft.nn.pairs import PairMaps, PairRows, Pairs, mean_scale
 from weft.nn.pyg import PyGConv, from_pyg
 from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
 from weft.nn.topology import Product, SubTopology, Topology
-from weft.nn.typed import Embedding, TypedInput, embeddings, keep_rows, shared_parameters
+from weft.nn.typed import (
+    Embedding,
+    TypedInput,
+    embedding_rows,
+    embeddings,
+    is_embedded,
+    keep_rows,
+    shared_parameters,
+    typed_rows,
+)
 from weft.nn.view import GraphView, Inputs, TypedRows, UnitCost, View, even_heads, logits_of_pairs, multiply
 
 __all__ = [
@@ -66,10 +75,12 @@ __all__ = [
     "TypedRows",
     "UnitCost",
     "View",
+    "embedding_rows",
     "embeddings",
     "even_heads",
     "from_config",
     "from_pyg",
+    "is_embedded",
     "keep_rows",
     "linear",
     "logits_of_pairs",
@@ -79,5 +90,6 @@ __all__ = [
     "multiply",
     "outline",
     "shared_parameters",
+    "typed_rows",
     "use_onednn",
 ]

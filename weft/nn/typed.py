@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.errors import InputError
-from weft.data import TypedShape
+from weft.data import Graph, TypedShape
 from weft.nn.dense import Linear
-from weft.nn.view import View
+from weft.nn.view import TypedRows, View
 
 INITIAL_SPREAD = 0.02  # of trained rows: what they are to be is learned, and little of chance stays in them
 
@@ -72,3 +72,48 @@ def keep_rows(model: nn.Module, rows: Tensor, num_embedded: int) -> None:
                 "the model anew with the graph's graph.typed"
             )
         parameter.data = parameter.data.index_select(0, rows.to(parameter.device))
+
+
+def is_embedded(graph: Graph) -> Tensor:
+    """The vertices that a model learns a row each for, because they have no features: bool [N]."""
+    found = torch.full((graph.num_vertices,), graph.x is None)
+    for name in graph.features:
+        span = graph.type_range(name)
+        found[span.start : span.stop] = False
+    return found
+
+
+def embedding_rows(graph: Graph, vertices: slice | Tensor) -> Tensor:
+    """Which rows of an embedding belong to those of the vertices that are embedded: int64 [k].
+
+    By what vertices were called first, so that another order of them changes no number.
+    """
+    embedded = is_embedded(graph)
+    order = torch.arange(graph.num_vertices) if graph.ids is None else graph.ids.argsort()
+    row = torch.empty_like(order)
+    row[order] = embedded[order].cumsum(0) - 1
+    return row[vertices][embedded[vertices]]
+
+
+def typed_rows(
+    graph: Graph, vertices: slice | Tensor, device: torch.device | str, dtype: torch.dtype
+) -> TypedRows | None:
+    """What is known of some vertices of a graph without x; None for one with x."""
+    if graph.x is not None:
+        return None
+    ids = torch.arange(*vertices.indices(graph.num_vertices)) if isinstance(vertices, slice) else vertices
+    features, places = [], []
+    for name in graph.vertex_types:
+        if name in graph.features:
+            span = graph.type_range(name)
+            place = ((ids >= span.start) & (ids < span.stop)).nonzero().view(-1)
+            features.append(graph.features[name][ids[place] - span.start].to(device, dtype))
+            places.append(place)
+    has_features = torch.zeros(len(ids), dtype=torch.bool)
+    has_features[torch.cat([ids[:0], *places])] = True
+    places.append((~has_features).nonzero().view(-1))
+    order = torch.cat(places).argsort()
+    in_order = torch.equal(order, torch.arange(len(order)))
+    return TypedRows(
+        features=tuple(features), num_embedded=len(places[-1]), order=None if in_order else order.to(device)
+    )

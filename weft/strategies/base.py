@@ -12,16 +12,25 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from weft.chunks.columns import Chunking
+from weft.chunks.schedule import Rates
 from weft.comm import Group, sum_gradients
 from weft.core.errors import InputError
 from weft.core.random import key
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Factors, Operation, Trace, all_reduce
 from weft.data import UNTYPED, Graph, TypedShape
-from weft.nn import GraphOperation, GraphView, Inputs, Topology, keep_rows, outline, shared_parameters
-from weft.partition import Rates
-from weft.strategies.chunks import Chunking
-from weft.strategies.typed import embedding_rows, typed_rows
+from weft.nn import (
+    GraphOperation,
+    GraphView,
+    Inputs,
+    Topology,
+    embedding_rows,
+    keep_rows,
+    outline,
+    shared_parameters,
+    typed_rows,
+)
 
 NONZERO_COST = 8  # a map pays as much for a nonzero of sparse features as for this many entries (measured: 2 to 5)
 

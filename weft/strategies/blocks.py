@@ -11,7 +11,7 @@ from weft.comm import Halo, Parts, split_product, sum_over_ranks
 from weft.nn import GraphView, Product, SubTopology, UnitCost, even_heads, logits_of_pairs
 from weft.partition import Dependencies, Hop
 from weft.strategies.base import Strategy
-from weft.strategies.typed import EmbeddedHalo
+from weft.strategies.vertex.embedded import EmbeddedHalo
 
 
 class Block(SubTopology):

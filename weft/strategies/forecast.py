@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from weft.chunks.passes import differentiable
+from weft.chunks.program import Part
+from weft.chunks.slots import INDICES
 from weft.core.units import format_bytes
 from weft.cost import Trace
 from weft.data import Graph
 from weft.strategies.moves import Facts, Moves
-from weft.strategies.passes import differentiable
 from weft.strategies.plan import MAX_REORDERED, Plan
-from weft.strategies.program import Part
-from weft.strategies.slots import INDICES
 
 ADAM_COPIES = 5  # of a parameter: itself, its gradient, Adam's two moments, and the best so far
 

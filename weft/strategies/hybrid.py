@@ -21,13 +21,13 @@ from weft.core.errors import InputError
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, all_reduce
 from weft.data import Graph
-from weft.nn import GraphOperation, GraphView, Topology, embeddings
+from weft.nn import GraphOperation, GraphView, Topology, embeddings, is_embedded
 from weft.partition import Dependencies, Hop, make_dependencies, range_parts
 from weft.strategies.base import ANYWHERE, GraphShape, HopShape, Placement, Strategy, dtype_of
 from weft.strategies.blocks import Block, BlockView, SameRowsView
 from weft.strategies.costs import NOMINAL, fetched_width, is_fetched, level_costs
 from weft.strategies.probe import probe
-from weft.strategies.typed import EmbeddedHalo, again_by_owner, is_embedded
+from weft.strategies.vertex.embedded import EmbeddedHalo, again_by_owner
 
 MAX_LEVELS = 100  # a level is a byte
 

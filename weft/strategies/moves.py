@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from weft.chunks.passes import differentiable
+from weft.chunks.products import back_way, layout_of, reads_values
+from weft.chunks.program import Part
+from weft.chunks.schedule import Batch
+from weft.chunks.slots import Layout, Way, edge_bytes
 from weft.cost import Operation, all_reduce
 from weft.nn.phases import Total
-from weft.partition import Batch
 from weft.strategies.base import HopShape
-from weft.strategies.passes import differentiable
 from weft.strategies.plan import Plan, Planned
-from weft.strategies.products import back_way, layout_of, reads_values
-from weft.strategies.program import Part
-from weft.strategies.slots import Layout, Way, edge_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

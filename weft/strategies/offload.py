@@ -14,6 +14,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from weft.chunks.passes import Pass
+from weft.chunks.program import Part
+from weft.chunks.slots import PlacedBatch
+from weft.chunks.tables import Rows, Table
 from weft.comm import Group, sum_gradients
 from weft.core.errors import InputError
 from weft.core.memory import give_back_pages
@@ -21,7 +25,7 @@ from weft.core.savings import ALL_SAVINGS, Savings
 from weft.core.units import format_bytes
 from weft.cost import Trace, all_reduce
 from weft.data import Graph
-from weft.nn import GraphView, Inputs, embeddings, shared_parameters
+from weft.nn import GraphView, Inputs, embeddings, is_embedded, shared_parameters, typed_rows
 from weft.store.host import Spool, free_bytes, host_rows, release
 from weft.strategies.base import ANYWHERE, GraphShape, Placement, Step, dtype_of
 from weft.strategies.blocks import SameRowsView
@@ -29,13 +33,8 @@ from weft.strategies.forecast import forecast
 from weft.strategies.hybrid import VertexParallel, embedded_shape, part_of
 from weft.strategies.miniature import ChunkShape
 from weft.strategies.moves import Facts, Moves
-from weft.strategies.passes import Pass
 from weft.strategies.plan import MARGIN, Plan, Planned, Planner
-from weft.strategies.program import Part
 from weft.strategies.rates import measured_rates
-from weft.strategies.slots import PlacedBatch
-from weft.strategies.tables import Rows, Table
-from weft.strategies.typed import is_embedded, typed_rows
 
 Item = TypeVar("Item")
 Brought = TypeVar("Brought")

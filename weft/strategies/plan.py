@@ -11,31 +11,22 @@ from functools import partial
 
 from torch import nn
 
+from weft.chunks.keeping import can_be_kept
+from weft.chunks.products import back_way, layout_of, reads_values
+from weft.chunks.program import Part as ProgramPart
+from weft.chunks.program import Program, Rehearsal
+from weft.chunks.ranges import Part, chunk_vertices
+from weft.chunks.ranges import reorder as reorder_chunks
+from weft.chunks.schedule import Batch, Rates, Schedule, Volumes, make_schedule
+from weft.chunks.slots import BACKWARD, FORWARD, Layout, edge_bytes
 from weft.core.errors import InputError
 from weft.core.savings import Savings
 from weft.core.units import format_bytes
 from weft.data import Graph
-from weft.partition import (
-    Batch,
-    Dependencies,
-    Hop,
-    Part,
-    Rates,
-    Schedule,
-    Volumes,
-    chunk_vertices,
-    make_schedule,
-    range_bounds,
-)
-from weft.partition import reorder as reorder_chunks
+from weft.partition import Dependencies, Hop, range_bounds
 from weft.strategies.base import Placement, Strategy
 from weft.strategies.hybrid import Communicated, Hybrid
-from weft.strategies.keeping import can_be_kept
 from weft.strategies.miniature import ChunkShape, Miniature
-from weft.strategies.products import back_way, layout_of, reads_values
-from weft.strategies.program import Part as ProgramPart
-from weft.strategies.program import Program, Rehearsal
-from weft.strategies.slots import BACKWARD, FORWARD, Layout, edge_bytes
 
 NOMINAL = Rates(host=1.0, ranks=2.0, inplace=8.0)
 """How fast rows move, as ratios, where nobody has measured it."""

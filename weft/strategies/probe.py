@@ -16,10 +16,20 @@ from weft.core.errors import InputError, RunError
 from weft.core.savings import Savings
 from weft.cost import Factors
 from weft.data import Adjacency, Graph
-from weft.nn import GraphOperation, GraphView, Inputs, Product, Topology, UnitCost, keep_rows, outline
+from weft.nn import (
+    GraphOperation,
+    GraphView,
+    Inputs,
+    Product,
+    Topology,
+    UnitCost,
+    embedding_rows,
+    keep_rows,
+    outline,
+    typed_rows,
+)
 from weft.strategies.base import dtype_of, is_kept
 from weft.strategies.costs import directions
-from weft.strategies.typed import embedding_rows, typed_rows
 
 MAX_VERTICES, MAX_EDGES, MAX_FEATURES = 1 << 12, 1 << 17, 1 << 22
 EXCHANGED_BYTES = 1 << 18  # by a rank: more than what a network's buffers swallow at once

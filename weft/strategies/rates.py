@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from weft.chunks.schedule import Rates
 from weft.comm import Group
-from weft.partition import Rates
 from weft.store.host import host_rows
 from weft.strategies.probe import least_seconds
 

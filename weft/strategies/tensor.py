@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from weft.chunks.bounds import WorkingSet, cut_to_fit
+from weft.chunks.columns import ChunkedGraph, Chunking
+from weft.chunks.work import Attend, AttendPairs, MeanByPair, Multiply, Work, working_set
 from weft.comm import (
     Layout,
     RowSet,
@@ -30,11 +33,8 @@ from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, all_reduce
 from weft.data import Adjacency, Graph
 from weft.nn import GraphOperation, GraphView, PairMaps, Pairs, Product, UnitCost, logits_of_pairs
-from weft.partition import WorkingSet, cut_to_fit
 from weft.strategies.attention import AttentionPlan
 from weft.strategies.base import ANYWHERE, GraphShape, Placement, Strategy, dtype_of
-from weft.strategies.chunks import ChunkedGraph, Chunking
-from weft.strategies.work import Attend, AttendPairs, MeanByPair, Multiply, Work, working_set
 
 
 class TensorView(GraphView):

@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from weft.chunks.bounds import Chunk, WorkingSet, cut_evenly, cut_to_fit, make_chunks
+from weft.chunks.crossing import Arrivals, Crossing, DealtPairs, Departures
+from weft.chunks.work import Work
 from weft.comm import Gather, Group, Layout, RowSet, Split
 from weft.core import native
 from weft.data import Adjacency, Transpose
 from weft.nn import PairRows, SubTopology, Topology
-from weft.partition import Chunk, WorkingSet, cut_evenly, cut_to_fit, make_chunks
 from weft.store.host import mapped_empty
-from weft.strategies.crossing import Arrivals, Crossing, DealtPairs, Departures
-from weft.strategies.work import Work
 
 EVERYTHING, NOTHING = slice(None), slice(0)
 SPILLED_BYTES = 1 << 20  # arrays of chunks that are smaller are left where they are

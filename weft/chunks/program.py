@@ -12,14 +12,13 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from weft.chunks.keeping import Kept, answered, is_linear
+from weft.chunks.slots import SlotTopology
 from weft.core.errors import InputError
 from weft.core.savings import Savings
 from weft.data import Adjacency, Graph
-from weft.nn import GraphView, Inputs, LinkModel, Topology, UnitCost
+from weft.nn import GraphView, Inputs, LinkModel, Topology, UnitCost, is_embedded, typed_rows
 from weft.nn.phases import Attention, PairAttention, Pause, Phased, Propagation, Question, Resumed, Total, WholeLayer
-from weft.strategies.keeping import Kept, answered, is_linear
-from weft.strategies.slots import SlotTopology
-from weft.strategies.typed import is_embedded, typed_rows
 
 FEW = 5  # rows that a program is found out with
 

@@ -14,15 +14,15 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from weft.chunks.keeping import answered, gradients
+from weft.chunks.program import ChunkView, Part
+from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedBatch, SlotTopology, Way
+from weft.chunks.tables import Grads, Rows, Table, deposit, read, store
 from weft.comm import Group
 from weft.core.savings import Savings
 from weft.data import Graph
 from weft.nn import GraphView
 from weft.nn.phases import Attention, Question, WholeLayer
-from weft.strategies.keeping import answered, gradients
-from weft.strategies.program import ChunkView, Part
-from weft.strategies.slots import BACKWARD, FORWARD, Layout, PlacedBatch, SlotTopology, Way
-from weft.strategies.tables import Grads, Rows, Table, deposit, read, store
 
 
 class Host(Protocol):

@@ -13,11 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from weft.chunks.schedule import Batch
 from weft.core.native import id_dtype
 from weft.data import Adjacency, Transpose
 from weft.kernels import EdgeFeatures, Scale
 from weft.nn import Product, SubTopology, Topology
-from weft.partition import Batch, Hop
+from weft.partition import Hop
 from weft.store.host import Spool, Stored
 
 Layout = Literal["plain", "looped", "whole"]

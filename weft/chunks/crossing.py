@@ -11,9 +11,9 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from weft.chunks.bounds import Chunk
 from weft.comm import Gather, RowSet, Split
 from weft.nn import PairMaps, PairRows
-from weft.partition import Chunk
 
 
 @dataclass(frozen=True, kw_only=True)

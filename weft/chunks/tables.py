@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.chunks.program import Part
 from weft.core.meter import Meter
 from weft.store.host import HostRows, PinnedRows
-from weft.strategies.program import Part
 
 Rows = HostRows | PinnedRows
 

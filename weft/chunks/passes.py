@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
+from weft.chunks.embedded import EmbeddedRows
+from weft.chunks.products import Products
+from weft.chunks.program import Part, Program, RowsView
+from weft.chunks.tables import Grads, Rows, Table, deposit, read, store
 from weft.core.random import key
 from weft.nn import Inputs
 from weft.nn.phases import Pause, Phased, Resumed, Total
 from weft.store.host import release
-from weft.strategies.embedded import EmbeddedRows
-from weft.strategies.products import Products
-from weft.strategies.program import Part, Program, RowsView
-from weft.strategies.tables import Grads, Rows, Table, deposit, read, store
 
 if TYPE_CHECKING:
     from weft.strategies.offload import Offload

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from weft.chunks.sets import Sets, join, starts_of
 from weft.core import native
 from weft.core.native import _native
 from weft.data import Adjacency
 from weft.partition.dependencies import Hop
-from weft.partition.sets import Sets, join, starts_of
 
 
 class Part(NamedTuple):

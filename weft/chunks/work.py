@@ -7,11 +7,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from weft.chunks.bounds import WorkingSet
 from weft.core import native
 from weft.data import Adjacency
 from weft.kernels import attend, attend_edges, spmm, spmm_transposed
 from weft.nn import Product, Topology, logits_of_pairs, mean_scale, multiply
-from weft.partition import WorkingSet
 
 
 class Work(Protocol):

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from weft.chunks.ranges import Part, chunk_sources, same_count
+from weft.chunks.sets import Changes, Sets, Slots, assign_slots, join, places_of, starts_of
 from weft.partition.dependencies import Hop
-from weft.partition.ranges import Part, chunk_sources, same_count
-from weft.partition.sets import Changes, Sets, Slots, assign_slots, join, places_of, starts_of
 
 
 class Rates(NamedTuple):
