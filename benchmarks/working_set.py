@@ -26,8 +26,8 @@ from weft.comm import Group, column_layout
 from weft.core.units import parse_bytes
 from weft.nn import Product
 from weft.store.host import mapped_empty
-from weft.strategies.attention import AttentionPlan
-from weft.strategies.tensor import ProductKind, TensorParallel, needs_of
+from weft.strategies.tensor.attention import AttentionPlan
+from weft.strategies.tensor.plan import ProductKind, TensorParallel, needs_of
 
 READY, DONE = "ready", "done"
 """What the watched process says."""

@@ -17,7 +17,7 @@ from weft.comm import Group
 from weft.core.errors import InputError
 from weft.nn import MODELS
 from weft.strategies import Placement
-from weft.strategies.tensor import TensorParallel
+from weft.strategies.tensor.plan import TensorParallel
 
 COUNTS = (1, 2, 7, 32)
 WITHOUT = ("", "pipeline")

@@ -6,7 +6,7 @@ from weft.strategies.hybrid import Cached, Communicated, Hybrid
 from weft.strategies.offload import Offload
 from weft.strategies.single import Single
 from weft.strategies.stale import Stale
-from weft.strategies.tensor import TensorParallel
+from weft.strategies.tensor.plan import TensorParallel
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "single": Single,

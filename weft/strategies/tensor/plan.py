@@ -33,8 +33,8 @@ from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, all_reduce
 from weft.data import Adjacency, Graph
 from weft.nn import GraphOperation, GraphView, PairMaps, Pairs, Product, UnitCost, logits_of_pairs
-from weft.strategies.attention import AttentionPlan
 from weft.strategies.base import ANYWHERE, GraphShape, Placement, Strategy, dtype_of
+from weft.strategies.tensor.attention import AttentionPlan
 
 
 class TensorView(GraphView):
