@@ -25,8 +25,8 @@ from weft.partition import make_book
 from weft.store.host import HostRows
 from weft.strategies import APPROXIMATE, STRATEGIES, Placement, Step, Strategy, base
 from weft.strategies.base import ANYWHERE
-from weft.strategies.hybrid import VertexParallel
 from weft.strategies.vertex.embedded import EmbeddedHalo
+from weft.strategies.vertex.plan import VertexParallel
 
 TOLERANCE = 1e-9
 NUM_FEATURES, NUM_FEATURES_SPARSE, NUM_CLASSES = 7, 300, 5

@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.comm import Group, make_route
 from weft.core.meter import Counts
 from weft.strategies import Placement
-from weft.strategies.stale import StaleHalo
+from weft.strategies.vertex.stale import StaleHalo
 
 CASES = [
     Case(model="gcn", input_dropout=0.3, norm="batch"),

@@ -2,11 +2,11 @@
 
 from weft.core.errors import unknown
 from weft.strategies.base import GraphShape, Placement, Step, Strategy
-from weft.strategies.hybrid import Cached, Communicated, Hybrid
 from weft.strategies.offload import Offload
 from weft.strategies.single import Single
-from weft.strategies.stale import Stale
 from weft.strategies.tensor.plan import TensorParallel
+from weft.strategies.vertex.plan import Cached, Communicated, Hybrid
+from weft.strategies.vertex.stale import Stale
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "single": Single,

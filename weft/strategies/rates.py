@@ -10,7 +10,7 @@ import torch
 from weft.chunks.schedule import Rates
 from weft.comm import Group
 from weft.store.host import host_rows
-from weft.strategies.probe import least_seconds
+from weft.strategies.vertex.probe import least_seconds
 
 ROWS, WIDTH = 1 << 14, 64
 

@@ -29,7 +29,7 @@ from weft.nn import (
     typed_rows,
 )
 from weft.strategies.base import dtype_of, is_kept
-from weft.strategies.costs import directions
+from weft.strategies.vertex.costs import directions
 
 MAX_VERTICES, MAX_EDGES, MAX_FEATURES = 1 << 12, 1 << 17, 1 << 22
 EXCHANGED_BYTES = 1 << 18  # by a rank: more than what a network's buffers swallow at once

@@ -24,10 +24,10 @@ from weft.data import Graph
 from weft.nn import GraphOperation, GraphView, Topology, embeddings, is_embedded
 from weft.partition import Dependencies, Hop, make_dependencies, range_parts
 from weft.strategies.base import ANYWHERE, GraphShape, HopShape, Placement, Strategy, dtype_of
-from weft.strategies.blocks import Block, BlockView, SameRowsView
-from weft.strategies.costs import NOMINAL, fetched_width, is_fetched, level_costs
-from weft.strategies.probe import probe
+from weft.strategies.vertex.blocks import Block, BlockView, SameRowsView
+from weft.strategies.vertex.costs import NOMINAL, fetched_width, is_fetched, level_costs
 from weft.strategies.vertex.embedded import EmbeddedHalo, again_by_owner
+from weft.strategies.vertex.probe import probe
 
 MAX_LEVELS = 100  # a level is a byte
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.comm import Coming, Group, Halo, Route
 from weft.strategies.base import Step
-from weft.strategies.hybrid import Communicated
+from weft.strategies.vertex.plan import Communicated
 
 
 class Memory:
