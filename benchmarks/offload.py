@@ -37,7 +37,7 @@ from weft.data import Graph
 from weft.engine.metrics import NodeTask
 from weft.nn import make_model
 from weft.strategies import Placement, Step, get_strategy
-from weft.strategies.offload import Offload
+from weft.strategies.offload.run import Offload
 
 TOLERANCE = 1e-3  # of float32 logits, relative to the largest: contenders sum in different orders
 CLASSES = 16

@@ -24,7 +24,7 @@ from weft.data import Graph
 from weft.nn import make_model
 from weft.partition import make_book
 from weft.strategies import Placement
-from weft.strategies.plan import Planner
+from weft.strategies.offload.plan import Planner
 
 
 def main() -> int:

@@ -146,7 +146,7 @@ def test_a_scratch_folder_of_somebody_else(capsys: pytest.CaptureFixture[str], t
 def test_too_little_room_is_refused_before_the_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("weft.strategies.offload.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("weft.strategies.offload.run.free_bytes", lambda _: 1000)
     code, said = refusal(capsys, tmp_path / "out", "--scratch", tmp_path)
     assert code == 2
     assert said.startswith(f"{tmp_path}: vertex data takes ")

@@ -38,8 +38,8 @@ from weft.core.units import parse_bytes
 from weft.data import Graph, TypedShape
 from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View
 from weft.strategies import STRATEGIES, Placement, Step, offload
-from weft.strategies.offload import Offload
-from weft.strategies.plan import MARGIN, Planner
+from weft.strategies.offload.plan import MARGIN, Planner
+from weft.strategies.offload.run import Offload
 
 CHUNKS = (1, 3, 16)
 INTERMEDIATES = ("auto", "recompute", "keep")

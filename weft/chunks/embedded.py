@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.nn import embeddings
 
 if TYPE_CHECKING:
-    from weft.strategies.offload import Offload
+    from weft.strategies.offload.run import Offload
 
 
 class EmbeddedRows:

@@ -24,7 +24,7 @@ from weft.nn.phases import Pause, Phased, Resumed, Total
 from weft.store.host import release
 
 if TYPE_CHECKING:
-    from weft.strategies.offload import Offload
+    from weft.strategies.offload.run import Offload
 
 Own = dict[int, Tensor]
 """Rows of a range by their port."""

@@ -2,7 +2,7 @@
 
 from weft.core.errors import unknown
 from weft.strategies.base import GraphShape, Placement, Step, Strategy
-from weft.strategies.offload import Offload
+from weft.strategies.offload.run import Offload
 from weft.strategies.single import Single
 from weft.strategies.tensor.plan import TensorParallel
 from weft.strategies.vertex.plan import Cached, Communicated, Hybrid

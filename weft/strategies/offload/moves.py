@@ -13,7 +13,7 @@ from weft.chunks.slots import Layout, Way, edge_bytes
 from weft.cost import Operation, all_reduce
 from weft.nn.phases import Total
 from weft.strategies.base import HopShape
-from weft.strategies.plan import Plan, Planned
+from weft.strategies.offload.plan import Plan, Planned
 
 
 @dataclass(frozen=True, kw_only=True)

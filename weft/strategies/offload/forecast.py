@@ -14,8 +14,8 @@ from weft.chunks.slots import INDICES
 from weft.core.units import format_bytes
 from weft.cost import Trace
 from weft.data import Graph
-from weft.strategies.moves import Facts, Moves
-from weft.strategies.plan import MAX_REORDERED, Plan
+from weft.strategies.offload.moves import Facts, Moves
+from weft.strategies.offload.plan import MAX_REORDERED, Plan
 
 ADAM_COPIES = 5  # of a parameter: itself, its gradient, Adam's two moments, and the best so far
 

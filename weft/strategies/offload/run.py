@@ -28,11 +28,11 @@ from weft.data import Graph
 from weft.nn import GraphView, Inputs, embeddings, is_embedded, shared_parameters, typed_rows
 from weft.store.host import Spool, free_bytes, host_rows, release
 from weft.strategies.base import ANYWHERE, GraphShape, Placement, Step, dtype_of
-from weft.strategies.forecast import forecast
-from weft.strategies.miniature import ChunkShape
-from weft.strategies.moves import Facts, Moves
-from weft.strategies.plan import MARGIN, Plan, Planned, Planner
-from weft.strategies.rates import measured_rates
+from weft.strategies.offload.forecast import forecast
+from weft.strategies.offload.miniature import ChunkShape
+from weft.strategies.offload.moves import Facts, Moves
+from weft.strategies.offload.plan import MARGIN, Plan, Planned, Planner
+from weft.strategies.offload.rates import measured_rates
 from weft.strategies.vertex.blocks import SameRowsView
 from weft.strategies.vertex.plan import VertexParallel, embedded_shape, part_of
 

@@ -25,7 +25,7 @@ from weft.core.units import format_bytes
 from weft.data import Graph
 from weft.partition import Dependencies, Hop, range_bounds
 from weft.strategies.base import Placement, Strategy
-from weft.strategies.miniature import ChunkShape, Miniature
+from weft.strategies.offload.miniature import ChunkShape, Miniature
 from weft.strategies.vertex.plan import Communicated, Hybrid
 
 NOMINAL = Rates(host=1.0, ranks=2.0, inplace=8.0)
