@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from weft.chunks.placed import PlacedChunks
 from weft.nn import embeddings
-
-if TYPE_CHECKING:
-    from weft.strategies.offload.run import Offload
 
 
 class EmbeddedRows:
     """The rows of a model's embedding that this rank's vertices have, those of other ranks fetched once a pass."""
 
-    def __init__(self, home: Offload, *, training: bool) -> None:
+    def __init__(self, home: PlacedChunks, *, training: bool) -> None:
         self.home = home
         self.rows: Tensor | None = None
         self.grads: Tensor | None = None

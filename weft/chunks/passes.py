@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from weft.chunks.embedded import EmbeddedRows
+from weft.chunks.placed import PlacedChunks
 from weft.chunks.products import Products
-from weft.chunks.program import Part, Program, RowsView
+from weft.chunks.program import Part, Program, RowsView, differentiable, left_by
 from weft.chunks.tables import Grads, Rows, Table, deposit, read, store
 from weft.core.random import key
 from weft.nn import Inputs
 from weft.nn.phases import Pause, Phased, Resumed, Total
 from weft.store.host import release
-
-if TYPE_CHECKING:
-    from weft.strategies.offload.run import Offload
 
 Own = dict[int, Tensor]
 """Rows of a range by their port."""
@@ -33,7 +31,7 @@ Own = dict[int, Tensor]
 class Pass:
     """A forward pass of a program on a rank, and the backward pass that may follow."""
 
-    def __init__(self, home: Offload, program: Program, *, epoch: int, training: bool) -> None:
+    def __init__(self, home: PlacedChunks, program: Program, *, epoch: int, training: bool) -> None:
         self.home, self.parts = home, program.parts
         self.model, self.group, self.meter = cast(Phased, home.model), home.group, home.group.meter
         self.keys = [key(home.seed, epoch, stage) for stage in home.stages]
@@ -59,7 +57,7 @@ class Pass:
         for table in self.tables:
             if table is not self.home.constant:
                 given = (*table.arrays, table.answer, *table.kept, *table.between)
-                self.home.give(*(rows for rows in given if rows is not but))
+                self.home.pool.give(*(rows for rows in given if rows is not but))
         self.tables = []
 
     def _forward(self, number: int) -> Table:
@@ -76,13 +74,13 @@ class Pass:
     def _make(self, number: int) -> Table:
         home, part = self.home, self.parts[number]
         before, num_rows = self.tables[-1] if number else None, home.num_rows(part.hop)
-        table = Table(part=part, arrays=[home.take(num_rows, port.width) for port in part.ports])
+        table = Table(part=part, arrays=[home.pool.take(num_rows, port.width) for port in part.ports])
         if before is not None and before.part.is_product and not before.part.constant:
             products = self._products(before)
             self._make_steps(before, products)
             if home.keeps(before.part):
-                before.answer = home.take(num_rows, before.part.width)
-                before.kept = tuple(home.take(num_rows, width) for width in before.part.kept_widths)
+                before.answer = home.pool.take(num_rows, before.part.width)
+                before.kept = tuple(home.pool.take(num_rows, width) for width in before.part.kept_widths)
             for batch, loaded, answer in products.answers(before.part.steps - 1, last=True):
                 self._advance(number, batch.targets, loaded.own, answer, table)
                 del loaded, answer
@@ -141,21 +139,23 @@ class Pass:
         """All products of a question but the last one."""
         home, part = self.home, table.part
         for step in range(part.steps - 1):
-            made = home.take(home.num_rows(part.hop + step + 1), part.width)
+            made = home.pool.take(home.num_rows(part.hop + step + 1), part.width)
             for batch, _, answer in products.answers(step, last=False):
                 store(made, batch.targets, answer, self.meter)
             if part.linear and step:
-                home.give(table.between.pop())
+                home.pool.give(table.between.pop())
             table.between.append(made)
 
     def _answer_once(self, table: Table) -> None:
         """The answer to a question of constants; nothing but that and the rows that go on with it is kept."""
         home, part, products = self.home, table.part, self._products(table)
         self._make_steps(table, products)
-        table.answer = home.take(home.num_rows(part.hop + part.steps), part.width)
+        table.answer = home.pool.take(home.num_rows(part.hop + part.steps), part.width)
         for _ in products.answers(part.steps - 1, last=False):
             pass  # they are kept
-        home.give(*table.between, *(rows for port, rows in enumerate(table.arrays) if port not in part.rows.values()))
+        home.pool.give(
+            *table.between, *(rows for port, rows in enumerate(table.arrays) if port not in part.rows.values())
+        )
         table.between = []
 
     def _backward(self, number: int, out: Grads) -> Grads | None:
@@ -180,11 +180,11 @@ class Pass:
                 del own, answer
                 first = False
             into.total = None if into.total is None else self.group.all_reduce(into.total, tag="statistics")
-        home.give(*(rows for rows in out.ports.values() if not isinstance(rows, Tensor)))
+        home.pool.give(*(rows for rows in out.ports.values() if not isinstance(rows, Tensor)))
         return into if into.ports or into.shared or into.total is not None else None
 
     def _zeros(self, table: Table, port: int) -> Rows:
-        rows = self.home.take(table.arrays[port].num_rows, table.part.ports[port].width)
+        rows = self.home.pool.take(table.arrays[port].num_rows, table.part.ports[port].width)
         rows.clear()
         return rows
 
@@ -192,7 +192,7 @@ class Pass:
         """Where the gradient of what step `step` reads goes, if an earlier one made it."""
         if not step or not table.part.differentiable:
             return None
-        rows = self.home.take(self.home.num_rows(table.part.hop + step), table.part.width)
+        rows = self.home.pool.take(self.home.num_rows(table.part.hop + step), table.part.width)
         rows.clear()
         return rows
 
@@ -203,7 +203,7 @@ class Pass:
             to = self._step_gradients(table, step)
             for batch, _, again in products.again(step, into, last=False, into=to):
                 again.back(self._grads(grads, batch.targets))
-            self.home.give(grads)
+            self.home.pool.give(grads)
             grads = to
 
     def _redo(
@@ -267,7 +267,7 @@ class Pass:
 
     def _num_own(self, span: slice) -> int:
         """How many of a range of rows belong to vertices that this rank answers for: a total counts them once."""
-        num_own: int = min(span.stop, self.home.dependencies.num_own) - span.start
+        num_own: int = min(span.stop, self.home.num_own) - span.start
         return max(0, num_own)
 
     def _grads(self, rows: Rows, span: slice) -> Tensor:
@@ -284,18 +284,3 @@ class Pass:
 def leaf(value: Tensor, differentiable: bool) -> Tensor:
     """The same numbers, from which a gradient can begin."""
     return value.detach().requires_grad_(differentiable)
-
-
-def differentiable(part: Part) -> list[int]:
-    """The ports that want a gradient."""
-    return [number for number, port in enumerate(part.ports) if port.differentiable]
-
-
-def left_by(pause: Pause, part: Part) -> dict[int, Tensor]:
-    """The rows that a pause leaves, by port."""
-    named = (
-        (pause.question.tensors("source"), part.sources),
-        (pause.question.tensors("target"), part.targets),
-        (pause.rows, part.rows),
-    )
-    return {ports[name]: rows for found, ports in named for name, rows in found.items() if ports[name] >= 0}

@@ -6,35 +6,21 @@ Backward, gradients are added up in the slots, go back to the ranks that own the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from weft.chunks.keeping import answered, gradients
+from weft.chunks.placed import PlacedChunks
 from weft.chunks.program import ChunkView, Part
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedBatch, SlotTopology, Way
 from weft.chunks.tables import Grads, Rows, Table, deposit, read, store
-from weft.comm import Group
-from weft.core.savings import Savings
-from weft.data import Graph
 from weft.nn import GraphView
 from weft.nn.phases import Attention, Question, WholeLayer
-
-
-class Host(Protocol):
-    """The strategy on this rank, as its products know it."""
-
-    graph: Graph
-    group: Group
-    savings: Savings
-    dtype: torch.dtype
-
-    def batches(self, hop: int) -> Sequence[PlacedBatch]: ...
-    def ahead(self, items: Iterable[Any], load: Callable[[Any], Any]) -> Iterator[tuple[Any, Any]]: ...
 
 
 @dataclass(kw_only=True)
@@ -88,7 +74,7 @@ def layout_of(question: Question) -> Layout:
 class Products:
     """All products of a table's question. view_key: of its stage."""
 
-    def __init__(self, home: Host, table: Table, view_key: int) -> None:
+    def __init__(self, home: PlacedChunks, table: Table, view_key: int) -> None:
         self.home, self.table, self.part, self.view_key = home, table, table.part, view_key
         self.group, self.device, self.meter = home.group, home.group.device, home.group.meter
         self.question, self.layout = table.part.question, layout_of(table.part.question)

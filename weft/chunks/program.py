@@ -322,6 +322,21 @@ class Saved:
         return tensor.detach()  # itself, it would keep the graph that keeps it
 
 
+def differentiable(part: Part) -> list[int]:
+    """The ports that want a gradient."""
+    return [number for number, port in enumerate(part.ports) if port.differentiable]
+
+
+def left_by(pause: Pause, part: Part) -> dict[int, Tensor]:
+    """The rows that a pause leaves, by port."""
+    named = (
+        (pause.question.tensors("source"), part.sources),
+        (pause.question.tensors("target"), part.targets),
+        (pause.rows, part.rows),
+    )
+    return {ports[name]: rows for found, ports in named for name, rows in found.items() if ports[name] >= 0}
+
+
 def last_part(logits: Tensor, calls: tuple[int, ...], hop: int) -> Part:
     """The part that ends with the logits, which are its port."""
     return Part(

@@ -11,22 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.chunks.ranges import Part, chunk_sources, same_count
 from weft.chunks.sets import Changes, Sets, Slots, assign_slots, join, places_of, starts_of
+from weft.cost import Rates
 from weft.partition.dependencies import Hop
-
-
-class Rates(NamedTuple):
-    """Rows a second: between host and device, between ranks, and to where the next batch reads them on the device."""
-
-    host: float
-    ranks: float
-    inplace: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from weft.data.links import negative_key as negative_key
 from weft.data.links import require_links as require_links
 from weft.data.links import with_held_out_links as with_held_out_links
 from weft.data.order import reorder as reorder
+from weft.data.stats import GraphStats as GraphStats
 from weft.data.store import open_store as open_store
 from weft.data.store import save as save
 from weft.data.typed import UNTYPED as UNTYPED

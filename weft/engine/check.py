@@ -6,48 +6,35 @@ import copy
 import os
 import pickle
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from weft.core.config import Config
 from weft.core.errors import InputError
-from weft.core.savings import Savings
 from weft.data import DataWarning, Graph
-from weft.engine.placement import plain_placement, rows_device
-from weft.nn import GraphOperation, TypedInput, outline
-from weft.strategies import GraphShape, get_strategy
+from weft.engine.options import rows_device
+from weft.nn import GraphOperation, TypedInput, Workload
+from weft.strategies import get_strategy
 
 
-def check(config: Config, graph: Graph, model: nn.Module, *, launched: bool) -> None:
-    """InputError for what a run of `model` on `graph` cannot do; `launched`: in processes of their own.
+def check(config: Config, work: Workload, *, launched: bool) -> None:
+    """InputError for what a run of a model on a graph cannot do; `launched`: in processes of their own.
 
     DataWarning where layers ignore the graph's edge weights.
     """
+    graph, model = work.graph, work.model
     if config.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
     check_input(graph, model)
     if config.patience and not has_validation(graph, config):
         what = "vertices" if config.task == "node" else "links"
         raise InputError(f"--patience {config.patience}: {graph.name} has no validation {what}; leave it out")
-    shape = GraphShape.of(graph)
-    strategy = get_strategy(config.strategy)
-    operations = outline(
-        model,
-        num_vertices=shape.num_vertices,
-        num_features=shape.num_features,
-        num_edge_features=shape.num_edge_features,
-        weighted=shape.weighted,
-        num_classes=graph.num_classes if config.task == "node" else None,
-        training=True,
-        view_type=strategy.view_type,
-        typed=shape.typed,
-    )
-    strategy.trace(model, shape, rank=0, size=config.workers, training=True)
-    savings, placement = Savings.without(config.without), plain_placement(config)
-    strategy.check_fits(graph, model, size=config.workers, placement=placement, savings=savings)
+    plan = get_strategy(config.strategy)
+    operations = work.outline(plan.view_type, training=True)
     rows_device(config)
-    if shape.weighted and os.environ.get("RANK", "0") == "0":
+    if work.stats.weighted and os.environ.get("RANK", "0") == "0":
         warn_of_ignored_weights(graph.name, operations)
     if launched:
         if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
@@ -83,7 +70,7 @@ def check_input(graph: Graph, model: nn.Module) -> None:
         )
 
 
-def warn_of_ignored_weights(name: str, operations: list[GraphOperation]) -> None:
+def warn_of_ignored_weights(name: str, operations: Sequence[GraphOperation]) -> None:
     """DataWarning, in one line, where layers go over the edges without their weights, or none does with them."""
     deaf = dict.fromkeys(one.layer for one in operations if one.reads_edges and not one.weighted)
     if deaf or not any(one.weighted for one in operations):

@@ -11,7 +11,8 @@ from weft.core.errors import InputError
 from weft.core.record import Recorder
 from weft.engine.check import check
 from weft.engine.folder import new_folder
-from weft.engine.run import Run, leads, load_graph, run, under_torchrun
+from weft.engine.options import refuse_foreign_flags, without_foreign_flags
+from weft.engine.run import Run, leads, load_graph, make_plan, make_workload, run, under_torchrun
 from weft.engine.tasks import prepared, task_model
 from weft.strategies import get_strategy
 
@@ -25,8 +26,11 @@ def compare(config: Config, strategies: list[str], out: Path | None = None, *, q
     for name in strategies:
         get_strategy(name)
     workers = {name: 1 if name == "single" else config.workers for name in strategies}
+    refuse_foreign_flags(config, tuple(strategies))
     return run_all(
-        {name: replace(config, strategy=name, workers=workers[name]) for name in strategies}, out, quiet=quiet
+        {name: replace(without_foreign_flags(config, name), workers=workers[name]) for name in strategies},
+        out,
+        quiet=quiet,
     )
 
 
@@ -44,7 +48,12 @@ def ablate(config: Config, out: Path | None = None, *, quiet: bool = False) -> d
     }
     chunks = config.chunks or (0 if config.device_memory else ABLATION_CHUNKS)
     common = {"decoupled": False, "chunks": chunks}
-    return run_all({name: replace(config, **(common | rung)) for name, rung in rungs.items()}, out, quiet=quiet)
+    made = {name: replace(config, **(common | rung)) for name, rung in rungs.items()}
+    return run_all(
+        {name: without_foreign_flags(one, one.strategy) for name, one in made.items()},
+        out,
+        quiet=quiet,
+    )
 
 
 def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bool = False) -> dict[str, Run]:
@@ -60,7 +69,9 @@ def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bo
     config = next(iter(contenders.values()))
     graph = prepared(load_graph(config), config)
     for one in contenders.values():
-        check(one, graph, task_model(None, graph, one), launched=not under_torchrun())
+        work = make_workload(one, graph, task_model(None, graph, one))
+        check(one, work, launched=not under_torchrun())
+        make_plan(one, work)
     out = out or new_folder(f"{Path(config.graph).stem}-compare")
     runs: dict[str, Run] = {}
     for name, one in contenders.items():

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from weft.comm import Group
 from weft.nn import embeddings
-from weft.strategies import Strategy
+from weft.strategies import Placed
 
 
-def row_names(strategy: Strategy) -> list[str]:
+def row_names(strategy: Placed) -> list[str]:
     """The names in a checkpoint of the embeddings, now and at the best score, and of what Adam knows of each row."""
     names = embeddings(strategy.model)
     numbers = [number for number, (name, _) in enumerate(strategy.model.named_parameters()) if name in names]
@@ -18,21 +18,21 @@ def row_names(strategy: Strategy) -> list[str]:
     return [*(f"{when}.{name}" for name in names for when in ("model", "best")), *adam]
 
 
-def gather(tensors: dict[str, Tensor], strategy: Strategy) -> dict[str, Tensor]:
+def gather(tensors: dict[str, Tensor], strategy: Placed) -> dict[str, Tensor]:
     """The same tensors with all rows of what ranks have only some of; on rank 0 alone. All ranks call it."""
     names = [name for name in row_names(strategy) if name in tensors]
     whole = {name: gather_rows(tensors[name], strategy.embedded, strategy.group) for name in names}
     return tensors | whole
 
 
-def place(tensors: dict[str, Tensor], strategy: Strategy) -> dict[str, Tensor]:
+def place(tensors: dict[str, Tensor], strategy: Placed) -> dict[str, Tensor]:
     """Whole tensors with the rows that this rank keeps."""
     names = [name for name in row_names(strategy) if name in tensors]
     return tensors | {name: tensors[name].index_select(0, strategy.embedded.to(tensors[name].device)) for name in names}
 
 
-def restore_rows(best: dict[str, Tensor], strategy: Strategy) -> None:
-    """Makes every rank's embeddings whole again, of rank 0's best weights, into which they go on every rank."""
+def restore_rows(best: dict[str, Tensor], strategy: Placed) -> None:
+    """Puts rank 0's whole embeddings into the best weights of every rank."""
     group = strategy.group
     for name, parameter in embeddings(strategy.model).items():
         whole = (
@@ -41,7 +41,7 @@ def restore_rows(best: dict[str, Tensor], strategy: Strategy) -> None:
             else best[name].new_empty(strategy.graph.typed.num_embedded, parameter.shape[1])
         )
         group.broadcast(whole, tag="model")
-        best[name], parameter.data = whole, torch.empty_like(whole)
+        best[name] = whole
 
 
 def gather_rows(part: Tensor, rows: Tensor, group: Group) -> Tensor:

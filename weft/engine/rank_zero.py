@@ -10,22 +10,22 @@ from torch import Tensor
 
 from weft.comm import Group
 from weft.core.errors import InputError
-from weft.cost import Factors
+from weft.cost import Machine
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Progress
 from weft.engine.folder import RunFolder
 
 
-def found_factors(folder: RunFolder, group: Group) -> Factors | None:
+def found_machine(folder: RunFolder, group: Group) -> Machine | None:
     """What the run's probe found before it was stopped, so that it makes the same choices again."""
-    said: dict[str, float] = {}
+    said: dict[str, Any] = {}
     if group.rank == 0 and folder.probe.exists():
         try:
-            said = asdict(Factors.read(folder.probe))
+            said = Machine.read(folder.probe).record()
         except InputError:
             said = {}  # damaged: measured anew
     said = group.share(said)[0]
-    return Factors(**said) if said else None
+    return Machine.from_record(said) if said else None
 
 
 def found_checkpoint(folder: RunFolder, group: Group) -> tuple[Progress, dict[str, Tensor]] | None:

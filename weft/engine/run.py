@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,29 @@ from weft.core.errors import InputError, RunError, Stopped
 from weft.core.memory import keep_pages
 from weft.core.meter import Meter
 from weft.core.savings import Savings
-from weft.cost import Factors
+from weft.cost import Machine
 from weft.data import Graph, load, reorder, with_inverse_relations
 from weft.engine.check import check
 from weft.engine.embedded import restore_rows
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.launch import STOPPED, launch
-from weft.engine.placement import make_placement, plain_placement, rows_device
+from weft.engine.options import (
+    given_machine,
+    make_options,
+    partition_of,
+    refuse_foreign_flags,
+    rows_device,
+    with_partition,
+)
 from weft.engine.progress import ProgressShow
-from weft.engine.rank_zero import found_checkpoint, found_factors
+from weft.engine.rank_zero import found_checkpoint, found_machine
 from weft.engine.stop import StopRequest
 from weft.engine.tasks import make_task, prepared, task_model
 from weft.engine.trainer import Trainer
 from weft.engine.writer import RunWriter
-from weft.nn import use_onednn
-from weft.strategies import Placement, get_strategy
+from weft.nn import Outlines, Workload, use_onednn
+from weft.strategies import Options, Plan, get_strategy
+from weft.strategies.vertex.probe import probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +67,35 @@ class Job:
     """What the ranks of a run have in common."""
 
     config: Config
-    placement: Placement
     out: Path | None
     resume: bool
     quiet: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan as it is handed to another process, which has the graph and the model."""
+
+    options: Options
+    machine: Machine | None
+    decisions: Any
+    outlines: Outlines
+
+    @classmethod
+    def of(cls, plan: Plan) -> Planned:
+        """That of a plan. A partition, which is large, goes by a file."""
+        return cls(
+            options=with_partition(plan.options, None),
+            machine=plan.machine,
+            decisions=plan.decisions(),
+            outlines=plan.work.outlines,
+        )
+
+    def plan(self, config: Config, graph: Graph, model: nn.Module, part: Tensor | None) -> Plan:
+        """The same plan, made without a search."""
+        options = with_partition(self.options, part)
+        work = make_workload(config, graph, model, self.outlines)
+        return get_strategy(config.strategy)(work, config.workers, options, self.machine, self.decisions)
 
 
 def train(
@@ -115,15 +149,17 @@ def run(
         config = replace(config, workers=int(os.environ["WORLD_SIZE"]))
         resume = resume or restarted()
     launched = (apart or config.workers > 1) and not under_torchrun()
-    check(config, graph, model, launched=launched)
-    placement = plain_placement(config) if under_torchrun() else make_placement(config, graph)
-    job = Job(config=config, placement=placement, out=out, resume=resume, quiet=quiet)
+    work = make_workload(config, graph, model)
+    refuse_foreign_flags(config)
+    check(config, work, launched=launched)
+    job = Job(config=config, out=out, resume=resume, quiet=quiet)
     if under_torchrun():
-        folder, ended = _work_joined(job, graph, model, last=last)
+        folder, ended = _work_joined(job, work, last=last)
     else:
+        plan = make_plan(config, work)
         folder = _open_folder(job, graph)
         try:
-            ended = (_work_launched if launched else _work_alone)(job, folder, graph, model)
+            ended = (_work_launched if launched else _work_alone)(job, folder, plan)
         except InputError:
             folder.discard()
             raise
@@ -186,38 +222,56 @@ Ended = int | dict[str, Any]
 """The signal that stopped a run, or its summary."""
 
 
-def _work_alone(job: Job, folder: RunFolder, graph: Graph, model: nn.Module) -> Ended:
+def make_workload(config: Config, graph: Graph, model: nn.Module, outlines: Outlines | None = None) -> Workload:
+    """What a configuration asks for; outlines: those of the same workload in another process."""
+    num_classes = graph.num_classes if config.task == "node" else None
+    return Workload(model, graph, Savings.without(config.without), num_classes=num_classes, outlines=outlines)
+
+
+def make_plan(config: Config, work: Workload) -> Plan:
+    """The plan of a run on the configuration's workers. InputError for what its strategy cannot do."""
+    options, machine = make_options(config, work.graph), given_machine(config)
+    plan = get_strategy(config.strategy)(work, config.workers, options, machine)
+    plan.require()
+    return plan
+
+
+def _work_alone(job: Job, folder: RunFolder, plan: Plan) -> Ended:
     with StopRequest(impatient=True) as stop:
-        return _work(job, folder, graph, model, Group(device=rows_device(job.config)), stop)
+        return _work(job, folder, plan, Group(device=rows_device(job.config)), stop)
 
 
-def _work_joined(job: Job, graph: Graph, model: nn.Module, *, last: bool) -> tuple[RunFolder, Ended]:
-    """A rank that torchrun started. Rank 0 divides the graph and opens the folder; its mistake is every rank's."""
-    group = join(timeout_seconds=job.config.timeout, meter=Meter(), device=rows_device(job.config))
+def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, Ended]:
+    """A rank that torchrun started. Rank 0 plans and opens the folder; its mistake is every rank's."""
+    config, graph = job.config, work.graph
+    group = join(timeout_seconds=config.timeout, meter=Meter(), device=rows_device(config))
     said: dict[str, Any] = {}
     part = torch.empty(graph.num_vertices, dtype=torch.int32)
     if group.rank == 0:
         try:
-            placed = make_placement(job.config, graph)
-            part = part if placed.part is None else placed.part
-            factors = asdict(placed.factors) if placed.factors else None
+            plan = make_plan(config, work)
+            given = partition_of(plan.options)
+            part = part if given is None else given
             path = str(_open_folder(job, graph).path)
-            said = {"folder": path, "parted": placed.part is not None, "factors": factors}
+            said = {"folder": path, "parted": given is not None, "decisions": plan.decisions()}
+            said["machine"] = plan.machine.record() if plan.machine else None
         except InputError as error:
             said = {"mistake": str(error)}
     said = group.share(said)[0]
     if "mistake" in said:
         raise InputError(said["mistake"])
-    if said["factors"]:
-        job = replace(job, placement=replace(job.placement, factors=Factors(**said["factors"])))
+    options = make_options(config)
+    machine = Machine.from_record(said["machine"]) if said["machine"] else None
     if said["parted"]:
         part = part.to(group.device)
         group.broadcast(part, tag="partition")
-        job = replace(job, placement=replace(job.placement, part=part.cpu()))
+        options = with_partition(options, part.cpu())
+    if group.rank:
+        plan = get_strategy(config.strategy)(work, config.workers, options, machine, said["decisions"])
     folder = RunFolder(Path(said["folder"]))
     try:
         with StopRequest(impatient=False) as stop:
-            ended = _work(job, folder, graph, model, group, stop)
+            ended = _work(job, folder, plan, group, stop)
     except InputError:
         if group.rank == 0:
             folder.discard()
@@ -227,8 +281,9 @@ def _work_joined(job: Job, graph: Graph, model: nn.Module, *, last: bool) -> tup
     return folder, ended
 
 
-def _work_launched(job: Job, folder: RunFolder, graph: Graph, model: nn.Module) -> Ended:
+def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:
     """Starts local ranks, which share the graph through the page cache and get the model's structure and weights."""
+    graph, model = plan.work.graph, plan.work.model
     with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
         weights = Path(scratch) / "weights.safetensors"
         save_file({name: value.detach().cpu().contiguous().clone() for name, value in _tensors(model)}, weights)
@@ -236,13 +291,14 @@ def _work_launched(job: Job, folder: RunFolder, graph: Graph, model: nn.Module) 
         if store is None:
             store = Path(scratch) / "graph"
             graph.save(store)
-        part = job.placement.part
+        part = partition_of(plan.options)
         if part is not None:
             save_file({"part": part}, Path(scratch) / "part.safetensors")
-            job = replace(job, placement=replace(job.placement, part=None))
-        skeleton = copy.deepcopy(model).to("meta")
+        skeleton, planned = copy.deepcopy(model).to("meta"), Planned.of(plan)
+        plan.forget()
         try:
-            stopped_by = launch(_local_rank, (job, folder, store, skeleton, weights), workers=job.config.workers)
+            arguments = (job, folder, store, skeleton, weights, planned)
+            stopped_by = launch(_local_rank, arguments, workers=job.config.workers)
         except RunError as error:
             raise RunError(f"{error}; continue with --resume --out {folder.path}") from None
     if stopped_by:
@@ -251,7 +307,9 @@ def _work_launched(job: Job, folder: RunFolder, graph: Graph, model: nn.Module) 
     return record.read(folder.metrics)[-1]
 
 
-def _local_rank(job: Job, folder: RunFolder, store: Path, skeleton: nn.Module, weights: Path, status: Path) -> None:
+def _local_rank(
+    job: Job, folder: RunFolder, store: Path, skeleton: nn.Module, weights: Path, planned: Planned, status: Path
+) -> None:
     """What each process of the launcher runs."""
     _prepare_process(job.config)
     meter = Meter()
@@ -264,12 +322,11 @@ def _local_rank(job: Job, folder: RunFolder, store: Path, skeleton: nn.Module, w
     with torch.no_grad():
         for name, tensor in _tensors(model):
             tensor.copy_(values[name])
-    part = weights.with_name("part.safetensors")
-    if part.exists():
-        job = replace(job, placement=replace(job.placement, part=load_file(part)["part"]))
+    parts = weights.with_name("part.safetensors")
+    plan = planned.plan(job.config, graph, model, load_file(parts)["part"] if parts.exists() else None)
     group = join(timeout_seconds=job.config.timeout, meter=meter, device=rows_device(job.config))
     with StopRequest(impatient=False) as stop:
-        ended = _work(job, folder, graph, model, group, stop)
+        ended = _work(job, folder, plan, group, stop)
     group.leave()
     if isinstance(ended, int):
         sys.exit(STOPPED + ended)
@@ -288,18 +345,17 @@ def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def _work(job: Job, folder: RunFolder, graph: Graph, model: nn.Module, group: Group, stop: StopRequest) -> Ended:
-    """One rank's part of a run; the model has the best weights afterwards."""
-    config = job.config
+def _work(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopRequest) -> Ended:
+    """One rank's part of a run; the workload's model has the best weights afterwards."""
+    config, work = job.config, plan.work
     if config.device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    model = model.to(group.device)
-    savings, placement = Savings.without(config.without), job.placement
-    if job.resume and placement.factors is None and config.strategy != "offload":  # it takes those of --probe alone
-        placement = replace(placement, factors=found_factors(folder, group))
-    strategy = get_strategy(config.strategy)(
-        graph, model, group, seed=config.seed, savings=savings, placement=placement
-    )
+    started = time.perf_counter()
+    if plan.wants_machine:
+        machine = (found_machine(folder, group) if job.resume else None) or probe(work, group)
+        plan = type(plan)(work, plan.size, plan.options, machine)
+    probe_seconds = time.perf_counter() - started
+    strategy = plan.place(group, seed=config.seed)
     trainer = Trainer(config, strategy, make_task(config, strategy))
     found = found_checkpoint(folder, group) if job.resume else None
     if found:
@@ -307,17 +363,17 @@ def _work(job: Job, folder: RunFolder, graph: Graph, model: nn.Module, group: Gr
     summary: dict[str, Any] = {}
     best: dict[str, Tensor] = {}
     if group.rank:
-        group.share(strategy.facts())
+        group.share(strategy.describe() | {"probe_seconds": probe_seconds})
         stopped_by = trainer.run(stop, None)
         if not stopped_by:
             best = trainer.whole_best()
     else:
-        stopped_by, summary, best = _lead(job, folder, trainer, stop)
+        stopped_by, summary, best = _lead(job, folder, trainer, stop, probe_seconds)
     if stopped_by:
         return stopped_by
     with group.meter.during("record", "the end of the run"):
         restore_rows(best, strategy)
-        model.load_state_dict(best)
+        work.model.load_state_dict(best)
         return dict(group.share(summary)[0])
 
 
@@ -325,7 +381,7 @@ Led = tuple[int, dict[str, Any], dict[str, Tensor]]
 """The signal that stopped a run, or 0, its summary and its best weights."""
 
 
-def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest) -> Led:
+def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, probe_seconds: float) -> Led:
     """Rank 0's part: it writes."""
     config, graph, group = job.config, trainer.strategy.graph, trainer.group
     first = trainer.progress.epoch
@@ -333,7 +389,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest) -> L
     with closing(RunWriter(folder, config, show)) as writer:
         with show:
             facts = {"vertices": graph.num_vertices, "edges": graph.num_edges, "fingerprint": graph.fingerprint}
-            placed = group.share(trainer.strategy.facts())
+            placed = group.share(trainer.strategy.describe() | {"probe_seconds": probe_seconds})
             writer.begin(
                 first,
                 ranks=group.size,
@@ -341,7 +397,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest) -> L
                 torch=torch.__version__,
                 graph=facts,
                 placement=placed,
-                factors=trainer.strategy.placement.factors,
+                machine=trainer.strategy.plan.machine,
             )
             stopped_by = trainer.run(stop, writer)
         if stopped_by:

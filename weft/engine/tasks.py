@@ -19,7 +19,7 @@ from weft.data import (
 from weft.engine.link import LinkTask
 from weft.engine.metrics import NodeTask, Task
 from weft.nn import LinkModel, from_config, make_decoder
-from weft.strategies import Strategy
+from weft.strategies import Placed
 
 
 def prepared(graph: Graph, config: Config) -> Graph:
@@ -58,11 +58,10 @@ DECODER = 1
 """Part of the key of the decoder's first parameters."""
 
 
-def make_task(config: Config, strategy: Strategy) -> Task:
+def make_task(config: Config, strategy: Placed) -> Task:
     """The task of the rows that a strategy gives this rank."""
     graph, group, model = strategy.graph, strategy.group, strategy.model
     if config.task == "node":
-        device = torch.device("cpu") if config.strategy == "offload" else group.device  # where the logits are
-        return NodeTask(graph, strategy.rows, device, strategy.empty_rows)
+        return NodeTask(graph, strategy.rows, strategy.rows_device, strategy.empty_rows)
     assert isinstance(model, LinkModel)
     return LinkTask(config, Links.of(graph), model.decoder, strategy.rows, group, strategy.empty_rows)

@@ -17,7 +17,7 @@ from weft.engine.metrics import Task
 from weft.engine.stop import StopRequest
 from weft.engine.writer import RunWriter
 from weft.nn import embeddings
-from weft.strategies import Step, Strategy
+from weft.strategies import Placed, Step
 
 Report = dict[str, Any]
 PHASES = ("setup", "train", "eval", "record")
@@ -26,7 +26,7 @@ PHASES = ("setup", "train", "eval", "record")
 class Trainer:
     """Trains a model under a strategy. Every rank runs this loop and, from the same reports, decides the same."""
 
-    def __init__(self, config: Config, strategy: Strategy, task: Task) -> None:
+    def __init__(self, config: Config, strategy: Placed, task: Task) -> None:
         self.config, self.strategy, self.task = config, strategy, task
         self.model, self.group, self.meter = strategy.model, strategy.group, strategy.group.meter
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)

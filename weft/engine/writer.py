@@ -15,7 +15,7 @@ from weft.core import record
 from weft.core.config import Config
 from weft.core.errors import RunError
 from weft.core.record import Recorder
-from weft.cost import Factors
+from weft.cost import Machine
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Checkpoint, Progress
 from weft.engine.folder import RunFolder
@@ -29,14 +29,14 @@ class RunWriter:
         self.folder, self.config, self.show = folder, config, show
         self.recorder = Recorder(folder.metrics)
 
-    def begin(self, epoch: int, *, placement: list[dict[str, Any]], factors: Factors | None, **facts: Any) -> None:
+    def begin(self, epoch: int, *, placement: list[dict[str, Any]], machine: Machine | None, **facts: Any) -> None:
         """The run starts, or goes on, at `epoch`; placement: of each rank; `facts`: of the graph and the machine."""
         self.recorder.write("config", epoch=epoch, config=asdict(self.config), placement=placement, **facts)
-        if factors:
-            factors.save(self.folder.probe)
+        if machine:
+            machine.save(self.folder.probe)
         for rank, one in enumerate(placement):
-            if "says" in one:
-                self.show.say(f"rank {rank}: {one['says']}" if len(placement) > 1 else one["says"])
+            if "summary" in one:
+                self.show.say(f"rank {rank}: {one['summary']}" if len(placement) > 1 else one["summary"])
         limited = [str(rank) for rank, one in enumerate(placement) if one.get("limited")]
         if limited:
             cached = sum(max(one["cached"], default=0) for one in placement)

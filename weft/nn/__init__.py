@@ -29,11 +29,12 @@ from weft.nn.typed import (
     embedding_rows,
     embeddings,
     is_embedded,
-    keep_rows,
     shared_parameters,
     typed_rows,
+    with_own_rows,
 )
 from weft.nn.view import GraphView, Inputs, TypedRows, UnitCost, View, even_heads, logits_of_pairs, multiply
+from weft.nn.workload import Outlines, Workload
 
 __all__ = [
     "GAT",
@@ -60,6 +61,7 @@ __all__ = [
     "Linear",
     "LinkModel",
     "OneHotRGCNConv",
+    "Outlines",
     "PairMaps",
     "PairRows",
     "Pairs",
@@ -75,13 +77,13 @@ __all__ = [
     "TypedRows",
     "UnitCost",
     "View",
+    "Workload",
     "embedding_rows",
     "embeddings",
     "even_heads",
     "from_config",
     "from_pyg",
     "is_embedded",
-    "keep_rows",
     "linear",
     "logits_of_pairs",
     "make_decoder",
@@ -92,4 +94,5 @@ __all__ = [
     "shared_parameters",
     "typed_rows",
     "use_onednn",
+    "with_own_rows",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
@@ -60,18 +62,23 @@ def shared_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter not in apart]
 
 
-def keep_rows(model: nn.Module, rows: Tensor, num_embedded: int) -> None:
-    """Leaves of every embedding of the model only these of its rows, int64 [k].
+def with_own_rows(model: nn.Module, graph: Graph, vertices: slice | Tensor) -> tuple[nn.Module, Tensor]:
+    """A copy of a model whose embeddings have the rows of some vertices alone, and which rows those are: int64 [k].
 
-    InputError where an embedding has not one row for each of the graph's `num_embedded` vertices without features.
+    The model itself stays as it is. InputError where an embedding has not one row for each of the graph's vertices
+    without features.
     """
+    rows, num_embedded = embedding_rows(graph, vertices), graph.typed.num_embedded
+    copied: dict[int, nn.Parameter] = {}
     for name, parameter in embeddings(model).items():
         if len(parameter) != num_embedded:
             raise InputError(
                 f"{name} has {len(parameter)} rows, and the graph has {num_embedded} vertices without features: make "
                 "the model anew with the graph's graph.typed"
             )
-        parameter.data = parameter.data.index_select(0, rows.to(parameter.device))
+        own = parameter.detach().index_select(0, rows.to(parameter.device))
+        copied[id(parameter)] = nn.Parameter(own, requires_grad=parameter.requires_grad)
+    return copy.deepcopy(model, dict(copied)), rows
 
 
 def is_embedded(graph: Graph) -> Tensor:

@@ -1,33 +1,24 @@
-"""Where rows, columns and edges live: one file per strategy, one table of names."""
+"""Where rows, columns and edges live: a folder per strategy, one table of names."""
 
 from weft.core.errors import unknown
-from weft.strategies.base import GraphShape, Placement, Step, Strategy
-from weft.strategies.offload.run import Offload
-from weft.strategies.single import Single
-from weft.strategies.tensor.plan import TensorParallel
-from weft.strategies.vertex.plan import Cached, Communicated, Hybrid
-from weft.strategies.vertex.stale import Stale
+from weft.strategies.base import Options, Placed, Plan, Step
+from weft.strategies.offload.plan import OffloadPlan
+from weft.strategies.single import SinglePlan
+from weft.strategies.tensor.plan import TensorPlan
+from weft.strategies.vertex.plan import CachedPlan, CommunicatedPlan, HybridPlan, VertexOptions
+from weft.strategies.vertex.stale import StalePlan
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    "single": Single,
-    "tensor": TensorParallel,
-    "communicated": Communicated,
-    "cached": Cached,
-    "hybrid": Hybrid,
-    "stale": Stale,
-    "offload": Offload,
+STRATEGIES: dict[str, type[Plan]] = {
+    plan.name: plan
+    for plan in (SinglePlan, TensorPlan, CommunicatedPlan, CachedPlan, HybridPlan, StalePlan, OffloadPlan)
 }
 
 
-APPROXIMATE = ("stale",)
-"""Strategies that change the numbers; all others give those of single."""
-
-
-def get_strategy(name: str) -> type[Strategy]:
-    """The strategy of that name; InputError with the nearest name if there is none."""
+def get_strategy(name: str) -> type[Plan]:
+    """The plans of the strategy of that name; InputError with the nearest name if there is none."""
     if name not in STRATEGIES:
         raise unknown("strategy", name, STRATEGIES)
     return STRATEGIES[name]
 
 
-__all__ = ["APPROXIMATE", "STRATEGIES", "GraphShape", "Placement", "Step", "Strategy", "get_strategy"]
+__all__ = ["STRATEGIES", "Options", "Placed", "Plan", "Step", "VertexOptions", "get_strategy"]

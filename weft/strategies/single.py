@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from weft.comm import Group
 from weft.cost import Operation
 from weft.nn import GraphOperation, GraphView
-from weft.strategies.base import GraphShape, Strategy
+from weft.strategies.base import Placed, Plan
 
 
-class Single(Strategy):
+class SinglePlan(Plan):
     """One rank holds every row, column and edge."""
 
-    only_one_rank = True
+    name = "single"
+    max_ranks = 1
 
-    def place(self) -> slice:
-        return slice(0, self.graph.num_vertices)
+    def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
+        del rank
+        edges = self.work.stats.num_edges * op.width * op.steps
+        return [Operation(kind="aggregate", edges=edges)] if op.is_product else []
+
+    def place(self, group: Group, *, seed: int = 0) -> PlacedSingle:
+        return PlacedSingle(self, group, slice(0, self.work.stats.num_vertices), seed=seed)
+
+
+class PlacedSingle(Placed):
+    """The whole graph on this rank."""
 
     def view(self, stage: int, view_key: int) -> GraphView:
         del stage
         return GraphView(self.topology, key=view_key, inputs=self.inputs, meter=self.group.meter)
-
-    @classmethod
-    def carry_out(
-        cls, asked: GraphOperation, shape: GraphShape, rank: int, size: int, itemsize: int
-    ) -> list[Operation]:
-        del rank, size, itemsize
-        edges = shape.num_edges * asked.width * asked.steps
-        return [Operation(kind="aggregate", edges=edges)] if asked.is_product else []

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from weft.chunks.passes import differentiable
-from weft.chunks.program import Part
+from weft.chunks.program import Part, differentiable
+from weft.chunks.rank import RankChunks
 from weft.chunks.slots import INDICES
 from weft.core.units import format_bytes
 from weft.cost import Trace
 from weft.data import Graph
-from weft.strategies.offload.moves import Facts, Moves
-from weft.strategies.offload.plan import MAX_REORDERED, Plan
+from weft.strategies.offload.cut import MAX_REORDERED
+from weft.strategies.offload.moves import Moves, MoveSizes
 
 ADAM_COPIES = 5  # of a parameter: itself, its gradient, Adam's two moments, and the best so far
 
@@ -44,13 +44,13 @@ class Forecast:
         )
 
 
-def forecast(graph: Graph, model: nn.Module, plan: Plan, facts: Facts, trace: Trace) -> Forecast:
+def forecast(graph: Graph, model: nn.Module, plan: RankChunks, sizes: MoveSizes, trace: Trace) -> Forecast:
     """That of a plan, but for the device; trace: of its training step."""
-    moves = Moves(plan, facts, training=True)
+    moves = Moves(plan, sizes, training=True)
     return Forecast(
         chunks=plan.num_chunks,
         device=0,
-        host=host_bytes(graph, model, plan, facts.itemsize),
+        host=host_bytes(graph, model, plan, sizes.itemsize),
         disk=array_bytes(plan, moves) + spool_bytes(plan, moves),
         to_device=trace.to_device.total(),
         to_host=trace.to_host.total(),
@@ -58,12 +58,12 @@ def forecast(graph: Graph, model: nn.Module, plan: Plan, facts: Facts, trace: Tr
     )
 
 
-def array_bytes(plan: Plan, moves: Moves) -> int:
+def array_bytes(plan: RankChunks, moves: Moves) -> int:
     """The files of rows, which one pass after the other uses: as Pass takes them and gives them back."""
     pool = Pool()
     constant: list[tuple[int, int]] = []
     for training in (True, False, True):  # what an evaluation keeps for good is not there for the next step
-        own = Moves(plan, moves.facts, training=training)
+        own = Moves(plan, moves.sizes, training=training)
         tables: list[list[tuple[int, int]]] = []
         for number, part in enumerate(own.parts):
             rows = own.num_rows(part.hop)
@@ -91,7 +91,7 @@ def array_bytes(plan: Plan, moves: Moves) -> int:
             pool.give(lent)
         for table in tables:
             pool.give(table)
-    return pool.total * moves.facts.itemsize
+    return pool.total * moves.sizes.itemsize
 
 
 def steps_of(moves: Moves, part: Part, pool: Pool) -> list[tuple[int, int]]:
@@ -148,23 +148,23 @@ class Pool:
         self.free.update(keys)
 
 
-def spool_bytes(plan: Plan, moves: Moves) -> int:
+def spool_bytes(plan: RankChunks, moves: Moves) -> int:
     """The file of index sets and edges."""
     index = 4 if plan.dependencies.rows.numel() < 1 << 31 else 8
     total = 0
-    for number, planned in enumerate(plan.schedules):
-        for batch, missing in zip(planned.schedule.batches, moves.facts.missing[number], strict=True):
+    for planned in plan.schedules:
+        for batch, missing in zip(planned.schedule.batches, planned.missing_loops, strict=True):
             rows, edges = batch.targets.stop - batch.targets.start, batch.edges.stop - batch.edges.start
             total += index * (rows + planned.schedule.num_slots)
             total += index * sum(len(getattr(batch, name)) for name in INDICES)
-            total += 8 * edges if moves.facts.edge_ids else 0
+            total += 8 * edges if moves.sizes.edge_ids else 0
             for layout in planned.layouts:
                 total += moves.edge_bytes(layout, planned, batch, missing, "both")
                 total += 8 * (edges + missing) if layout == "looped" else 0
     return total
 
 
-def host_bytes(graph: Graph, model: nn.Module, plan: Plan, itemsize: int) -> int:
+def host_bytes(graph: Graph, model: nn.Module, plan: RankChunks, itemsize: int) -> int:
     """Memory that grows with the graph: its arrays, numbers by vertex, and most of all, for a while, the planning."""
     arrays = (
         graph.x,

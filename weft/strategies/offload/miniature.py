@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from weft.chunks.rank import ChunkShape
 from weft.core.tensor_peak import TensorPeak
 from weft.data import Adjacency, Graph
 from weft.nn import embeddings
-from weft.strategies.base import Step, Strategy
+from weft.strategies.base import Placed, Step
 
-PlaceAt = Callable[[Graph, nn.Module, Sequence[int]], Strategy]
+PlaceAt = Callable[[Graph, nn.Module, Sequence[int]], Placed]
 CANDIDATES = 3  # for the chunk that takes most with what is loaded beside it, besides the largest chunks
 LITTLE = 1500  # rows in slots, and twice as many, of the chunks that are worked on
-
-
-class ChunkShape(NamedTuple):
-    """Rows that a chunk makes, slots that it reads from, and its edges."""
-
-    targets: int
-    slots: int
-    edges: int
-
-    def scaled(self, share: float) -> ChunkShape:
-        """A chunk that is smaller by a share in every way."""
-        return ChunkShape(*(max(1, round(one * share)) if one else 0 for one in self))
 
 
 class Miniature:
@@ -92,12 +80,12 @@ class Miniature:
                 self._step(home, training)
         return float(peak.most)
 
-    def _step(self, home: Strategy, training: bool) -> None:
+    def _step(self, home: Placed, training: bool) -> None:
         logits = home.forward(Step(epoch=0, training=training))
         if training:
             home.backward(logits, home.empty_rows(logits).zero_())
 
-    def _place(self, shape: ChunkShape) -> Strategy:
+    def _place(self, shape: ChunkShape) -> Placed:
         graph, twin = self._graph(shape), copy.deepcopy(self.model)
         for parameter in embeddings(twin).values():
             parameter.data = parameter.data.new_zeros(graph.typed.num_embedded, parameter.shape[1])

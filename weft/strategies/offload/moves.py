@@ -5,48 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from weft.chunks.passes import differentiable
 from weft.chunks.products import back_way, layout_of, reads_values
-from weft.chunks.program import Part
+from weft.chunks.program import Part, differentiable
+from weft.chunks.rank import HopSchedule, RankChunks
 from weft.chunks.schedule import Batch
 from weft.chunks.slots import Layout, Way, edge_bytes
 from weft.cost import Operation, all_reduce
 from weft.nn.phases import Total
-from weft.strategies.base import HopShape
-from weft.strategies.offload.plan import Plan, Planned
+from weft.strategies.vertex.plan import BlockStats
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What formulas need beside a plan: of a number its bytes, of edges those of a weight (0: none).
-
-    edge_ids: whether anything is known of edges. missing: of each schedule and batch, the targets that lack a loop.
-    embedded: rows of embeddings that cross ranks. on_cpu: whether the device is the CPU.
-    """
+class MoveSizes:
+    """What formulas need beside a rank's chunks."""
 
     size: int
+    """Ranks."""
     itemsize: int
+    """Bytes of a number."""
     weight: int
-    missing: Sequence[Sequence[int]]
-    embedded: HopShape
+    """Bytes of an edge's weight; 0: none."""
+    embedded: BlockStats
+    """Rows of embeddings that cross ranks."""
     embedded_width: int
     share: bool
+    """Whether ranks share what they load."""
     edge_ids: bool
+    """Whether the edges have types or features."""
     on_cpu: bool
+    """Whether the device is the CPU."""
 
 
 class Moves:
     """The operations of one training step, or of one evaluation."""
 
-    def __init__(self, plan: Plan, facts: Facts, *, training: bool) -> None:
-        self.plan, self.facts, self.training = plan, facts, training
+    def __init__(self, plan: RankChunks, sizes: MoveSizes, *, training: bool) -> None:
+        self.plan, self.sizes, self.training = plan, sizes, training
         self.parts = plan.programs[training].parts
         self.made: list[Operation] = []
 
     def operations(self) -> list[Operation]:
         """All of them, but the sum of the parameters' gradients."""
-        fetched = self.facts.embedded if self.facts.embedded_width else HopShape(0)
-        row = self.facts.embedded_width * self.facts.itemsize
+        fetched = self.sizes.embedded if self.sizes.embedded_width else BlockStats(num_edges=0)
+        row = self.sizes.embedded_width * self.sizes.itemsize
         if fetched.exchanged:
             self._collective("halo", fetched.num_sent * row, fetched.num_received * row)
         for number in range(len(self.parts)):
@@ -97,7 +98,7 @@ class Moves:
             last = step == before.steps - 1
             kept = last and before.hop in self.plan.kept
             values = reads_values(before, step, kept=kept)
-            way = back_way(before, values=values, kept=kept, on_cpu=self.facts.on_cpu)
+            way = back_way(before, values=values, kept=kept, on_cpu=self.sizes.on_cpu)
             self._product(before, step, last=last, values=values, way=way)
             if not last:
                 self._load("gradients", self.num_rows(before.hop + step + 1) * before.width)
@@ -113,7 +114,7 @@ class Moves:
         own = {*(part.targets.values() if values else ()), *(part.rows.values() if last else ())}
         backward = way != "forward"
         kept = backward and last and part.hop in self.plan.kept
-        for batch, missing in zip(planned.schedule.batches, self.facts.missing[number], strict=True):
+        for batch, missing in zip(planned.schedule.batches, planned.missing_loops, strict=True):
             rows, edges = batch.targets.stop - batch.targets.start, batch.edges.stop - batch.edges.start
             self._load("rows", rows * (self._width(part, own) + (part.kept_width if kept else 0)))
             self.made.append(
@@ -124,7 +125,7 @@ class Moves:
                 )
             )
             if values:
-                again = 0 if self.facts.share else sum(batch.serve_counts)
+                again = 0 if self.sizes.share else sum(batch.serve_counts)
                 self._load("sources", (len(batch.load) + again) * read)
                 self._exchange(batch.serve_counts, batch.fetch_counts, read)
             if values and not kept:
@@ -133,18 +134,18 @@ class Moves:
                 self._aggregate(edges * first)
             if backward and grads:
                 self._exchange(batch.give_counts, batch.take_counts, given)
-                again = 0 if self.facts.share else sum(batch.take_counts)
+                again = 0 if self.sizes.share else sum(batch.take_counts)
                 self._store("gradients", (len(batch.flush) + again) * given)
             if backward:
                 targets = (port for port in part.targets.values() if part.ports[port].differentiable)
                 self._store("gradients", rows * sum(part.ports[port].width for port in targets))
 
-    def edge_bytes(self, layout: Layout, planned: Planned, batch: Batch, missing: int, way: Way) -> int:
+    def edge_bytes(self, layout: Layout, planned: HopSchedule, batch: Batch, missing: int, way: Way) -> int:
         """The bytes of a batch's edges as they stand for a question."""
         index, rows = planned.hop.block.indices.itemsize, batch.targets.stop - batch.targets.start
         edges = batch.edges.stop - batch.edges.start + (missing if layout == "looped" else 0)
         sources = planned.schedule.num_slots + (rows if layout == "whole" else 0)
-        return edge_bytes(way, rows, sources, edges, index, self.facts.weight)
+        return edge_bytes(way, rows, sources, edges, index, self.sizes.weight)
 
     def _source_widths(self, part: Part, step: int) -> list[tuple[int, bool]]:
         """Of the rows that a product reads at sources, each once, their width and whether they have a gradient."""
@@ -153,23 +154,22 @@ class Moves:
         return [*found, (part.width, part.differentiable)] if step else found
 
     def _total(self, part: Part) -> None:
-        if self.facts.size > 1:
-            self.made.append(all_reduce("statistics", part.width, self.facts.itemsize, self.facts.size))
+        if self.sizes.size > 1:
+            self.made.append(all_reduce("statistics", part.width, self.sizes.itemsize, self.sizes.size))
 
     def _answer_width(self, part: Part) -> int:
         return part.width if part.is_product else 0
 
     def num_rows(self, hop: int) -> int:
-        """How many rows this rank has before a product, or, behind the last one, in the end."""
-        needed = self.plan.dependencies
-        return needed.hops[hop].num_inputs if hop < self.plan.programs[True].num_hops else needed.num_own
+        """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
+        return self.plan.num_rows(hop)
 
     def _width(self, part: Part, ports: Iterable[int]) -> int:
         return sum(part.ports[port].width for port in set(ports))
 
     def _exchange(self, sent: Sequence[int], received: Sequence[int], width: int) -> None:
-        if self.facts.size > 1:
-            row = width * self.facts.itemsize
+        if self.sizes.size > 1:
+            row = width * self.sizes.itemsize
             self._collective("halo", sum(sent) * row, sum(received) * row)
 
     def _collective(self, tag: str, sent: int, received: int) -> None:
@@ -179,7 +179,7 @@ class Moves:
         self.made.append(Operation(kind="aggregate", edges=edges))
 
     def _load(self, tag: str, numbers: int) -> None:
-        self.made.append(Operation(kind="transfer", tag=tag, bytes_received=numbers * self.facts.itemsize))
+        self.made.append(Operation(kind="transfer", tag=tag, bytes_received=numbers * self.sizes.itemsize))
 
     def _store(self, tag: str, numbers: int) -> None:
-        self.made.append(Operation(kind="transfer", tag=tag, bytes_sent=numbers * self.facts.itemsize))
+        self.made.append(Operation(kind="transfer", tag=tag, bytes_sent=numbers * self.sizes.itemsize))

@@ -1,183 +1,159 @@
-"""What offload does on a rank, settled before anything large is allocated: programs, chunks, and what they take.
+"""Offload beyond the device's memory (HongTu): rows live on the host, chunks of the graph are worked on in turn.
 
-(HongTu, sections 4.1 and 5.3.) Every rank plans the same by itself.
+The search for chunks is made once; its outcome is what `decisions` says, and ranks make the same plan of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from weft.chunks.keeping import can_be_kept
-from weft.chunks.products import back_way, layout_of, reads_values
-from weft.chunks.program import Part as ProgramPart
-from weft.chunks.program import Program, Rehearsal
-from weft.chunks.ranges import Part, chunk_vertices
-from weft.chunks.ranges import reorder as reorder_chunks
-from weft.chunks.schedule import Batch, Rates, Schedule, Volumes, make_schedule
-from weft.chunks.slots import BACKWARD, FORWARD, Layout, edge_bytes
+from weft.chunks.passes import Pass
+from weft.chunks.placed import PlacedChunks
+from weft.chunks.program import Part, Rehearsal
+from weft.chunks.rank import ChunkShape, RankChunks
+from weft.chunks.tables import Rows
+from weft.comm import Group, sum_gradients
 from weft.core.errors import InputError
-from weft.core.savings import Savings
+from weft.core.memory import give_back_pages
 from weft.core.units import format_bytes
+from weft.cost import NOMINAL_RATES, Operation, Trace, all_reduce
 from weft.data import Graph
-from weft.partition import Dependencies, Hop, range_bounds
-from weft.strategies.base import Placement, Strategy
-from weft.strategies.offload.miniature import ChunkShape, Miniature
-from weft.strategies.vertex.plan import Communicated, Hybrid
+from weft.nn import GraphOperation, GraphView, Inputs, Workload, embeddings, shared_parameters
+from weft.store.host import free_bytes
+from weft.strategies.base import Placed, Plan, Step, whole_topology
+from weft.strategies.offload.cut import MAX_CHUNKS, Cutter, Orders
+from weft.strategies.offload.forecast import Forecast, forecast
+from weft.strategies.offload.miniature import Miniature
+from weft.strategies.offload.moves import Moves, MoveSizes
+from weft.strategies.vertex.blocks import SameRowsView
+from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, embedded_stats, make_embedded_halo
 
-NOMINAL = Rates(host=1.0, ranks=2.0, inplace=8.0)
-"""How fast rows move, as ratios, where nobody has measured it."""
-MAX_CHUNKS = 1 << 14
-MAX_REORDERED = 1 << 11  # chunks: what they have in common is counted for every two of them
-MARGIN = 0.91  # of a limit is filled: what is found in little has been up to 8 % below what chunks then took
+SOME_CHUNKS = 64  # whose memory is named where a limit is below what any chunk takes
+MARGIN = 0.91  # of a limit is filled: what is found scaled down has been up to 8 % below what chunks then took
 ATTENTION_COST = 3  # an edge of attention costs as much as so many of a sum
-VERTEX_COST = 4  # a target costs as much as so many edges, where chunks are to cost the same
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
-    """The schedule of some hops on this rank, and how its batches' edges are to stand.
+class OffloadOptions(HybridOptions):
+    """What can be said of chunks, besides where vertices live and which sources are cached."""
 
-    hop: the first of them. given: what would move if the chunks were not reordered.
-    """
-
-    hop: Hop
-    schedule: Schedule
-    layouts: tuple[Layout, ...]
-    given: Volumes
-
-    def shapes(self) -> list[ChunkShape]:
-        """Those of its chunks."""
-        return [
-            ChunkShape(one.targets.stop - one.targets.start, self.schedule.num_slots, one.edges.stop - one.edges.start)
-            for one in self.schedule.batches
-        ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a rank does. programs: by whether it trains. schedule_of: the number of each hop's schedule.
-
-    span: rows of a range that is worked on without a product. kept: the first hops of the products whose answers are
-    kept for the backward pass. chunks: of each schedule, with the bytes that are loaded beside each.
-    """
-
-    programs: dict[bool, Program]
-    dependencies: Dependencies
-    schedules: tuple[Planned, ...]
-    schedule_of: tuple[int, ...]
-    span: int
-    kept: frozenset[int]
-    chunks: tuple[tuple[tuple[ChunkShape, int], ...], ...]
+    device_memory: int | None = None
+    """Bytes that a rank may have on the device at once; None: no limit."""
+    chunks: int = 0
+    """In how many chunks aggregates are made at least; 0: as few as that allows."""
+    intermediates: str = "auto"
+    """What the backward pass has of a result: keep, recompute, or auto, what costs less."""
+    scratch: Path | None = None
+    """The folder of rows on the host; None: that for temporary files."""
+    device: str = ""
+    """The device of the chunks; '': the CPU."""
 
     @property
-    def num_chunks(self) -> int:
-        """How many chunks the products of the first hop are made in."""
-        return len(self.schedules[0].schedule.batches) if self.schedules else 1
+    def on_cpu(self) -> bool:
+        """Whether the device is the CPU."""
+        return self.device in ("", "cpu")
 
 
-class Planner:
-    """Plans all ranks of a run. InputError for a model that cannot be run part by part.
+class OffloadPlan(Plan):
+    """Rows, and what their gradients need, on the host; on the device, one chunk of the edges at a time, exact."""
 
-    place_at: see Miniature; it is also given what is kept.
-    """
+    name = "offload"
+    options_type = OffloadOptions
+    savings = ("share", "keep", "reorder", "prefetch")
+    view_type = SameRowsView
+    options: OffloadOptions
 
-    def __init__(
-        self,
-        graph: Graph,
-        model: nn.Module,
-        size: int,
-        placement: Placement,
-        savings: Savings,
-        place_at: Callable[..., Strategy],
-    ) -> None:
-        self.graph, self.model, self.placement, self.savings = graph, model, placement, savings
-        if placement.chunks > MAX_CHUNKS:
-            raise InputError(f"--chunks {placement.chunks}: give at most {MAX_CHUNKS}")
-        self.on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-        rehearsal = Rehearsal(graph, model, savings)
+    def decide(self, decisions: Any) -> None:
+        work, options = self.work, self.options
+        if options.chunks > MAX_CHUNKS:
+            raise InputError(f"--chunks {options.chunks}: give at most {MAX_CHUNKS}")
+        rehearsal = Rehearsal(work.graph, work.model, work.savings)
         self.programs = {training: rehearsal.program(training=training) for training in (True, False)}
-        kind = Communicated if placement.cache_ratio is None and placement.factors is None else Hybrid
-        self.needed = [
-            kind.plan(graph, model, rank=one, size=size, placement=placement, savings=savings) for one in range(size)
-        ]
-        self.rates = placement.rates or NOMINAL
-        if (asked := self.programs[True].num_hops) != (foreseen := len(self.needed[0].hops)):
+        by_cost = options.cache_ratio is not None or self.machine is not None
+        caching = HybridOptions(
+            partition=options.partition, cache_ratio=options.cache_ratio, cache_memory=options.cache_memory
+        )
+        self.vertices = (HybridPlan if by_cost else CommunicatedPlan)(work, self.size, caching, self.machine)
+        if (asked := self.programs[True].num_hops) != (foreseen := len(self.vertices.caching.costs)):
             raise InputError(
                 f"strategy offload makes {asked} products over the edges, and the model's layers {foreseen}: give a "
                 "layer that maps rows alone as weft.nn.RowLayer, and each product a layer of its own"
             )
         products = (part for part in self.programs[True].parts if part.is_product and not part.constant)
         self.kept = frozenset(part.hop for part in products if self._keeps(part))
-        self.miniature = Miniature(graph, model, partial(place_at, kept=self.kept))
+        self.miniature = Miniature(work.graph, work.model, self._place_small)
+        self._decisions: dict[str, Any] | None = decisions
+        self._cutter: Cutter | None = None
 
-    def plan(self, rank: int) -> Plan:
-        """The plan of a rank, with as few chunks as fit. InputError where the device's memory is too little for any."""
-        count, limit = max(self.placement.chunks, 1), self.placement.device_bytes
-        if limit is None:
-            return self.cut(rank, count)
-        while True:
-            plans = self._cut_all(count, reorder=False)
-            most = max(self.miniature.most(plan.chunks) for plan in plans)
-            if most <= MARGIN * limit:
-                other = self._cut_all(count, reorder=True) if self.savings.reorder else plans
-                fits = max(self.miniature.most(plan.chunks) for plan in other) <= MARGIN * limit
-                return other[rank] if fits else plans[rank]
-            if count >= self.max_chunks:
+    @property
+    def cutter(self) -> Cutter:
+        """What cuts aggregates into chunks; it holds what all ranks compute and fetch, until `forget`."""
+        if self._cutter is None:
+            needed = self.vertices.everyone
+            self._cutter = Cutter(self.work, self.programs, needed, self.kept, on_cpu=self.options.on_cpu)
+        return self._cutter
+
+    def forget(self) -> None:
+        """Lets go of what planning holds."""
+        self._cutter = None
+        self.vertices.forget()
+
+    def decisions(self) -> dict[str, Any]:
+        if self._decisions is None:
+            count, orders = self._search()
+            chunks = [self.cut(rank, count, orders) for rank in range(self.size)]
+            foreseen = [asdict(self.forecast(rank, one)) for rank, one in enumerate(chunks)]
+            self._decisions = {"count": count, "orders": orders, "forecasts": foreseen}
+        return self._decisions
+
+    def chunks(self, rank: int) -> RankChunks:
+        """What a rank does chunk by chunk."""
+        made = self.decisions()
+        if "only" in made:
+            found = self.cutter.cut(rank, [[made["only"]] * self.programs[True].num_hops])
+            return replace(found, span=made["only"][1], kept=frozenset(made["kept"]))
+        return self.cut(rank, made["count"], made["orders"])
+
+    def cut(self, rank: int, count: int, orders: Orders | None = None) -> RankChunks:
+        """A rank's share in so many chunks."""
+        return self.cutter.cut(rank, self.cutter.bounds(count), orders)
+
+    def _search(self) -> tuple[int, Orders | None]:
+        """As few chunks as fit, and their order. InputError where the device's memory is too little for any."""
+        count, limit, cutter = max(self.options.chunks, 1), self.options.device_memory, self.cutter
+        rates, reorders = (self.machine.rates if self.machine else NOMINAL_RATES), self.work.savings.reorder
+        while limit is not None and (most := self._most(count)) > MARGIN * limit:
+            if count >= cutter.max_chunks:
                 raise InputError(
                     f"--device-memory {format_bytes(limit)}: a chunk takes at least {format_bytes(most)}, of {count:,} "
                     f"chunks: give --device-memory {int(most / MARGIN) + 1}, more --workers, or a smaller --hidden"
                 )
-            count = min(self.max_chunks, max(count + 1, int(count * min(1.05 * most / limit, 4))))
+            count = min(cutter.max_chunks, max(count + 1, int(count * min(1.05 * most / limit, 4))))
+        orders = cutter.choose_orders(cutter.bounds(count), rates) if reorders else None
+        fits = limit is None or orders is None or self._most(count, orders) <= MARGIN * limit
+        return count, orders if fits else None
 
-    @property
-    def max_chunks(self) -> int:
-        """More than this many chunks are not tried: one for each row of the rank that has most."""
-        return min(max(each.rows.numel() for each in self.needed), MAX_CHUNKS)
+    def _most(self, count: int, orders: Orders | None = None) -> int:
+        """What the largest of so many chunks of any rank takes."""
+        return max(self.miniature.most(self.cut(rank, count, orders).chunks) for rank in range(self.size))
 
-    def _cut_all(self, count: int, *, reorder: bool) -> list[Plan]:
-        """Every rank's plan in so many chunks."""
-        return [self.cut(rank, count, reorder=reorder) for rank in range(len(self.needed))]
+    def _keeps(self, part: Part) -> bool:
+        """Whether an aggregate's results are kept for the backward pass, or made again from its sources (section 4.2).
 
-    def cut(self, rank: int, count: int, *, reorder: bool = True) -> Plan:
-        """A rank's plan in so many chunks."""
-        bounds = [[range_bounds(hop.block, count, VERTEX_COST) for hop in each.hops] for each in self.needed]
-        return self.cut_at(rank, bounds, reorder=reorder)
-
-    def cut_at(self, rank: int, bounds: Sequence[Sequence[Sequence[int]]], *, reorder: bool = True) -> Plan:
-        """A rank's plan with given bounds of the chunks of each rank's hops."""
-        needed, num_hops = self.needed, self.programs[True].num_hops
-        same = [hop > 0 and all(each.hops[hop] is each.hops[hop - 1] for each in needed) for hop in range(num_hops)]
-        schedule_of: list[int] = []
-        planned: list[Planned] = []
-        for hop in range(num_hops):
-            if not same[hop]:
-                last = next((later for later in range(hop + 1, num_hops) if not same[later]), num_hops)
-                planned.append(self._planned(rank, range(hop, last), [each[hop] for each in bounds], reorder=reorder))
-            schedule_of.append(len(planned) - 1)
-        chunks = tuple(self._chunks(one) for one in planned)
-        widest = max((shape.targets for each in chunks for shape, _ in each), default=len(needed[rank].rows))
-        return Plan(
-            programs=self.programs,
-            dependencies=needed[rank],
-            schedules=tuple(planned),
-            schedule_of=tuple(schedule_of),
-            span=max(widest, 1),
-            chunks=chunks or (((ChunkShape(widest, 1, 0), 0),),),
-            kept=self.kept,
-        )
-
-    def _keeps(self, part: ProgramPart) -> bool:
-        """Whether a product's answers are kept for the backward pass, or made again from its sources (section 4.2).
-
-        That is asked only of answers which that pass needs. Kept, they and what is kept beside them are written and
+        That is asked only of results which that pass needs. Kept, they and what is kept beside them are written and
         read; made again, each edge reads a row on the device, and of a sum, which needs no rows otherwise, every source
         comes from the host at least once.
         """
-        wanted, linear = self.placement.intermediates, part.linear
+        wanted, linear, stats = self.options.intermediates, part.linear, self.work.stats
         if wanted == "recompute" or not can_be_kept(part.question) or (linear and not part.needs_answer):
             return False
         if not linear and part.steps > 1:
@@ -186,68 +162,152 @@ class Planner:
             return True
         width = part.ports[part.sources[part.first]].width
         by_edge = 1 if linear else ATTENTION_COST
-        again = (linear * self.graph.num_vertices + by_edge * self.graph.num_edges / NOMINAL.inplace) * width
-        return 2 * self.graph.num_vertices * part.kept_width <= again
+        again = (linear * stats.num_vertices + by_edge * stats.num_edges / NOMINAL_RATES.inplace) * width
+        return 2 * stats.num_vertices * part.kept_width <= again
 
-    def _chunks(self, planned: Planned) -> tuple[tuple[ChunkShape, int], ...]:
-        """Each chunk, and what is brought for the next one while it is worked on."""
-        shapes = planned.shapes()
-        if not self.savings.prefetch:
-            return tuple((shape, 0) for shape in shapes)
-        loads = map(self._load_bytes, [planned] * len(shapes), shapes, planned.schedule.batches)
-        return tuple(zip(shapes, [*loads, 0][1:], strict=True))
+    def _place_small(self, graph: Graph, model: nn.Module, bounds: Sequence[int]) -> PlacedOffload:
+        """Places a model on a small graph, of whose chunks only the first is worked on."""
+        options = OffloadOptions(
+            intermediates=self.options.intermediates, scratch=self.options.scratch, device=self.options.device
+        )
+        work = Workload(model, graph, replace(self.work.savings, prefetch=False, reorder=False))
+        only = {"only": list(bounds), "kept": sorted(self.kept)}
+        return PlacedOffload(OffloadPlan(work, 1, options, decisions=only), Group(device=options.device or "cpu"))
 
-    def _load_bytes(self, planned: Planned, shape: ChunkShape, batch: Batch) -> int:
-        """What is brought to the device at most for a batch, beside rows in slots."""
-        item = self.miniature.itemsize
-        known = planned.hop.block.indices.itemsize, 0 if planned.hop.block.weight is None else item
-        forward, back = (8 * sum(len(getattr(batch, name)) for name in names) for names in (FORWARD, BACKWARD))
-        most = 0
-        for part in (part for program in self.programs.values() for part in program.parts):
-            own = sum(part.ports[port].width for port in {*part.targets.values(), *part.rows.values()})
-            if not part.is_product:
-                most = max(most, shape.targets * (own + part.width) * item)
-                continue
-            kept = part.hop in self.kept
-            values = reads_values(part, part.steps - 1, kept=kept)
-            way = back_way(part, values=values, kept=kept, on_cpu=self.on_cpu)
-            first = forward + edge_bytes("forward", *shape, *known) + shape.targets * own * item
-            then = forward * values + back + edge_bytes(way, *shape, *known)
-            most = max(most, first, then + shape.targets * (own + part.kept_width * kept) * item)
-        return most + 8 * (shape.targets + shape.slots)  # what the vertices are called
-
-    def _planned(self, rank: int, hops: range, bounds: Sequence[Sequence[int]], *, reorder: bool) -> Planned:
-        parts = [Part(each.hops[hops[0]], each.own, each.rows) for each in self.needed]
-        layouts = layouts_of(self.programs.values(), hops)
-        loops, savings = "looped" in layouts, self.savings
-
-        def schedule(orders: Sequence[Sequence[int]] | None) -> Schedule:
-            return make_schedule(
-                parts,
-                bounds,
-                rank,
-                loops=loops,
-                orders=orders,
-                share=savings.share,
-                keep=savings.keep,
-                ahead=savings.prefetch,
+    def require(self) -> None:
+        options, graph = self.options, self.work.graph
+        limit, hub = options.device_memory, int(graph.in_edges.degree.max()) if graph.num_vertices else 0
+        if limit is not None and (least := self.miniature.bytes(ChunkShape(1, hub + 1, hub))) > limit:
+            count = min(SOME_CHUNKS, self.cutter.max_chunks)
+            some = self._most(count)
+            raise InputError(
+                f"--device-memory {format_bytes(limit)}: one vertex with its {hub:,} in-edges takes "
+                f"{format_bytes(least)}, and {count} chunks take {format_bytes(some)} each: give --device-memory "
+                f"{int(some / MARGIN) + 1}, or a smaller --hidden"
+            )
+        if not options.on_cpu and options.scratch is None:
+            return
+        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        disk, free = sum(one["disk"] for one in self.decisions()["forecasts"][:ranks_here]), free_bytes(options.scratch)
+        if disk > free:
+            folder = options.scratch or tempfile.gettempdir()
+            raise InputError(
+                f"{folder}: vertex data takes {format_bytes(disk)} there, and {format_bytes(free)} are free: give "
+                "another folder with --scratch, a smaller --hidden, or fewer --layers"
             )
 
-        best = given = schedule(None)
-        if reorder and savings.reorder and 2 < len(bounds[0]) <= MAX_REORDERED + 1:
-            sets = [chunk_vertices(part, cuts, loops=loops) for part, cuts in zip(parts, bounds, strict=True)]
-            other = schedule(reorder_chunks(sets, self.graph.num_vertices))
-            best = min(given, other, key=lambda one: one.volumes.seconds(self.rates))
-        return Planned(
-            hop=parts[rank].hop,
-            schedule=best,
-            layouts=layouts,
-            given=given.volumes,
+    def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
+        raise NotImplementedError(f"offload's trace is of chunks, not of {op.kind} on rank {rank}")
+
+    def trace(self, rank: int = 0, *, training: bool) -> Trace:
+        return self._trace(rank, self.chunks(rank), training=training)
+
+    def _trace(self, rank: int, chunks: RankChunks, *, training: bool) -> Trace:
+        made = Moves(chunks, self._sizes(rank), training=training).operations()
+        if training and self.size > 1:
+            made.append(all_reduce("gradients", self.work.num_shared, self.work.itemsize, self.size))
+        return Trace(operations=tuple(made))
+
+    def _sizes(self, rank: int) -> MoveSizes:
+        work, graph = self.work, self.work.graph
+        return MoveSizes(
+            size=self.size,
+            itemsize=work.itemsize,
+            weight=work.itemsize if work.stats.weighted else 0,
+            embedded=embedded_stats(graph, self.cutter.needed, rank, self.vertices.part),
+            embedded_width=sum(weight.shape[1] for weight in embeddings(work.model).values()),
+            share=work.savings.share,
+            edge_ids=bool(graph.relations) or graph.edge_features is not None,
+            on_cpu=self.options.on_cpu,
         )
 
+    def forecast(self, rank: int, chunks: RankChunks) -> Forecast:
+        """What a rank will take and move."""
+        trace = self._trace(rank, chunks, training=True)
+        made = forecast(self.work.graph, self.work.model, chunks, self._sizes(rank), trace)
+        return replace(made, device=self.miniature.most(chunks.chunks))
 
-def layouts_of(programs: Iterable[Program], hops: range) -> tuple[Layout, ...]:
-    """How the edges of these hops are to stand for the questions that are asked over them."""
-    asked = (part for program in programs for part in program.parts if part.is_product)
-    found = {layout_of(one.question) for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps))}
-    return tuple(sorted(found))
+    def place(self, group: Group, *, seed: int = 0) -> PlacedOffload:
+        return PlacedOffload(self, group, seed=seed)
+
+
+class PlacedOffload(Placed):
+    """A rank's rows on the host, and the passes over them."""
+
+    plan: OffloadPlan
+
+    def __init__(self, plan: OffloadPlan, group: Group, *, seed: int = 0) -> None:
+        chunks = plan.chunks(group.rank)
+        needed = chunks.dependencies
+        super().__init__(plan, group, needed.own, seed=seed, input_rows=needed.rows)
+        self.programs = chunks.programs
+        self.topology = whole_topology(plan.work, "cpu")
+        self.chunks = PlacedChunks(
+            chunks,
+            plan.work,
+            self.model,
+            group,
+            seed=seed,
+            topology=self.topology,
+            embedded_halo=make_embedded_halo(plan.vertices, group),
+            folder=plan.options.scratch,
+            only_first="only" in plan.decisions(),
+        )
+        self._volumes = [
+            {"given": asdict(one.given), "chosen": asdict(one.schedule.volumes)} for one in chunks.schedules
+        ]
+        self._pass: Pass | None = None
+        self._lent: list[Rows] = []
+        self._logits: Rows | None = None
+        self._planning = True
+        self.chunks.release()
+
+    def describe(self) -> dict[str, Any]:
+        foreseen = self.plan.decisions()["forecasts"][self.group.rank]
+        return {"forecast": foreseen, "summary": str(Forecast(**foreseen)), "volumes": self._volumes}
+
+    def make_inputs(self) -> Inputs:
+        """Nothing: features are read range by range."""
+        return Inputs(rows=torch.empty(0, self.graph.num_features, dtype=self.work.dtype), savings=self.work.savings)
+
+    def view(self, stage: int, view_key: int) -> GraphView:
+        raise NotImplementedError(f"stage {stage} has no view of all rows (key {view_key})")
+
+    def forward(self, step: Step) -> Tensor:
+        self.model.train(step.training)
+        self._end()
+        if self._planning:
+            self._planning = False
+            self.plan.forget()
+            give_back_pages()  # planning took more than the device may have
+        made = Pass(self.chunks, self.programs[step.training], epoch=step.epoch, training=step.training)
+        logits = made.forward()
+        if step.training:
+            self._pass = made
+        else:  # nothing follows but the next pass
+            made.end(but=logits)
+            self._logits = logits
+        return logits.tensor()
+
+    def backward(self, logits: Tensor, grad: Tensor) -> None:
+        del logits
+        assert self._pass is not None
+        self._pass.backward(grad)
+        self._end()
+        sum_gradients(shared_parameters(self.model), self.group)
+
+    def _end(self) -> None:
+        """Takes back what the last pass has on the host."""
+        if self._pass is not None:
+            self._pass.end()
+        self.chunks.pool.give(*self._lent, self._logits)
+        self._lent, self._logits, self._pass = [], None, None
+
+    @property
+    def rows_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def empty_rows(self, rows: Tensor) -> Tensor:
+        made = self.chunks.pool.take(*rows.shape)
+        self._lent.append(made)
+        return made.tensor()

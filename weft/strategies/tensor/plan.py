@@ -6,17 +6,19 @@ Every rank holds the whole topology, answers for N / P rows, and aggregates F / 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.chunks.bounds import WorkingSet, cut_to_fit
 from weft.chunks.columns import ChunkedGraph, Chunking
 from weft.chunks.work import Attend, AttendPairs, MeanByPair, Multiply, Work, working_set
 from weft.comm import (
+    Group,
     Layout,
     RowSet,
     cols_to_rows,
@@ -29,11 +31,10 @@ from weft.comm import (
 )
 from weft.core.errors import InputError
 from weft.core.native import count_parts
-from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, all_reduce
-from weft.data import Adjacency, Graph
+from weft.data import Adjacency
 from weft.nn import GraphOperation, GraphView, PairMaps, Pairs, Product, UnitCost, logits_of_pairs
-from weft.strategies.base import ANYWHERE, GraphShape, Placement, Strategy, dtype_of
+from weft.strategies.base import Options, Placed, Plan
 from weft.strategies.tensor.attention import AttentionPlan
 
 
@@ -47,7 +48,7 @@ class TensorView(GraphView):
         "some columns of every row: use --strategy single"
     )
 
-    def __init__(self, home: TensorParallel, view_key: int) -> None:
+    def __init__(self, home: PlacedTensor, view_key: int) -> None:
         super().__init__(home.topology, key=view_key, inputs=home.inputs, meter=home.group.meter)
         self.home = home
 
@@ -176,39 +177,180 @@ class TensorView(GraphView):
         return cols_to_rows(y_Nf, column_layout(self.home.bounds, width), self.home.group)
 
 
-class TensorParallel(Strategy):
+@dataclass(frozen=True, kw_only=True)
+class TensorOptions(Options):
+    """What can be said of aggregates chunk by chunk."""
+
+    device_memory: int | None = None
+    """Bytes that aggregates may have on the device at once; None: no limit."""
+    chunks: int = 0
+    """In how many chunks they are made at least; 0: as few as that allows."""
+    nn_device: str = "auto"
+    """Where rows are mapped: on the device, on the host, or auto, on the host under a limit."""
+    device: str = ""
+    """The device of the aggregates, if it is another than that of the rows."""
+
+
+class TensorPlan(Plan):
     """One program on P ranks, exact: the ranks' loads differ by at most one row and one column."""
 
+    name = "tensor"
+    options_type = TensorOptions
+    savings = ("pipeline",)
     view_type = TensorView
+    options: TensorOptions
 
-    def place(self) -> slice | Tensor:
-        group, placement, num_vertices = self.group, self.placement, self.graph.num_vertices
-        self.bounds = even_bounds(num_vertices, group.size)
-        columns = even_bounds(self.graph.num_features, group.size)
-        self.column_range = range(columns[group.rank], columns[group.rank + 1])
-        self.check_fits(self.graph, self.model, size=group.size, placement=placement, savings=self.savings)
-        chunking = make_chunking(self.graph, placement, self.savings)
-        self.chunked: ChunkedGraph | None = None
-        if chunking is None:
-            return slice(self.bounds[group.rank], self.bounds[group.rank + 1])
-        device = torch.device(placement.device) if placement.device else group.device
-        self.chunked = ChunkedGraph(self.topology, chunking, group, device)
-        if group.size == 1:
-            return slice(0, num_vertices)
-        return torch.arange(group.rank, num_vertices, group.size)
+    @cached_property
+    def row_bounds(self) -> tuple[int, ...]:
+        """Where each rank's rows begin and end, without chunks."""
+        return even_bounds(self.work.stats.num_vertices, self.size)
+
+    @cached_property
+    def chunking(self) -> Chunking | None:
+        """The chunks that a person asked for, if any."""
+        options = self.options
+        if options.device_memory is None and not options.chunks:
+            return None
+        graph = self.work.graph
+        return Chunking(
+            graph.in_edges,
+            limit=options.device_memory,
+            count=options.chunks,
+            pipeline=self.work.savings.pipeline,
+            edge_type=graph.edge_type,
+            num_relations=len(graph.relations),
+        )
+
+    @cached_property
+    def relation_rows(self) -> list[int]:
+        """By rank, the pairs of one of its vertices and a relation; evenly shared where the graph is not there."""
+        work = self.work
+        if not work.has_graph:
+            return [stop - start for start, stop in pairwise(even_bounds(work.stats.num_relation_rows, self.size))]
+        counts = work.graph.num_relations_in
+        return [int(counts[start:stop].sum()) for start, stop in pairwise(self.row_bounds)]
+
+    @cached_property
+    def num_remote(self) -> int:
+        """Sources that are not among a rank's even share of the rows, of all ranks together; -1: not known."""
+        if not self.work.has_graph:
+            return -1
+        edges = self.work.graph.in_edges
+        part = torch.arange(self.size, dtype=torch.int32).repeat_interleave(torch.tensor(self.row_bounds).diff())
+        counts, _ = count_parts(edges.indptr, edges.indices, part, self.size)
+        return int(counts[2].sum())
+
+    def require(self) -> None:
+        limit = self.options.device_memory
+        if limit is not None and (least := self.least_bytes()) > limit:
+            raise InputError(
+                f"--device-memory: {limit:,} bytes are too few, since one vertex with its in-edges takes {least:,}: "
+                f"give at least {least:,}, or more ranks"
+            )
+
+    def least_bytes(self) -> int:
+        """What the largest aggregate of a single vertex has on the device of one of the ranks."""
+        work = self.work
+        ops = [op for op in work.outline(self.view_type, training=True) if op.is_product]
+        needs = {self.needs(ProductKind.of(op)) for op in ops}
+        return max((cut_to_fit(work.graph.in_edges, one, 0)[1] for one in needs), default=0)
 
     def needs(self, kind: ProductKind) -> WorkingSet:
-        """What a product of a chunk has on the device."""
-        return needs_of(
-            kind, self.topology.adjacency, self.group.size, self.dtype.itemsize, self.graph.num_edge_features
+        """What an aggregate of a chunk has on the device."""
+        work = self.work
+        return needs_of(kind, work.graph.in_edges, self.size, work.itemsize, work.stats.num_edge_features)
+
+    def attention(self, op: GraphOperation) -> AttentionPlan:
+        """How an attention is assigned to the ranks."""
+        return AttentionPlan(
+            num_vertices=self.work.stats.num_vertices,
+            num_edges=self.work.stats.num_edges,
+            size=self.size,
+            width=op.width,
+            heads=op.heads,
+            logit_width=op.logit_width,
+            left_apart=op.left_apart,
+            may_sum=self.chunking is None,
         )
+
+    def explain(self, plan: AttentionPlan) -> str:
+        """The way that logits take, and what each way would send."""
+        return plan.explain(self.work.itemsize, self.num_remote)
+
+    def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
+        """Columns, aggregate, rows, by section 3.2's formulas, chunk by chunk."""
+        size, itemsize = self.size, self.work.itemsize
+        if op.kind == "total":
+            return [all_reduce("statistics", op.width, itemsize, size)] if size > 1 else []
+        if op.kind == "embed":
+            return []
+        widths = [stop - start for start, stop in pairwise(even_bounds(op.width, size))]
+        plan = self.attention(op) if op.kind == "attend" else None
+        packed = [plan.layout(sums=plan.sums).width(one) for one in range(size)] if plan else widths
+        again = self.chunking is not None and self.chunking.limit is not None and not op.linear
+        made: list[Operation] = []
+        for arriving, num_edges, leaving in self.schedule(op, rank):
+            if arriving and op.origin == "rows" and size > 1:
+                how = self.explain(plan) if plan and not made else ""
+                made.append(exchanged("split", arriving, packed, rank, itemsize, how))
+            if plan and plan.sums:
+                sent, received = (number * itemsize for number in count_shared(plan.held, plan.num_logits, rank))
+                apart = Operation(kind="collective", tag="logits", bytes_sent=sent, bytes_received=received)
+                made += [apart, apart.mirrored()]
+            edges = num_edges * widths[rank] * op.steps
+            made.append(Operation(kind="aggregate", edges=edges, recomputed=again))
+            if leaving and size > 1:
+                made.append(exchanged("split", leaving, widths, rank, itemsize).mirrored())
+        return made
+
+    def schedule(self, op: GraphOperation, rank: int) -> list[tuple[RowCounts | None, int, RowCounts | None]]:
+        """Chunk by chunk, the rows that are split before it, its edges, and the rows that are gathered after it."""
+        chunking, size, stats = self.chunking, self.size, self.work.stats
+        if chunking is None:
+            own = self.row_bounds[rank + 1] - self.row_bounds[rank]
+            leaving = everything = RowCounts(own, stats.num_vertices - own)
+            if op.kind == "relate":
+                leaving = RowCounts(self.relation_rows[rank], sum(self.relation_rows) - self.relation_rows[rank])
+            return [(everything, stats.num_edges, leaving)]
+        needs = self.needs(ProductKind.of(op))
+        chunks = chunking.chunks(needs)
+        crossing = chunking.crossing(chunks, chunking.pairs(rank, size) if needs.relates else None, rank, size)
+        ends = zip(crossing.arrivals, chunks, crossing.departures, strict=True)
+        return [(RowCounts.of(coming), chunk.block.num_edges, RowCounts.of(going)) for coming, chunk, going in ends]
+
+    def place(self, group: Group, *, seed: int = 0) -> PlacedTensor:
+        self.require()
+        rows: slice | Tensor = slice(self.row_bounds[group.rank], self.row_bounds[group.rank + 1])
+        if self.chunking is not None:  # every chunk's rows are to be spread evenly over the ranks
+            every = torch.arange(group.rank, self.work.stats.num_vertices, group.size)
+            rows = every if group.size > 1 else slice(0, self.work.stats.num_vertices)
+        return PlacedTensor(self, group, rows, seed=seed)
+
+
+class PlacedTensor(Placed):
+    """The whole topology, N / P rows, and F / P columns of all rows."""
+
+    plan: TensorPlan
+
+    def __init__(self, plan: TensorPlan, group: Group, rows: slice | Tensor, *, seed: int) -> None:
+        super().__init__(plan, group, rows, seed=seed)
+        columns = even_bounds(self.graph.num_features, group.size)
+        self.bounds, self.column_range = plan.row_bounds, range(columns[group.rank], columns[group.rank + 1])
+        self.chunked: ChunkedGraph | None = None
+        if plan.chunking is not None:
+            device = torch.device(plan.options.device) if plan.options.device else group.device
+            self.chunked = ChunkedGraph(self.topology, plan.chunking, group, device)
+
+    def needs(self, kind: ProductKind) -> WorkingSet:
+        """What an aggregate of a chunk has on the device."""
+        return self.plan.needs(kind)
 
     @cached_property
     def columns(self) -> Tensor:
         """This rank's columns [N, f] of the features; read from the graph only if a model aggregates them."""
         assert self.graph.x is not None
         held = self.graph.x[:, self.column_range.start : self.column_range.stop]
-        return held.to(self.group.device, self.dtype).contiguous()
+        return held.to(self.group.device, self.work.dtype).contiguous()
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -219,144 +361,11 @@ class TensorParallel(Strategy):
         del stage
         return TensorView(self, view_key)
 
-    def facts(self) -> dict[str, Any]:
-        group = self.group
-        shape = self.shape(self.graph, self.model, rank=group.rank, size=group.size, savings=self.savings)
-        shape = shape._replace(chunking=self.chunked.chunking if self.chunked else None)
-        asked = self.operations(self.model, shape, False, self.savings) if group.size > 1 else []
-        plans = [attention_plan(one, shape, group.size) for one in asked if one.kind == "attend"]
-        how = [plan.explain(self.dtype.itemsize, shape.num_remote) for plan in plans]
+    def describe(self) -> dict[str, Any]:
+        plan = self.plan
+        ops = self.work.outline(plan.view_type, training=False) if self.group.size > 1 else ()
+        how = [plan.explain(plan.attention(op)) for op in ops if op.kind == "attend"]
         return {"attention": how} if how else {}
-
-    @classmethod
-    def shape(
-        cls,
-        graph: Graph,
-        model: nn.Module,
-        *,
-        rank: int,
-        size: int,
-        placement: Placement = ANYWHERE,
-        savings: Savings = ALL_SAVINGS,
-    ) -> GraphShape:
-        """With the chunks, the pairs of each rank, and, for attention, the remote sources of even shares of rows."""
-        del rank
-        bounds = even_bounds(graph.num_vertices, size)
-        chunking = make_chunking(graph, placement, savings)
-        shape = GraphShape.of(graph)._replace(
-            chunking=chunking,
-            pairs=tuple(int(graph.num_relations_in[start:stop].sum()) for start, stop in pairwise(bounds)),
-        )
-        attends = any(asked.kind == "attend" for asked in cls.operations(model, shape, True, savings))
-        if size == 1 or not attends:
-            return shape
-        rows = torch.tensor(bounds).diff()
-        part = torch.arange(size, dtype=torch.int32).repeat_interleave(rows)
-        counts, _ = count_parts(graph.in_edges.indptr, graph.in_edges.indices, part, size)
-        return shape._replace(num_remote=int(counts[2].sum()))
-
-    @classmethod
-    def check_fits(
-        cls,
-        graph: Graph,
-        model: nn.Module,
-        *,
-        size: int,
-        placement: Placement,
-        savings: Savings = ALL_SAVINGS,
-    ) -> None:
-        limit = placement.device_bytes
-        if limit is not None and (least := cls.least_bytes(graph, model, size, savings)) > limit:
-            raise InputError(
-                f"--device-memory: {limit:,} bytes are too few, since one vertex with its in-edges takes {least:,}: "
-                f"give at least {least:,}, or more ranks"
-            )
-
-    @classmethod
-    def least_bytes(cls, graph: Graph, model: nn.Module, size: int, savings: Savings = ALL_SAVINGS) -> int:
-        """What the largest product of a single vertex has on the device of one of `size` ranks."""
-        asked, adjacency = cls.operations(model, GraphShape.of(graph), True, savings), graph.in_edges
-        itemsize = dtype_of(model).itemsize
-        features = graph.num_edge_features
-        kinds = {ProductKind.of(one) for one in asked if one.is_product}
-        needs = {needs_of(kind, adjacency, size, itemsize, features) for kind in kinds}
-        return max((cut_to_fit(adjacency, one, 0)[1] for one in needs), default=0)
-
-    @classmethod
-    def carry_out(
-        cls, asked: GraphOperation, shape: GraphShape, rank: int, size: int, itemsize: int
-    ) -> list[Operation]:
-        """Split, product, gather, by section 3.2's formulas, chunk by chunk."""
-        if asked.kind == "total":
-            return [all_reduce("statistics", asked.width, itemsize, size)] if size > 1 else []
-        if asked.kind == "embed":
-            return []
-        widths = [stop - start for start, stop in pairwise(even_bounds(asked.width, size))]
-        plan = attention_plan(asked, shape, size) if asked.kind == "attend" else None
-        packed = [plan.layout(sums=plan.sums).width(one) for one in range(size)] if plan else widths
-        again = shape.chunking is not None and shape.chunking.limit is not None and not asked.linear
-        made: list[Operation] = []
-        for arriving, num_edges, leaving in schedule(asked, shape, rank, size, itemsize):
-            if arriving and asked.origin == "rows" and size > 1:
-                how = plan.explain(itemsize, shape.num_remote) if plan and not made else ""
-                made.append(exchanged("split", arriving, packed, rank, itemsize, how))
-            if plan and plan.sums:
-                sent, received = (number * itemsize for number in count_shared(plan.held, plan.num_logits, rank))
-                apart = Operation(kind="collective", tag="logits", bytes_sent=sent, bytes_received=received)
-                made += [apart, apart.mirrored()]
-            edges = num_edges * widths[rank] * asked.steps
-            made.append(Operation(kind="aggregate", edges=edges, recomputed=again))
-            if leaving and size > 1:
-                made.append(exchanged("split", leaving, widths, rank, itemsize).mirrored())
-        return made
-
-
-def schedule(
-    asked: GraphOperation, shape: GraphShape, rank: int, size: int, itemsize: int
-) -> list[tuple[RowCounts | None, int, RowCounts | None]]:
-    """Chunk by chunk, the rows that are split before it, its edges, and the rows that are gathered after it."""
-    chunking = shape.chunking
-    if chunking is None:
-        rows = even_bounds(shape.num_vertices, size)
-        own = rows[rank + 1] - rows[rank]
-        leaving = everything = RowCounts(own, shape.num_vertices - own)
-        if asked.kind == "relate":
-            pairs = shape.pairs or [stop - start for start, stop in pairwise(even_bounds(shape.num_edges, size))]
-            leaving = RowCounts(pairs[rank], sum(pairs) - pairs[rank])
-        return [(everything, shape.num_edges, leaving)]
-    needs = needs_of(ProductKind.of(asked), chunking.adjacency, size, itemsize, shape.num_edge_features)
-    chunks = chunking.chunks(needs)
-    crossing = chunking.crossing(chunks, chunking.pairs(rank, size) if needs.relates else None, rank, size)
-    ends = zip(crossing.arrivals, chunks, crossing.departures, strict=True)
-    return [(RowCounts.of(coming), chunk.block.num_edges, RowCounts.of(going)) for coming, chunk, going in ends]
-
-
-def attention_plan(asked: GraphOperation, shape: GraphShape, size: int) -> AttentionPlan:
-    """How an attention is dealt out to `size` ranks."""
-    return AttentionPlan(
-        num_vertices=shape.num_vertices,
-        num_edges=shape.num_edges,
-        size=size,
-        width=asked.width,
-        heads=asked.heads,
-        logit_width=asked.logit_width,
-        left_apart=asked.left_apart,
-        may_sum=shape.chunking is None,
-    )
-
-
-def make_chunking(graph: Graph, placement: Placement, savings: Savings) -> Chunking | None:
-    """The chunks that a person asked for, if any."""
-    if placement.device_bytes is None and not placement.chunks:
-        return None
-    return Chunking(
-        graph.in_edges,
-        limit=placement.device_bytes,
-        count=placement.chunks,
-        pipeline=savings.pipeline,
-        edge_type=graph.edge_type,
-        num_relations=len(graph.relations),
-    )
 
 
 class ProductKind(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.comm import Halo, Parts, split_product, sum_over_ranks
 from weft.nn import GraphView, Product, SubTopology, UnitCost, even_heads, logits_of_pairs
 from weft.partition import Dependencies, Hop
-from weft.strategies.base import Strategy
+from weft.strategies.base import Placed
 from weft.strategies.vertex.embedded import EmbeddedHalo
 
 
@@ -24,10 +24,10 @@ class Block(SubTopology):
     sources: Tensor
     targets: Tensor
 
-    def __init__(self, hop: Hop, rows: Tensor, home: Strategy, halo: Halo | None) -> None:
+    def __init__(self, hop: Hop, rows: Tensor, home: Placed, halo: Halo | None) -> None:
         self.device = home.group.device
         sources = torch.cat([rows[: hop.num_inputs], hop.fetched])  # on the host
-        adjacency = hop.block.cast(home.dtype).to(self.device)
+        adjacency = hop.block.cast(home.work.dtype).to(self.device)
         super().__init__(adjacency, sources, sources[: adjacency.num_targets], home.topology)
         self.num_relations = len(home.graph.relations)
         self.hop, self.home, self.halo = hop, home, halo
@@ -52,7 +52,7 @@ class Block(SubTopology):
     def parts(self, product: Product, dtype: torch.dtype) -> Parts:
         """The product in parts: over the inputs, and over what each rank sends."""
         if product not in self._parts:
-            group, savings = self.home.group, self.home.savings
+            group, savings = self.home.group, self.home.work.savings
             ring = [(group.rank - step) % group.size for step in range(1, group.size)]
             self._parts[product] = split_product(
                 self.adjacency,
@@ -85,7 +85,7 @@ class BlockView(GraphView):
 
     def __init__(
         self,
-        home: Strategy,
+        home: Placed,
         dependencies: Dependencies,
         blocks: tuple[Block, ...],
         row_ids: Tensor,

@@ -6,32 +6,30 @@ from collections.abc import Sequence
 
 import torch
 
-from weft.core.savings import Savings
-from weft.cost import Factors
-from weft.nn import GraphOperation
+from weft.cost import Machine
+from weft.nn import GraphOperation, Workload
 from weft.partition import Caching
-from weft.strategies.base import is_kept
 
 EDGE_BYTES = 12  # of a cached row's in-edge: two ids, forward and transposed, and its place
-NOMINAL = Factors(seconds_per_flop=4e-11, seconds_per_edge=3e-10, seconds_per_byte=2e-9)
+NOMINAL = Machine(seconds_per_flop=4e-11, seconds_per_edge=3e-10, seconds_per_byte=2e-9)
 """Of no machine in particular: enough to tell which rows are cheapest, where a share of them is forced."""
 
 
 def level_costs(
+    work: Workload,
     operations: Sequence[GraphOperation],
-    factors: Factors,
+    machine: Machine,
     *,
-    itemsize: int,
-    num_features: float,
-    savings: Savings,
     ratio: float | None,
     max_bytes: int | None,
 ) -> Caching:
-    """The costs of a training step with these operations; a number takes `itemsize` bytes.
+    """The costs of a training step of a workload with these operations.
 
-    A row of level h costs its maps since the product before, T_v, and that product over its in-edges, T_e; fetching
+    A row of level h costs its maps since the aggregate before, T_v, and that aggregate over its in-edges, T_e; fetching
     it, T_c both ways. What is kept from epoch to epoch costs nothing.
     """
+    itemsize, stats = work.itemsize, work.stats
+    num_features = stats.num_features or stats.typed.mean_width
     embedded = sum(asked.share * asked.width * directions(asked) for asked in operations if asked.kind == "embed")
     num_levels = max((asked.hops.stop for asked in operations), default=0)
     costs = torch.zeros(num_levels, 5, dtype=torch.float64)
@@ -44,15 +42,15 @@ def level_costs(
         flops = sum(asked.flops for asked in here if level == asked.hop)
         maps = 3 if level > first else 2  # forward, the weights' gradient and, but for constants, the rows'
         widths[level + 1] = sum(asked.width for asked in here)
-        costs[level, 0] = factors.seconds_per_flop * flops * maps
+        costs[level, 0] = machine.seconds_per_flop * flops * maps
         if level == 0:  # the row of a cached vertex is fetched where it is trained
-            costs[level, 0] += factors.seconds_per_byte * itemsize * embedded
-        costs[level, 2] = factors.seconds_per_byte * itemsize * numbers
+            costs[level, 0] += machine.seconds_per_byte * itemsize * embedded
+        costs[level, 2] = machine.seconds_per_byte * itemsize * numbers
         costs[level, 3] = 2 * itemsize * (widths[level] + widths[level + 1])
         costs[level, 4] = EDGE_BYTES if level else 0
-        passes = sum(edge_width(asked, level) * directions(asked) for asked in here if not is_kept(asked, savings))
+        passes = sum(edge_width(asked, level) * directions(asked) for asked in here if not work.is_cached(asked))
         if level + 1 < num_levels:
-            costs[level + 1, 1] = factors.seconds_per_edge * passes
+            costs[level + 1, 1] = machine.seconds_per_edge * passes
         if level == 0 and not fetched:
             first = 1
     return Caching(costs=costs, first=first, ratio=ratio, max_bytes=max_bytes)

@@ -7,58 +7,176 @@ differs. How often a vertex is computed changes no number: dropout is keyed by v
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from weft.comm import Halo, Route, make_route
+from weft.comm import Group, Halo, Route, make_route
 from weft.core.errors import InputError
-from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, all_reduce
 from weft.data import Graph
 from weft.nn import GraphOperation, GraphView, Topology, embeddings, is_embedded
-from weft.partition import Dependencies, Hop, make_dependencies, range_parts
-from weft.strategies.base import ANYWHERE, GraphShape, HopShape, Placement, Strategy, dtype_of
+from weft.partition import Caching, Dependencies, Hop, make_dependencies, range_parts
+from weft.strategies.base import Options, Placed, Plan, whole_topology
 from weft.strategies.vertex.blocks import Block, BlockView, SameRowsView
 from weft.strategies.vertex.costs import NOMINAL, fetched_width, is_fetched, level_costs
 from weft.strategies.vertex.embedded import EmbeddedHalo, again_by_owner
-from weft.strategies.vertex.probe import probe
 
 MAX_LEVELS = 100  # a level is a byte
 
 
-class VertexParallel(Strategy):
+@dataclass(frozen=True, kw_only=True)
+class VertexOptions(Options):
+    """What can be said of where vertices live."""
+
+    partition: Tensor | None = field(default=None, repr=False, compare=False)
+    """int32 [N], the rank of every vertex; None: contiguous ranges."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridOptions(VertexOptions):
+    """And of which remote sources are cached."""
+
+    cache_ratio: float | None = None
+    """The share of remote sources to cache at each layer; None: where it costs less."""
+    cache_memory: int | None = None
+    """Bytes that a rank's cached vertices may take; None: no limit."""
+    probe: str = ""
+    """The file of what a machine costs, see weft.cost.Machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockStats:
+    """As much of one aggregate's block on a rank as a trace needs."""
+
+    num_edges: int
+    num_sent: int = 0
+    """Rows that the rank sends."""
+    num_received: int = 0
+    exchanged: bool = False
+    """Whether any rank sends any."""
+
+
+class VertexPlan(Plan):
     """One program on P ranks, exact, that caches a share of the remote sources and fetches the others."""
 
+    options_type: ClassVar[type[Options]] = VertexOptions
+    savings = ("ring", "overlap")
     view_type: ClassVar[type[BlockView]] = BlockView
-    takes_parts = True
+    by_cost: ClassVar[bool] = False
+    """Whether it decides by what flops, edges and bytes cost."""
     ratio: ClassVar[float | None] = None
     """The share of remote sources that is cached; None: as the person says, or by cost."""
+    options: VertexOptions
 
-    def place(self) -> Tensor:
-        group = self.group
-        start = time.perf_counter()
-        if self.takes_factors and self.placement.cache_ratio is None and self.placement.factors is None:
-            self.placement = replace(self.placement, factors=probe(self.model, self.graph, group, self.savings))
-        self.probe_seconds = time.perf_counter() - start
-        self.dependencies = needed = self.plan(
-            self.graph, self.model, rank=group.rank, size=group.size, placement=self.placement, savings=self.savings
+    def decide(self, decisions: Any) -> None:
+        del decisions
+        self._dependencies: dict[int, Dependencies] = {}
+        self.caching = self.make_caching()
+        if len(self.caching.costs) > MAX_LEVELS and self.caching.ratio != 0:
+            many = f"the model has {len(self.caching.costs)} aggregates, and caching knows {MAX_LEVELS}"
+            raise InputError(f"{many}: use --strategy communicated")
+
+    def make_caching(self) -> Caching:
+        """How the remote sources are to be had."""
+        work, options = self.work, self.options
+        chosen = options if isinstance(options, HybridOptions) else HybridOptions()
+        return level_costs(
+            work,
+            work.outline(self.view_type, training=True, count_flops=self.by_cost),
+            self.machine or NOMINAL,
+            ratio=chosen.cache_ratio if self.ratio is None else self.ratio,
+            max_bytes=chosen.cache_memory,
         )
-        self.blocks = self._make_blocks()
-        self.embedded_halo = self._make_embedded_halo()
-        self.row_ids = self.topology.ids[needed.rows].to(group.device)
-        return needed.own
 
     @property
-    def input_rows(self) -> Tensor:
-        return self.dependencies.rows
+    def wants_machine(self) -> bool:
+        return self.machine is None and self.ratio is None and self.caching.ratio is None
 
-    def facts(self) -> dict[str, Any]:
+    @cached_property
+    def part(self) -> Tensor:
+        """The rank of every vertex, int32 [N]."""
+        given = self.options.partition
+        return range_parts(self.work.graph.in_edges, self.size) if given is None else given
+
+    def dependencies(self, rank: int) -> Dependencies:
+        """What a rank computes and fetches."""
+        if rank not in self._dependencies:
+            edges = self.work.graph.in_edges
+            self._dependencies[rank] = make_dependencies(edges, self.part, rank, self.size, self.caching)
+        return self._dependencies[rank]
+
+    @property
+    def everyone(self) -> list[Dependencies]:
+        """Those of all ranks, since what a rank sends is what the others lack."""
+        return [self.dependencies(rank) for rank in range(self.size)]
+
+    def forget(self) -> None:
+        """Lets go of dependencies, which grow with the graph and can be made again."""
+        self._dependencies.clear()
+
+    def blocks(self, rank: int) -> list[BlockStats]:
+        """The blocks of a rank, aggregate by aggregate."""
+        return [
+            BlockStats(
+                num_edges=each[rank].block.num_edges,
+                num_sent=sum(hop.received[rank] for hop in each),
+                num_received=len(each[rank].fetched),
+                exchanged=any(len(hop.fetched) for hop in each),
+            )
+            for each in zip(*(needed.hops for needed in self.everyone), strict=True)
+        ]
+
+    def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
+        """For every block a halo, where rows are not constant and some are missing, and an aggregate."""
+        itemsize = self.work.itemsize
+        if op.kind == "total":
+            return [all_reduce("statistics", op.width, itemsize, self.size)] if self.size > 1 else []
+        made = []
+        if (
+            op.kind == "embed"
+            and (embedded := embedded_stats(self.work.graph, self.everyone, rank, self.part)).exchanged
+        ):
+            made.append(exchanged(embedded, op.width * itemsize))
+        blocks = self.blocks(rank) if op.hops else []
+        for number in op.hops:
+            if blocks[number].exchanged and is_fetched(op, number):
+                made.append(exchanged(blocks[number], fetched_width(op, number) * itemsize))
+            if op.is_product:
+                made.append(Operation(kind="aggregate", edges=blocks[number].num_edges * op.width))
+        return made
+
+    def place(self, group: Group, *, seed: int = 0) -> PlacedVertices:
+        return PlacedVertices(self, group, seed=seed)
+
+    def make_halo(self, route: Route, group: Group) -> Halo:
+        """The halo of one block."""
+        savings = self.work.savings
+        return Halo(route, group, ring=savings.ring, overlap=savings.overlap)
+
+
+class PlacedVertices(Placed):
+    """A rank's vertices, the blocks of their in-edges, and the halos that bring what these lack."""
+
+    plan: VertexPlan
+
+    def __init__(self, plan: VertexPlan, group: Group, *, seed: int) -> None:
+        self.dependencies = needed = plan.dependencies(group.rank)
+        super().__init__(plan, group, needed.own, seed=seed, input_rows=needed.rows)
+        self.blocks = self._make_blocks()
+        self.embedded_halo = make_embedded_halo(plan, group)
+        self.row_ids = self.topology.ids[needed.rows].to(group.device)
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The whole graph's, on the host: blocks take degrees from it."""
+        return whole_topology(self.work, "cpu")
+
+    def describe(self) -> dict[str, Any]:
         needed = self.dependencies
         return {
             "vertices": needed.num_own,
@@ -66,22 +184,15 @@ class VertexParallel(Strategy):
             "fetched": [len(hop.fetched) * fetching for hop, fetching in zip(needed.hops, self.fetching, strict=True)],
             "cached_bytes": needed.cached_bytes,
             "limited": needed.limited,
-            "probe_seconds": self.probe_seconds,
             "choice_seconds": needed.choice_seconds,
         }
 
-    @cached_property
-    def topology(self) -> Topology:
-        """The whole graph's, on the host: blocks take degrees from it."""
-        graph = self.graph
-        in_edges = graph.in_edges.cast(self.dtype)
-        return Topology(in_edges, graph.ids, graph.edge_features, self.dtype, graph.edge_type, len(graph.relations))
-
     def view(self, stage: int, view_key: int) -> GraphView:
-        return self.view_type(self, self.dependencies, self.blocks[stage], self.row_ids, view_key, self.embedded_halo)
+        needed, view_type = self.dependencies, self.plan.view_type
+        return view_type(self, needed, self.blocks[stage], self.row_ids, view_key, self.embedded_halo)
 
     def _make_blocks(self) -> list[tuple[Block, ...]]:
-        """The blocks of each stage's products; hops that have the same rows on every rank share one."""
+        """The blocks of each stage's aggregates; those that have the same rows on every rank are one."""
         group, hops = self.group, self.dependencies.hops
         fetched = [len(hop.fetched) for hop in hops]
         repeated = [int(number > 0 and hop is hops[number - 1]) for number, hop in enumerate(hops)]
@@ -93,118 +204,35 @@ class VertexParallel(Strategy):
                 blocks.append(blocks[-1])
             else:
                 blocks.append(Block(hop, self.dependencies.rows, self, self._halo(hop) if exchanged[number] else None))
-        operations = self.operations(self.model, GraphShape.of(self.graph), True, self.savings)
+        operations = self.work.outline(self.plan.view_type, training=True, count_flops=self.plan.by_cost)
         self.fetching = [
             any(number in one.hops and is_fetched(one, number) for one in operations) for number in range(len(hops))
         ]
-        spans = [[asked.hops for asked in operations if asked.stage == stage] for stage in self.stages]
+        spans = [[op.hops for op in operations if op.stage == stage] for stage in self.stages]
         return [tuple(blocks[hop] for hop in sorted(set().union(*span))) for span in spans]
-
-    def _make_embedded_halo(self) -> EmbeddedHalo | None:
-        """None where no rank lacks any embedded row."""
-        needed, group = self.dependencies, self.group
-        if not embeddings(self.model):
-            return None
-        part = part_of(self.graph, group.size, self.placement)
-        again, counts = again_by_owner(self.graph, part, needed.rows, needed.num_own, group.size)
-        if not group.all_reduce(counts.sum().to(group.device), tag="route"):
-            return None
-        own = needed.own[is_embedded(self.graph)[needed.own]]
-        return EmbeddedHalo(again, counts, own, part, group)
 
     def _halo(self, hop: Hop) -> Halo:
         own = self.dependencies.own
-        return self.make_halo(make_route(hop.fetched, hop.received, own, hop.num_inputs, self.group))
-
-    def make_halo(self, route: Route) -> Halo:
-        """The halo of one product."""
-        return Halo(route, self.group, ring=self.savings.ring, overlap=self.savings.overlap)
-
-    @classmethod
-    def plan(
-        cls,
-        graph: Graph,
-        model: nn.Module,
-        *,
-        rank: int,
-        size: int,
-        placement: Placement = ANYWHERE,
-        savings: Savings = ALL_SAVINGS,
-    ) -> Dependencies:
-        """What `rank` of `size` computes and fetches: the same wherever it is asked, if the factors are given."""
-        part = part_of(graph, size, placement)
-        shape = GraphShape.of(graph)
-        if cls.takes_factors:
-            shape = shape._replace(pairs=(int(graph.num_relations_in.sum()),))
-        caching = level_costs(
-            cls.operations(model, shape, True, savings, count_flops=cls.takes_factors),
-            placement.factors or NOMINAL,
-            itemsize=dtype_of(model).itemsize,
-            num_features=graph.num_features or graph.typed.mean_width,
-            savings=savings,
-            ratio=placement.cache_ratio if cls.ratio is None else cls.ratio,
-            max_bytes=placement.cache_bytes if cls.takes_factors else None,
-        )
-        if len(caching.costs) > MAX_LEVELS and caching.ratio != 0:
-            many = f"the model has {len(caching.costs)} products, and caching knows {MAX_LEVELS}"
-            raise InputError(f"{many}: use --strategy communicated")
-        return make_dependencies(graph.in_edges, part, rank, size, caching)
-
-    @classmethod
-    def shape(
-        cls,
-        graph: Graph,
-        model: nn.Module,
-        *,
-        rank: int,
-        size: int,
-        placement: Placement = ANYWHERE,
-        savings: Savings = ALL_SAVINGS,
-    ) -> GraphShape:
-        """Plans every rank's part, since what a rank sends is what the others lack."""
-        plans = [
-            cls.plan(graph, model, rank=one, size=size, placement=placement, savings=savings) for one in range(size)
-        ]
-        hops = [
-            HopShape(
-                num_edges=each[rank].block.num_edges,
-                num_sent=sum(hop.received[rank] for hop in each),
-                num_received=len(each[rank].fetched),
-                exchanged=any(len(hop.fetched) for hop in each),
-            )
-            for each in zip(*(plan.hops for plan in plans), strict=True)
-        ]
-        embedded = embedded_shape(graph, plans, rank, part_of(graph, size, placement))
-        return GraphShape.of(graph)._replace(hops=tuple(hops), embedded=embedded)
-
-    @classmethod
-    def carry_out(
-        cls, asked: GraphOperation, shape: GraphShape, rank: int, size: int, itemsize: int
-    ) -> list[Operation]:
-        """For every hop a halo, where rows are not constant and some are lacking, and a product."""
-        del rank
-        if asked.kind == "total":
-            return [all_reduce("statistics", asked.width, itemsize, size)] if size > 1 else []
-        made = []
-        if asked.kind == "embed" and shape.embedded.exchanged:
-            row = asked.width * itemsize
-            sent, received = shape.embedded.num_sent * row, shape.embedded.num_received * row
-            made.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
-        for number in asked.hops:
-            hop = shape.hops[number] if shape.hops else HopShape(shape.num_edges)
-            if hop.exchanged and is_fetched(asked, number):
-                row = fetched_width(asked, number) * itemsize
-                sent, received = hop.num_sent * row, hop.num_received * row
-                made.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
-            if asked.is_product:
-                made.append(Operation(kind="aggregate", edges=hop.num_edges * asked.width))
-        return made
+        route = make_route(hop.fetched, hop.received, own, hop.num_inputs, self.group)
+        return self.plan.make_halo(route, self.group)
 
 
-def embedded_shape(graph: Graph, plans: Sequence[Dependencies], rank: int, part: Tensor) -> HopShape:
-    """The rows of embeddings that a rank sends and receives, from the plans of all ranks."""
-    again = [again_by_owner(graph, part, plan.rows, plan.num_own, len(plans))[1] for plan in plans]
-    return HopShape(
+def make_embedded_halo(plan: VertexPlan, group: Group) -> EmbeddedHalo | None:
+    """What fetches embedded rows of vertices that a rank computes again; None where no rank lacks any."""
+    graph, needed = plan.work.graph, plan.dependencies(group.rank)
+    if not embeddings(plan.work.model):
+        return None
+    again, counts = again_by_owner(graph, plan.part, needed.rows, needed.num_own, group.size)
+    if not group.all_reduce(counts.sum().to(group.device), tag="route"):
+        return None
+    own = needed.own[is_embedded(graph)[needed.own]]
+    return EmbeddedHalo(again, counts, own, plan.part, group)
+
+
+def embedded_stats(graph: Graph, everyone: Sequence[Dependencies], rank: int, part: Tensor) -> BlockStats:
+    """The rows of embeddings that a rank sends and receives, from what all ranks compute."""
+    again = [again_by_owner(graph, part, one.rows, one.num_own, len(everyone))[1] for one in everyone]
+    return BlockStats(
         num_edges=0,
         num_sent=int(sum(counts[rank] for counts in again)),
         num_received=int(again[rank].sum()),
@@ -212,25 +240,30 @@ def embedded_shape(graph: Graph, plans: Sequence[Dependencies], rank: int, part:
     )
 
 
-def part_of(graph: Graph, size: int, placement: Placement) -> Tensor:
-    """The part of every vertex, int32 [N]."""
-    return range_parts(graph.in_edges, size) if placement.part is None else placement.part
+def exchanged(block: BlockStats, row_bytes: int) -> Operation:
+    """The exchange that brings a block's missing rows."""
+    sent, received = block.num_sent * row_bytes, block.num_received * row_bytes
+    return Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received)
 
 
-class Communicated(VertexParallel):
+class CommunicatedPlan(VertexPlan):
     """Every remote source is fetched at every layer."""
 
+    name = "communicated"
     view_type = SameRowsView
     ratio = 0.0
 
 
-class Cached(VertexParallel):
+class CachedPlan(VertexPlan):
     """Every remote source is computed again on each rank that needs it: nothing but weights' gradients crosses."""
 
+    name = "cached"
     ratio = 1.0
 
 
-class Hybrid(VertexParallel):
+class HybridPlan(VertexPlan):
     """Each remote source is had as it costs less."""
 
-    takes_factors = True
+    name = "hybrid"
+    options_type = HybridOptions
+    by_cost = True

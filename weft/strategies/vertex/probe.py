@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from weft.comm import Group
 from weft.core.errors import InputError, RunError
-from weft.core.savings import Savings
-from weft.cost import Factors
-from weft.data import Adjacency, Graph
+from weft.cost import NOMINAL_RATES, Machine, Rates
+from weft.data import Adjacency
 from weft.nn import (
     GraphOperation,
     GraphView,
@@ -23,17 +22,17 @@ from weft.nn import (
     Product,
     Topology,
     UnitCost,
-    embedding_rows,
-    keep_rows,
-    outline,
+    Workload,
     typed_rows,
+    with_own_rows,
 )
-from weft.strategies.base import dtype_of, is_kept
+from weft.store.host import host_rows
 from weft.strategies.vertex.costs import directions
 
 MAX_VERTICES, MAX_EDGES, MAX_FEATURES = 1 << 12, 1 << 17, 1 << 22
 EXCHANGED_BYTES = 1 << 18  # by a rank: more than what a network's buffers swallow at once
 ROUNDS = 2
+MOVED_ROWS, MOVED_WIDTH = 1 << 14, 64
 LEAST = 1e-15  # seconds of anything, so that nothing is free
 
 
@@ -72,21 +71,21 @@ class RowsOnly(ProbeView):
         return x.index_select(0, self.pairs.targets)
 
 
-def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Factors:
-    """The factors of this model on these ranks, all of which call it at the same time and get the same.
+def probe(work: Workload, group: Group) -> Machine:
+    """What this model costs on these ranks, all of which call it at the same time and get the same.
 
     The test graph has the real one's mean degree, its first features, and random edges. Rows are timed without
     products, products as what a whole step takes more, and the network by an exchange in which every rank sends as much
     as it receives. InputError for a model that cannot run on it.
     """
-    model = copy.deepcopy(model).train()
+    graph, savings, dtype = work.graph, work.savings, work.dtype
     degree = max(1, graph.num_edges // max(graph.num_vertices, 1))
     most = min(MAX_VERTICES, MAX_EDGES // degree, MAX_FEATURES // max(graph.num_features, 1))
     num_vertices = max(1, min(graph.num_vertices // group.size, most))
     num_edges = num_vertices * degree
     random = torch.Generator().manual_seed(0)
     source, target = (torch.randint(num_vertices, (num_edges,), generator=random) for _ in range(2))
-    weight = None if graph.in_edges.weight is None else torch.ones(num_edges, dtype=dtype_of(model))
+    weight = None if graph.in_edges.weight is None else torch.ones(num_edges, dtype=dtype)
     adjacency = Adjacency.from_edges(source, target, num_sources=num_vertices, num_targets=num_vertices, weight=weight)
     features = torch.randn(num_edges, graph.num_edge_features, generator=random) if graph.num_edge_features else None
     edge_type = None
@@ -95,15 +94,15 @@ def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Fac
     topology = Topology(
         adjacency.to(group.device),
         edge_features=features,
-        dtype=dtype_of(model),
+        dtype=dtype,
         edge_type=edge_type,
         num_relations=len(graph.relations),
     )
     x = torch.empty(num_vertices, 0) if graph.x is None else graph.x[:num_vertices]
-    x = x.to(group.device, dtype_of(model))
+    x = x.to(group.device, dtype)
     vertices = torch.arange(num_vertices) * graph.num_vertices // num_vertices  # of all types
-    typed = typed_rows(graph, vertices, group.device, dtype_of(model))
-    keep_rows(model, embedding_rows(graph, vertices), graph.typed.num_embedded)
+    typed = typed_rows(graph, vertices, group.device, dtype)
+    model = with_own_rows(work.model, graph, vertices)[0].to(group.device).train()
 
     def forward(view_type: type[GraphView], inputs: Inputs) -> Tensor:
         views = [view_type(topology, inputs=inputs, key=1) for _ in range(cast(int, model.num_stages))]
@@ -125,30 +124,19 @@ def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Fac
             f"the probe cannot run the model on a small graph ({str(error).splitlines()[0]}): give --probe with the "
             "factors of another run, --cache-ratio, or another strategy"
         ) from error
-    operations = outline(
-        model,
-        num_vertices=graph.num_vertices,
-        num_features=graph.num_features,
-        num_edge_features=graph.num_edge_features,
-        weighted=graph.in_edges.weight is not None,
-        training=True,
-        view_type=ProbeView,
-        savings=savings,
-        typed=graph.typed,
-    )
+    operations = work.outline(ProbeView, training=True)
     flops = 3 * counter.get_total_flops()  # backward, by rows and by weights
-    edges = num_edges * sum(_passes(operations, savings))
+    edges = num_edges * sum(_passes(work, operations))
     bytes_each_way, network = _exchange_seconds(group)
     found = {"flop": rows / max(flops, 1), "edge": (whole - rows) / max(edges, 1), "byte": network / bytes_each_way}
     shared = group.share(found)
-    return Factors(
-        **{f"seconds_per_{name}": max(LEAST, sum(one[name] for one in shared) / len(shared)) for name in found}
-    )
+    factors = {f"seconds_per_{name}": max(LEAST, sum(one[name] for one in shared) / len(shared)) for name in found}
+    return Machine(**factors, rates=measured_rates(group) if group.size > 1 else NOMINAL_RATES)
 
 
-def _passes(operations: Sequence[GraphOperation], savings: Savings) -> list[int]:
+def _passes(work: Workload, operations: Sequence[GraphOperation]) -> list[int]:
     """Columns that an epoch aggregates, forward and backward, by operation."""
-    return [asked.width * len(asked.hops) * directions(asked) for asked in operations if not is_kept(asked, savings)]
+    return [asked.width * len(asked.hops) * directions(asked) for asked in operations if not work.is_cached(asked)]
 
 
 def _exchange_seconds(group: Group) -> tuple[int, float]:
@@ -171,3 +159,24 @@ def least_seconds(work: Callable[[], object], group: Group) -> float:
         group.synchronize()
         seconds.append(time.perf_counter() - start)
     return min(seconds[1:])
+
+
+def measured_rates(group: Group) -> Rates:
+    """How fast rows move from the host, between ranks and on the device, as the slowest rank has it.
+
+    As ratios to the first, to powers of two: noise is not to decide the order of chunks, which two runs are to share.
+    """
+    rows = host_rows(MOVED_ROWS, MOVED_WIDTH, torch.float32, device=group.device)
+    buffer = torch.zeros(MOVED_ROWS, MOVED_WIDTH, device=group.device)
+    every = torch.arange(MOVED_ROWS)
+    counts = [MOVED_ROWS * MOVED_WIDTH // group.size] * group.size
+    some = buffer.view(-1)[: sum(counts)]
+    moves = (
+        lambda: rows.gather(every, buffer, every),
+        lambda: group.all_to_all(some, counts, counts, tag="probe"),
+        lambda: buffer.index_select(0, every.to(group.device)),
+    )
+    found = [MOVED_ROWS / least_seconds(move, group) for move in moves]
+    rows.close()
+    slowest = [min(each) for each in zip(*(one["rates"] for one in group.share({"rates": found})), strict=True)]
+    return Rates(*(2.0 ** round(math.log2(rate / slowest[0])) for rate in slowest))

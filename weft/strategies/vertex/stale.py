@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from weft.comm import Coming, Group, Halo, Route
 from weft.strategies.base import Step
-from weft.strategies.vertex.plan import Communicated
+from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions
 
 
 class Memory:
@@ -101,31 +102,43 @@ class StaleHalo(Halo):
         return bool(both[0] > self.bound**2 * both[1])
 
 
-class Stale(Communicated):
+@dataclass(frozen=True, kw_only=True)
+class StaleOptions(VertexOptions):
+    """And of when halos are exchanged."""
+
+    refresh_every: int = 4
+    """Training steps between two exchanges."""
+    staleness: float = 0.0
+    """The change of rows, as a share, that is exchanged before that; 0: none."""
+
+
+class StalePlan(CommunicatedPlan):
     """Layers see remote rows as they were some steps ago, and owners get their gradients as late.
 
     Its trace is that of a step which exchanges, without the two numbers that `staleness` compares; in between, there is
     no halo. Not part of checkpoints: a resumed run begins with an exchange.
     """
 
-    def place(self) -> Tensor:
-        self.halos: list[StaleHalo] = []
-        return super().place()
+    name = "stale"
+    options_type = StaleOptions
+    exact = False
+    options: StaleOptions
+
+    def make_halo(self, route: Route, group: Group) -> StaleHalo:
+        options, savings = self.options, self.work.savings
+        every, bound = options.refresh_every, options.staleness
+        return StaleHalo(route, group, every=every, bound=bound, ring=savings.ring, overlap=savings.overlap)
+
+    def place(self, group: Group, *, seed: int = 0) -> PlacedStale:
+        return PlacedStale(self, group, seed=seed)
+
+
+class PlacedStale(PlacedVertices):
+    """Tells its halos when a step begins."""
 
     def forward(self, step: Step) -> Tensor:
-        for halo in self.halos:
-            halo.begin(step.training)
+        halos = {id(block.halo): block.halo for blocks in self.blocks for block in blocks}
+        for halo in halos.values():
+            if isinstance(halo, StaleHalo):
+                halo.begin(step.training)
         return super().forward(step)
-
-    def make_halo(self, route: Route) -> Halo:
-        placement, savings = self.placement, self.savings
-        halo = StaleHalo(
-            route,
-            self.group,
-            every=placement.refresh_every,
-            bound=placement.staleness,
-            ring=savings.ring,
-            overlap=savings.overlap,
-        )
-        self.halos.append(halo)
-        return halo

@@ -8,21 +8,21 @@ import pytest
 from graph_checks import assert_one_line
 
 from weft.core.errors import InputError
-from weft.cost import Factors
+from weft.cost import Machine
 
-FACTORS = Factors(seconds_per_flop=1.25e-10, seconds_per_edge=0.0, seconds_per_byte=1 / 3)
+FACTORS = Machine(seconds_per_flop=1.25e-10, seconds_per_edge=0.0, seconds_per_byte=1 / 3)
 
 
 def test_survive_their_file(tmp_path: Path) -> None:
     FACTORS.save(tmp_path / "probe.json")
-    assert Factors.read(tmp_path / "probe.json") == FACTORS
+    assert Machine.read(tmp_path / "probe.json") == FACTORS
 
 
 def test_what_else_the_file_says_is_left_alone(tmp_path: Path) -> None:
     """Whole numbers will do, as a person may write them."""
     path = tmp_path / "probe.json"
     path.write_text('{"host": "a", "seconds_per_flop": 1, "seconds_per_edge": 2, "seconds_per_byte": 0}')
-    assert Factors.read(path) == Factors(seconds_per_flop=1, seconds_per_edge=2, seconds_per_byte=0)
+    assert Machine.read(path) == Machine(seconds_per_flop=1, seconds_per_edge=2, seconds_per_byte=0)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_refuses(tmp_path: Path, before: str, after: str, reason: str) -> None:
     FACTORS.save(path)
     path.write_text(path.read_text().replace(before, after, 1))
     with pytest.raises(InputError) as caught:
-        Factors.read(path)
+        Machine.read(path)
     assert_one_line(caught, reason, "leave out --probe to measure anew")
     assert str(caught.value).startswith(f"{path}: ")
 
@@ -53,4 +53,4 @@ def test_refuses_what_is_no_probe(tmp_path: Path, content: bytes | None) -> None
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InputError, match="cannot read the factors of a probe"):
-        Factors.read(path)
+        Machine.read(path)

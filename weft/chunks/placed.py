@@ -1,0 +1,159 @@
+"""A rank's chunks in place: batches in files, memory of the host for rows, and what is loaded ahead."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from weft.chunks.program import Part
+from weft.chunks.rank import RankChunks
+from weft.chunks.slots import PlacedBatch
+from weft.chunks.tables import Rows, Table
+from weft.comm import Group
+from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
+from weft.store.host import Spool, host_rows, release
+
+Item = TypeVar("Item")
+Brought = TypeVar("Brought")
+
+
+class Fetcher(Protocol):
+    """What brings the embedded rows that a rank computes again."""
+
+    def fetch(self, weight: Tensor) -> Tensor:
+        """The rows of all embedded vertices of the rank, from those that it keeps."""
+        ...
+
+
+class RowPool:
+    """Memory of the host for rows, in files of a folder or pinned; what is freed is used again."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, folder: Path | None) -> None:
+        self.dtype, self.device, self.folder = dtype, device, folder
+        self._free: dict[tuple[int, int], list[Rows]] = defaultdict(list)
+
+    def take(self, num_rows: int, width: int) -> Rows:
+        """Rows [num_rows, width] of any content."""
+        free = self._free[num_rows, width]
+        return free.pop() if free else host_rows(num_rows, width, self.dtype, device=self.device, folder=self.folder)
+
+    def give(self, *rows: Rows | None) -> None:
+        """Frees rows."""
+        for one in rows:
+            if one is not None:
+                self._free[one.num_rows, one.width].append(one)
+
+
+class PlacedChunks:
+    """What a pass needs on its rank.
+
+    model: the rank's own. embedded_halo: None where every rank has its vertices' embedded rows. folder: of the files;
+    None: that for temporary ones. only_first: work on the first chunk of everything, to see what it takes.
+    """
+
+    def __init__(
+        self,
+        chunks: RankChunks,
+        work: Workload,
+        model: nn.Module,
+        group: Group,
+        *,
+        seed: int,
+        topology: Topology,
+        embedded_halo: Fetcher | None,
+        folder: Path | None,
+        only_first: bool = False,
+    ) -> None:
+        self.model, self.group, self.seed, self.topology = model, group, seed, topology
+        self.graph, self.savings, self.dtype = work.graph, work.savings, work.dtype
+        self.embedded_halo = embedded_halo
+        needed = chunks.dependencies
+        self.vertices, self.num_own = needed.rows, needed.num_own
+        self.row_ids = topology.ids[needed.rows].to(group.device)
+        self.span, self.kept, self._schedule_of = chunks.span, chunks.kept, chunks.schedule_of
+        self._rows_at = [chunks.num_rows(hop) for hop in range(len(needed.hops) + 1)]
+        self.pool, self.spool = RowPool(work.dtype, group.device, folder), Spool(folder)
+        self.constant: Table | None = None
+        self._number = 1 if only_first else None
+        self._batches: list[list[PlacedBatch]] = []
+        for planned in chunks.schedules:
+            hop, vertices = planned.hop, torch.cat([needed.rows[: planned.hop.num_inputs], planned.hop.fetched])
+            placed = (
+                PlacedBatch(batch, hop, vertices, topology, planned.layouts, self.spool)
+                for batch in planned.schedule.batches
+            )
+            self._batches.append(list(placed))
+
+    @property
+    def stages(self) -> range:
+        """The model's stages."""
+        return range(int(self.model.num_stages))  # type: ignore[arg-type]
+
+    def batches(self, hop: int) -> Sequence[PlacedBatch]:
+        """The batches of an aggregate."""
+        return self._batches[self._schedule_of[hop]][: self._number]
+
+    def spans(self, num_rows: int) -> Sequence[slice]:
+        """Ranges of rows that are worked on one after the other; one at least, so that ranks do the same."""
+        firsts = range(0, max(num_rows, 1), self.span)[: self._number]
+        return [slice(first, min(first + self.span, num_rows)) for first in firsts]
+
+    def num_rows(self, hop: int) -> int:
+        """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
+        return self._rows_at[min(hop, len(self._rows_at) - 1)]
+
+    def keeps(self, part: Part) -> bool:
+        """Whether the results of an aggregate are kept for the backward pass."""
+        return self.model.training and part.hop in self.kept
+
+    def ahead(self, items: Iterable[Item], load: Callable[[Item], Brought]) -> Iterator[tuple[Item, Brought]]:
+        """Each item with what is loaded for it, the next one's while the caller works on this one's."""
+        items = list(items)
+        if not self.savings.prefetch:
+            yield from ((item, load(item)) for item in items)
+            return  # the caller lets go of what it got before it asks for the next
+        coming = self._loader.submit(load, items[0])
+        for number, item in enumerate(items):
+            loaded = coming.result()
+            if number + 1 < len(items):
+                coming = self._loader.submit(load, items[number + 1])
+            yield item, loaded
+            del loaded
+
+    @cached_property
+    def _loader(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="weft-loader")
+
+    def inputs_of(self, span: slice) -> Inputs:
+        """The features of a range of rows."""
+        vertices = self.vertices[span]
+        typed = typed_rows(self.graph, vertices, self.group.device, self.dtype)
+        x = torch.empty(self.graph.num_vertices, 0) if self.graph.x is None else self.graph.x
+        rows = x[vertices].to(self.group.device, self.dtype)
+        self.release()
+        return Inputs(rows=rows, savings=self.savings, typed=typed)
+
+    def release(self) -> None:
+        """Gives back the pages of a graph that is mapped: what is resident is to be what the device may have."""
+        graph, edges = self.graph, self.graph.in_edges
+        known = (graph.x, graph.edge_features, graph.edge_type, *graph.features.values())
+        for one in (*known, edges.indptr, edges.indices, edges.weight):
+            if one is not None:
+                release(one)
+
+    def embedded_in(self, span: slice) -> slice:
+        """Which of this rank's embedded rows belong to a range of its rows."""
+        before = self._embedded_before
+        return slice(int(before[span.start]), int(before[span.stop]))
+
+    @cached_property
+    def _embedded_before(self) -> Tensor:
+        found = is_embedded(self.graph)[self.vertices].cumsum(0)
+        return torch.cat([found.new_zeros(1), found])

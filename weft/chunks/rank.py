@@ -1,0 +1,75 @@
+"""What a rank does chunk by chunk, as a value: programs, blocks, schedules, and what of results is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft.chunks.program import Program
+from weft.chunks.schedule import Schedule, Volumes
+from weft.chunks.slots import Layout
+from weft.partition import Dependencies, Hop
+
+
+class ChunkShape(NamedTuple):
+    """The size of a chunk."""
+
+    targets: int
+    """Rows that it makes."""
+    slots: int
+    """Rows on the device that it reads from."""
+    edges: int
+
+    def scaled(self, share: float) -> ChunkShape:
+        """A chunk that is smaller by a share in every way."""
+        return ChunkShape(*(max(1, round(one * share)) if one else 0 for one in self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopSchedule:
+    """The schedule of some hops on a rank, which have the same block."""
+
+    hop: Hop
+    """The first of them."""
+    schedule: Schedule
+    layouts: tuple[Layout, ...]
+    """How the edges of its batches are stored."""
+    given: Volumes
+    """What would move if the chunks were not reordered."""
+    missing_loops: tuple[int, ...]
+    """Of each batch, the targets that have no edge to themselves."""
+
+    def shapes(self) -> list[ChunkShape]:
+        """Those of its chunks."""
+        return [
+            ChunkShape(one.targets.stop - one.targets.start, self.schedule.num_slots, one.edges.stop - one.edges.start)
+            for one in self.schedule.batches
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankChunks:
+    """What a rank does chunk by chunk."""
+
+    programs: dict[bool, Program]
+    """By whether it trains."""
+    dependencies: Dependencies
+    schedules: tuple[HopSchedule, ...]
+    schedule_of: tuple[int, ...]
+    """The number of each hop's schedule."""
+    span: int
+    """Rows of a range that is worked on without an aggregate."""
+    kept: frozenset[int]
+    """The first hops of the aggregates whose results are kept for the backward pass."""
+    chunks: tuple[tuple[tuple[ChunkShape, int], ...], ...]
+    """Of each schedule, the chunks, each with the bytes that are loaded for the next one meanwhile."""
+
+    @property
+    def num_chunks(self) -> int:
+        """How many chunks the aggregates of the first hop are made in."""
+        return len(self.schedules[0].schedule.batches) if self.schedules else 1
+
+    def num_rows(self, hop: int) -> int:
+        """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
+        hops = self.dependencies.hops
+        return hops[hop].num_inputs if hop < len(hops) else self.dependencies.num_own

@@ -1,0 +1,40 @@
+"""A graph's statistics: as much of it as a forecast needs, of a graph that is there or typed in by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.data.graph import Graph
+from weft.data.typed import UNTYPED, TypedShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphStats:
+    """The numbers of a graph."""
+
+    num_vertices: int
+    num_edges: int
+    num_features: int
+    density: float = 1.0
+    """The share of the features that are not zero."""
+    num_edge_features: int = 0
+    weighted: bool = False
+    """Whether the edges have weights."""
+    typed: TypedShape = UNTYPED
+    """The types of vertices and edges."""
+    num_relation_rows: int = 0
+    """Pairs of a vertex and a relation by which it has an in-edge."""
+
+    @classmethod
+    def of(cls, graph: Graph) -> GraphStats:
+        """Those of a graph that is there."""
+        return cls(
+            num_vertices=graph.num_vertices,
+            num_edges=graph.num_edges,
+            num_features=graph.num_features,
+            density=graph.density,
+            num_edge_features=graph.num_edge_features,
+            weighted=graph.in_edges.weight is not None,
+            typed=graph.typed,
+            num_relation_rows=int(graph.num_relations_in.sum()) if graph.relations else 0,
+        )

@@ -1,0 +1,145 @@
+"""Flags, and who reads them: what a configuration says to its strategy, and one refusal of what that does not have."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from weft.core.config import Config
+from weft.core.errors import InputError, unknown
+from weft.core.savings import SAVINGS
+from weft.core.units import parse_bytes
+from weft.cost import Machine
+from weft.data import Graph
+from weft.partition import METHODS, Book, make_book
+from weft.strategies import STRATEGIES, Options, VertexOptions, get_strategy
+
+TASK_FLAGS = {"decoder": "link", "negatives": "link", "metric": "link"}
+"""Flags that belong to one task."""
+
+
+def strategies_with(flag: str) -> list[str]:
+    """The strategies that have a flag of this field of Config; none where every one has."""
+    return [
+        name
+        for name, plan in STRATEGIES.items()
+        if flag in (spec.name for spec in dataclasses.fields(plan.options_type)) and flag != "device"
+    ]
+
+
+def strategies_that_save(saving: str) -> list[str]:
+    """The strategies that have a saving which not all have; none where every one has."""
+    return [name for name, plan in STRATEGIES.items() if saving in plan.savings]
+
+
+def foreign_flags(config: Config, strategy: str) -> dict[str, str]:
+    """The flags that are given and that a strategy, or the task, does not have, each with who has it."""
+    found: dict[str, str] = {}
+    for spec in dataclasses.fields(config):
+        flag, owners = "--" + spec.name.replace("_", "-"), strategies_with(spec.name)
+        if getattr(config, spec.name) == spec.default:
+            continue
+        if owners and strategy not in owners:
+            found[flag] = f"--strategy {' or '.join(owners)}"
+        if spec.name in TASK_FLAGS and config.task != TASK_FLAGS[spec.name]:
+            found[flag] = f"--task {TASK_FLAGS[spec.name]}"
+    for saving in filter(None, config.without.split(",")):
+        owners = strategies_that_save(saving)
+        if owners and strategy not in owners:
+            found[f"--without {saving}"] = f"--strategy {' or '.join(owners)}"
+    return found
+
+
+def refuse_foreign_flags(config: Config, strategies: tuple[str, ...] = ()) -> None:
+    """InputError, in one line, for a flag that would have no effect under any of some strategies, or the one chosen."""
+    names = strategies or (config.strategy,)
+    for flag, owners in foreign_flags(config, names[0]).items():
+        if all(flag in foreign_flags(config, name) for name in names):
+            kind = "task" if owners.startswith("--task") else "strategy"
+            chosen = config.task if kind == "task" else " and ".join(names)
+            raise InputError(f"{flag} has no effect under {kind} {chosen}: leave it out, or give {owners}")
+
+
+def without_foreign_flags(config: Config, strategy: str) -> Config:
+    """A configuration for a strategy, without the flags that it does not have."""
+    known = {spec.name for spec in dataclasses.fields(get_strategy(strategy).options_type)}
+    defaults: dict[str, Any] = {
+        spec.name: spec.default
+        for spec in dataclasses.fields(config)
+        if strategies_with(spec.name) and spec.name not in known
+    }
+    savings = [
+        one
+        for one in config.without.split(",")
+        if one in SAVINGS and (not strategies_that_save(one) or strategy in strategies_that_save(one))
+    ]
+    return replace(config, strategy=strategy, without=",".join(savings), **defaults)
+
+
+def make_options(config: Config, graph: Graph | None = None) -> Options:
+    """What a configuration says to its strategy; without a graph, partitions are left out.
+
+    InputError for an amount that is none, a book of another graph or another number of parts, and an unknown method.
+    """
+    kind, values = get_strategy(config.strategy).options_type, dict[str, Any]()
+    for name in (spec.name for spec in dataclasses.fields(kind)):
+        value = getattr(config, name)
+        if name in ("device_memory", "cache_memory"):
+            value = parse_bytes(value, "--" + name.replace("_", "-")) if value else None
+        elif name == "cache_ratio":
+            if -1 < value < 0:
+                raise InputError(f"--cache-ratio {value}: give a share from 0 to 1, or -1 for where it costs less")
+            value = value if value >= 0 else None
+        elif name == "scratch":
+            value = Path(value) if value else None
+        elif name == "partition":
+            value = None if graph is None or value == "range" else open_book(config, graph).part
+        values[name] = value
+    return kind(**values)
+
+
+def partition_of(options: Options) -> Tensor | None:
+    """The rank of every vertex, int32 [N], where options say it."""
+    return options.partition if isinstance(options, VertexOptions) else None
+
+
+def with_partition(options: Options, part: Tensor | None) -> Options:
+    """Options with another partition, or without one."""
+    return replace(options, partition=part) if isinstance(options, VertexOptions) else options
+
+
+def given_machine(config: Config) -> Machine | None:
+    """What a file says that the machine costs, where one is given. InputError for a file that cannot be read."""
+    return Machine.read(Path(config.probe)) if config.probe else None
+
+
+def rows_device(config: Config) -> str:
+    """The device of the rows, their maps and the exchange. InputError where they are to be where there is no room."""
+    if "nn_device" not in (spec.name for spec in dataclasses.fields(get_strategy(config.strategy).options_type)):
+        return config.device
+    if config.nn_device == "device" and config.device_memory:
+        raise InputError("--nn-device device: under --device-memory rows are mapped on the host: leave one out")
+    if config.nn_device == "host" and config.device != "cpu" and not config.device_memory:
+        raise InputError("--nn-device host is for --device-memory: give that as well, or leave it out")
+    return "cpu" if config.nn_device == "host" or config.device_memory else config.device
+
+
+def open_book(config: Config, graph: Graph) -> Book:
+    """The partition of a graph among a configuration's workers: by a method, or from a file."""
+    name, workers = config.partition, config.workers
+    if name in METHODS:
+        if workers > graph.num_vertices:
+            raise InputError(
+                f"--workers {workers}: {graph.name} has {graph.num_vertices} vertices: give at most as many"
+            )
+        return make_book(graph, workers, method=name)
+    if not Path(name).exists() and not Path(name).suffix:
+        raise unknown("--partition", name, METHODS)
+    book = Book.open(name, graph)
+    if book.num_parts != workers:
+        raise InputError(f"--partition {name}: has {book.num_parts} parts: give as many --workers or ranks")
+    return book

@@ -1,0 +1,129 @@
+"""What a run is asked to do: a model on a graph. It knows no strategy and no ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from weft.core.errors import InputError
+from weft.core.savings import ALL_SAVINGS, Savings
+from weft.data import Graph, GraphStats
+from weft.nn.outline import GraphOperation, outline
+from weft.nn.typed import shared_parameters
+from weft.nn.view import GraphView
+
+NONZERO_COST = 8  # a map pays as much for a nonzero of sparse features as for this many entries (measured: 2 to 5)
+
+
+class OutlineKey(NamedTuple):
+    """What an outline depends on besides the workload."""
+
+    view_type: type[GraphView]
+    training: bool
+    count_flops: bool
+
+
+Outlines = Mapping[OutlineKey, tuple[GraphOperation, ...]]
+
+
+class Workload:
+    """A model on a graph, of which the statistics are enough for a forecast; what it asks of views is found out once.
+
+    graph: a Graph, or the GraphStats of one that is not there. model: on any device. num_classes: the logits that the
+    model must give a vertex; None: any number. outlines: those of the same workload in another process.
+    InputError where the graph itself is needed and is not there.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: Graph | GraphStats,
+        savings: Savings = ALL_SAVINGS,
+        *,
+        num_classes: int | None = None,
+        outlines: Outlines | None = None,
+    ) -> None:
+        self.model, self.savings, self.num_classes = model, savings, num_classes
+        self.stats = graph if isinstance(graph, GraphStats) else GraphStats.of(graph)
+        self.outlines = dict(outlines or {})
+        self._graph = graph if isinstance(graph, Graph) else None
+
+    @property
+    def graph(self) -> Graph:
+        """The graph itself."""
+        if self._graph is None:
+            raise InputError("the graph's statistics are not enough here: give the graph")
+        return self._graph
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether the graph itself is there."""
+        return self._graph is not None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating-point type of the model's parameters."""
+        return next((parameter.dtype for parameter in self.model.parameters()), torch.float32)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        return self.dtype.itemsize
+
+    @property
+    def num_shared(self) -> int:
+        """Numbers of the gradients that are summed over the ranks."""
+        return sum(one.numel() for one in shared_parameters(self.model) if one.requires_grad)
+
+    @property
+    def map_share(self) -> float:
+        """What a map of the features by their nonzeros costs, as a share of a dense one."""
+        return NONZERO_COST * self.stats.density
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the features are mapped by their nonzeros."""
+        return self.savings.sparse and self.map_share < 1
+
+    @property
+    def sparse_first(self) -> bool:
+        """Whether mapping sparse features and aggregating the result costs less than mapping a dense aggregate."""
+        stats = self.stats
+        nonzeros = stats.density * stats.num_features + stats.num_edges / max(stats.num_vertices, 1)
+        return self.savings.sparse and NONZERO_COST * nonzeros < stats.num_features
+
+    def outline(
+        self, view_type: type[GraphView] = GraphView, *, training: bool, count_flops: bool = False
+    ) -> tuple[GraphOperation, ...]:
+        """What the model asks of views of a type in one forward pass. InputError, see `weft.nn.outline`."""
+        found = OutlineKey(view_type, training, count_flops)
+        if found not in self.outlines:
+            self.outlines[found] = self._outline(found)
+        return self.outlines[found]
+
+    def _outline(self, key: OutlineKey) -> tuple[GraphOperation, ...]:
+        stats = self.stats
+        made = outline(
+            self.model,
+            num_vertices=stats.num_vertices,
+            num_features=stats.num_features,
+            num_edge_features=stats.num_edge_features,
+            weighted=stats.weighted,
+            training=key.training,
+            view_type=key.view_type,
+            savings=self.savings,
+            num_classes=self.num_classes,
+            sparse_first=self.sparse_first,
+            map_share=min(self.map_share, 1.0) if self.savings.sparse else 1.0,
+            count_flops=key.count_flops,
+            typed=stats.typed,
+            num_pairs=stats.num_relation_rows,
+        )
+        return tuple(made)
+
+    def is_cached(self, op: GraphOperation) -> bool:
+        """Whether a result is computed only once: constant features are always aggregated to the same."""
+        return self.savings.reuse and op.origin == "inputs" and op.is_product

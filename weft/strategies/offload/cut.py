@@ -1,0 +1,159 @@
+"""Cuts the aggregates of all ranks into chunks, and orders these (HongTu, sections 4.1 and 5.3).
+
+What it holds grows with the graph: it is made for planning, and let go before the first pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from weft.chunks.products import back_way, layout_of, reads_values
+from weft.chunks.program import Program
+from weft.chunks.ranges import Part, chunk_vertices, reorder
+from weft.chunks.rank import ChunkShape, HopSchedule, RankChunks
+from weft.chunks.schedule import Batch, Schedule, make_schedule
+from weft.chunks.slots import BACKWARD, FORWARD, Layout, edge_bytes
+from weft.cost import Rates
+from weft.nn import Workload
+from weft.partition import Dependencies, range_bounds
+
+MAX_CHUNKS = 1 << 14
+MAX_REORDERED = 1 << 11  # chunks: what they have in common is counted for every two of them
+VERTEX_COST = 4  # a target costs as much as so many edges, where chunks are to cost the same
+
+Bounds = Sequence[Sequence[Sequence[int]]]
+"""Of each rank and hop, where its chunks begin and end."""
+Orders = Sequence[Sequence[Sequence[int]] | None]
+"""Of each schedule, which of each rank's chunks runs j-th; None: as they are."""
+
+
+class Cutter:
+    """Cuts a workload's aggregates.
+
+    needed: what each rank computes and fetches. kept: the first hops of the results that are kept.
+    """
+
+    def __init__(
+        self,
+        work: Workload,
+        programs: dict[bool, Program],
+        needed: Sequence[Dependencies],
+        kept: frozenset[int],
+        *,
+        on_cpu: bool,
+    ) -> None:
+        self.work, self.programs, self.needed, self.kept, self.on_cpu = work, programs, needed, kept, on_cpu
+
+    @property
+    def max_chunks(self) -> int:
+        """More than this many chunks are not tried: one for each row of the rank that has most."""
+        return min(max(each.rows.numel() for each in self.needed), MAX_CHUNKS)
+
+    def bounds(self, count: int) -> Bounds:
+        """Where so many chunks of each rank and hop begin and end."""
+        return [[range_bounds(hop.block, count, VERTEX_COST) for hop in each.hops] for each in self.needed]
+
+    def spans(self) -> list[range]:
+        """The hops that share a schedule, since every rank has the same block for them."""
+        num_hops = self.programs[True].num_hops
+        same = [
+            hop > 0 and all(each.hops[hop] is each.hops[hop - 1] for each in self.needed) for hop in range(num_hops)
+        ]
+        firsts = [hop for hop in range(num_hops) if not same[hop]]
+        return [range(first, last) for first, last in zip(firsts, [*firsts[1:], num_hops], strict=True)]
+
+    def choose_orders(self, bounds: Bounds, rates: Rates) -> Orders:
+        """For every schedule the order of chunks that takes less time: the given one, or one by what they share."""
+        return [self._choose_order(hops, [each[hops[0]] for each in bounds], rates) for hops in self.spans()]
+
+    def _choose_order(self, hops: range, cuts: Sequence[Sequence[int]], rates: Rates) -> Sequence[Sequence[int]] | None:
+        if not 2 < len(cuts[0]) <= MAX_REORDERED + 1:
+            return None
+        loops = "looped" in layouts_of(self.programs.values(), hops)
+        sets = [chunk_vertices(part, cut, loops=loops) for part, cut in zip(self._parts(hops), cuts, strict=True)]
+        orders = reorder(sets, self.work.stats.num_vertices)
+        given, other = (self._schedule(0, hops, cuts, one).volumes.seconds(rates) for one in (None, orders))
+        return orders if other < given else None
+
+    def cut(self, rank: int, bounds: Bounds, orders: Orders | None = None) -> RankChunks:
+        """A rank's chunks between these bounds."""
+        needed, spans = self.needed[rank], self.spans()
+        cuts = [[each[hops[0]] for each in bounds] for hops in spans]
+        wanted = orders or [None] * len(spans)
+        planned = [self._planned(rank, *one) for one in zip(spans, cuts, wanted, strict=True)]
+        chunks = tuple(self._chunks(one) for one in planned)
+        widest = max((shape.targets for each in chunks for shape, _ in each), default=len(needed.rows))
+        return RankChunks(
+            programs=self.programs,
+            dependencies=needed,
+            schedules=tuple(planned),
+            schedule_of=tuple(number for number, hops in enumerate(spans) for _ in hops),
+            span=max(widest, 1),
+            kept=self.kept,
+            chunks=chunks or (((ChunkShape(widest, 1, 0), 0),),),
+        )
+
+    def _planned(
+        self, rank: int, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None
+    ) -> HopSchedule:
+        schedule, needed = self._schedule(rank, hops, cuts, orders), self.needed[rank]
+        lacks = ~self.work.graph.in_edges.has_loop[needed.rows]
+        return HopSchedule(
+            hop=needed.hops[hops[0]],
+            schedule=schedule,
+            layouts=layouts_of(self.programs.values(), hops),
+            given=schedule.volumes if orders is None else self._schedule(rank, hops, cuts, None).volumes,
+            missing_loops=tuple(int(lacks[batch.targets].sum()) for batch in schedule.batches),
+        )
+
+    def _parts(self, hops: range) -> list[Part]:
+        return [Part(each.hops[hops[0]], each.own, each.rows) for each in self.needed]
+
+    def _schedule(
+        self, rank: int, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None
+    ) -> Schedule:
+        savings = self.work.savings
+        return make_schedule(
+            self._parts(hops),
+            cuts,
+            rank,
+            loops="looped" in layouts_of(self.programs.values(), hops),
+            orders=orders,
+            share=savings.share,
+            keep=savings.keep,
+            ahead=savings.prefetch,
+        )
+
+    def _chunks(self, planned: HopSchedule) -> tuple[tuple[ChunkShape, int], ...]:
+        """Each chunk, and what is brought for the next one while it is worked on."""
+        shapes = planned.shapes()
+        if not self.work.savings.prefetch:
+            return tuple((shape, 0) for shape in shapes)
+        loads = map(self._load_bytes, [planned] * len(shapes), shapes, planned.schedule.batches)
+        return tuple(zip(shapes, [*loads, 0][1:], strict=True))
+
+    def _load_bytes(self, planned: HopSchedule, shape: ChunkShape, batch: Batch) -> int:
+        """What is brought to the device at most for a batch, beside rows in slots."""
+        item = self.work.itemsize
+        known = planned.hop.block.indices.itemsize, 0 if planned.hop.block.weight is None else item
+        forward, back = (8 * sum(len(getattr(batch, name)) for name in names) for names in (FORWARD, BACKWARD))
+        most = 0
+        for part in (part for program in self.programs.values() for part in program.parts):
+            own = sum(part.ports[port].width for port in {*part.targets.values(), *part.rows.values()})
+            if not part.is_product:
+                most = max(most, shape.targets * (own + part.width) * item)
+                continue
+            kept = part.hop in self.kept
+            values = reads_values(part, part.steps - 1, kept=kept)
+            way = back_way(part, values=values, kept=kept, on_cpu=self.on_cpu)
+            first = forward + edge_bytes("forward", *shape, *known) + shape.targets * own * item
+            then = forward * values + back + edge_bytes(way, *shape, *known)
+            most = max(most, first, then + shape.targets * (own + part.kept_width * kept) * item)
+        return most + 8 * (shape.targets + shape.slots)  # and the vertices' ids
+
+
+def layouts_of(programs: Iterable[Program], hops: range) -> tuple[Layout, ...]:
+    """How the edges of these hops are stored for the aggregates over them."""
+    asked = (part for program in programs for part in program.parts if part.is_product)
+    found = {layout_of(one.question) for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps))}
+    return tuple(sorted(found))
