@@ -17,8 +17,9 @@ from hypothesis import given
 
 from weft.core.errors import InputError
 from weft.core.host import release
-from weft.data import Graph, load, open_store, save, store
-from weft.data.manifest import map_array
+from weft.data import Graph, load, open_store, save
+from weft.data.io import store
+from weft.data.io.manifest import map_array
 
 
 def sample() -> Graph:
