@@ -17,7 +17,7 @@ from epoch import start_contender
 from kernels import save
 from processes import ask, take_turns
 
-from weft.data.generate import number
+from weft.data.io.generate import number
 
 TARGET = 1.5  # times the smallest size's seconds per edge
 

@@ -30,7 +30,7 @@ from torch import Tensor
 import weft
 from weft.core.memory import peak_memory_bytes
 from weft.data import Graph
-from weft.data.generate import number, rmat_block
+from weft.data.io.generate import number, rmat_block
 
 BLOCK_EDGES = 1 << 20
 TARGET_SECONDS, TARGET_RATIO = 15, 3  # for 50 million edges; of peak memory to the stored graph

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from kernels import save
+from weft.strategies.offload.run import Offload
 
 import weft
 from weft.comm import Group
@@ -37,7 +38,6 @@ from weft.data import Graph
 from weft.engine.metrics import NodeTask
 from weft.nn import make_model
 from weft.strategies import Placement, Step, get_strategy
-from weft.strategies.offload.run import Offload
 
 TOLERANCE = 1e-3  # of float32 logits, relative to the largest: contenders sum in different orders
 CLASSES = 16

@@ -1,9 +1,12 @@
-"""The direction of imports, read from the sources: down only, no peer imports another, one door to the network."""
+"""The direction of imports, read from the sources: down only, no circle, no peer by a peer, one door to the network."""
 
 from __future__ import annotations
 
 import ast
+import shutil
 from pathlib import Path
+
+import pytest
 
 import weft
 
@@ -49,6 +52,63 @@ def test_imports_go_down() -> None:
                 assert here == "core", f"{path} imports the extension past core.native"
                 continue
             assert LEVELS.get(parts[1], 9) < LEVELS[here], f"{path} imports {name}: upward or sideways"
+
+
+def imports_within_folders(root: Path) -> dict[str, set[str]]:
+    """The files of weft, which is at `root`, by path without suffix: which files of its own folder each one imports."""
+    files = {path.relative_to(root).with_suffix("").as_posix(): path for path in root.rglob("*.py")}
+    found: dict[str, set[str]] = {file: set() for file in files}
+    for file, path in files.items():
+        for name in imports(path):
+            package, *parts = name.split(".")
+            if package != "weft" or parts[:1] != file.split("/")[:1]:
+                continue
+            for place in (parts, parts[:-1]):  # a module, or what is named in one
+                known = {"/".join(place), "/".join((*place, "__init__"))} & files.keys()
+                found[file] |= known
+                if known:
+                    break
+    return found
+
+
+def circles(root: Path) -> list[tuple[str, ...]]:
+    """The files of each circle of imports, alphabetically: those that reach each other."""
+    links = imports_within_folders(root)
+    reached: dict[str, set[str]] = {}
+    for file in links:
+        seen: set[str] = set()
+        waiting = list(links[file])
+        while waiting:
+            other = waiting.pop()
+            if other not in seen:
+                seen.add(other)
+                waiting += links[other]
+        reached[file] = seen
+    return sorted({tuple(sorted(b for b in reached[a] if a in reached[b])) for a in links if a in reached[a]})
+
+
+def test_no_circle_of_imports() -> None:
+    for circle in circles(ROOT):
+        raise AssertionError(f"import each other: {', '.join(circle)}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from weft.data.graph import Graph",
+        "from weft.data import Graph",
+        "if TYPE_CHECKING:\n    from weft.data import graph",
+        "def later():\n    import weft.data.graph",
+    ],
+)
+def test_a_planted_circle_is_found(line: str, tmp_path: Path) -> None:
+    """At any depth of the file, by module, by what is in it, or by way of the package."""
+    copy = tmp_path / "weft"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    planted = copy / "data" / "io" / "manifest.py"
+    planted.write_text(f"{planted.read_text()}\n{line}\n")
+    [circle] = [circle for circle in circles(copy) if circle[0].startswith("data/")]
+    assert {"data/graph", "data/io/manifest", "data/io/store"} <= set(circle)
 
 
 def test_one_door_to_the_network() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.data import Graph
-from weft.data.validate import LINKS, MASKS
+from weft.data.checks import LINKS, MASKS
 
 # Saving flushes to disk, and other programs share the machine: no deadline, and not too many graphs.
 CALM = settings(deadline=None, max_examples=50)

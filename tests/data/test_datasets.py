@@ -14,7 +14,7 @@ from graph_checks import assert_one_line, same_graph
 
 from weft.core.errors import InputError
 from weft.data import Graph, load, require_trainable
-from weft.data.downloads import LOADERS
+from weft.data.io.downloads import LOADERS
 
 
 def test_digits() -> None:

@@ -12,7 +12,8 @@ import torch
 from graph_checks import assert_one_line, same_graph
 
 from weft.core.errors import InputError
-from weft.data import Graph, load, read_edges, text
+from weft.data import Graph, load, read_edges
+from weft.data.io import text
 
 
 def expected(weight: list[float] | None = None) -> Graph:

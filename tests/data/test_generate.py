@@ -7,7 +7,8 @@ import torch
 from graph_checks import assert_one_line, same_graph
 
 from weft.core.errors import InputError
-from weft.data import generate, load, require_trainable
+from weft.data import Graph, load, require_trainable
+from weft.data.io import generate
 
 
 def test_rmat_counts_and_seeds() -> None:
@@ -29,21 +30,21 @@ def test_rmat_does_not_depend_on_other_draws() -> None:
 
 @pytest.mark.parametrize("vertices", [1, 2, 3, 33, 64, 100])
 def test_rmat_takes_any_vertex_count(vertices: int) -> None:
-    graph = generate.rmat(vertices=vertices, edges=500)
+    graph = Graph.of(generate.rmat(vertices=vertices, edges=500))
     assert (graph.num_vertices, graph.num_edges) == (vertices, 500)
 
 
 def test_rmat_spans_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "BLOCK_EDGES", 64)
-    graph = generate.rmat(vertices=5000, edges=1000)
+    graph = Graph.of(generate.rmat(vertices=5000, edges=1000))
     source, target = graph.in_edges.edges()
     assert graph.num_edges == 1000
     assert len((source * 5000 + target).unique()) > 800  # no block draws what another drew
-    assert generate.sbm(vertices=50, degree=20, classes=2).num_edges == 1000
+    assert generate.sbm(vertices=50, degree=20, classes=2).in_edges.num_edges == 1000
 
 
 def test_rmat_quadrants() -> None:
-    graph = generate.rmat(vertices=1 << 12, edges=400_000)
+    graph = Graph.of(generate.rmat(vertices=1 << 12, edges=400_000))
     source, target = graph.in_edges.edges()
     half = 1 << 11
     shares = [

@@ -12,7 +12,7 @@ from hypothesis import given
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.data import Adjacency, DataWarning, Graph, require_trainable, validate
+from weft.data import Adjacency, DataWarning, Graph, checks, require_trainable
 
 
 def ring(num_vertices: int = 5, **fields: object) -> Graph:
@@ -167,7 +167,7 @@ def test_mistakes_are_named(mistake: str) -> None:
 
 
 def test_large_features_are_checked_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validate, "BLOCK_ENTRIES", 4)
+    monkeypatch.setattr(checks, "BLOCK_ENTRIES", 4)
     assert ring(x=torch.ones(5, 2)).num_features == 2
     with pytest.raises(InputError) as error:
         ring(x=with_entry(torch.ones(5, 2), (3, 1), float("-inf")))

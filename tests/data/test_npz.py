@@ -13,7 +13,6 @@ from graph_checks import assert_one_line, same_graph
 
 from weft.core.errors import InputError
 from weft.data import Graph, load, require_trainable
-from weft.data.npz import read_npz
 
 # name: vertices, stored edges, features, classes, (train, val, test) or None, relations, both directions stored
 PUBLISHED = {
@@ -131,18 +130,18 @@ TYPED = {
 
 
 def test_small_files(tmp_path: Path) -> None:
-    graph = read_npz(written(tmp_path, **EDGES, **CSR, x_shape=np.array([3, 5]), y=np.eye(3, dtype=np.uint8)))
+    graph = load(written(tmp_path, **EDGES, **CSR, x_shape=np.array([3, 5]), y=np.eye(3, dtype=np.uint8)))
     assert graph.x is not None
     assert graph.x.tolist() == [[1, 0, 0, 0, 0], [0] * 5, [0, 0, 0, 0, 1]]
     assert graph.multilabel
     assert graph.train_mask is not None
-    weighted = read_npz(
+    weighted = load(
         written(tmp_path, **EDGES, edge_weight=np.array([0.5, 2.0], np.float32), edge_type=np.array([0, 2]))
     )
     assert weighted.relations == ("vertex|0|vertex", "vertex|1|vertex", "vertex|2|vertex")
     assert weighted.in_edges.weight is not None
     assert weighted.in_edges.weight.tolist() == [0.5, 2.0]
-    several = read_npz(written(tmp_path, **TYPED, y=np.eye(3, dtype=np.uint8), target_type=np.array("b")))
+    several = load(written(tmp_path, **TYPED, y=np.eye(3, dtype=np.uint8), target_type=np.array("b")))
     assert several.y is not None
     assert several.y[:2].sum() == 0
     assert torch.equal(several.y[2:], torch.eye(3))

@@ -11,8 +11,9 @@ from hypothesis import assume, given
 
 from weft.core.errors import InputError
 from weft.data import Graph, load, reorder
+from weft.data.checks import MASKS
 from weft.data.order import ORDERS
-from weft.data.validate import MASKS, check_values
+from weft.data.rules import check_values
 
 
 def two_components() -> Graph:

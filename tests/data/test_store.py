@@ -16,8 +16,9 @@ from graph_checks import CALM, assert_one_line, graphs, same_graph
 from hypothesis import given
 
 from weft.core.errors import InputError
-from weft.data import Graph, load, open_store, save, store
-from weft.data.manifest import map_array
+from weft.data import Graph, load, open_store, save
+from weft.data.io import store
+from weft.data.io.manifest import map_array
 from weft.store.host import release
 
 

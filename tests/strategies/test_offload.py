@@ -28,6 +28,7 @@ from parity import (
 )
 from ranks import spawn
 from torch import Tensor, nn
+from weft.strategies.offload.run import Offload
 
 from weft.chunks.schedule import Rates
 from weft.comm import Group
@@ -39,7 +40,6 @@ from weft.data import Graph, TypedShape
 from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View
 from weft.strategies import STRATEGIES, Placement, Step, offload
 from weft.strategies.offload.plan import MARGIN, Planner
-from weft.strategies.offload.run import Offload
 
 CHUNKS = (1, 3, 16)
 INTERMEDIATES = ("auto", "recompute", "keep")

@@ -11,7 +11,7 @@ from parity import FACTORS, NUM_CLASSES, NUM_FEATURES, Case
 
 from weft.core.errors import InputError
 from weft.cost import Trace
-from weft.data.generate import generate
+from weft.data import load
 from weft.nn import Stack, View, make_model
 from weft.strategies import GraphShape, Placement, get_strategy
 
@@ -113,7 +113,7 @@ def test_caching_counts_a_hundred_products() -> None:
 
 def test_forced_shares_are_of_the_cheapest() -> None:
     """Without a probe: of the sources with the fewest in-edges."""
-    graph = generate("rmat:vertices=600,edges=6k,features=7,classes=5")
+    graph = load("rmat:vertices=600,edges=6k,features=7,classes=5")
     model = make_model("gcn", NUM_FEATURES, NUM_CLASSES, layers=3)
     cheap = [
         get_strategy("hybrid").plan(graph, model, rank=0, size=2, placement=Placement(cache_ratio=0.3, factors=factors))  # type: ignore[attr-defined]

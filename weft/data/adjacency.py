@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from weft.core import native
+from weft.store.host import release
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Transpose:
-    """The same edges by source: row u lists the targets that u reaches, ascending.
+    """The same edges by source: row u lists the targets that u reaches, ascending."""
 
-    `edge_ids` is the position of each entry among the forward ones, and `weight` the forward weights in this order.
-    """
-
-    indptr: Tensor  # int64 [s + 1]
-    indices: Tensor  # int32 or int64 [E], targets
-    edge_ids: Tensor  # int32 or int64 [E]
-    weight: Tensor | None = None  # float32 or float64 [E]
+    indptr: Tensor
+    """int64 [s + 1]: where each source's entries begin."""
+    indices: Tensor
+    """int32 or int64 [E]: targets."""
+    edge_ids: Tensor
+    """int32 or int64 [E]: the position of each entry among the forward ones."""
+    weight: Tensor | None = None
+    """float32 or float64 [E]: the forward weights in this order."""
 
     def to(self, device: torch.device | str) -> Transpose:
         """This transpose on a device; itself where it is there already."""
@@ -45,15 +49,19 @@ class Adjacency:
     """Edges into targets: a CSR matrix; its rows are destinations, its entries source ids, ascending in a row.
 
     Duplicate edges and self loops are legal. Ids are trusted here: `from_edges` checks them, and so must whoever reads
-    arrays from elsewhere. `known_transpose` is for a store that kept the transpose too; otherwise it is made when first
-    asked for.
+    arrays from elsewhere.
     """
 
-    indptr: Tensor  # int64 [n + 1]
-    indices: Tensor  # int32 or int64 [E]
+    indptr: Tensor
+    """int64 [n + 1]: where each target's entries begin."""
+    indices: Tensor
+    """int32 or int64 [E]: sources."""
     num_sources: int
-    weight: Tensor | None = None  # float32 or float64 [E], constant
+    """s: ids in `indices` are below it."""
+    weight: Tensor | None = None
+    """float32 or float64 [E], constant."""
     known_transpose: Transpose | None = None
+    """The transpose where a store has kept it; otherwise it is made when first used."""
 
     @classmethod
     def from_edges(
@@ -107,6 +115,15 @@ class Adjacency:
     def has_loop(self) -> Tensor:
         """Whether v is among its own in-neighbours, bool [n]; meant where targets are the first n sources."""
         return native.find_loops(self.indptr.cpu(), self.indices.cpu()).to(self.device)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names the topology: sha256 over target and edge count, row pointers and source ids; 64 hex digits."""
+        digest = hashlib.sha256(f"weft topology {self.num_targets} {self.num_edges}\n".encode())
+        for tensor in (self.indptr, self.indices):
+            digest.update(tensor.numpy().view(np.uint8).data)
+            release(tensor)
+        return digest.hexdigest()
 
     def edges(self) -> tuple[Tensor, Tensor]:
         """(source, target) of every edge in stored order, int64 [E] each."""

@@ -1,4 +1,4 @@
-"""`load`: a graph by name, path or recipe."""
+"""Graphs by name, path or recipe."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 
 from weft.core.errors import InputError, unknown
-from weft.data import edgelist, generate, npz
-from weft.data.digits import digits
-from weft.data.downloads import LOADERS, download
+from weft.data.checks import located
+from weft.data.fill import with_normalized_features, with_random_classes, with_random_features
 from weft.data.graph import Graph
 from weft.data.inverse import with_inverse_relations
-from weft.data.manifest import is_store
+from weft.data.io import edgelist, generate, npz
+from weft.data.io.digits import digits
+from weft.data.io.downloads import LOADERS, download
+from weft.data.io.manifest import is_store
 from weft.data.order import reorder
-from weft.data.splits import with_normalized_features, with_random_classes, with_random_features
-from weft.data.store import open_store
 
 BUILT_IN = {"digits": digits}
 SUFFIXES = (".npz", ".npy", *edgelist.TEXT_SUFFIXES, ".gz")
@@ -35,12 +35,12 @@ def load(
 ) -> Graph:
     """A graph by name, path or recipe; the first of these that fits:
 
-    1. a recipe, `rmat:...` or `sbm:...` (see weft.data.generate);
-    2. a path: has a separator or a known suffix, or is a store folder. A folder is a store (`verify` as in open_store);
-       .npz see weft.data.npz; .txt .csv .tsv (also .gz) and .npy see weft.data.edgelist;
+    1. a recipe, `rmat:...` or `sbm:...` (see weft.data.io.generate);
+    2. a path: has a separator or a known suffix, or is a store folder. A folder is a store (`verify` as in Graph.open);
+       .npz see weft.data.io.npz; .txt .csv .tsv (also .gz) and .npy see read_edges;
     3. a built-in name: `digits`;
     4. the name of an .npz file in the folder that the environment variable WEFT_DATA names;
-    5. a public data set through PyG, fetched into `root` (default ~/.cache/weft); see weft.data.downloads.LOADERS.
+    5. a public data set through PyG, fetched into `root` (default ~/.cache/weft); see weft.data.io.downloads.LOADERS.
 
     random_features and random_classes draw that many features per vertex, or classes with a random split, for a graph
     that has none. `seed` is for these, for splits of labelled graphs that come without, and for recipes that state
@@ -65,18 +65,19 @@ def load(
 def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool) -> Graph:
     """The graph itself, as it is stored, fetched or generated."""
     if name.partition(":")[0] in generate.GENERATORS and ":" in name:
-        return generate.generate(name, seed)
+        return Graph.of(generate.generate(name, seed))
     path = Path(name).expanduser()
     if is_path(name, path):
         return load_path(path, seed, split, verify)
     known = name.lower().replace("-", "_")
     if known in BUILT_IN:
-        return BUILT_IN[known]()
+        return Graph.of(BUILT_IN[known]())
     files = data_files()
     if name in files or known in files:
-        return npz.read_npz(files.get(name) or files[known], split=split, seed=seed)
+        return load_npz(files.get(name) or files[known], seed, split)
     if known in LOADERS:
-        return download(known, Path(root or Path.home() / ".cache" / "weft").expanduser(), seed=seed)
+        folder = Path(root or Path.home() / ".cache" / "weft").expanduser()
+        return Graph.of(download(known, folder, seed=seed))
     raise unknown("dataset", name, {*BUILT_IN, *files, *LOADERS, *(f"{kind}:" for kind in generate.GENERATORS)})
 
 
@@ -89,17 +90,50 @@ def is_path(name: str, path: Path) -> bool:
 def load_path(path: Path, seed: int, split: int, verify: bool) -> Graph:
     """The graph in a file or a store folder."""
     if path.is_dir():
-        return open_store(path, verify=verify)
+        return Graph.open(path, verify=verify)
     suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if not path.exists():
         raise InputError(f"{path}: no such file or folder: check the path")
     if path.suffix == ".npz":
-        return npz.read_npz(path, split=split, seed=seed)
+        return load_npz(path, seed, split)
     if path.suffix == ".npy" or suffix in edgelist.TEXT_SUFFIXES:
-        return edgelist.read_edges(path)
+        return read_edges(path)
     raise InputError(
         f"{path}: unknown kind of file '{suffix}': give a store folder, .npz, .npy, .txt, .csv or .tsv (or .gz)"
     )
+
+
+def load_npz(path: Path, seed: int, split: int) -> Graph:
+    """The graph in an .npz file."""
+    fields = npz.read_npz(path, split=split, seed=seed)
+    with located(path):
+        return Graph.of(fields)
+
+
+def read_edges(
+    path: str | Path,
+    *,
+    num_vertices: int | None = None,
+    features: str | Path | None = None,
+    labels: str | Path | None = None,
+    name: str | None = None,
+    seed: int = 0,
+) -> Graph:
+    """A directed graph from an edge list: a pair `source target` for each edge. No edge is reversed or dropped.
+
+    path: .txt, .csv or .tsv, also with .gz: two columns, or three with a weight; comment lines (# or %) and one header
+    line are skipped. Or .npy, int32 or int64 (2, E) or (E, 2), memory-mapped; (2, 2) is read as (2, E).
+    features: .npy or a text table, one row per vertex.
+    labels: the same with one column of classes (-1 unlabelled), or one column of 0 and 1 per class; labelled vertices
+    get a seeded 60/20/20 split.
+
+    Raises InputError with file, line and content for what is no edge list, and for ids out of range.
+    """
+    fields = edgelist.read_edge_list(
+        path, num_vertices=num_vertices, features=features, labels=labels, name=name, seed=seed
+    )
+    with located(path):
+        return Graph.of(fields)
 
 
 def data_files() -> dict[str, Path]:

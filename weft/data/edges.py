@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.core.native import coo_to_csr
 from weft.data.adjacency import Adjacency
-from weft.data.validate import cast, check_edge_features, check_finite, check_ids, check_vector
+from weft.data.checks import cast, check_edge_features, check_finite, check_ids, check_vector
 
 # Above both, ids are arbitrary identifiers and no vertex numbers: the row pointers alone might not fit.
 MAX_SPARSE_IDS = 1 << 31
@@ -21,8 +21,11 @@ class Edges(NamedTuple):
     """In-edges and what else is known of each edge, in stored order."""
 
     in_edges: Adjacency
+    """The edges, with their weights."""
     edge_type: Tensor | None
+    """[E], as given to `build`."""
     edge_features: Tensor | None
+    """float32 [E, K]."""
 
 
 def build(

@@ -2,88 +2,59 @@
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from weft.core.errors import unknown
-from weft.data import validate
 from weft.data.adjacency import Adjacency
+from weft.data.checks import LINKS, MASKS, cast, located
 from weft.data.edges import build
-from weft.data.typed import TypedShape
+from weft.data.fields import GraphFields
+from weft.data.io.convert import PygGraph, from_pyg, to_pyg
+from weft.data.io.store import read_store, save
+from weft.data.rules import check_shapes, check_values
+from weft.data.typed import TypedShape, relation_edges, type_range
 from weft.store.host import release
-
-if TYPE_CHECKING:
-    from torch_geometric.data import Data, HeteroData
 
 SAMPLE = 1 << 16  # vertices whose features `density` looks at
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Graph:
+class Graph(GraphFields):
     """A graph of N vertices and E edges with what is known of its vertices. Free of any rank, device or model.
 
     Directed graphs, self loops, duplicate edges, isolated vertices and no edges at all are legal.
 
-    in_edges: over all N vertices; of a typed graph, all relations merged. Holds the constant edge weights.
-    x: float32 [N, F]. y: int64 [N] classes, -1 where unlabelled, or float32 [N, C] of 0 and 1 (several labels).
-    train_mask, val_mask, test_mask: bool [N].
-    edge_type: int16 (int32 from 32,768 relations on) [E] in stored order, positions in `relations`.
-    relations: "source type|name|target type" each.
-    edge_features: float32 [E, K] in stored order.
-    vertex_types, type_offsets: type t has the ids from type_offsets[t] to type_offsets[t + 1].
-    features: per vertex type, float32 [n_t, F_t], where types differ in width or lack any; x is None then.
-    val_links, test_links: int64 [m, 3], edges held out for link prediction: source, target, relation (or 0).
-    ids: int64 [N], what each vertex was called before the graph was reordered (see weft.data.order); None: the same.
-    path: the store folder whose content this is, or None. A changed copy (dataclasses.replace) has none.
-    trusted: leaves the values unread (sizes are always compared); for arrays that were checked before.
-
-    Other dtypes are cast where every value survives; otherwise, and for every other mistake, InputError says where.
-    Masks that overlap are legal, with a DataWarning.
+    Other dtypes than those of GraphFields are cast where every value survives; otherwise, and for every other mistake,
+    InputError says where. Masks that overlap are legal, with a DataWarning.
     """
 
-    in_edges: Adjacency
-    x: Tensor | None = None
-    y: Tensor | None = None
-    train_mask: Tensor | None = None
-    val_mask: Tensor | None = None
-    test_mask: Tensor | None = None
-    name: str = "graph"
-    edge_type: Tensor | None = None
-    relations: tuple[str, ...] = ()
-    edge_features: Tensor | None = None
-    vertex_types: tuple[str, ...] = ()
-    type_offsets: tuple[int, ...] = ()
-    features: Mapping[str, Tensor] = field(default_factory=dict)
-    val_links: Tensor | None = None
-    test_links: Tensor | None = None
-    ids: Tensor | None = None
-    path: Path | None = field(init=False, default=None)
+    path: Path | None = dataclasses.field(init=False, default=None)
+    """The store folder whose content this is, or None. A changed copy (dataclasses.replace) has none."""
     trusted: InitVar[bool] = False
+    """Leaves the values unread (sizes are always compared); for arrays that were checked before."""
 
     def __post_init__(self, trusted: bool) -> None:
         y_dtype = torch.int64 if self.y is None or self.y.dim() == 1 else torch.float32
         type_dtype = torch.int16 if len(self.relations) < 1 << 15 else torch.int32
         dtypes = {"x": torch.float32, "edge_features": torch.float32, "y": y_dtype, "edge_type": type_dtype}
-        dtypes |= {"ids": torch.int64} | dict.fromkeys(validate.LINKS, torch.int64)
-        dtypes |= dict.fromkeys(validate.MASKS, torch.bool)
+        dtypes |= {"ids": torch.int64} | dict.fromkeys(LINKS, torch.int64)
+        dtypes |= dict.fromkeys(MASKS, torch.bool)
         for name, dtype in dtypes.items():
             tensor = getattr(self, name)
             if tensor is not None:
-                object.__setattr__(self, name, validate.cast(name, tensor, dtype))
-        features = {n: validate.cast(f"features['{n}']", t, torch.float32) for n, t in self.features.items()}
+                object.__setattr__(self, name, cast(name, tensor, dtype))
+        features = {n: cast(f"features['{n}']", t, torch.float32) for n, t in self.features.items()}
         object.__setattr__(self, "features", MappingProxyType(features))
-        validate.check_shapes(self)
+        check_shapes(self)
         if not trusted:
-            validate.check_values(self)
+            check_values(self)
 
     @property
     def num_vertices(self) -> int:
@@ -120,14 +91,10 @@ class Graph:
         sample = torch.empty(0) if self.x is None else self.x[:SAMPLE]
         return int(sample.count_nonzero()) / max(sample.numel(), 1)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """Names the topology: sha256 over vertex and edge count, row pointers and source ids; 64 hex digits."""
-        digest = hashlib.sha256(f"weft topology {self.num_vertices} {self.num_edges}\n".encode())
-        for tensor in (self.in_edges.indptr, self.in_edges.indices):
-            digest.update(tensor.numpy().view(np.uint8).data)
-            release(tensor)
-        return digest.hexdigest()
+        """Names the topology: 64 hex digits; see Adjacency.fingerprint."""
+        return self.in_edges.fingerprint
 
     @property
     def typed(self) -> TypedShape:
@@ -149,28 +116,17 @@ class Graph:
 
     def type_range(self, name: str) -> range:
         """The vertex ids of one type; InputError if there is no such type."""
-        if name not in self.vertex_types:
-            raise unknown("vertex type", name, self.vertex_types)
-        i = self.vertex_types.index(name)
-        return range(self.type_offsets[i], self.type_offsets[i + 1])
+        return type_range(self, name)
 
     def relation(self, name: str) -> Adjacency:
         """The in-edges of one relation, targets and sources numbered within their own type. Made anew at each call."""
-        if self.edge_type is None or name not in self.relations:
-            raise unknown("relation", name, self.relations)
-        source_type, _, target_type = name.split("|")
-        sources, targets = self.type_range(source_type), self.type_range(target_type)
-        chosen = self.edge_type == self.relations.index(name)
-        before = torch.zeros(self.num_edges + 1, dtype=torch.int64)
-        torch.cumsum(chosen, 0, out=before[1:])
-        indptr = before[self.in_edges.indptr[targets.start : targets.stop + 1]]
-        weight = self.in_edges.weight
-        return Adjacency(
-            indptr=indptr - indptr[0],
-            indices=self.in_edges.indices[chosen] - sources.start,
-            num_sources=len(sources),
-            weight=None if weight is None else weight[chosen],
-        )
+        return relation_edges(self, name)
+
+    @classmethod
+    def of(cls, known: GraphFields, *, trusted: bool = False) -> Graph:
+        """The graph that has these fields, checked; `trusted` as above."""
+        fields = {field.name: getattr(known, field.name) for field in dataclasses.fields(GraphFields)}
+        return cls(**fields, trusted=trusted)
 
     @classmethod
     def from_edges(
@@ -230,27 +186,31 @@ class Graph:
         )
 
     @classmethod
-    def from_pyg(cls, data: Data | HeteroData, *, name: str = "graph") -> Graph:
-        """A graph from PyG's Data or HeteroData; see weft.data.convert."""
-        from weft.data.convert import from_pyg
+    def from_pyg(cls, data: PygGraph, *, name: str = "graph") -> Graph:
+        """A graph from PyG's Data or HeteroData; see weft.data.io.convert."""
+        return cls.of(from_pyg(data, name=name))
 
-        return from_pyg(data, name=name)
-
-    def to_pyg(self) -> Data | HeteroData:
-        """PyG's HeteroData for several vertex types, else its Data; see weft.data.convert."""
-        from weft.data.convert import to_pyg
-
+    def to_pyg(self) -> PygGraph:
+        """PyG's HeteroData for several vertex types, else its Data; see weft.data.io.convert."""
         return to_pyg(self)
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool = True) -> Graph:
-        """A graph from a store folder, memory-mapped; see weft.data.store."""
-        from weft.data.store import open_store
+        """A graph from a store folder, memory-mapped; see weft.data.io.store.
 
-        return open_store(folder, verify=verify)
+        `verify` reads every file once, compares checksums and checks the values; without it the files are trusted.
+        """
+        stored = read_store(folder, verify=verify)
+        with located(stored.folder):
+            graph = cls.of(stored.fields, trusted=not verify)
+        object.__setattr__(graph, "path", stored.folder)
+        for array in stored.arrays:
+            release(array)  # verifying has read them all
+        return graph
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Writes the graph as a store folder; see weft.data.store."""
-        from weft.data.store import save
-
+        """Writes the graph as a store folder; see weft.data.io.store."""
         save(self, folder, overwrite=overwrite)
+
+
+open_store = Graph.open

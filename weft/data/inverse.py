@@ -52,11 +52,11 @@ def forward_relations(graph: Graph) -> tuple[str, ...]:
 
 
 def inverse_of(relations: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of their inverses."""
+    """The names of the inverse relations, in the same order: 'target type|inverse of name|source type'."""
     ends = (name.split("|") for name in relations)
     return tuple(f"{target}|{INVERSE}{name}|{source}" for source, name, target in ends)
 
 
 def twice(tensor: Tensor | None) -> Tensor | None:
-    """What is known of the edges, for themselves and for their inverses."""
+    """Rows of the edges [E, ...], for the edges and once more for their inverses: [2 E, ...]."""
     return None if tensor is None else torch.cat([tensor, tensor])

@@ -1,7 +1,7 @@
 """Link prediction's data: a graph of training edges, the edges held out of it, and pairs that are no edges.
 
 A link is a row (source, target, relation) of an int64 [m, 3]; the relation is 0 in a graph without relations. What is
-drawn is keyed by what the vertices were called first, so that it does not depend on `--order`, on ranks or on batches.
+drawn is keyed by original ids, so that it does not depend on `--order`, on ranks or on batches.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.core.random import key, keyed_integers, keyed_words
 from weft.data.adjacency import Adjacency
+from weft.data.checks import DataWarning
 from weft.data.graph import Graph
 from weft.data.inverse import forward_relations
-from weft.data.validate import DataWarning
 
 VAL_SHARE, TEST_SHARE = 0.05, 0.1
 MAX_DRAWS = 100  # for a pair that is no edge; a graph that has all edges has none
@@ -29,24 +29,30 @@ HOLD_OUT, DIRECTION, NEGATIVE = range(1, 4)
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """The training, validation and test links of a graph, and what is needed to draw and to rank others.
-
-    symmetric: every edge is stored both ways, and each pair of vertices is one link.
-    candidates: int64 [R, 2, 2], the first vertex that may be the source, or the target, of each relation, and the end.
-    ids: int64 [N], what the vertices were called first; None: the same.
-    """
+    """The training, validation and test links of a graph, and what is needed to draw and to rank others."""
 
     train: Tensor
+    """int64 [m, 3]: the graph's edges, each once; no loops without relations; one direction if `symmetric`."""
     val: Tensor
+    """int64 [m, 3]: edges held out for validation."""
     test: Tensor
+    """int64 [m, 3]: edges held out for the test."""
     edges: Tensor
+    """int64 [m, 3]: the graph's edges in stored order, without those of inverse relations."""
     num_vertices: int
+    """N."""
     num_relations: int
+    """R, without inverse ones; 1 in a graph without relations."""
     num_types: int
+    """The number of vertex types, at least 1."""
     symmetric: bool
+    """Whether every edge is stored both ways, so that each pair of vertices is one link."""
     typed: bool
+    """Whether the graph has relations."""
     candidates: Tensor
+    """int64 [R, 2, 2]: by relation and end (source, target), the first vertex that may stand there, and the stop."""
     ids: Tensor | None
+    """int64 [N]: the vertices' original ids; None: the same."""
 
     @classmethod
     def of(cls, graph: Graph) -> Links:
@@ -165,7 +171,7 @@ def coded(links: Tensor, num_vertices: int, num_relations: int) -> Tensor:
 
 
 def decoded(codes: Tensor, num_vertices: int, num_relations: int) -> Tensor:
-    """The links [m, 3] of their numbers."""
+    """The links [m, 3] of the numbers that `coded` gives them."""
     source, target = codes // num_vertices // num_relations, codes % num_vertices
     return torch.stack([source, target, codes // num_vertices % num_relations], 1)
 
@@ -195,7 +201,7 @@ def turned(links: Tensor) -> Tensor:
 
 
 def named(links: Tensor, ids: Tensor) -> Tensor:
-    """The links between vertices as `ids` calls them."""
+    """The links [m, 3] with vertex v called ids[v]."""
     return torch.cat([ids[links[:, :2]], links[:, 2:]], 1)
 
 

@@ -14,7 +14,7 @@ from weft.data.graph import Graph
 
 
 def reorder(graph: Graph, kind: str) -> Graph:
-    """The same graph with its vertices renumbered; `ids` says what each was called first.
+    """The same graph with its vertices renumbered; `ids` holds their original ids.
 
     kind: 'degree' puts the vertices with the most edges, in and out, first. 'bfs' is breadth first over edges in both
     directions, from the vertex with the most edges, then from that of those not yet met. 'none' is the graph as it is.

@@ -1,4 +1,4 @@
-"""Vertex types: one range of ids for all of them, labels and features placed in it, and what a model asks of them."""
+"""Vertex types and relations: the ids of a type, the edges of a relation, and what a model needs to know of them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from weft.core.errors import unknown
+from weft.data.adjacency import Adjacency
+from weft.data.fields import GraphFields
+
 # The type of all vertices in a graph that has relations and no vertex types.
 VERTEX = "vertex"
 
 
 class TypedShape(NamedTuple):
-    """As much of a graph's types as a model needs.
-
-    num_relations: 0 of a graph whose edges have no types.
-    featured, num_embedded: of a graph without x, (vertices, features) of each type that has some, in the order of the
-    types, and the number of the other vertices, which a model learns a row each for.
-    """
+    """As much of a graph's types as a model needs."""
 
     num_relations: int = 0
+    """0 of a graph whose edges have no types."""
     featured: tuple[tuple[int, int], ...] = ()
+    """(vertices, features) of each vertex type that has features, in the order of the types; () in a graph with x."""
     num_embedded: int = 0
+    """The number of vertices without features, for each of which a model learns a row; 0 in a graph with x."""
 
     @property
     def has_input(self) -> bool:
@@ -38,6 +40,35 @@ class TypedShape(NamedTuple):
 
 UNTYPED = TypedShape()
 """Of a graph with x and without relations."""
+
+
+def type_range(graph: GraphFields, name: str) -> range:
+    """The vertex ids of one type; InputError if there is no such type."""
+    if name not in graph.vertex_types:
+        raise unknown("vertex type", name, graph.vertex_types)
+    i = graph.vertex_types.index(name)
+    return range(graph.type_offsets[i], graph.type_offsets[i + 1])
+
+
+def relation_edges(graph: GraphFields, name: str) -> Adjacency:
+    """The in-edges of one relation, targets and sources numbered within their own type. Made anew at each call.
+
+    Raises InputError if there is no such relation.
+    """
+    if graph.edge_type is None or name not in graph.relations:
+        raise unknown("relation", name, graph.relations)
+    source_type, _, target_type = name.split("|")
+    sources, targets = type_range(graph, source_type), type_range(graph, target_type)
+    in_edges, chosen = graph.in_edges, graph.edge_type == graph.relations.index(name)
+    before = torch.zeros(in_edges.num_edges + 1, dtype=torch.int64)
+    torch.cumsum(chosen, 0, out=before[1:])
+    indptr = before[in_edges.indptr[targets.start : targets.stop + 1]]
+    return Adjacency(
+        indptr=indptr - indptr[0],
+        indices=in_edges.indices[chosen] - sources.start,
+        num_sources=len(sources),
+        weight=None if in_edges.weight is None else in_edges.weight[chosen],
+    )
 
 
 def vertex_relations(names: Sequence[str]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.core.config import PartitionOptions
 from weft.core.errors import InputError, unknown
 from weft.data import Graph
-from weft.data.store import sync
+from weft.data.io.store import sync
 from weft.partition.assign import METHODS
 from weft.partition.quality import Quality
 

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.data.graph import Graph
-from weft.data.manifest import map_tensor
+from weft.data.checks import check_finite, located
+from weft.data.edges import build
+from weft.data.fields import GraphFields
+from weft.data.io.manifest import map_tensor
+from weft.data.io.text import Block, read_blocks
 from weft.data.splits import split_labelled
-from weft.data.text import Block, read_blocks
-from weft.data.validate import check_finite, located
 
 TEXT_SUFFIXES = (".txt", ".csv", ".tsv")
 
@@ -23,7 +24,7 @@ TEXT_SUFFIXES = (".txt", ".csv", ".tsv")
 MAX_ID = 1 << 53
 
 
-def read_edges(
+def read_edge_list(
     path: str | Path,
     *,
     num_vertices: int | None = None,
@@ -31,17 +32,8 @@ def read_edges(
     labels: str | Path | None = None,
     name: str | None = None,
     seed: int = 0,
-) -> Graph:
-    """A directed graph from an edge list: a pair `source target` for each edge. No edge is reversed or dropped.
-
-    path: .txt, .csv or .tsv, also with .gz: two columns, or three with a weight; comment lines (# or %) and one header
-    line are skipped. Or .npy, int32 or int64 (2, E) or (E, 2), memory-mapped; (2, 2) is read as (2, E).
-    features: .npy or a text table, one row per vertex.
-    labels: the same with one column of classes (-1 unlabelled), or one column of 0 and 1 per class; labelled vertices
-    get a seeded 60/20/20 split.
-
-    Raises InputError with file, line and content for what is no edge list, and for ids out of range.
-    """
+) -> GraphFields:
+    """The fields of a graph from an edge list; weft.data.read_edges says what the files may hold."""
     path = Path(path)
     x = None if features is None else read_features(Path(features))
     y = None if labels is None else read_labels(Path(labels))
@@ -55,18 +47,16 @@ def read_edges(
         source, target, weight = read_edge_table(path, limit)
     masks = (None, None, None) if y is None else split_labelled(y, seed)
     with located(path):
-        return Graph.from_edges(
-            source,
-            target,
-            num_vertices=limit,
-            weight=weight,
-            x=x,
-            y=y,
-            train_mask=masks[0],
-            val_mask=masks[1],
-            test_mask=masks[2],
-            name=path.name.split(".")[0] if name is None else name,
-        )
+        edges = build(source, target, num_vertices=limit, weight=weight)
+    return GraphFields(
+        in_edges=edges.in_edges,
+        x=x,
+        y=y,
+        train_mask=masks[0],
+        val_mask=masks[1],
+        test_mask=masks[2],
+        name=path.name.split(".")[0] if name is None else name,
+    )
 
 
 def read_edge_table(path: Path, num_vertices: int | None) -> tuple[Tensor, Tensor, Tensor | None]:

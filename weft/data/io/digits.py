@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from weft.data.graph import Graph
+from weft.data.edges import build
+from weft.data.fields import GraphFields
 from weft.data.splits import DIGITS, stream
 
 NUM_NEIGHBOURS = 8
@@ -13,7 +14,7 @@ NUM_CLASSES = 10
 TRAIN_PER_CLASS, NUM_VAL, NUM_TEST = 20, 300, 1000
 
 
-def digits() -> Graph:
+def digits() -> GraphFields:
     """1,797 digits of 8 x 8 pixels scaled to [0, 1], 10 classes, symmetric edges between each and its 8 nearest.
 
     The split is always the same: 20 per class to train, 300 to validate, 1,000 to test.
@@ -39,10 +40,9 @@ def digits() -> Graph:
     masks = torch.zeros(3, num_vertices, dtype=torch.bool)
     for mask, chosen in zip(masks, (train, rest[:NUM_VAL], rest[NUM_VAL : NUM_VAL + NUM_TEST]), strict=True):
         mask[torch.from_numpy(chosen)] = True
-    return Graph.from_edges(
-        torch.from_numpy(source),
-        torch.from_numpy(target),
-        num_vertices=num_vertices,
+    edges = build(torch.from_numpy(source), torch.from_numpy(target), num_vertices=num_vertices)
+    return GraphFields(
+        in_edges=edges.in_edges,
         x=torch.from_numpy((pixels / 16).astype(np.float32)),
         y=torch.from_numpy(labels.astype(np.int64)),
         train_mask=masks[0].clone(),

@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.errors import InputError
-from weft.data.convert import from_pyg
-from weft.data.graph import Graph
+from weft.data.checks import MASKS
+from weft.data.fields import GraphFields
+from weft.data.io.convert import from_pyg
 from weft.data.splits import split_labelled
-from weft.data.validate import MASKS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """A class of torch_geometric.datasets, its name argument if it takes one, and its raw folder under the root."""
+    """A class of torch_geometric.datasets and how to use it."""
 
     kind: str
+    """The name of the class."""
     argument: str | None = None
+    """Its name argument; None: it takes none."""
     raw: str = "raw"
+    """The folder of its raw files, under the root."""
 
 
 LOADERS = {
@@ -43,7 +46,7 @@ LOADERS = {
 }
 
 
-def download(name: str, root: Path, *, seed: int = 0) -> Graph:
+def download(name: str, root: Path, *, seed: int = 0) -> GraphFields:
     """The data set that LOADERS calls `name`, fetched into `root`/`name` unless it is there already.
 
     Data sets without a public split get a seeded 60/20/20 one. Raises InputError with the address and the folder to
@@ -67,11 +70,11 @@ def download(name: str, root: Path, *, seed: int = 0) -> Graph:
         raise InputError(
             f"{name}: PyG cannot read the files in {raw} ({cause}): delete that folder to fetch anew"
         ) from error
-    graph = from_pyg(data, name=name)
-    if graph.y is not None and all(getattr(graph, mask) is None for mask in MASKS):
-        train, val, test = split_labelled(graph.y, seed)
-        return replace(graph, train_mask=train, val_mask=val, test_mask=test, trusted=True)
-    return graph
+    fields = from_pyg(data, name=name)
+    if fields.y is not None and all(getattr(fields, mask) is None for mask in MASKS):
+        train, val, test = split_labelled(fields.y, seed)
+        return replace(fields, train_mask=train, val_mask=val, test_mask=test)
+    return fields
 
 
 def unreachable(error: Exception) -> bool:

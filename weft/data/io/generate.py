@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.core.errors import InputError, unknown
-from weft.data.graph import Graph
+from weft.data.edges import build
+from weft.data.fields import GraphFields
 from weft.data.splits import RMAT, SBM, balanced_classes, random_matrix, random_split, stream
 
 # Edges drawn together, from a random stream of their own: memory stays bounded, the result depends on the seed alone.
@@ -30,7 +31,7 @@ BLOCK_ROWS = 1 << 14
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 
-def generate(spec: str, seed: int = 0) -> Graph:
+def generate(spec: str, seed: int = 0) -> GraphFields:
     """A graph from `rmat:...` or `sbm:...`, with `seed` where the line gives none.
 
     `rmat:vertices=100k,edges=1m[,features=128][,classes=16][,seed=0][,undirected=1]`
@@ -45,7 +46,7 @@ def generate(spec: str, seed: int = 0) -> Graph:
     return GENERATORS[kind](text, seed)
 
 
-def rmat_spec(text: str, seed: int) -> Graph:
+def rmat_spec(text: str, seed: int) -> GraphFields:
     """The R-MAT graph that a line describes."""
     defaults = {"vertices": None, "edges": None, "features": 0, "classes": 0, "seed": seed, "undirected": 0}
     values = parse("rmat", text, defaults)
@@ -59,7 +60,7 @@ def rmat_spec(text: str, seed: int) -> Graph:
     )
 
 
-def sbm_spec(text: str, seed: int) -> Graph:
+def sbm_spec(text: str, seed: int) -> GraphFields:
     """The stochastic block model that a line describes."""
     defaults = {"vertices": None, "degree": None, "classes": None, "homophily": 0.8, "features": 64, "seed": seed}
     values = parse("sbm", text, defaults)
@@ -74,7 +75,7 @@ def sbm_spec(text: str, seed: int) -> Graph:
 
 
 EXAMPLES = {"rmat": "rmat:vertices=100k,edges=1m", "sbm": "sbm:vertices=10k,degree=10,classes=8"}
-GENERATORS: dict[str, Callable[[str, int], Graph]] = {"rmat": rmat_spec, "sbm": sbm_spec}
+GENERATORS: dict[str, Callable[[str, int], GraphFields]] = {"rmat": rmat_spec, "sbm": sbm_spec}
 
 
 def parse(kind: str, text: str, defaults: Mapping[str, float | None]) -> dict[str, float]:
@@ -119,7 +120,7 @@ def whole(kind: str, values: dict[str, float], key: str) -> int:
 
 def rmat(
     *, vertices: int, edges: int, features: int = 0, classes: int = 0, seed: int = 0, undirected: bool = False
-) -> Graph:
+) -> GraphFields:
     """A recursive-matrix graph with exactly `edges` stored edges; duplicates and self loops stay, as they fall.
 
     `undirected` stores every edge both ways (and counts it twice). Low ids have the high degrees. Features and labels
@@ -171,7 +172,7 @@ def quadrant_table(bits: int) -> NDArray[np.uint8]:
 
 def sbm(
     *, vertices: int, degree: float, classes: int, homophily: float = 0.8, features: int = 64, seed: int = 0
-) -> Graph:
+) -> GraphFields:
     """A stochastic block model, undirected, with `degree` in-edges per vertex on average and one block per class.
 
     An edge stays within its class with chance `homophily`, else it ends at a vertex of any other class. Classes are
@@ -221,13 +222,12 @@ def sbm_block(
 
 def labelled(
     pairs: NDArray[np.signedinteger], num_vertices: int, x: Tensor | None, y: Tensor | None, name: str, seed: int
-) -> Graph:
+) -> GraphFields:
     """The generated graph, with a random split where it has labels."""
     masks = (None, None, None) if y is None else random_split(torch.ones(num_vertices, dtype=torch.bool), seed)
-    return Graph.from_edges(
-        torch.from_numpy(pairs[0]),
-        torch.from_numpy(pairs[1]),
-        num_vertices=num_vertices,
+    edges = build(torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1]), num_vertices=num_vertices)
+    return GraphFields(
+        in_edges=edges.in_edges,
         x=x,
         y=y,
         train_mask=masks[0],

@@ -21,18 +21,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.core.errors import InputError, unknown
-from weft.data.edges import count_vertices
-from weft.data.graph import Graph
+from weft.data.checks import MASKS, check_ids, check_length, located
+from weft.data.edges import build, count_vertices
+from weft.data.fields import GraphFields
 from weft.data.splits import split_labelled
 from weft.data.typed import VERTEX, merge_features, put_rows, vertex_relations
-from weft.data.validate import MASKS, check_ids, check_length, located
 
 Arrays = dict[str, NDArray[Any]]
 Masks = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-def read_npz(path: str | Path, *, split: int = 0, seed: int = 0) -> Graph:
-    """A graph from an .npz file; `split` picks one of several public splits.
+def read_npz(path: str | Path, *, split: int = 0, seed: int = 0) -> GraphFields:
+    """The fields of a graph in an .npz file; `split` picks one of several public splits.
 
     Labels without any mask get a seeded 60/20/20 split over the labelled vertices.
     Raises InputError with file, key and remedy where keys are missing or disagree.
@@ -41,8 +41,8 @@ def read_npz(path: str | Path, *, split: int = 0, seed: int = 0) -> Graph:
     arrays = read_all(path)
     with located(path):
         if "node_types" in arrays:
-            return typed_graph(arrays, path.stem, split, seed)
-        return plain_graph(arrays, path.stem, split, seed)
+            return typed_fields(arrays, path.stem, split, seed)
+        return plain_fields(arrays, path.stem, split, seed)
 
 
 def read_all(path: Path) -> Arrays:
@@ -62,7 +62,7 @@ def read_all(path: Path) -> Arrays:
         ) from None
 
 
-def plain_graph(arrays: Arrays, name: str, split: int, seed: int) -> Graph:
+def plain_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphFields:
     """A graph with one kind of vertices, with or without relations."""
     source, target = edge_rows(arrays, "edge_index")
     x, y, edge_type = read_features(arrays, "x"), tensor(arrays, "y"), tensor(arrays, "edge_type")
@@ -73,23 +73,24 @@ def plain_graph(arrays: Arrays, name: str, split: int, seed: int) -> Graph:
         if num_vertices is None:
             num_vertices = count_vertices(source, target, "edge_index")
         relations = relation_names(arrays, edge_type)
-    return Graph.from_edges(
-        source,
-        target,
-        num_vertices=num_vertices,
-        weight=tensor(arrays, "edge_weight"),
+    if num_vertices is None:
+        num_vertices = next((len(rows) for rows in (x, y) if rows is not None), None)
+    weight = tensor(arrays, "edge_weight")
+    edges = build(source, target, num_vertices=num_vertices, weight=weight, edge_type=edge_type)
+    return GraphFields(
+        in_edges=edges.in_edges,
         x=x,
         y=y,
         train_mask=train,
         val_mask=val,
         test_mask=test,
         name=name,
-        edge_type=edge_type,
-        val_links=read_links(arrays, "valid", relations),
-        test_links=read_links(arrays, "test", relations),
+        edge_type=edges.edge_type,
         relations=relations,
         vertex_types=(VERTEX,) if relations else (),
         type_offsets=(0, num_vertices or 0) if relations else (),
+        val_links=read_links(arrays, "valid", relations),
+        test_links=read_links(arrays, "test", relations),
     )
 
 
@@ -104,7 +105,7 @@ def relation_names(arrays: Arrays, edge_type: Tensor) -> tuple[str, ...]:
     return vertex_relations(names)
 
 
-def typed_graph(arrays: Arrays, name: str, split: int, seed: int) -> Graph:
+def typed_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphFields:
     """A graph with several kinds of vertices, one after the other in one range of ids."""
     types = tuple(str(name) for name in need(arrays, "node_types"))
     counts = [int(count) for count in need(arrays, "num_nodes").reshape(-1)]
@@ -128,17 +129,22 @@ def typed_graph(arrays: Arrays, name: str, split: int, seed: int) -> Graph:
     x, features = merge_features(types, {name: part for name, part in found.items() if part is not None})
     y, masks = typed_labels(arrays, types, offsets, split, seed)
     firsts = [offsets[types.index(end)] for end in relations[0].split("|")[::2]] if relations else [0, 0]
-    return Graph.from_edges(
-        torch.cat([torch.empty(0, dtype=torch.int64), *sources]),
-        torch.cat([torch.empty(0, dtype=torch.int64), *targets]),
+    none = torch.empty(0, dtype=torch.int64)
+    edges = build(
+        torch.cat([none, *sources]),
+        torch.cat([none, *targets]),
         num_vertices=offsets[-1],
+        edge_type=torch.arange(len(relations)).repeat_interleave(sizes) if relations else None,
+    )
+    return GraphFields(
+        in_edges=edges.in_edges,
         x=x,
         y=y,
         train_mask=masks[0],
         val_mask=masks[1],
         test_mask=masks[2],
         name=name,
-        edge_type=torch.arange(len(relations)).repeat_interleave(sizes) if relations else None,
+        edge_type=edges.edge_type,
         relations=relations,
         vertex_types=types,
         type_offsets=offsets,

@@ -25,12 +25,16 @@ NUMBER = re.compile(rb"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|nan|i
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Some whole lines of a table: values [rows, columns], int64 or float64."""
+    """Some whole lines of a table."""
 
     path: Path
+    """The table's file."""
     values: NDArray[Any]
+    """int64 or float64 [rows, columns]."""
     text: bytes
+    """The lines, comments and a header blanked out."""
     first_line: int
+    """The number of the first line in the file, from 1."""
 
     def error(self, row: int, reason: str) -> InputError:
         """The InputError for a row of this block: file, line number, content, reason with remedy."""

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.data.edges import count_vertices
-from weft.data.graph import Graph
-from weft.data.typed import VERTEX, merge_features, put_rows, vertex_relations
-from weft.data.validate import MASKS, check_ids, check_length
+from weft.data.checks import MASKS, check_ids, check_length
+from weft.data.edges import build, count_vertices
+from weft.data.fields import GraphFields
+from weft.data.typed import VERTEX, merge_features, put_rows, relation_edges, type_range, vertex_relations
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data, HeteroData
+    from torch_geometric.data import Data, HeteroData  # an optional dependency: imported where used
+
+PygGraph: TypeAlias = "Data | HeteroData"
 
 
-def from_pyg(data: Data | HeteroData, *, name: str = "graph") -> Graph:
-    """A graph from PyG's Data or HeteroData.
+def from_pyg(data: PygGraph, *, name: str = "graph") -> GraphFields:
+    """The fields of PyG's Data or HeteroData.
 
     Reads `edge_index` (or `adj_t` as a torch.sparse matrix), `edge_weight` [E] or [E, 1], `edge_type`, `x` (dense or
     sparse), `y` and the three masks. `edge_attr` of two or more columns becomes edge features; in a HeteroData every
@@ -34,7 +36,7 @@ def from_pyg(data: Data | HeteroData, *, name: str = "graph") -> Graph:
     return from_hetero(data, name) if isinstance(data, HeteroData) else from_data(data, name)
 
 
-def to_pyg(graph: Graph) -> Data | HeteroData:
+def to_pyg(graph: GraphFields) -> PygGraph:
     """PyG's HeteroData for a graph with vertex types, else Data, which keeps relation names in `data.relations`.
 
     A reordered graph's original ids are in `data.n_id`, which `from_pyg` leaves alone.
@@ -42,8 +44,8 @@ def to_pyg(graph: Graph) -> Data | HeteroData:
     return to_data(graph) if graph.vertex_types in ((), (VERTEX,)) else to_hetero(graph)
 
 
-def from_data(data: Data, name: str) -> Graph:
-    """A graph from PyG's Data."""
+def from_data(data: Data, name: str) -> GraphFields:
+    """The fields of PyG's Data."""
     source, target, weight = read_edges(data, "data")
     edge_type = read(data, "edge_type")
     num_vertices = read_size(data)
@@ -55,27 +57,32 @@ def from_data(data: Data, name: str) -> Graph:
         relations = (
             tuple(data["relations"]) if "relations" in data else vertex_relations([str(i) for i in range(count)])
         )
-    return Graph.from_edges(
+    edges = build(
         source,
         target,
         num_vertices=num_vertices,
         weight=weight,
         edge_features=read_edge_features(data),
+        edge_type=edge_type if relations else None,
+    )
+    return GraphFields(
+        in_edges=edges.in_edges,
         x=read(data, "x"),
         y=read(data, "y"),
         train_mask=read(data, "train_mask"),
         val_mask=read(data, "val_mask"),
         test_mask=read(data, "test_mask"),
         name=name,
-        edge_type=edge_type if relations else None,
+        edge_type=edges.edge_type,
         relations=relations,
+        edge_features=edges.edge_features,
         vertex_types=(VERTEX,) if relations else (),
         type_offsets=(0, num_vertices or 0) if relations else (),
     )
 
 
-def from_hetero(data: HeteroData, name: str) -> Graph:
-    """A graph from PyG's HeteroData: its vertex types one after the other, in the order of `data.node_types`."""
+def from_hetero(data: HeteroData, name: str) -> GraphFields:
+    """The fields of PyG's HeteroData: its vertex types one after the other, in the order of `data.node_types`."""
     types = tuple(data.node_types)
     counts = []
     for vertex_type in types:
@@ -84,26 +91,31 @@ def from_hetero(data: HeteroData, name: str) -> Graph:
             raise InputError(f"data['{vertex_type}'] has neither x nor num_nodes: set data['{vertex_type}'].num_nodes")
         counts.append(count)
     offsets = (0, *itertools.accumulate(counts))
-    in_edges = merge_edges(data, types, counts, offsets)
+    merged = merge_edges(data, types, counts, offsets)
     found = {t: x for t in types if (x := read(data[t], "x")) is not None}
     for t, x in found.items():
         check_length(f"data['{t}'].x", x, counts[types.index(t)], f"vertices of type {t}")
     x, features = merge_features(types, found)
     rows = {field: merge_rows(data, field, offsets, -1 if field == "y" else 0) for field in ("y", *MASKS)}
-    return Graph.from_edges(
-        in_edges.source,
-        in_edges.target,
+    edges = build(
+        merged.source,
+        merged.target,
         num_vertices=offsets[-1],
-        weight=in_edges.weight,
-        edge_features=in_edges.edge_features,
+        weight=merged.weight,
+        edge_features=merged.edge_features,
+        edge_type=merged.edge_type,
+    )
+    return GraphFields(
+        in_edges=edges.in_edges,
         x=x,
         y=rows["y"],
         train_mask=rows["train_mask"],
         val_mask=rows["val_mask"],
         test_mask=rows["test_mask"],
         name=name,
-        edge_type=in_edges.edge_type,
+        edge_type=edges.edge_type,
         relations=tuple("|".join(relation) for relation in data.edge_types),
+        edge_features=edges.edge_features,
         vertex_types=types,
         type_offsets=offsets,
         features=features,
@@ -114,10 +126,15 @@ class MergedEdges(NamedTuple):
     """The edges of all relations, over all vertices."""
 
     source: Tensor
+    """int64 [E]."""
     target: Tensor
+    """int64 [E]."""
     weight: Tensor | None
+    """[E], 1 for the edges of relations without weights; None: no relation has any."""
     edge_features: Tensor | None
+    """[E, K]; None unless every relation has as many."""
     edge_type: Tensor | None
+    """int64 [E]: positions in `data.edge_types`; None where there are no relations."""
 
 
 def merge_edges(data: HeteroData, types: Sequence[str], counts: Sequence[int], offsets: Sequence[int]) -> MergedEdges:
@@ -161,11 +178,11 @@ def merge_rows(data: HeteroData, field: str, offsets: Sequence[int], fill: int) 
     return put_rows(parts, offsets[-1], fill if shapes == {()} else 0)
 
 
-def to_data(graph: Graph) -> Data:
+def to_data(graph: GraphFields) -> Data:
     """PyG's Data, edges in stored order."""
     from torch_geometric.data import Data
 
-    data = Data(edge_index=torch.stack(graph.in_edges.edges()), num_nodes=graph.num_vertices)
+    data = Data(edge_index=torch.stack(graph.in_edges.edges()), num_nodes=graph.in_edges.num_targets)
     for field, tensor in (("x", graph.x), ("y", graph.y), ("edge_type", graph.edge_type), ("n_id", graph.ids)):
         if tensor is not None:
             data[field] = tensor.long() if field == "edge_type" else tensor
@@ -181,13 +198,13 @@ def to_data(graph: Graph) -> Data:
     return data
 
 
-def to_hetero(graph: Graph) -> HeteroData:
+def to_hetero(graph: GraphFields) -> HeteroData:
     """PyG's HeteroData; types in which nothing is labelled or masked get no y and no masks."""
     from torch_geometric.data import HeteroData
 
     data = HeteroData()
     for vertex_type in graph.vertex_types:
-        span = graph.type_range(vertex_type)
+        span = type_range(graph, vertex_type)
         rows = slice(span.start, span.stop)
         data[vertex_type].num_nodes = len(span)
         x = graph.features.get(vertex_type) if graph.x is None else graph.x[rows]
@@ -201,7 +218,7 @@ def to_hetero(graph: Graph) -> HeteroData:
                 if part is not None:
                     data[vertex_type][field] = part
     for number, name in enumerate(graph.relations):
-        adjacency = graph.relation(name)
+        adjacency = relation_edges(graph, name)
         store = data[tuple(name.split("|"))]
         store.edge_index = torch.stack(adjacency.edges())
         if adjacency.weight is not None:

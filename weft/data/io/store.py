@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.data.adjacency import Adjacency, Transpose
-from weft.data.graph import Graph
-from weft.data.manifest import (
+from weft.data.checks import LINKS, MASKS
+from weft.data.fields import GraphFields
+from weft.data.io.manifest import (
     CHUNK_BYTES,
     FORMAT,
     MANIFEST,
@@ -28,11 +29,10 @@ from weft.data.manifest import (
     read_arrays,
     read_manifest,
 )
-from weft.data.validate import LINKS, MASKS, located
-from weft.store.host import note_mapped, release
+from weft.store.host import note_mapped
 
 
-def save(graph: Graph, folder: str | Path, *, overwrite: bool = False) -> None:
+def save(graph: GraphFields, folder: str | Path, *, overwrite: bool = False) -> None:
     """Writes a graph as a store folder.
 
     Everything goes to a hidden sibling folder first, is flushed to disk and then renamed: no reader sees half of it.
@@ -73,7 +73,7 @@ def replace_folder(new: Path, folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def write_store(graph: Graph, folder: Path) -> None:
+def write_store(graph: GraphFields, folder: Path) -> None:
     """Writes arrays and manifest into an empty folder, and flushes them."""
     in_edges, transpose = graph.in_edges, graph.in_edges.transpose
     symmetric = torch.equal(in_edges.indptr, transpose.indptr) and torch.equal(in_edges.indices, transpose.indices)
@@ -97,13 +97,13 @@ def write_store(graph: Graph, folder: Path) -> None:
         "format": FORMAT,
         "version": VERSION,
         "name": graph.name,
-        "num_vertices": graph.num_vertices,
-        "num_edges": graph.num_edges,
+        "num_vertices": in_edges.num_targets,
+        "num_edges": in_edges.num_edges,
         "symmetric": symmetric,
         "relations": list(graph.relations),
         "vertex_types": list(graph.vertex_types),
         "type_offsets": list(graph.type_offsets),
-        "fingerprint": graph.fingerprint,
+        "fingerprint": in_edges.fingerprint,
         "files": {key: write_array(folder / f"{key}.npy", t) for key, t in arrays.items() if t is not None},
     }
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
@@ -143,11 +143,22 @@ def sync(folder: Path) -> None:
         os.close(handle)
 
 
-def open_store(folder: str | Path, *, verify: bool = True) -> Graph:
-    """A graph from a store folder, memory-mapped: what is not touched is not read, and ranks of one host share pages.
+class Stored(NamedTuple):
+    """What a store folder holds."""
 
-    `verify` reads every file once, compares checksums and checks the values; without it the files are trusted.
-    Dtypes, shapes and sizes are always compared. Writing to a tensor does not reach the files.
+    fields: GraphFields
+    """The graph's fields: views of the arrays."""
+    folder: Path
+    """The folder, absolute."""
+    arrays: tuple[Tensor, ...]
+    """Every array, memory-mapped; whoever has read them may `release` their pages."""
+
+
+def read_store(folder: str | Path, *, verify: bool = True) -> Stored:
+    """A store folder, memory-mapped: what is not touched is not read, and ranks of one host share pages.
+
+    `verify` reads every file once and compares checksums. Dtypes, shapes and sizes are always compared. Writing to a
+    tensor does not reach the files.
 
     Raises InputError with the file, the field and the remedy for a store that is damaged, newer, or none at all.
     """
@@ -156,31 +167,27 @@ def open_store(folder: str | Path, *, verify: bool = True) -> Graph:
     path = folder / MANIFEST
     vertex_types = tuple(entry(manifest, "vertex_types", list, path))
     arrays = read_arrays(folder, manifest, verify)
-    with located(folder):
-        graph = Graph(
-            in_edges=open_adjacency(arrays, entry(manifest, "symmetric", bool, path), path),
-            x=arrays.get("x"),
-            y=arrays.get("y"),
-            train_mask=arrays.get("train_mask"),
-            val_mask=arrays.get("val_mask"),
-            test_mask=arrays.get("test_mask"),
-            name=entry(manifest, "name", str, path),
-            edge_type=arrays.get("edge_type"),
-            relations=tuple(entry(manifest, "relations", list, path)),
-            edge_features=arrays.get("edge_features"),
-            vertex_types=vertex_types,
-            type_offsets=tuple(entry(manifest, "type_offsets", list, path)),
-            features={name: arrays[key] for name in vertex_types if (key := feature_key(vertex_types, name)) in arrays},
-            val_links=arrays.get("val_links"),
-            test_links=arrays.get("test_links"),
-            ids=arrays.get("ids"),
-            trusted=not verify,
-        )
-    object.__setattr__(graph, "path", folder)
+    fields = GraphFields(
+        in_edges=open_adjacency(arrays, entry(manifest, "symmetric", bool, path), path),
+        x=arrays.get("x"),
+        y=arrays.get("y"),
+        train_mask=arrays.get("train_mask"),
+        val_mask=arrays.get("val_mask"),
+        test_mask=arrays.get("test_mask"),
+        name=entry(manifest, "name", str, path),
+        edge_type=arrays.get("edge_type"),
+        relations=tuple(entry(manifest, "relations", list, path)),
+        edge_features=arrays.get("edge_features"),
+        vertex_types=vertex_types,
+        type_offsets=tuple(entry(manifest, "type_offsets", list, path)),
+        features={name: arrays[key] for name in vertex_types if (key := feature_key(vertex_types, name)) in arrays},
+        val_links=arrays.get("val_links"),
+        test_links=arrays.get("test_links"),
+        ids=arrays.get("ids"),
+    )
     for array in arrays.values():
         note_mapped(array, private=True)
-        release(array)  # verifying has read them all
-    return graph
+    return Stored(fields, folder, tuple(arrays.values()))
 
 
 def open_adjacency(arrays: dict[str, Tensor], symmetric: bool, manifest: Path) -> Adjacency:
