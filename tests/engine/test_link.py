@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity import EXACT, FACTORS, check_close, replaced, too_large
+from parity import EXACT, MACHINE, check_close, replaced, too_large
 from ranks import spawn
 from test_links import make
 from torch import Tensor, nn
@@ -26,11 +26,11 @@ from weft.engine.link import LinkTask
 from weft.engine.tasks import make_task, prepared, task_model
 from weft.nn import LinkModel
 from weft.report import stage_table
-from weft.strategies import STRATEGIES, Placement, Step
+from weft.strategies import STRATEGIES, Given, Step
 
 WIDTH = 6
-PLACEMENT = Placement(factors=FACTORS)
-IN_CHUNKS = Placement(chunks=3)
+PLACEMENT = Given(machine=MACHINE)
+IN_CHUNKS = Given(chunks=3)
 SCORES = ("val_auc", "test_auc", "val_mrr", "test_mrr", "test_hits@1", "test_hits@3", "test_hits@10")
 
 
@@ -77,7 +77,7 @@ CASES = [
 class Session:
     """A case under a strategy, and what can be seen of it."""
 
-    def __init__(self, case: Case, name: str, group: Group, placement: Placement = PLACEMENT) -> None:
+    def __init__(self, case: Case, name: str, group: Group, placement: Given = PLACEMENT) -> None:
         self.graph, self.model = case.build()
         self.group = group
         self.strategy = STRATEGIES[name](self.graph, self.model, group, seed=3, placement=placement)
@@ -155,7 +155,7 @@ def check_idle_ranks(group: Group) -> None:
     """A rank that has vertex 59 alone, without links, and a rank that has nothing."""
     case = CASES[2]
     part = (torch.arange(60) == 59).int()
-    placed = Session(case, "communicated", group, Placement(part=part))
+    placed = Session(case, "communicated", group, Given(partition=part))
     expected = Reference(case)
     check_close(placed.losses(), expected.losses, "losses")
     assert placed.scores() == pytest.approx(expected.scores, abs=1e-12)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import pairwise, product
 from typing import Any
@@ -16,24 +16,23 @@ from weft.comm import Group, exchange, halo
 from weft.core.meter import Counts
 from weft.core.random import key
 from weft.core.savings import Savings
-from weft.cost import Factors, Trace
+from weft.cost import Machine, Trace
 from weft.data import Graph, TypedShape, reorder
 from weft.engine.metrics import NodeTask
-from weft.nn import MODELS, Pairs, Stack, embedding_rows, embeddings, from_pyg, make_model
+from weft.nn import MODELS, Pairs, Stack, Workload, embedding_rows, embeddings, from_pyg, make_model, typed
 from weft.nn.conv import mlp
 from weft.partition import make_book
 from weft.store.host import HostRows
-from weft.strategies import APPROXIMATE, STRATEGIES, Placement, Step, Strategy, base
-from weft.strategies.base import ANYWHERE
+from weft.strategies import STRATEGIES, Placed, Plan, Step
 from weft.strategies.vertex.embedded import EmbeddedHalo
-from weft.strategies.vertex.plan import VertexParallel
+from weft.strategies.vertex.plan import PlacedVertices
 
 TOLERANCE = 1e-9
 NUM_FEATURES, NUM_FEATURES_SPARSE, NUM_CLASSES = 7, 300, 5
-EXACT = [name for name in STRATEGIES if name not in ("single", *APPROXIMATE)]
+EXACT = [name for name in STRATEGIES if name != "single" and STRATEGIES[name].exact]
 RESIDENT = [name for name in EXACT if name != "offload"]
 """Those whose rows stay where they are; test_offload.py has the matrix of the other, whose ways to run are more."""
-FACTORS = Factors(seconds_per_flop=1e-10, seconds_per_edge=1e-9, seconds_per_byte=8e-10)
+MACHINE = Machine(seconds_per_flop=1e-10, seconds_per_edge=1e-9, seconds_per_byte=8e-10)
 """Such that hybrid caches some of the sources and fetches others."""
 
 
@@ -276,18 +275,33 @@ def sparse_features(num_vertices: int, random: torch.Generator) -> Tensor:
     )
 
 
+class Given(dict[str, Any]):
+    """What is said to any strategy: those of its options that it has, and the machine."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(options)
+
+    def plan(self, name: str, work: Workload, size: int) -> Plan:
+        kind = STRATEGIES[name]
+        known = {spec.name for spec in fields(kind.options_type)}
+        options = kind.options_type(**{one: value for one, value in self.items() if one in known})
+        return kind(work, size, options, self.get("machine") if "cache_ratio" in known and name != "offload" else None)
+
+
+NOTHING = Given()
+
+
 class Session:
     """A case under a strategy: what can be seen of it."""
 
-    def __init__(self, case: Case, strategy: str, group: Group, placement: Placement = ANYWHERE) -> None:
+    def __init__(self, case: Case, strategy: str, group: Group, given: Given = NOTHING) -> None:
         self.case, self.group = case, group
-        self.graph, self.model = case.build()
+        self.graph, model = case.build()
         self.savings = Savings.without(case.without)
-        self.placement = placement
-        self.strategy: Strategy = STRATEGIES[strategy](
-            self.graph, self.model, group, seed=7, savings=self.savings, placement=placement
-        )
-        self.task = NodeTask(self.graph, self.strategy.rows, group.device, self.strategy.empty_rows)
+        self.plan = given.plan(strategy, Workload(model, self.graph, self.savings), group.size)
+        self.strategy: Placed = self.plan.place(group, seed=7)
+        self.model = self.strategy.model
+        self.task = NodeTask(self.graph, self.strategy.rows, self.strategy.rows_device, self.strategy.empty_rows)
         self.meter = group.meter
 
     def step(self, epoch: int) -> tuple[Tensor, float]:
@@ -339,11 +353,8 @@ class Session:
         with self.meter.during("eval"):
             return self.strategy.forward(Step(epoch=0, training=False))
 
-    def trace(self, rank: int, size: int, *, training: bool) -> Trace:
-        shape = self.strategy.shape(
-            self.graph, self.model, rank=rank, size=size, placement=self.strategy.placement, savings=self.savings
-        )
-        return self.strategy.trace(self.model, shape, rank=rank, size=size, training=training, savings=self.savings)
+    def trace(self, rank: int, *, training: bool) -> Trace:
+        return self.plan.trace(rank, training=training)
 
 
 class Reference:
@@ -364,14 +375,14 @@ def reference(case: Case) -> Reference:
     return Reference(case)
 
 
-def check_case(group: Group, case: Case, name: str, placement: Placement = ANYWHERE) -> Session:
+def check_case(group: Group, case: Case, name: str, given: Given = NOTHING) -> Session:
     """Logits, every gradient, losses and scores of `name` equal single's; its counts equal its trace."""
-    expected, placed = reference(case), Session(case, name, group, placement)
+    expected, placed = reference(case), Session(case, name, group, given)
     rows = placed.strategy.topology.ids[placed.strategy.rows]
 
     placed.meter.take("train")
     logits, _ = placed.step(0)
-    check_counts(placed.meter.take("train"), placed.trace(group.rank, group.size, training=True), case)
+    check_counts(placed.meter.take("train"), placed.trace(group.rank, training=True), case)
     check_close(logits, expected.logits[rows], f"{case}: logits")
     gradients = placed.gradients()
     assert gradients.keys() == expected.gradients.keys(), f"{case}: other parameters have gradients"
@@ -386,7 +397,7 @@ def check_case(group: Group, case: Case, name: str, placement: Placement = ANYWH
 
     placed.meter.take("eval")
     check_close(placed.evaluation(), expected.evaluation[rows], f"{case}: evaluation")
-    check_counts(placed.meter.take("eval"), placed.trace(group.rank, group.size, training=False), case)
+    check_counts(placed.meter.take("eval"), placed.trace(group.rank, training=False), case)
 
     parts = [report["losses"] for report in group.share({"losses": placed.losses(5)})]
     losses = torch.tensor(parts, dtype=torch.float64).sum(0)
@@ -416,7 +427,7 @@ def part_by(method: str, case: Case, size: int) -> Tensor:
 def planted_error(strategy: str) -> Iterator[None]:
     """Makes the last column of what a strategy moves 0.1 % too large; for one that moves no rows, a mask another."""
     if strategy == "cached":
-        with replaced(VertexParallel, "place", wrong_ids(VertexParallel.place)):
+        with replaced(PlacedVertices, "__init__", wrong_ids(PlacedVertices.__init__)):
             yield
     elif strategy == "tensor":
         with replaced(exchange, "_join_columns", too_large(exchange._join_columns)):
@@ -446,11 +457,10 @@ def wrong_gather(gather: Callable[..., None]) -> Callable[..., None]:
     return wrong
 
 
-def wrong_ids(place: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def wrong(home: VertexParallel) -> Tensor:
-        rows = place(home)
+def wrong_ids(place: Callable[..., None]) -> Callable[..., None]:
+    def wrong(home: PlacedVertices, *arguments: Any, **options: Any) -> None:
+        place(home, *arguments, **options)
         home.row_ids[home.dependencies.num_own :] += 1
-        return rows
 
     return wrong
 
@@ -498,5 +508,5 @@ def wrong_embedded_rows() -> Iterator[str]:
 @contextmanager
 def summed_embedding() -> Iterator[str]:
     """A rank trains other rows than those of its vertices."""
-    with replaced(base, "embedding_rows", lambda graph, rows: embedding_rows(graph, rows).flip(0)):
+    with replaced(typed, "embedding_rows", lambda graph, rows: embedding_rows(graph, rows).flip(0)):
         yield "communicated"

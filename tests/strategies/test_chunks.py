@@ -16,7 +16,7 @@ from weft.chunks.crossing import Crossing
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.nn import MODELS
-from weft.strategies import Placement
+from weft.strategies import Given
 from weft.strategies.tensor.plan import TensorParallel
 
 COUNTS = (1, 2, 7, 32)
@@ -43,13 +43,13 @@ def check_cases(group: Group, turns: int) -> int:
     for number, case in chosen:
         chunks, saving = ways[(number + 3 * group.size) % len(ways)]
         if chunks != "limit":
-            check_case(group, without(case, saving), "tensor", Placement(chunks=int(chunks)))
+            check_case(group, without(case, saving), "tensor", Given(chunks=int(chunks)))
             continue
         limit = 2 * least(case, group.size)
-        placed = check_case(group, without(case, saving), "tensor", Placement(device_bytes=limit))
+        placed = check_case(group, without(case, saving), "tensor", Given(device_memory=limit))
         assert 0 < placed.meter.take("train").working_bytes <= limit
     with planted_error("tensor"), pytest.raises(AssertionError, match=r"logits|gradient"):
-        check_case(group, Case(model="gcn"), "tensor", Placement(chunks=3))
+        check_case(group, Case(model="gcn"), "tensor", Given(chunks=3))
     return len(chosen)
 
 
@@ -59,7 +59,7 @@ def check_pipeline(group: Group) -> None:
         case = Case(model=model, decoupled=model != "gin")
         runs = []
         for saving in WITHOUT:
-            placed = Session(without(case, saving), "tensor", group, Placement(chunks=4))
+            placed = Session(without(case, saving), "tensor", group, Given(chunks=4))
             runs.append([placed.step(0)[0], *placed.gradients().values()])
         assert all(map(torch.equal, *runs)), f"{case}: the pipeline changes bits"
 
@@ -71,7 +71,7 @@ def check_counts(group: Group) -> int:
         case = Case(model=model, decoupled=decoupled, layers=2)
         runs = []
         for saving in WITHOUT:
-            placed = Session(without(case, saving), "tensor", group, Placement(chunks=chunks))
+            placed = Session(without(case, saving), "tensor", group, Given(chunks=chunks))
             logits, _ = placed.step(0)
             runs.append([logits, *placed.gradients().values()])
             parts = [report["losses"] for report in group.share({"losses": placed.losses(5)})]
@@ -146,11 +146,11 @@ def test_rows_are_dealt_evenly_and_cross_once() -> None:
 @pytest.mark.parametrize("case", [Case(model="gat", heads=3), typed_cases()[3]], ids=["gat", "rgcn"])
 def test_a_limit_that_nothing_fits_in_is_refused_with_the_least(case: Case) -> None:
     bytes_needed = least(case, 1)
-    placed = Session(case, "tensor", Group(), Placement(device_bytes=bytes_needed))
+    placed = Session(case, "tensor", Group(), Given(device_memory=bytes_needed))
     placed.step(0)
     assert 0 < placed.meter.take("train").working_bytes <= bytes_needed
     with pytest.raises(InputError, match=f"give at least {bytes_needed:,}"):
-        Session(case, "tensor", Group(), Placement(device_bytes=bytes_needed - 1))
+        Session(case, "tensor", Group(), Given(device_memory=bytes_needed - 1))
 
 
 def test_files_hold_the_same_edges(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from weft.core.tensor_peak import TensorPeak
 from weft.core.units import parse_bytes
 from weft.data import Graph, TypedShape
 from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View
-from weft.strategies import STRATEGIES, Placement, Step, offload
+from weft.strategies import STRATEGIES, Given, Step, offload
 from weft.strategies.offload.plan import MARGIN, Planner
 
 CHUNKS = (1, 3, 16)
@@ -100,17 +100,17 @@ def check_in_turn(group: Group) -> int:
     chosen = all_cases()[IN_TURN[group.size]]
     for number, case in enumerate(chosen):
         chunks, intermediates, saving = WAYS[(7 * number + group.size) % len(WAYS)]
-        given = Placement(chunks=chunks, intermediates=intermediates, rates=RATES, cache_ratio=some_caching(number))
+        given = Given(chunks=chunks, intermediates=intermediates, cache_ratio=some_caching(number))
         check_case(group, without(case, saving), "offload", given)
     with planted_error("offload"), pytest.raises(AssertionError, match=r"logits|gradient"):
-        check_case(group, Case(model="gcn"), "offload", Placement(chunks=3))
+        check_case(group, Case(model="gcn"), "offload", Given(chunks=3))
     return len(chosen)
 
 
 def check_all(group: Group, intermediates: str) -> int:
     """Every case in every number of chunks, with the savings left out in turn."""
     for number, (case, chunks) in enumerate(product(all_cases(), CHUNKS)):
-        given = Placement(chunks=chunks, intermediates=intermediates, rates=RATES, cache_ratio=some_caching(number))
+        given = Given(chunks=chunks, intermediates=intermediates, cache_ratio=some_caching(number))
         check_case(group, without(case, WITHOUT[number % len(WITHOUT)]), "offload", given)
     return len(all_cases())
 
@@ -140,7 +140,7 @@ def check_prefetch(group: Group) -> None:
     ):
         runs = []
         for saving in ("", "prefetch"):
-            placed = Session(without(case, saving), "offload", group, Placement(chunks=4, rates=RATES))
+            placed = Session(without(case, saving), "offload", group, Given(chunks=4))
             logits, _ = placed.step(0)
             runs.append([logits, *placed.gradients().values(), torch.tensor(placed.losses(2))])
         assert all(map(torch.equal, *runs)), f"{case}: prefetch changes bits"
@@ -177,7 +177,7 @@ def check_shapes(group: Group) -> int:
     models, sizes = (("gcn", "sage", "gat", "gin"), (1, 2, 17)) if group.size == 1 else (("sage", "gat"), (2, 17))
     for shape, model, num_vertices in product(("none", "star", "isolated"), models, sizes):
         case = Shaped(model=model, shape=shape, num_vertices=num_vertices, layers=2, hidden=6)
-        check_case(group, case, "offload", Placement(chunks=3, rates=RATES))
+        check_case(group, case, "offload", Given(chunks=3))
         checked += 1
     return checked
 
@@ -198,7 +198,7 @@ class RowsOnly(Case):
 
 def check_rows_only(group: Group) -> None:
     for norm in ("none", "batch"):
-        check_case(group, RowsOnly(model="rows", norm=norm), "offload", Placement(chunks=3, rates=RATES))
+        check_case(group, RowsOnly(model="rows", norm=norm), "offload", Given(chunks=3))
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -246,7 +246,7 @@ class Changed(Case):
 
 
 def test_phases_do_not_pass_over_what_a_layer_does_besides() -> None:
-    check_case(Group(), Changed(model="changed"), "offload", Placement(chunks=3))
+    check_case(Group(), Changed(model="changed"), "offload", Given(chunks=3))
 
 
 class Jumping(Stack):
@@ -330,7 +330,7 @@ def with_norm(norm: nn.Module) -> Stack:
 def test_what_cannot_run_chunk_by_chunk_is_refused(model: nn.Module, said: str) -> None:
     graph, _ = Case(model="gcn").build()
     with pytest.raises(InputError, match=said) as caught:
-        Offload(graph, model.double(), Group(), placement=Placement(chunks=3))
+        Offload(graph, model.double(), Group(), placement=Given(chunks=3))
     assert "\n" not in str(caught.value)
 
 
@@ -343,7 +343,7 @@ def test_frozen_parameters_make_nothing_constant() -> None:
         model = Stack([RowLayer(Linear(7, 6), 6), GCNConv(6, 5)], norm="batch").double()
         for parameter in (*model.layers[0].parameters(), *model.norms.parameters()):
             parameter.requires_grad_(False)
-        placed = STRATEGIES[name](graph, model, Group(), placement=Placement(chunks=3))
+        placed = STRATEGIES[name](graph, model, Group(), placement=Given(chunks=3))
         for epoch in range(3):
             logits = placed.forward(Step(epoch=epoch, training=True))
             placed.backward(logits, torch.ones_like(logits))
@@ -359,8 +359,8 @@ def test_what_was_planned_is_let_go() -> None:
     gc.disable()
     try:
         before = len(os.listdir("/proc/self/fd"))
-        placed = Session(Case(model="gat", norm="batch"), "offload", Group(), Placement(chunks=3))
-        placed.strategy.facts()
+        placed = Session(Case(model="gat", norm="batch"), "offload", Group(), Given(chunks=3))
+        placed.strategy.describe()
         assert not [one for one in gc.get_objects() if type(one) is Planner]
         placed.step(0)
         placed.evaluation()
@@ -382,7 +382,7 @@ def test_float32_equals_single_as_far_as_it_goes() -> None:
     for model in ("gcn", "sage", "gat"):
         found = []
         for name in ("single", "offload"):
-            placed = Session(Single(model=model), name, Group(), Placement(chunks=4 * (name == "offload")))
+            placed = Session(Single(model=model), name, Group(), Given(chunks=4 * (name == "offload")))
             logits, _ = placed.step(0)
             assert logits.dtype == torch.float32
             found.append([logits[placed.strategy.rows.argsort()] if torch.is_tensor(placed.strategy.rows) else logits])
@@ -402,7 +402,7 @@ class Single(Case):
 
 def planner_of(case: Case, **options: Any) -> Any:
     graph, model = case.build()
-    return Offload.planner(graph, model, 1, Placement(**options), Savings.without(case.without))
+    return Offload.planner(graph, model, 1, Given(**options), Savings.without(case.without))
 
 
 def check_numbers(placed: Session) -> None:
@@ -442,7 +442,7 @@ def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
     whole, needed = (planner.miniature.most(planner.cut(0, chunks).chunks) for chunks in (1, 8))
     limit = int(needed / MARGIN) + 1
     assert limit < whole
-    placed = Session(case, "offload", Group(), Placement(device_bytes=limit))
+    placed = Session(case, "offload", Group(), Given(device_memory=limit))
     assert isinstance(placed.strategy, Offload)
     assert planner.miniature.most(placed.strategy.settled.chunks) <= limit
     assert 1 < len(placed.strategy.batches(0)) <= 16
@@ -454,10 +454,10 @@ def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
 @pytest.mark.parametrize("case", LIMITED, ids=lambda case: case.model)
 def test_a_limit_that_nothing_fits_is_refused_with_one_that_works(case: Case) -> None:
     with pytest.raises(InputError, match=r"^--device-memory 100 B: a chunk takes at least ") as caught:
-        Session(case, "offload", Group(), Placement(device_bytes=100))
+        Session(case, "offload", Group(), Given(device_memory=100))
     (said,) = str(caught.value).splitlines()
     (least,) = re.findall(r"give --device-memory ([^,]+),", said)
-    check_numbers(Session(case, "offload", Group(), Placement(device_bytes=parse_bytes(least, "--device-memory"))))
+    check_numbers(Session(case, "offload", Group(), Given(device_bytes=parse_bytes(least, "--device-memory"))))
 
 
 @contextmanager
@@ -480,10 +480,10 @@ FORESEEN = all_cases()[::4]
 def check_forecast(group: Group) -> None:
     """What is foreseen of files and moves is what a training step and an evaluation make and count."""
     for number, case in enumerate(FORESEEN[:: 3 if group.size > 1 else 1]):
-        given = Placement(chunks=CHUNKS[number % 3], intermediates=INTERMEDIATES[number // 3 % 3], rates=RATES)
+        given = Given(chunks=CHUNKS[number % 3], intermediates=INTERMEDIATES[number // 3 % 3])
         placed = Session(case, "offload", group, given)
         assert isinstance(placed.strategy, Offload)
-        foreseen = placed.strategy.facts()["forecast"]
+        foreseen = placed.strategy.describe()["forecast"]
         with rows_made() as made:
             for _ in range(2):
                 placed.meter.take("train")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.comm import Group, make_route
 from weft.core.meter import Counts
-from weft.strategies import Placement
+from weft.strategies import Given
 from weft.strategies.vertex.stale import StaleHalo
 
 CASES = [
@@ -117,7 +117,7 @@ def check_steps(session: Session, counts: list[Counts], fresh: list[int]) -> Non
 
 def check_case(group: Group, case: Case) -> None:
     def stale(refresh_every: int, staleness: float = 0.0) -> Session:
-        return Session(case, "stale", group, Placement(refresh_every=refresh_every, staleness=staleness))
+        return Session(case, "stale", group, Given(refresh_every=refresh_every, staleness=staleness))
 
     exact = Session(case, "communicated", group)
     losses, _ = trained(exact, 7)

@@ -8,12 +8,14 @@ import pytest
 import torch
 from parity import (
     EXACT,
-    FACTORS,
+    MACHINE,
+    NOTHING,
     NUM_CLASSES,
     NUM_FEATURES,
     PARTS_OF_LOGITS,
     RESIDENT,
     Case,
+    Given,
     Session,
     cases,
     check_case,
@@ -30,9 +32,9 @@ from ranks import spawn
 
 from weft.comm import Group, exchange
 from weft.core.errors import InputError
-from weft.nn import MODELS, Linear, RowLayer, Stack, View
+from weft.nn import MODELS, Linear, RowLayer, Stack, View, Workload
 from weft.partition import METHODS
-from weft.strategies import STRATEGIES, Placement, Step
+from weft.strategies import STRATEGIES, Step
 
 
 def check_all(group: Group, turns: int) -> int:
@@ -42,13 +44,13 @@ def check_all(group: Group, turns: int) -> int:
         for name in RESIDENT[number % turns :: turns]:
             if case in pyg_cases() and STRATEGIES[name].view_type.no_block:
                 with pytest.raises(InputError, match=r"view\.block"):
-                    Session(case, name, group).trace(group.rank, group.size, training=True)
+                    Session(case, name, group).trace(group.rank, training=True)
             else:
-                check_case(group, case, name, Placement(factors=FACTORS))
+                check_case(group, case, name, Given(machine=MACHINE))
             checked += 1
     for name in EXACT if group.size > 1 else ():
         with planted_error(name), pytest.raises(AssertionError, match=r"logits|gradient"):
-            check_case(group, Case(model="gcn"), name, Placement(cache_ratio=0.5))
+            check_case(group, Case(model="gcn"), name, Given(cache_ratio=0.5))
     if group.size > 1:
         wrong_sum = replaced(exchange, "_sum_shared", too_large(exchange._sum_shared))
         with wrong_sum, pytest.raises(AssertionError, match="logits"):
@@ -63,32 +65,32 @@ def check_partitions(group: Group, turns: int) -> list[bool]:
         if number % turns:
             continue
         case = Case(model=model, decoupled=decoupled, input_dropout=0.3, weighted=True)
-        placement = Placement(part=part_by(method, case, group.size), factors=FACTORS)
-        facts = check_case(group, case, "hybrid", placement).strategy.facts()
+        given = Given(partition=part_by(method, case, group.size), machine=MACHINE)
+        facts = check_case(group, case, "hybrid", given).strategy.describe()
         hops = list(zip(facts["cached"], facts["fetched"], strict=True))
         mixed.append(any(cached and fetched for cached, fetched in hops[1:]))
     empty = torch.zeros(23, dtype=torch.int32)  # all vertices are rank 0's
     for name in ("communicated", "cached", "hybrid"):
-        check_case(group, Case(model="sage", norm="batch"), name, Placement(part=empty, cache_ratio=0.5))
+        check_case(group, Case(model="sage", norm="batch"), name, Given(partition=empty, cache_ratio=0.5))
     for ratio in (0.25, 0.75):
-        check_case(group, Case(model="gat", layers=4), "hybrid", Placement(cache_ratio=ratio))
-    limited = check_case(group, Case(model="gcn"), "hybrid", Placement(cache_ratio=1.0, cache_bytes=2000))
-    assert limited.strategy.facts()["cached_bytes"] <= 2000
+        check_case(group, Case(model="gat", layers=4), "hybrid", Given(cache_ratio=ratio))
+    limited = check_case(group, Case(model="gcn"), "hybrid", Given(cache_ratio=1.0, cache_memory=2000))
+    assert limited.strategy.describe()["cached_bytes"] <= 2000
     return mixed
 
 
 def check_types(group: Group) -> int:
     """Every typed case under every strategy; rows that are computed again, and rows that nobody has."""
     for case, name in product(typed_cases(), RESIDENT):
-        check_case(group, case, name, Placement(factors=FACTORS))
+        check_case(group, case, name, Given(machine=MACHINE))
     case = Case(model="rgcn", typed="some", layers=2, bases=2)
     empty = torch.zeros(case.num_vertices, dtype=torch.int32)
-    check_case(group, case, "cached", Placement(part=empty))
-    check_case(group, case, "hybrid", Placement(part=part_by("random", case, group.size), cache_ratio=0.5))
+    check_case(group, case, "cached", Given(partition=empty))
+    check_case(group, case, "hybrid", Given(partition=part_by("random", case, group.size), cache_ratio=0.5))
     if group.size > 1:
         for planted in planted_typed_errors():
             with planted as name, pytest.raises(AssertionError, match=r"logits|gradient|losses"):
-                check_case(group, case, name, Placement(cache_ratio=0.5))
+                check_case(group, case, name, Given(cache_ratio=0.5))
     return len(typed_cases())
 
 
@@ -122,12 +124,13 @@ def check_own_layers(group: Group) -> None:
         torch.manual_seed(1)
         model = Stack([layer()]).double()
         step = Step(epoch=0, training=False)
-        whole = STRATEGIES["single"](graph, model, Group()).forward(step)
-        placed = STRATEGIES["communicated"](graph, model, group)
+        work = Workload(model, graph)
+        whole = NOTHING.plan("single", work, 1).place(Group()).forward(step)
+        placed = NOTHING.plan("communicated", work, group.size).place(group)
         check_close(placed.forward(step), whole[placed.rows], layer.__name__)
         for name in ("cached", "hybrid"):
             with pytest.raises(InputError, match=said):
-                STRATEGIES[name](graph, model, group, placement=Placement(factors=FACTORS))
+                Given(machine=MACHINE).plan(name, work, group.size).place(group)
 
 
 def check_rows_alone(group: Group) -> None:
@@ -136,9 +139,10 @@ def check_rows_alone(group: Group) -> None:
     torch.manual_seed(1)
     model = Stack([RowLayer(Linear(NUM_FEATURES, 4), 4), RowLayer(Linear(4, NUM_CLASSES), NUM_CLASSES)]).double()
     step = Step(epoch=0, training=False)
-    whole = STRATEGIES["single"](graph, model, Group()).forward(step)
+    work = Workload(model, graph)
+    whole = NOTHING.plan("single", work, 1).place(Group()).forward(step)
     for name in EXACT:
-        placed = STRATEGIES[name](graph, model, group, placement=Placement(factors=FACTORS))
+        placed = Given(machine=MACHINE).plan(name, work, group.size).place(group)
         check_close(placed.forward(step), whole[placed.rows], name)
 
 

@@ -7,13 +7,13 @@ from itertools import takewhile
 
 import pytest
 import torch
-from parity import FACTORS, NUM_CLASSES, NUM_FEATURES, Case
+from parity import MACHINE, NUM_CLASSES, NUM_FEATURES, Case
 
 from weft.core.errors import InputError
 from weft.cost import Trace
 from weft.data import load
 from weft.nn import Stack, View, make_model
-from weft.strategies import GraphShape, Placement, get_strategy
+from weft.strategies import Given, GraphShape, get_strategy
 
 SHAPE = GraphShape(num_vertices=1003, num_edges=5000, num_features=17)
 
@@ -116,8 +116,8 @@ def test_forced_shares_are_of_the_cheapest() -> None:
     graph = load("rmat:vertices=600,edges=6k,features=7,classes=5")
     model = make_model("gcn", NUM_FEATURES, NUM_CLASSES, layers=3)
     cheap = [
-        get_strategy("hybrid").plan(graph, model, rank=0, size=2, placement=Placement(cache_ratio=0.3, factors=factors))  # type: ignore[attr-defined]
-        for factors in (None, FACTORS)
+        get_strategy("hybrid").plan(graph, model, rank=0, size=2, placement=Given(cache_ratio=0.3, machine=factors))  # type: ignore[attr-defined]
+        for factors in (None, MACHINE)
     ]
     edges = [plan.hops[0].block.num_edges for plan in cheap]
     assert edges[0] == pytest.approx(edges[1], rel=0.1)
