@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity import EXACT, MACHINE, check_close, replaced, too_large
+from parity import EXACT, MACHINE, Given, check_close, replaced, too_large
 from ranks import spawn
 from test_links import make
 from torch import Tensor, nn
@@ -24,9 +24,9 @@ from weft.data import Graph, Links, reorder, with_inverse_relations
 from weft.data.inverse import inverse_of
 from weft.engine.link import LinkTask
 from weft.engine.tasks import make_task, prepared, task_model
-from weft.nn import LinkModel
+from weft.nn import LinkModel, Workload
 from weft.report import stage_table
-from weft.strategies import STRATEGIES, Given, Step
+from weft.strategies import Step
 
 WIDTH = 6
 PLACEMENT = Given(machine=MACHINE)
@@ -78,9 +78,11 @@ class Session:
     """A case under a strategy, and what can be seen of it."""
 
     def __init__(self, case: Case, name: str, group: Group, placement: Given = PLACEMENT) -> None:
-        self.graph, self.model = case.build()
+        self.graph, model = case.build()
         self.group = group
-        self.strategy = STRATEGIES[name](self.graph, self.model, group, seed=3, placement=placement)
+        self.plan = placement.plan(name, Workload(model, self.graph), group.size)
+        self.strategy = self.plan.place(group, seed=3)
+        self.model = self.strategy.model
         task = make_task(case.config, self.strategy)
         assert isinstance(task, LinkTask)
         self.task = task
@@ -112,9 +114,8 @@ class Session:
 
     def check_counts(self, phase: str, *, epoch: int | None) -> None:
         """What was counted since the last time is what strategy and task have told, of this rank."""
-        rank, size = self.group.rank, self.group.size
-        shape = self.strategy.shape(self.graph, self.model, rank=rank, size=size, placement=self.strategy.placement)
-        told = self.strategy.trace(self.model, shape, rank=rank, size=size, training=epoch is not None)
+        rank = self.group.rank
+        told = self.plan.trace(rank, training=epoch is not None)
         own = self.task.deal.trace(rank, WIDTH, 8, epoch=epoch, ranked=True)
         both = Trace(operations=(*told.operations, *own.operations))
         counts = self.group.meter.take(phase)

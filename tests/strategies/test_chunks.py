@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from parity import Case, Session, cases, check_case, check_close, planted_error, reference, typed_cases
+from parity import Case, Given, Session, cases, check_case, check_close, planted_error, reference, typed_cases
 from ranks import spawn
 
 from weft.chunks.bounds import WorkingSet, cut_evenly, cut_to_fit, make_chunks
@@ -15,9 +15,8 @@ from weft.chunks.columns import spilled
 from weft.chunks.crossing import Crossing
 from weft.comm import Group
 from weft.core.errors import InputError
-from weft.nn import MODELS
-from weft.strategies import Given
-from weft.strategies.tensor.plan import TensorParallel
+from weft.nn import MODELS, Workload
+from weft.strategies.tensor.plan import TensorPlan
 
 COUNTS = (1, 2, 7, 32)
 WITHOUT = ("", "pipeline")
@@ -29,7 +28,7 @@ def all_cases() -> list[Case]:
 
 def least(case: Case, size: int) -> int:
     graph, model = case.build()
-    return TensorParallel.least_bytes(graph, model, size)
+    return TensorPlan(Workload(model, graph), size).least_bytes()
 
 
 def without(case: Case, saving: str) -> Case:

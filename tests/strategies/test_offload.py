@@ -16,6 +16,7 @@ import pytest
 import torch
 from parity import (
     Case,
+    Given,
     Session,
     cases,
     check_case,
@@ -28,24 +29,22 @@ from parity import (
 )
 from ranks import spawn
 from torch import Tensor, nn
-from weft.strategies.offload.run import Offload
 
-from weft.chunks.schedule import Rates
+from weft.chunks import placed as chunks_placed
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.core.savings import Savings
 from weft.core.tensor_peak import TensorPeak
 from weft.core.units import parse_bytes
 from weft.data import Graph, TypedShape
-from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View
-from weft.strategies import STRATEGIES, Given, Step, offload
-from weft.strategies.offload.plan import MARGIN, Planner
+from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View, Workload
+from weft.strategies import Step
+from weft.strategies.offload.cut import Cutter
+from weft.strategies.offload.plan import MARGIN, OffloadPlan, PlacedOffload
 
 CHUNKS = (1, 3, 16)
 INTERMEDIATES = ("auto", "recompute", "keep")
 WITHOUT = ("", "share", "keep", "reorder", "prefetch")
-RATES = Rates(host=1.0, ranks=2.0, inplace=8.0)
-"""Given, so that what is measured on a busy machine decides nothing."""
 SLOW = pytest.mark.slow
 
 
@@ -223,7 +222,7 @@ class Whole(nn.Module):
 def test_a_model_that_runs_as_a_whole_is_refused() -> None:
     graph, _ = Case(model="gcn").build()
     with pytest.raises(InputError, match=r"Whole runs as a whole: make it a weft\.nn\.Stack") as caught:
-        Offload(graph, Whole().double(), Group())
+        OffloadPlan(Workload(Whole().double(), graph))
     assert "\n" not in str(caught.value)
 
 
@@ -330,7 +329,7 @@ def with_norm(norm: nn.Module) -> Stack:
 def test_what_cannot_run_chunk_by_chunk_is_refused(model: nn.Module, said: str) -> None:
     graph, _ = Case(model="gcn").build()
     with pytest.raises(InputError, match=said) as caught:
-        Offload(graph, model.double(), Group(), placement=Given(chunks=3))
+        Given(chunks=3).plan("offload", Workload(model.double(), graph), 1)
     assert "\n" not in str(caught.value)
 
 
@@ -343,7 +342,7 @@ def test_frozen_parameters_make_nothing_constant() -> None:
         model = Stack([RowLayer(Linear(7, 6), 6), GCNConv(6, 5)], norm="batch").double()
         for parameter in (*model.layers[0].parameters(), *model.norms.parameters()):
             parameter.requires_grad_(False)
-        placed = STRATEGIES[name](graph, model, Group(), placement=Given(chunks=3))
+        placed = Given(chunks=3).plan(name, Workload(model, graph), 1).place(Group())
         for epoch in range(3):
             logits = placed.forward(Step(epoch=epoch, training=True))
             placed.backward(logits, torch.ones_like(logits))
@@ -360,8 +359,8 @@ def test_what_was_planned_is_let_go() -> None:
     try:
         before = len(os.listdir("/proc/self/fd"))
         placed = Session(Case(model="gat", norm="batch"), "offload", Group(), Given(chunks=3))
-        placed.strategy.describe()
-        assert not [one for one in gc.get_objects() if type(one) is Planner]
+        placed.step(0)
+        assert not [one for one in gc.get_objects() if type(one) is Cutter]
         placed.step(0)
         placed.evaluation()
         files = len(os.listdir("/proc/self/fd")) - before
@@ -374,7 +373,7 @@ def test_what_was_planned_is_let_go() -> None:
 
 def test_too_many_chunks_are_refused() -> None:
     with pytest.raises(InputError, match="--chunks 20000: give at most 16384"):
-        planner_of(Case(model="gcn"), chunks=20000)
+        plan_of(Case(model="gcn"), chunks=20000)
 
 
 def test_float32_equals_single_as_far_as_it_goes() -> None:
@@ -400,9 +399,9 @@ class Single(Case):
         return graph, model.float()
 
 
-def planner_of(case: Case, **options: Any) -> Any:
+def plan_of(case: Case, **options: Any) -> Any:
     graph, model = case.build()
-    return Offload.planner(graph, model, 1, Given(**options), Savings.without(case.without))
+    return Given(**options).plan("offload", Workload(model, graph, Savings.without(case.without)), 1)
 
 
 def check_numbers(placed: Session) -> None:
@@ -418,7 +417,7 @@ def peak(placed: Session) -> int:
     """The most that is alive at once in a training step and an evaluation, after what is made once."""
     placed.model.zero_grad()
     found = TensorPeak()
-    placed.strategy.__dict__["_loader"] = ThreadPoolExecutor(1, initializer=found.__enter__)  # its tensors, too
+    placed.strategy.chunks.__dict__["_loader"] = ThreadPoolExecutor(1, initializer=found.__enter__)  # its tensors, too
     with found:
         for training in (True, False):
             logits = placed.strategy.forward(Step(epoch=1, training=training))
@@ -438,14 +437,14 @@ LIMITED = [
 @pytest.mark.parametrize("case", LIMITED, ids=lambda case: case.model)
 def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
     """What 8 chunks take is a limit that more than one chunk keeps, by what is foreseen and by what is then alive."""
-    planner = planner_of(case)
-    whole, needed = (planner.miniature.most(planner.cut(0, chunks).chunks) for chunks in (1, 8))
+    plan = plan_of(case)
+    whole, needed = (plan.miniature.most(plan.cut(0, chunks).chunks) for chunks in (1, 8))
     limit = int(needed / MARGIN) + 1
     assert limit < whole
     placed = Session(case, "offload", Group(), Given(device_memory=limit))
-    assert isinstance(placed.strategy, Offload)
-    assert planner.miniature.most(placed.strategy.settled.chunks) <= limit
-    assert 1 < len(placed.strategy.batches(0)) <= 16
+    assert isinstance(placed.strategy, PlacedOffload)
+    assert plan.miniature.most(placed.strategy.plan.chunks(0).chunks) <= limit
+    assert 1 < len(placed.strategy.chunks.batches(0)) <= 16
     check_numbers(placed)
     placed.evaluation()
     assert limit / 4 < peak(placed) <= 1.1 * limit  # the chunk in little has its own loops and repeated edges
@@ -463,14 +462,14 @@ def test_a_limit_that_nothing_fits_is_refused_with_one_that_works(case: Case) ->
 @contextmanager
 def rows_made() -> Iterator[list[int]]:
     """The bytes of all rows that are made on the host for a strategy."""
-    right, made = offload.host_rows, []
+    right, made = chunks_placed.host_rows, []
 
     def noted(num_rows: int, width: int, dtype: torch.dtype, **options: Any) -> Any:
         rows = right(num_rows, width, dtype, **options)
         made.append(rows.num_bytes)
         return rows
 
-    with replaced(offload, "host_rows", noted):
+    with replaced(chunks_placed, "host_rows", noted):
         yield made
 
 
@@ -482,7 +481,7 @@ def check_forecast(group: Group) -> None:
     for number, case in enumerate(FORESEEN[:: 3 if group.size > 1 else 1]):
         given = Given(chunks=CHUNKS[number % 3], intermediates=INTERMEDIATES[number // 3 % 3])
         placed = Session(case, "offload", group, given)
-        assert isinstance(placed.strategy, Offload)
+        assert isinstance(placed.strategy, PlacedOffload)
         foreseen = placed.strategy.describe()["forecast"]
         with rows_made() as made:
             for _ in range(2):
@@ -490,7 +489,7 @@ def check_forecast(group: Group) -> None:
                 placed.step(0)
                 placed.evaluation()
         counts = placed.meter.take("train")
-        assert foreseen["disk"] == sum(made) + placed.strategy.spool.num_bytes, f"{case}: {given}"
+        assert foreseen["disk"] == sum(made) + placed.strategy.chunks.spool.num_bytes, f"{case}: {given}"
         assert foreseen["to_device"] == counts.to_device.total(), str(case)
         assert foreseen["to_host"] == counts.to_host.total(), str(case)
         assert foreseen["network"] == counts.bytes_sent.total(), str(case)

@@ -7,13 +7,12 @@ from collections import Counter
 from itertools import product
 
 import torch
-from parity import Case, Session, check_counts
+from parity import Case, Given, Session, check_counts
 from ranks import spawn
 from torch import Tensor
 
 from weft.comm import Group, make_route
 from weft.core.meter import Counts
-from weft.strategies import Given
 from weft.strategies.vertex.stale import StaleHalo
 
 CASES = [
@@ -100,7 +99,7 @@ def without_halo(counts: Counter[str]) -> Counter[str]:
 
 def check_steps(session: Session, counts: list[Counts], fresh: list[int]) -> None:
     """The steps of `fresh` move what the trace says; in the others, which compute as much, there is no halo."""
-    trace = session.trace(session.group.rank, session.group.size, training=True)
+    trace = session.trace(session.group.rank, training=True)
     assert trace.bytes_sent["halo"] > 0
     for step, counted in enumerate(counts):
         if step in fresh:
@@ -163,7 +162,7 @@ def check_evaluation(exact: Session, stale: Session, losses: list[float]) -> Non
         expected = exact.evaluation()
         stale.meter.take("eval")
         assert torch.equal(stale.evaluation(), expected)
-        check_counts(stale.meter.take("eval"), stale.trace(group.rank, group.size, training=False), stale.case)
+        check_counts(stale.meter.take("eval"), stale.trace(group.rank, training=False), stale.case)
 
 
 def check_all(group: Group) -> int:

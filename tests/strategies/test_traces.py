@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import takewhile
 
 import pytest
 import torch
-from parity import MACHINE, NUM_CLASSES, NUM_FEATURES, Case
+from parity import MACHINE, NUM_CLASSES, NUM_FEATURES, Case, Given
 
 from weft.core.errors import InputError
 from weft.cost import Trace
-from weft.data import load
-from weft.nn import Stack, View, make_model
-from weft.strategies import Given, GraphShape, get_strategy
+from weft.data import GraphStats, load
+from weft.nn import Stack, View, Workload, make_model
+from weft.strategies import get_strategy
 
-SHAPE = GraphShape(num_vertices=1003, num_edges=5000, num_features=17)
+STATS = GraphStats(num_vertices=1003, num_edges=5000, num_features=17)
 
 
 def traces(size: int, *, training: bool = True, **options: object) -> list[Trace]:
-    model = make_model("gcn", SHAPE.num_features, 5, **options)  # type: ignore[arg-type]
-    tensor = get_strategy("tensor")
-    return [tensor.trace(model, SHAPE, rank=rank, size=size, training=training) for rank in range(size)]
+    work = Workload(make_model("gcn", STATS.num_features, 5, **options), STATS)  # type: ignore[arg-type]
+    plan = get_strategy("tensor")(work, size)
+    return [plan.trace(rank, training=training) for rank in range(size)]
 
 
 def rounds(trace: Trace) -> int:
@@ -42,7 +43,7 @@ def test_coupled_rounds_are_at_most_the_papers() -> None:
 def test_edges_differ_by_at_most_one_column() -> None:
     for hidden in (1, 2, 7, 64):
         edges = [trace.edges for trace in traces(4, layers=2, hidden=hidden)]
-        assert max(edges) - min(edges) <= 2 * SHAPE.num_edges  # one column, forward and backward
+        assert max(edges) - min(edges) <= 2 * STATS.num_edges  # one column, forward and backward
 
 
 def test_volume_is_constant_in_the_number_of_ranks() -> None:
@@ -50,7 +51,7 @@ def test_volume_is_constant_in_the_number_of_ranks() -> None:
     for size in (2, 3, 4):
         trace = traces(size, decoupled=True, layers=2)
         sent = sum(one.bytes_sent["split"] + one.bytes_sent["gather"] for one in trace)
-        assert sent == pytest.approx(4 * SHAPE.num_vertices * 5 * 4 * (size - 1) / size, rel=0.01)
+        assert sent == pytest.approx(4 * STATS.num_vertices * 5 * 4 * (size - 1) / size, rel=0.01)
 
 
 def test_sent_equals_received() -> None:
@@ -60,19 +61,20 @@ def test_sent_equals_received() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "hidden", "heads", "taken"),
+    ("stats", "hidden", "heads", "taken"),
     [
-        (SHAPE, 64, 4, "whole vectors"),  # no head is cut: only right vectors cross
-        (SHAPE, 4, 1, "whole vectors"),
-        (SHAPE, 256, 1, "partial sums"),
-        (SHAPE._replace(num_edges=500_000), 256, 1, "whole vectors"),
+        (STATS, 64, 4, "whole vectors"),  # no head is cut: only right vectors cross
+        (STATS, 4, 1, "whole vectors"),
+        (STATS, 256, 1, "partial sums"),
+        (replace(STATS, num_edges=500_000), 256, 1, "whole vectors"),
     ],
 )
-def test_the_way_to_logits_that_sends_least_is_taken(shape: GraphShape, hidden: int, heads: int, taken: str) -> None:
+def test_the_way_to_logits_that_sends_least_is_taken(stats: GraphStats, hidden: int, heads: int, taken: str) -> None:
     """And the trace says which, and what each would send: what its operations do, besides the columns of h."""
-    model = make_model("gatv2", shape.num_features, 5, hidden=hidden, heads=heads)
-    tensor, shape = get_strategy("tensor"), shape._replace(num_remote=2000)
-    made = [tensor.trace(model, shape, rank=rank, size=4, training=False).operations for rank in range(4)]
+    model = make_model("gatv2", stats.num_features, 5, hidden=hidden, heads=heads)
+    plan = get_strategy("tensor")(Workload(model, stats), 4)
+    plan.__dict__["num_remote"] = 2000  # which only a graph tells
+    made = [plan.trace(rank, training=False).operations for rank in range(4)]
     way, said = made[0][0].how.split(", of ")
     ways = {name: int(number.replace(",", "")) for name, number in re.findall(r"([a-z][a-z -]+) ([\d,]+) B", said)}
     assert way == taken == min(list(ways)[:2], key=lambda name: ways[name])
@@ -80,7 +82,7 @@ def test_the_way_to_logits_that_sends_least_is_taken(shape: GraphShape, hidden: 
     before = [
         one.bytes_sent for operations in made for one in takewhile(lambda one: one.kind != "aggregate", operations)
     ]
-    assert sum(before) == 3 * shape.num_vertices * hidden + ways[taken]  # 4 bytes each, to 3 of 4 ranks
+    assert sum(before) == 3 * stats.num_vertices * hidden + ways[taken]  # 4 bytes each, to 3 of 4 ranks
 
 
 class Opaque(torch.nn.Module):
@@ -95,9 +97,9 @@ class Opaque(torch.nn.Module):
 
 def test_what_a_strategy_cannot_run_is_said_beforehand() -> None:
     with pytest.raises(InputError, match=r"view.block.*use --strategy single"):
-        get_strategy("tensor").trace(Stack([Opaque()]), SHAPE, rank=0, size=2, training=True)
+        get_strategy("tensor")(Workload(Stack([Opaque()]), STATS), 2)
     with pytest.raises(InputError, match="single runs on one rank"):
-        get_strategy("single").trace(make_model("gcn", 17, 5), SHAPE, rank=0, size=2, training=True)
+        get_strategy("single")(Workload(make_model("gcn", 17, 5), STATS), 2)
     with pytest.raises(InputError, match="unknown strategy 'tensr': did you mean 'tensor'"):
         get_strategy("tensr")
 
@@ -106,9 +108,10 @@ def test_caching_counts_a_hundred_products() -> None:
     """Beyond that, only what caches nothing runs."""
     graph, _ = Case(model="gcn").build()
     model = make_model("gcn", NUM_FEATURES, NUM_CLASSES, decoupled=True, layers=101)
-    assert len(get_strategy("communicated").plan(graph, model, rank=0, size=2).hops) == 101  # type: ignore[attr-defined]
-    with pytest.raises(InputError, match="101 products, and caching knows 100"):
-        get_strategy("cached").plan(graph, model, rank=0, size=2)  # type: ignore[attr-defined]
+    work = Workload(model, graph)
+    assert len(get_strategy("communicated")(work, 2).dependencies(0).hops) == 101  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="101 aggregates, and caching knows 100"):
+        get_strategy("cached")(work, 2)
 
 
 def test_forced_shares_are_of_the_cheapest() -> None:
@@ -116,8 +119,8 @@ def test_forced_shares_are_of_the_cheapest() -> None:
     graph = load("rmat:vertices=600,edges=6k,features=7,classes=5")
     model = make_model("gcn", NUM_FEATURES, NUM_CLASSES, layers=3)
     cheap = [
-        get_strategy("hybrid").plan(graph, model, rank=0, size=2, placement=Given(cache_ratio=0.3, machine=factors))  # type: ignore[attr-defined]
-        for factors in (None, MACHINE)
+        Given(cache_ratio=0.3, machine=machine).plan("hybrid", Workload(model, graph), 2).dependencies(0)  # type: ignore[attr-defined]
+        for machine in (None, MACHINE)
     ]
     edges = [plan.hops[0].block.num_edges for plan in cheap]
     assert edges[0] == pytest.approx(edges[1], rel=0.1)

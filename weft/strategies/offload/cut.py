@@ -60,7 +60,7 @@ class Cutter:
             hop > 0 and all(each.hops[hop] is each.hops[hop - 1] for each in self.needed) for hop in range(num_hops)
         ]
         firsts = [hop for hop in range(num_hops) if not same[hop]]
-        return [range(first, last) for first, last in zip(firsts, [*firsts[1:], num_hops], strict=True)]
+        return [range(first, last) for first, last in zip(firsts, [*firsts[1:], num_hops], strict=False)]
 
     def choose_orders(self, bounds: Bounds, rates: Rates) -> Orders:
         """For every schedule the order of chunks that takes less time: the given one, or one by what they share."""
