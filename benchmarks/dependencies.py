@@ -99,7 +99,7 @@ def race(options: dict[str, Any]) -> None:
     rows = [runner.row() for runner in runners.values()]
     if group.rank == 0:
         print(json.dumps(rows), flush=True)
-    group.leave()
+    group.close()
 
 
 class Runner:
@@ -126,7 +126,7 @@ class Runner:
             part=part, cache_ratio=float(ratio) if ratio else None, chunks=int(chunks) if chunks else 0
         )
         savings = Savings.without(",".join(filter(None, [*without, *options["without"].split(",")])))
-        group.share({})
+        group.all_gather_object({})
         start = time.perf_counter()
         self.strategy: Strategy = get_strategy(kind)(
             graph, self.model, group, seed=0, savings=savings, placement=placement
@@ -142,7 +142,7 @@ class Runner:
 
     def epoch(self) -> None:
         """One training step, which all ranks begin together."""
-        self.group.share({})
+        self.group.all_gather_object({})
         self.group.meter.take("train")
         start = time.perf_counter()
         with self.group.meter.during("train"):
@@ -164,7 +164,7 @@ class Runner:
 
     def row(self) -> dict[str, Any]:
         """What all ranks measured, without the first epoch."""
-        ranks = self.group.share(
+        ranks = self.group.all_gather_object(
             {"epochs": self.epochs[1:], "setup": self.setup_seconds, "facts": self.strategy.facts()}
         )
         rounds = list(zip(*(rank["epochs"] for rank in ranks), strict=True))

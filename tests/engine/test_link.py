@@ -103,7 +103,7 @@ class Session:
         for epoch in range(4):
             losses.append(self.step(epoch))
             optimizer.step()
-        parts = [report["losses"] for report in self.group.share({"losses": losses})]
+        parts = [report["losses"] for report in self.group.all_gather_object({"losses": losses})]
         return torch.tensor(parts, dtype=torch.float64).sum(0)
 
     def scores(self) -> dict[str, float | None]:

@@ -388,7 +388,7 @@ def check_case(group: Group, case: Case, name: str, placement: Placement = ANYWH
     check_close(placed.evaluation(), expected.evaluation[rows], f"{case}: evaluation")
     check_counts(placed.meter.take("eval"), placed.trace(group.rank, group.size, training=False), case)
 
-    parts = [report["losses"] for report in group.share({"losses": placed.losses(5)})]
+    parts = [report["losses"] for report in group.all_gather_object({"losses": placed.losses(5)})]
     losses = torch.tensor(parts, dtype=torch.float64).sum(0)
     check_close(losses, torch.tensor(expected.losses, dtype=torch.float64), f"{case}: losses of 5 Adam steps")
     return placed

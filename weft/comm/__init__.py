@@ -14,17 +14,17 @@ from weft.comm.exchange import (
     sum_over_ranks,
     sum_shared,
 )
-from weft.comm.group import Arriving, Group, join
-from weft.comm.halo import Coming, Halo, Parts, Route, make_route, split_product
+from weft.comm.group import Group, Pending, join
+from weft.comm.halo import Halo, Parts, PendingRows, Route, make_route, split_product
 
 __all__ = [
-    "Arriving",
-    "Coming",
     "Gather",
     "Group",
     "Halo",
     "Layout",
     "Parts",
+    "Pending",
+    "PendingRows",
     "Route",
     "RowSet",
     "Split",

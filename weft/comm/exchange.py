@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from weft.comm.group import Arriving, Group
+from weft.comm.group import Group, Pending
 
 Range = tuple[int, int]
 Place = tuple[slice, int]
@@ -157,19 +157,19 @@ def _gather(x_Nf: Tensor, layout: Layout, group: Group) -> Tensor:
     return _join_columns(_send_rows(x_Nf, counts, layout, group).wait(), counts[group.rank], layout)
 
 
-def _send_columns(x_nF: Tensor, counts: Sequence[int], layout: Layout, group: Group) -> Arriving:
+def _send_columns(x_nF: Tensor, counts: Sequence[int], layout: Layout, group: Group) -> Pending:
     """Begins to send every rank its columns of these rows, and to receive this rank's of `counts` rows of each."""
     messages = [torch.cat([x_nF[:, start:stop] for start, stop in ranges], 1).reshape(-1) for ranges in layout.columns]
     sent = [len(x_nF) * layout.width(rank) for rank in range(group.size)]
     f = layout.width(group.rank)
-    return group.start(torch.cat(messages), sent, [count * f for count in counts], tag="split")
+    return group.all_to_all_async(torch.cat(messages), sent, [count * f for count in counts], tag="split")
 
 
-def _send_rows(x_Nf: Tensor, counts: Sequence[int], layout: Layout, group: Group) -> Arriving:
+def _send_rows(x_Nf: Tensor, counts: Sequence[int], layout: Layout, group: Group) -> Pending:
     """Begins to send every rank its `counts` of these rows, which stand rank by rank, and to receive this rank's."""
     f, n = layout.width(group.rank), counts[group.rank]
     received = [n * layout.width(rank) for rank in range(group.size)]
-    return group.start(x_Nf.reshape(-1), [count * f for count in counts], received, tag="gather")
+    return group.all_to_all_async(x_Nf.reshape(-1), [count * f for count in counts], received, tag="gather")
 
 
 def _join_columns(messages: Tensor, n: int, layout: Layout) -> Tensor:

@@ -37,11 +37,13 @@ class Group:
 
         Counts are elements per rank; zero is legal.
         """
-        return self.start(send, send_counts, recv_counts, tag=tag).wait()
+        return self.all_to_all_async(send, send_counts, recv_counts, tag=tag).wait()
 
-    def start(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str) -> Arriving:
+    def all_to_all_async(
+        self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str
+    ) -> Pending:
         """Begins an `all_to_all`; other work can be done until it is waited for."""
-        return Here(send) if self.size == 1 else Exchange(self, send, send_counts, recv_counts, tag=tag)
+        return Ready(send) if self.size == 1 else Exchange(self, send, send_counts, recv_counts, tag=tag)
 
     def all_reduce(self, values: Tensor, *, tag: str) -> Tensor:
         """The sum of `values` over the ranks, in a fixed order; bytes are those of a ring."""
@@ -60,7 +62,7 @@ class Group:
             with self._collective("broadcast", tag, 0 if self.rank else payload, payload if self.rank else 0):
                 dist.broadcast(values, 0)
 
-    def share(self, report: dict[str, Any]) -> list[dict[str, Any]]:
+    def all_gather_object(self, report: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's `report` (plain JSON values), in rank order, on every rank."""
         if self.size == 1:
             return [report]
@@ -73,14 +75,14 @@ class Group:
         return [json.loads(bytes(part.tolist())) for part in texts.split(counts)]
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Books the seconds inside to a stage of the present phase, those of the device too."""
-        with self.meter.stage(name):
+    def timer(self, name: str) -> Iterator[None]:
+        """Charges the seconds inside to a timer of the present phase, those of the device too."""
+        with self.meter.timer(name):
             yield
             self.synchronize()
 
-    def leave(self) -> None:
-        """Parts from the others, when all of them are done."""
+    def close(self) -> None:
+        """Leaves the process group, when all ranks are done."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -115,7 +117,7 @@ class Group:
         self.meter.show(self.meter.where)
 
 
-class Arriving(Protocol):
+class Pending(Protocol):
     """Numbers on their way here."""
 
     def wait(self) -> Tensor:
@@ -124,7 +126,7 @@ class Arriving(Protocol):
 
 
 @dataclass(frozen=True)
-class Here:
+class Ready:
     """What one rank sends itself."""
 
     values: Tensor

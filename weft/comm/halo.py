@@ -51,10 +51,11 @@ def make_route(fetched: Tensor, received: Sequence[int], own: Tensor, num_rows: 
     return Route(rows=rows, sent=tuple(sent), received=tuple(received), num_rows=num_rows)
 
 
-class Coming(Protocol):
-    """Rows that are on their way. memory: what the halo wants to know of it when gradients go back."""
+class PendingRows(Protocol):
+    """Rows of other ranks that are on their way."""
 
-    memory: Any
+    history: Any
+    """What the halo wants to know of these rows when their gradients go back."""
 
     def wait(self, rank: int | None = None) -> Tensor:
         """Those of one rank, or all of them by rank, [., F], as soon as they are here."""
@@ -64,7 +65,7 @@ class Coming(Protocol):
 class Rows:
     """Rows on their way between ranks."""
 
-    memory: Any = None
+    history: Any = None
 
     def __init__(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group, *, ring: bool) -> None:
         self._width = width = rows.shape[1]
@@ -85,17 +86,17 @@ class Halo:
     def __init__(self, route: Route, group: Group, *, ring: bool = True, overlap: bool = True) -> None:
         self.route, self.group, self.ring, self.overlap = route, group, ring, overlap
 
-    def start(self, x: Tensor) -> Coming:
+    def start(self, x: Tensor) -> PendingRows:
         """Sends what others lack of the rows x [n, F], and begins to receive [h, F]."""
         route = self.route
         return Rows(x.index_select(0, route.rows), route.sent, route.received, self.group, ring=self.ring)
 
-    def start_back(self, grad: Tensor, memory: Any) -> Coming:
+    def start_back(self, grad: Tensor, history: Any) -> PendingRows:
         """Sends the gradients [h, F] of received rows back, and begins to receive those of sent rows.
 
-        memory: that of the rows when they came.
+        history: that of the rows when they came.
         """
-        del memory
+        del history
         return Rows(grad, self.route.received, self.route.sent, self.group, ring=self.ring)
 
     def fetch(self, x: Tensor) -> Tensor:
@@ -168,35 +169,35 @@ def split_product(
 class _Fetch(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, halo: Halo) -> Tensor:
-        coming = halo.start(x)
-        ctx.args = halo, coming.memory
-        return coming.wait()
+        pending = halo.start(x)
+        ctx.args = halo, pending.history
+        return pending.wait()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        halo, memory = ctx.args
-        return spmm(halo.route.senders, halo.start_back(grad, memory).wait()), None
+        halo, history = ctx.args
+        return spmm(halo.route.senders, halo.start_back(grad, history).wait()), None
 
 
 class _Product(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, halo: Halo, parts: Parts) -> Tensor:
-        coming = halo.start(x)
-        ctx.args = halo, parts, coming.memory
+        pending = halo.start(x)
+        ctx.args = halo, parts, pending.history
         if not halo.overlap:
-            coming.wait()
+            pending.wait()
         y = spmm(parts.here, x, scale=parts.scale, weighted=parts.weighted)
         for part in parts.coming:
-            added = spmm(part.adjacency, coming.wait(part.rank), scale=part.scale, weighted=parts.weighted)
+            added = spmm(part.adjacency, pending.wait(part.rank), scale=part.scale, weighted=parts.weighted)
             y.index_add_(0, part.targets, added)
-        coming.wait()
+        pending.wait()
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, None, None]:
-        halo, parts, memory = ctx.args
+        halo, parts, history = ctx.args
         grads = grad_y.new_empty(sum(halo.route.received), grad_y.shape[1])
         spans = dict(enumerate(grads.split(halo.route.received)))
         for part in parts.coming:
@@ -204,7 +205,7 @@ class _Product(Function):
                 part.adjacency, grad_y.index_select(0, part.targets), scale=part.scale, weighted=parts.weighted
             )
             (grads if part.rank is None else spans[part.rank]).copy_(grad)
-        returning = halo.start_back(grads, memory)
+        returning = halo.start_back(grads, history)
         if not halo.overlap:
             returning.wait()
         grad_x = spmm_transposed(parts.here, grad_y, scale=parts.scale, weighted=parts.weighted)

@@ -34,7 +34,7 @@ class Counts:
     durations: list[float] = field(default_factory=list)
     """Seconds inside each collective, in order: the same order on every rank."""
     stages: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds by stage: negatives, encode, decode, loss, update, score."""
+    """Seconds by timer: negatives, encode, decode, loss, update, score."""
 
     def plain(self) -> dict[str, Any]:
         """The counts as values that JSON knows."""
@@ -50,8 +50,8 @@ class Meter:
         self._counts: dict[str, Counts] = {}
         self._status: mmap.mmap | None = None
         self._since = time.perf_counter()
-        self._stage = ""
-        self._stage_since = 0.0
+        self._timer = ""
+        self._timer_since = 0.0
 
     @property
     def counts(self) -> Counts:
@@ -72,26 +72,26 @@ class Meter:
             self.phase, self.where = before
 
     def _tick(self) -> None:
-        """Books the time since the last change of phase to the present one."""
+        """Charges the time since the last change of phase to the present one."""
         now = time.perf_counter()
         self.counts.seconds += now - self._since
         self._since = now
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Books the time inside, without the stages inside it, to a stage of the present phase."""
-        before = self._stage
+    def timer(self, name: str) -> Iterator[None]:
+        """Charges the time inside, without the timers inside it, to a name of the present phase."""
+        before = self._timer
         self._enter(name)
         try:
             yield
         finally:
             self._enter(before)
 
-    def _enter(self, stage: str) -> None:
+    def _enter(self, timer: str) -> None:
         now = time.perf_counter()
-        if self._stage:
-            self.counts.stages[self._stage] += now - self._stage_since
-        self._stage, self._stage_since = stage, now
+        if self._timer:
+            self.counts.stages[self._timer] += now - self._timer_since
+        self._timer, self._timer_since = timer, now
 
     def take(self, phase: str) -> Counts:
         """The counts of `phase` since the last call, which start again from zero."""
@@ -116,8 +116,8 @@ class Meter:
         if to_host:
             self.counts.to_host[tag] += to_host
 
-    def work_on(self, num_bytes: int) -> None:
-        """Notes a working set on the device."""
+    def record_working_set(self, num_bytes: int) -> None:
+        """Keeps the largest working set that the device has had."""
         self.counts.working_bytes = max(self.counts.working_bytes, num_bytes)
 
     def show_in(self, path: Path, rank: int) -> None:

@@ -11,7 +11,7 @@ from weft.core.errors import InputError
 from weft.core.record import Recorder
 from weft.engine.check import check
 from weft.engine.folder import new_folder
-from weft.engine.run import Run, leads, load_graph, run, under_torchrun
+from weft.engine.run import Run, is_main_process, load_graph, run, under_torchrun
 from weft.engine.tasks import prepared, task_model
 from weft.strategies import get_strategy
 
@@ -66,7 +66,7 @@ def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bo
     for name, one in contenders.items():
         last = len(runs) == len(contenders) - 1
         runs[name] = run(one, graph, None, out=out / name, quiet=quiet, apart=True, last=last)
-    if not leads():
+    if not is_main_process():
         return runs
     recorder = Recorder(out / "compare.jsonl")
     for name, done in runs.items():

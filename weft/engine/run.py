@@ -138,7 +138,7 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def leads() -> bool:
+def is_main_process() -> bool:
     """Whether this process is the one that writes and prints: any but a rank of torchrun other than 0."""
     return os.environ.get("RANK", "0") == "0"
 
@@ -205,7 +205,7 @@ def _work_joined(job: Job, graph: Graph, model: nn.Module, *, last: bool) -> tup
             said = {"folder": path, "parted": placed.part is not None, "factors": factors}
         except InputError as error:
             said = {"mistake": str(error)}
-    said = group.share(said)[0]
+    said = group.all_gather_object(said)[0]
     if "mistake" in said:
         raise InputError(said["mistake"])
     if said["factors"]:
@@ -223,7 +223,7 @@ def _work_joined(job: Job, graph: Graph, model: nn.Module, *, last: bool) -> tup
             folder.discard()
         raise
     if last or isinstance(ended, int):
-        group.leave()
+        group.close()
     return folder, ended
 
 
@@ -270,7 +270,7 @@ def _local_rank(job: Job, folder: RunFolder, store: Path, skeleton: nn.Module, w
     group = join(timeout_seconds=job.config.timeout, meter=meter, device=rows_device(job.config))
     with StopRequest(impatient=False) as stop:
         ended = _work(job, folder, graph, model, group, stop)
-    group.leave()
+    group.close()
     if isinstance(ended, int):
         sys.exit(STOPPED + ended)
 
@@ -307,7 +307,7 @@ def _work(job: Job, folder: RunFolder, graph: Graph, model: nn.Module, group: Gr
     summary: dict[str, Any] = {}
     best: dict[str, Tensor] = {}
     if group.rank:
-        group.share(strategy.facts())
+        group.all_gather_object(strategy.facts())
         stopped_by = trainer.run(stop, None)
         if not stopped_by:
             best = trainer.whole_best()
@@ -318,7 +318,7 @@ def _work(job: Job, folder: RunFolder, graph: Graph, model: nn.Module, group: Gr
     with group.meter.during("record", "the end of the run"):
         restore_rows(best, strategy)
         model.load_state_dict(best)
-        return dict(group.share(summary)[0])
+        return dict(group.all_gather_object(summary)[0])
 
 
 Led = tuple[int, dict[str, Any], dict[str, Tensor]]
@@ -333,7 +333,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest) -> L
     with closing(RunWriter(folder, config, show)) as writer:
         with show:
             facts = {"vertices": graph.num_vertices, "edges": graph.num_edges, "fingerprint": graph.fingerprint}
-            placed = group.share(trainer.strategy.facts())
+            placed = group.all_gather_object(trainer.strategy.facts())
             writer.begin(
                 first,
                 ranks=group.size,

@@ -99,9 +99,9 @@ class Trainer:
             loss = sum(self._train(step) for step in self.strategy.steps(epoch))
         if (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.epochs:
             with self.meter.during("eval", f"epoch {epoch}, evaluation"):
-                with self.group.stage("encode"):
+                with self.group.timer("encode"):
                     rows = self.strategy.forward(self.strategy.evaluation(epoch))
-                with self.group.stage("score"):
+                with self.group.timer("score"):
                     counts = self.task.counts(rows)
         report = {
             "loss": loss,
@@ -111,18 +111,18 @@ class Trainer:
             "peak_memory_bytes": peak_memory_bytes(),
         }
         with self.meter.during("record", f"epoch {epoch}, report"):
-            return self.group.share(report)
+            return self.group.all_gather_object(report)
 
     def _train(self, step: Step) -> float:
-        stage = self.group.stage
+        timer = self.group.timer
         self.optimizer.zero_grad()
-        with stage("encode"):
+        with timer("encode"):
             rows = self.strategy.forward(step)
-        with stage("loss"):
+        with timer("loss"):
             loss, grad = self.task.loss(rows, step.epoch)
-        with stage("encode"):
+        with timer("encode"):
             self.strategy.backward(rows, grad)
-        with stage("update"):
+        with timer("update"):
             self.optimizer.step()
         return loss
 

@@ -318,7 +318,7 @@ class _Run:
         meter = self.group.meter
         meter.aggregate(chunk.adjacency.num_edges, self.width)
         if self.graph.limited:
-            meter.work_on(self.needs.bytes(chunk.adjacency))
+            meter.record_working_set(self.needs.bytes(chunk.adjacency))
 
     def _placed(self, chunk: SubTopology) -> SubTopology:
         """The chunk on the device; where that has a limit, with nothing that outlives the caller."""

@@ -130,7 +130,7 @@ def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Fac
     edges = num_edges * sum(_passes(operations, savings))
     bytes_each_way, network = _exchange_seconds(group)
     found = {"flop": rows / max(flops, 1), "edge": (whole - rows) / max(edges, 1), "byte": network / bytes_each_way}
-    shared = group.share(found)
+    shared = group.all_gather_object(found)
     return Factors(
         **{f"seconds_per_{name}": max(LEAST, sum(one[name] for one in shared) / len(shared)) for name in found}
     )

@@ -33,5 +33,7 @@ def measured_rates(group: Group, folder: Path | None) -> Rates:
     )
     found = [ROWS / least_seconds(move, group) for move in moves]
     rows.close()
-    slowest = [min(each) for each in zip(*(one["rates"] for one in group.share({"rates": found})), strict=True)]
+    slowest = [
+        min(each) for each in zip(*(one["rates"] for one in group.all_gather_object({"rates": found})), strict=True)
+    ]
     return Rates(*(2.0 ** round(math.log2(rate / slowest[0])) for rate in slowest))
