@@ -14,13 +14,14 @@ from weft.comm.exchange import (
     sum_over_ranks,
     sum_shared,
 )
-from weft.comm.group import Group, Pending, join
+from weft.comm.group import Group, Key, Pending, join
 from weft.comm.halo import Halo, Parts, PendingRows, Route, make_route, split_product
 
 __all__ = [
     "Gather",
     "Group",
     "Halo",
+    "Key",
     "Layout",
     "Parts",
     "Pending",

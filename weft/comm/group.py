@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
+import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,9 +21,23 @@ from torch.distributed import distributed_c10d
 from weft.core.errors import InputError, RunError
 from weft.core.meter import Meter
 
-MAX_SLOTS = 1 << 16  # exchanges under way at once are told apart by their number
+NUM_SLOTS = 1 << 31  # of gloo's tags, by which messages between two ranks are told apart
 GRACE_SECONDS = 3.0
 """How long a rank that lost a peer waits for the others to say that they live."""
+
+
+class Key(NamedTuple):
+    """Which exchange of a group this is, said alike by its ranks: those under way at once have different keys."""
+
+    what: str
+    """Of what: tag, layer, direction."""
+    number: int
+    """Which of those: a chunk, or a count."""
+
+    @property
+    def slot(self) -> int:
+        """The tag of its messages."""
+        return (zlib.crc32(self.what.encode()) + self.number) % NUM_SLOTS
 
 
 class Group:
@@ -30,7 +46,9 @@ class Group:
     def __init__(self, rank: int = 0, size: int = 1, meter: Meter | None = None, device: str = "cpu") -> None:
         self.rank, self.size, self.device = rank, size, torch.device(device)
         self.meter = meter or Meter()
-        self.num_exchanges = 0
+        self.under_way: set[int] = set()
+        """Slots of the exchanges that have begun here and are not done."""
+        self._num_keys: Counter[str] = Counter()
 
     def all_to_all(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str) -> Tensor:
         """Sends slice q of the flat `send` to rank q; returns what the ranks sent here, in rank order, flat.
@@ -40,10 +58,18 @@ class Group:
         return self.all_to_all_async(send, send_counts, recv_counts, tag=tag).wait()
 
     def all_to_all_async(
-        self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str
+        self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str, key: Key | None = None
     ) -> Pending:
-        """Begins an `all_to_all`; other work can be done until it is waited for."""
-        return Ready(send) if self.size == 1 else Exchange(self, send, send_counts, recv_counts, tag=tag)
+        """Begins an `all_to_all`; other work can be done until it is waited for.
+
+        key: by which ranks tell it from others under way; None: by its place among the group's with this tag.
+        """
+        return Ready(send) if self.size == 1 else Exchange(self, send, send_counts, recv_counts, tag=tag, key=key)
+
+    def next_key(self, what: str) -> Key:
+        """The next key of its kind, for exchanges that all ranks begin in one order among those of that kind."""
+        self._num_keys[what] += 1
+        return Key(what, self._num_keys[what])
 
     def all_reduce(self, values: Tensor, *, tag: str) -> Tensor:
         """The sum of `values` over the ranks, in a fixed order; bytes are those of a ring."""
@@ -142,6 +168,9 @@ class Exchange:
     ranks send to the same one first and what has arrived can be used (NeutronStar, section 4.3); else, and on GPUs, by
     the backend's own all_to_all. Counted as one collective when all is here; its seconds are those spent in here, not
     those in which the caller does something else.
+
+    key: in a ring, ranks may begin exchanges of different keys in different orders; the backend's own have no key, and
+    all ranks begin them in one order. One that is under way is not begun again.
     """
 
     def __init__(
@@ -152,9 +181,13 @@ class Exchange:
         recv_counts: Sequence[int],
         *,
         tag: str,
+        key: Key | None = None,
         ring: bool = True,
     ) -> None:
-        self._group, self._tag, self._send = group, tag, send.contiguous()
+        key = key or group.next_key(tag)
+        assert key.slot not in group.under_way, f"exchange {key} is under way already"
+        group.under_way.add(key.slot)
+        self._group, self._tag, self._slot, self._send = group, tag, key.slot, send.contiguous()
         self._sent, self._received = _others(send, send_counts, group), _others(send, recv_counts, group)
         self._buffer = torch.empty(sum(recv_counts), dtype=send.dtype, device=send.device)
         self._parts: Sequence[Tensor] = self._buffer.split(list(recv_counts))
@@ -183,13 +216,13 @@ class Exchange:
             return self._parts[rank]
         if not self._done:
             self._done = True
+            self._group.under_way.remove(self._slot)
             self._group.meter.collective(self._tag, self._sent, self._received, self._seconds)
         return self._buffer
 
     def _start_ring(self, parts: Sequence[Tensor]) -> None:
         """Receives first: gloo's pairs have one queue, in which a peer's leave to send would wait behind a message."""
-        size, rank = self._group.size, self._group.rank
-        self._group.num_exchanges = slot = (self._group.num_exchanges + 1) % MAX_SLOTS
+        size, rank, slot = self._group.size, self._group.rank, self._slot
         self._parts[rank].copy_(parts[rank])
         for before in ((rank - step) % size for step in range(1, size)):
             work = dist.irecv(self._parts[before], before, tag=slot) if self._parts[before].numel() else None

@@ -12,23 +12,23 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from weft.comm.group import Exchange, Group
+from weft.comm.group import Exchange, Group, Key
 from weft.data import Adjacency
 from weft.kernels import Scale, spmm, spmm_transposed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """Which of its rows a rank sends to whom, and how many it gets from each rank.
-
-    rows: int64, positions by receiver, in rank order; sent: how many of them each rank gets. num_rows: of which they
-    are some.
-    """
+    """Which of its rows a rank sends to whom, and how many it gets from each rank."""
 
     rows: Tensor
+    """int64, positions of the rows sent, by receiver, in rank order."""
     sent: tuple[int, ...]
+    """How many of them each rank gets."""
     received: tuple[int, ...]
+    """How many rows each rank sends here."""
     num_rows: int
+    """Of this rank, of which those sent are some."""
 
     @cached_property
     def senders(self) -> Adjacency:
@@ -67,10 +67,12 @@ class Rows:
 
     history: Any = None
 
-    def __init__(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group, *, ring: bool) -> None:
+    def __init__(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group, *, key: Key, ring: bool
+    ) -> None:
         self._width = width = rows.shape[1]
         counts = ([number * width for number in numbers] for numbers in (sent, received))
-        self._exchange = Exchange(group, rows.reshape(-1), *counts, tag="halo", ring=ring)
+        self._exchange = Exchange(group, rows.reshape(-1), *counts, tag="halo", key=key, ring=ring)
 
     def wait(self, rank: int | None = None) -> Tensor:
         return self._exchange.wait(rank).view(-1, self._width)
@@ -80,16 +82,16 @@ class Halo:
     """The rows that one product lacks, and the way back of their gradients.
 
     ring: rank by rank, so that a part of the product can start when its rows are here; else by one all_to_all.
-    overlap: what is here already is multiplied meanwhile.
+    overlap: what is here already is multiplied meanwhile. name: tells its exchanges from those of other halos.
     """
 
-    def __init__(self, route: Route, group: Group, *, ring: bool = True, overlap: bool = True) -> None:
-        self.route, self.group, self.ring, self.overlap = route, group, ring, overlap
+    def __init__(self, route: Route, group: Group, *, name: str, ring: bool = True, overlap: bool = True) -> None:
+        self.route, self.group, self.name, self.ring, self.overlap = route, group, name, ring, overlap
 
     def start(self, x: Tensor) -> PendingRows:
         """Sends what others lack of the rows x [n, F], and begins to receive [h, F]."""
         route = self.route
-        return Rows(x.index_select(0, route.rows), route.sent, route.received, self.group, ring=self.ring)
+        return self._exchange(x.index_select(0, route.rows), route.sent, route.received, "rows")
 
     def start_back(self, grad: Tensor, history: Any) -> PendingRows:
         """Sends the gradients [h, F] of received rows back, and begins to receive those of sent rows.
@@ -97,7 +99,11 @@ class Halo:
         history: that of the rows when they came.
         """
         del history
-        return Rows(grad, self.route.received, self.route.sent, self.group, ring=self.ring)
+        return self._exchange(grad, self.route.received, self.route.sent, "gradients")
+
+    def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], what: str) -> Rows:
+        key = self.group.next_key(f"{self.name} {what}")
+        return Rows(rows, sent, received, self.group, key=key, ring=self.ring)
 
     def fetch(self, x: Tensor) -> Tensor:
         """The rows [h, F] of other ranks that this one lacks, by owner; from the rows [n, F] of each."""

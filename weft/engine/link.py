@@ -131,13 +131,15 @@ class Ends(NamedTuple):
 class Reach:
     """The rows at the ends of a rank's pairs: those that are here, and those of other ranks, fetched once each.
 
-    blocks: the pairs, so many at a time that the rows of their ends take little memory.
+    blocks: the pairs, so many at a time that the rows of their ends take little memory. name: of the exchanges.
     """
 
-    def __init__(self, deal: Deal, pairs: Tensor, own: Tensor, group: Group) -> None:
+    def __init__(self, deal: Deal, pairs: Tensor, own: Tensor, group: Group, name: str) -> None:
         fetched, received = deal.lacking(pairs, group.rank)
         num_rows = len(own) + len(fetched)
-        self.halo = Halo(make_route(fetched, received, own, len(own), group), group) if group.size > 1 else None
+        self.halo: Halo | None = None
+        if group.size > 1:
+            self.halo = Halo(make_route(fetched, received, own, len(own), group), group, name=name)
         place = torch.empty(len(deal.owner), dtype=torch.int64)
         place[own] = torch.arange(len(own))
         place[fetched] = torch.arange(len(own), num_rows)
@@ -186,13 +188,13 @@ class LinkTask:
         pairs = self.deal.held_out()
         self.num_held_out = len(pairs)
         self.dealt = self.deal.dealt(pairs, group.rank)
-        self.held_out = Reach(self.deal, pairs[self.dealt], self.own, group)
+        self.held_out = Reach(self.deal, pairs[self.dealt], self.own, group, "held-out links")
 
     def loss(self, z: Tensor, epoch: int) -> tuple[float, Tensor]:
         """This rank's part of the loss, and its gradient [n, D] by the rows; the decoder's parameters get theirs."""
         with self.group.timer("negatives"):
             pairs = self.deal.train(self.group.rank, epoch)
-            reach = Reach(self.deal, pairs, self.own, self.group)
+            reach = Reach(self.deal, pairs, self.own, self.group, "training links")
             labels = z.new_zeros(len(pairs))
             labels[: len(pairs) // (1 + self.deal.num_negatives)] = 1
         with self.group.timer("decode"):

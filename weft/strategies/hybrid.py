@@ -92,7 +92,8 @@ class VertexParallel(Strategy):
             if shared[number] == group.size:
                 blocks.append(blocks[-1])
             else:
-                blocks.append(Block(hop, self.dependencies.rows, self, self._halo(hop) if exchanged[number] else None))
+                halo = self._halo(hop, f"halo {number}") if exchanged[number] else None
+                blocks.append(Block(hop, self.dependencies.rows, self, halo))
         operations = self.operations(self.model, GraphShape.of(self.graph), True, self.savings)
         self.fetching = [
             any(number in one.hops and is_fetched(one, number) for one in operations) for number in range(len(hops))
@@ -112,13 +113,13 @@ class VertexParallel(Strategy):
         own = needed.own[is_embedded(self.graph)[needed.own]]
         return EmbeddedHalo(again, counts, own, part, group)
 
-    def _halo(self, hop: Hop) -> Halo:
+    def _halo(self, hop: Hop, name: str) -> Halo:
         own = self.dependencies.own
-        return self.make_halo(make_route(hop.fetched, hop.received, own, hop.num_inputs, self.group))
+        return self.make_halo(make_route(hop.fetched, hop.received, own, hop.num_inputs, self.group), name)
 
-    def make_halo(self, route: Route) -> Halo:
+    def make_halo(self, route: Route, name: str) -> Halo:
         """The halo of one product."""
-        return Halo(route, self.group, ring=self.savings.ring, overlap=self.savings.overlap)
+        return Halo(route, self.group, name=name, ring=self.savings.ring, overlap=self.savings.overlap)
 
     @classmethod
     def plan(

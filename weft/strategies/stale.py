@@ -61,8 +61,10 @@ class StaleHalo(Halo):
     than `bound` (over all ranks, against what was sent last; 0: never before). An evaluation always exchanges.
     """
 
-    def __init__(self, route: Route, group: Group, *, every: int, bound: float, ring: bool, overlap: bool) -> None:
-        super().__init__(route, group, ring=ring, overlap=overlap)
+    def __init__(
+        self, route: Route, group: Group, *, name: str, every: int, bound: float, ring: bool, overlap: bool
+    ) -> None:
+        super().__init__(route, group, name=name, ring=ring, overlap=overlap)
         self.every, self.bound = every, bound
         self.training = False
         self._histories: list[HaloHistory] = []
@@ -123,11 +125,12 @@ class Stale(Communicated):
             halo.begin(step.training)
         return super().forward(step)
 
-    def make_halo(self, route: Route) -> Halo:
+    def make_halo(self, route: Route, name: str) -> Halo:
         placement, savings = self.placement, self.savings
         halo = StaleHalo(
             route,
             self.group,
+            name=name,
             every=placement.refresh_every,
             bound=placement.staleness,
             ring=savings.ring,

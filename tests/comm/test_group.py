@@ -1,0 +1,45 @@
+"""Exchanges under way at once are told apart by their keys, in whatever order ranks begin them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ranks import spawn
+
+from weft.comm import Group, Key
+
+NUM_NUMBERS = 5
+LAYERS = {"first": 10.0, "second": 20.0}
+
+
+def swap(group: Group, keys: dict[str, Key]) -> list[list[float]]:
+    """What two ranks get of each other for two layers, begun in opposite order: the layer's number plus the rank's."""
+    names = list(LAYERS) if group.rank == 0 else list(LAYERS)[::-1]
+    sizes = [NUM_NUMBERS * (rank != group.rank) for rank in range(2)]
+    pending = {}
+    for name in names:
+        numbers = torch.full((NUM_NUMBERS,), LAYERS[name] + group.rank)
+        pending[name] = group.all_to_all_async(numbers, sizes, sizes, tag="halo", key=keys.get(name))
+    found = {name: pending[name].wait().tolist() for name in reversed(names)}
+    return [found[name] for name in LAYERS]
+
+
+def check_orders(group: Group) -> None:
+    right = [[number + 1 - group.rank] * NUM_NUMBERS for number in LAYERS.values()]
+    for chunk in range(3):
+        assert swap(group, {name: Key(f"{name} rows", chunk) for name in LAYERS}) == right
+        assert swap(group, {"first": Key("product 1 rows", chunk), "second": Key("product 1 rows", chunk + 1)}) == right
+    assert swap(group, {}) == right[::-1], "a count of all is no key: the planted error gives the other layer's rows"
+    with pytest.raises(AssertionError, match=r"Key\(what='rows', number=0\) is under way already"):
+        swap(group, dict.fromkeys(LAYERS, Key("rows", 0)))
+
+
+def test_ranks_begin_exchanges_in_any_order() -> None:
+    spawn(2, check_orders)
+
+
+def test_keys_are_the_same_in_every_process() -> None:
+    """Python's own hash of a string is not."""
+    assert Key("halo 1 rows", 3).slot == 1_723_629_653 + 3
+    slots = [Key(what, number).slot for what in ("halo 0 rows", "halo 0 gradients") for number in range(1000)]
+    assert len(set(slots)) == 2000
