@@ -132,7 +132,7 @@ class Runner:
             graph, self.model, group, seed=0, savings=savings, placement=placement
         )
         self.setup_seconds = time.perf_counter() - start
-        self.task = NodeTask(graph, self.strategy.rows, group.device)
+        self.task = NodeTask(graph, self.strategy.rows, group)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         self.epochs: list[dict[str, Any]] = []
 
@@ -147,8 +147,9 @@ class Runner:
         start = time.perf_counter()
         with self.group.meter.during("train"):
             self.optimizer.zero_grad()
-            logits = self.strategy.forward(Step(epoch=len(self.epochs), training=True))
-            _, grad = self.task.loss(logits)
+            step = Step(epoch=len(self.epochs), training=True)
+            logits = self.strategy.forward(step)
+            _, grad = self.task.loss(logits, step)
             self.strategy.backward(logits, grad)
             self.optimizer.step()
         seconds = time.perf_counter() - start

@@ -287,15 +287,16 @@ class Session:
         self.strategy: Strategy = STRATEGIES[strategy](
             self.graph, self.model, group, seed=7, savings=self.savings, placement=placement
         )
-        self.task = NodeTask(self.graph, self.strategy.rows, group.device, self.strategy.empty_rows)
+        self.task = NodeTask(self.graph, self.strategy.rows, group, self.strategy.empty_rows)
         self.meter = group.meter
 
     def step(self, epoch: int) -> tuple[Tensor, float]:
         """One training step without the optimiser's: logits of this rank's rows and its part of the loss."""
+        step = Step(epoch=epoch, training=True)
         self.model.zero_grad()
         with self.meter.during("train"):
-            logits = self.strategy.forward(Step(epoch=epoch, training=True))
-            loss, grad = self.task.loss(logits)
+            logits = self.strategy.forward(step)
+            loss, grad = self.task.loss(logits, step)
             self.strategy.backward(logits, grad)
         return logits.detach(), loss
 
@@ -312,7 +313,7 @@ class Session:
         x = self.strategy.inputs.rows.clone().requires_grad_()
         views = [self.strategy.view(stage, key(7, 0, stage)) for stage in range(self.model.num_stages)]
         logits = self.model(views, x)
-        _, grad = self.task.loss(logits)
+        _, grad = self.task.loss(logits, Step(epoch=0, training=True))
         logits.backward(grad)
         assert x.grad is not None
         whole = x.new_zeros(self.graph.num_vertices, x.shape[1])

@@ -62,7 +62,7 @@ def make_task(config: Config, strategy: Strategy) -> Task:
     """The task of the rows that a strategy gives this rank."""
     graph, group, model = strategy.graph, strategy.group, strategy.model
     if config.task == "node":
-        device = torch.device("cpu") if config.strategy == "offload" else group.device  # where the logits are
-        return NodeTask(graph, strategy.rows, device, strategy.empty_rows)
+        device = torch.device("cpu") if config.strategy == "offload" else None
+        return NodeTask(graph, strategy.rows, group, strategy.empty_rows, device)
     assert isinstance(model, LinkModel)
     return LinkTask(config, Links.of(graph), model.decoder, strategy.rows, group, strategy.empty_rows)

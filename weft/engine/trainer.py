@@ -96,15 +96,16 @@ class Trainer:
         """Trains one epoch and evaluates where it is time to; every rank's report of it."""
         counts = None
         with self.meter.during("train", f"epoch {epoch}, training"):
-            loss = sum(self._train(step) for step in self.strategy.steps(epoch))
+            losses = [self._train(step) for step in self.strategy.steps(epoch)]
         if (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.epochs:
             with self.meter.during("eval", f"epoch {epoch}, evaluation"):
+                step = self.strategy.evaluation(epoch)
                 with self.group.timer("encode"):
-                    rows = self.strategy.forward(self.strategy.evaluation(epoch))
+                    rows = self.strategy.forward(step)
                 with self.group.timer("score"):
-                    counts = self.task.counts(rows)
+                    counts = self.task.counts(rows, step)
         report = {
-            "loss": loss,
+            "loss": sum(losses) / len(losses),
             "counts": counts,
             "stop": stop.signal,
             "phases": {phase: self.meter.take(phase).plain() for phase in PHASES},
@@ -119,7 +120,7 @@ class Trainer:
         with timer("encode"):
             rows = self.strategy.forward(step)
         with timer("loss"):
-            loss, grad = self.task.loss(rows, step.epoch)
+            loss, grad = self.task.loss(rows, step)
         with timer("encode"):
             self.strategy.backward(rows, grad)
         with timer("update"):

@@ -130,7 +130,7 @@ class Offload(VertexParallel):
         if self._planning:
             self._planning = False
             give_back_pages()  # planning took more than the device may have
-        made = Pass(self, self.settled.programs[step.training], epoch=step.epoch, training=step.training)
+        made = Pass(self, self.settled.programs[step.training], step)
         logits = made.forward()
         if step.training:
             self._pass = made

@@ -18,6 +18,7 @@ from weft.core.host import release
 from weft.core.random import key
 from weft.nn import Inputs
 from weft.nn.phases import Pause, Phased, Resumed, Total
+from weft.strategies.base import Step
 from weft.strategies.embedded import EmbeddedRows
 from weft.strategies.products import Products
 from weft.strategies.program import Part, Program, RowsView
@@ -33,12 +34,12 @@ Own = dict[int, Tensor]
 class Pass:
     """A forward pass of a program on a rank, and the backward pass that may follow."""
 
-    def __init__(self, home: Offload, program: Program, *, epoch: int, training: bool) -> None:
+    def __init__(self, home: Offload, program: Program, step: Step) -> None:
         self.home, self.parts = home, program.parts
         self.model, self.group, self.meter = cast(Phased, home.model), home.group, home.group.meter
-        self.keys = [key(home.seed, epoch, stage) for stage in home.stages]
+        self.keys = [key(home.seed, *step.key, stage) for stage in home.stages]
         self.tables: list[Table] = []
-        self.embedded = EmbeddedRows(home, training=training)
+        self.embedded = EmbeddedRows(home, training=step.training)
 
     def forward(self) -> Rows:
         """The logits [n, C] of this rank's rows."""
