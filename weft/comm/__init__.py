@@ -14,8 +14,9 @@ from weft.comm.exchange import (
     sum_over_ranks,
     sum_shared,
 )
-from weft.comm.group import Group, Key, Pending, join
+from weft.comm.group import Group, Key, Pending
 from weft.comm.halo import Halo, Parts, PendingRows, Route, make_route, split_product
+from weft.comm.join import join
 
 __all__ = [
     "Gather",

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d
 
+from weft.comm.missing import missing_ranks
 from weft.core.errors import InputError, RunError
 from weft.core.meter import Meter
 
 NUM_SLOTS = 1 << 31  # of gloo's tags, by which messages between two ranks are told apart
-GRACE_SECONDS = 3.0
-"""How long a rank that lost a peer waits for the others to say that they live."""
 
 
 class Key(NamedTuple):
@@ -41,14 +38,52 @@ class Key(NamedTuple):
 
 
 class Group:
-    """`size` ranks, of which this is number `rank`. Made by `join`, or directly for one rank, which talks to nobody."""
+    """`size` ranks, of which this is number `rank`: all ranks of a run, or those along one of their axes.
 
-    def __init__(self, rank: int = 0, size: int = 1, meter: Meter | None = None, device: str = "cpu") -> None:
+    Made by `join`, or directly for one rank, which talks to nobody. world_ranks: their numbers among all ranks; None:
+    they are all. process_group: through which they talk.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        meter: Meter | None = None,
+        device: str | torch.device = "cpu",
+        *,
+        world_ranks: Sequence[int] | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
         self.rank, self.size, self.device = rank, size, torch.device(device)
+        self.world_ranks = tuple(range(size) if world_ranks is None else world_ranks)
+        self.world_rank = self.world_ranks[rank]
+        self.process_group = process_group
         self.meter = meter or Meter()
+        self._axes: dict[str, Group] = {}
         self.under_way: set[int] = set()
         """Slots of the exchanges that have begun here and are not done."""
         self._num_keys: Counter[str] = Counter()
+
+    def declare_axes(self, **sizes: int) -> None:
+        """Names the axes of a mesh of the ranks; the last changes from one rank to the next. All ranks call it.
+
+        InputError if the mesh has not as many ranks as there are.
+        """
+        assert not self._axes, "axes are declared once"
+        if prod(sizes.values()) != self.size or min(sizes.values(), default=1) < 1:
+            mesh = " x ".join(f"{name}={size}" for name, size in sizes.items())
+            raise InputError(f"a mesh of {mesh} has {prod(sizes.values())} ranks, not {self.size}: give sizes that do")
+        numbers = torch.tensor(self.world_ranks).view(*sizes.values())
+        for dim, (name, size) in enumerate(sizes.items()):
+            for ranks in numbers.movedim(dim, -1).reshape(-1, size).tolist():
+                made = dist.new_group(ranks) if size > 1 else None  # every rank makes those of the others too
+                if self.world_rank in ranks:
+                    rank = ranks.index(self.world_rank)
+                    self._axes[name] = Group(rank, size, self.meter, self.device, world_ranks=ranks, process_group=made)
+
+    def axis(self, name: str) -> Group:
+        """The ranks that differ from this one along an axis alone, and itself; what they exchange counts here too."""
+        return self._axes[name]
 
     def all_to_all(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str) -> Tensor:
         """Sends slice q of the flat `send` to rank q; returns what the ranks sent here, in rank order, flat.
@@ -78,7 +113,7 @@ class Group:
         total = values.clone(memory_format=torch.contiguous_format)
         payload = 2 * values.numel() * values.element_size() * (self.size - 1) // self.size
         with self._collective("all_reduce", tag, payload, payload):
-            dist.all_reduce(total)
+            dist.all_reduce(total, group=self.process_group)
         return total
 
     def broadcast(self, values: Tensor, *, tag: str) -> None:
@@ -86,7 +121,7 @@ class Group:
         if self.size > 1:
             payload = values.numel() * values.element_size()
             with self._collective("broadcast", tag, 0 if self.rank else payload, payload if self.rank else 0):
-                dist.broadcast(values, 0)
+                dist.broadcast(values, group_src=0, group=self.process_group)
 
     def all_gather_object(self, report: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's `report` (plain JSON values), in rank order, on every rank."""
@@ -95,7 +130,7 @@ class Group:
         text = torch.frombuffer(bytearray(json.dumps(report).encode()), dtype=torch.uint8).to(self.device)
         lengths = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
         with self._collective("all_gather", "report", 8 * (self.size - 1), 8 * (self.size - 1)):
-            dist.all_gather(lengths, torch.tensor([len(text)], device=self.device))
+            dist.all_gather(lengths, torch.tensor([len(text)], device=self.device), group=self.process_group)
         counts = [int(length) for length in lengths]
         texts = self.all_to_all(text.repeat(self.size), [len(text)] * self.size, counts, tag="report")
         return [json.loads(bytes(part.tolist())) for part in texts.split(counts)]
@@ -108,9 +143,9 @@ class Group:
             self.synchronize()
 
     def close(self) -> None:
-        """Leaves the process group, when all ranks are done."""
+        """Leaves the process group, and those of the axes, when all ranks are done."""
         if self.size > 1 and dist.is_initialized():
-            dist.destroy_process_group()
+            dist.destroy_process_group(self.process_group)
 
     def synchronize(self) -> None:
         """Waits for the device, so that seconds are counted where they are spent."""
@@ -136,8 +171,9 @@ class Group:
         except RuntimeError as error:
             seconds = time.perf_counter() - start
             reason = str(error).splitlines()[0].partition(". ")[0]
+            lost = missing_ranks(self.world_rank, self.world_ranks)
             raise RunError(
-                f"rank {self.rank} lost {_missing_ranks(self)} in {self.meter.where}, {operation} '{tag}', "
+                f"rank {self.world_rank} lost {lost} in {self.meter.where}, {operation} '{tag}', "
                 f"after {seconds:.1f} s ({reason})"
             ) from error
         self.meter.show(self.meter.where)
@@ -199,7 +235,9 @@ class Exchange:
                 self._start_ring(self._send.split(list(send_counts)))
             elif group.size > 1:
                 counts = list(recv_counts), list(send_counts)
-                whole = dist.all_to_all_single(self._buffer, self._send, *counts, async_op=True)
+                whole = dist.all_to_all_single(
+                    self._buffer, self._send, *counts, group=group.process_group, async_op=True
+                )
                 self._receives = dict.fromkeys(range(group.size), whole)
 
     def wait(self, rank: int | None = None) -> Tensor:
@@ -222,14 +260,16 @@ class Exchange:
 
     def _start_ring(self, parts: Sequence[Tensor]) -> None:
         """Receives first: gloo's pairs have one queue, in which a peer's leave to send would wait behind a message."""
-        size, rank, slot = self._group.size, self._group.rank, self._slot
+        size, rank, slot, network = self._group.size, self._group.rank, self._slot, self._group.process_group
         self._parts[rank].copy_(parts[rank])
         for before in ((rank - step) % size for step in range(1, size)):
-            work = dist.irecv(self._parts[before], before, tag=slot) if self._parts[before].numel() else None
+            part = self._parts[before]
+            work = dist.irecv(part, group=network, group_src=before, tag=slot) if part.numel() else None
             if work:
                 self._receives[before] = work
         for after in ((rank + step) % size for step in range(1, size)):
-            work = dist.isend(parts[after], after, tag=slot) if parts[after].numel() else None
+            part = parts[after]
+            work = dist.isend(part, group=network, group_dst=after, tag=slot) if part.numel() else None
             if work:
                 self._sends.append(work)
 
@@ -241,49 +281,5 @@ class Exchange:
         self._seconds += time.perf_counter() - start
 
 
-def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_method: str = "env://") -> Group:
-    """Joins the ranks that torchrun or the launcher started (RANK, WORLD_SIZE, LOCAL_RANK in the environment).
-
-    Ranks that have joined and not left yet go on as they are, with another meter. InputError if the environment is not
-    torchrun's; RunError if the others do not come within the timeout.
-    """
-    try:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        local = int(os.environ["LOCAL_RANK"])
-    except (KeyError, ValueError) as error:
-        raise InputError(f"RANK, WORLD_SIZE or LOCAL_RANK is not as torchrun sets it ({error}): unset them") from error
-    if size == 1:
-        return Group(meter=meter, device=device)
-    if device == "cuda":
-        torch.cuda.set_device(local)
-        device = f"cuda:{local}"
-    backend = "nccl" if device.startswith("cuda") else "gloo"
-    timeout = timedelta(seconds=timeout_seconds)
-    try:
-        if not dist.is_initialized():
-            dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=timeout)
-    except (RuntimeError, ValueError, dist.DistError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(
-            f"rank {rank} did not meet the other {size - 1} within {timeout_seconds:.0f} s ({reason})"
-        ) from error
-    return Group(rank, size, meter, device)
-
-
 def _others(values: Tensor, counts: Sequence[int], group: Group) -> int:
     return (sum(counts) - counts[group.rank]) * values.element_size()
-
-
-def _missing_ranks(group: Group) -> str:
-    """Names the ranks that do not say within a grace time that they live; they meet in the store, not the network."""
-    try:
-        store = distributed_c10d.PrefixStore("weft/alive", distributed_c10d._get_default_store())
-        store.set(str(group.rank), "here")
-        deadline = time.monotonic() + GRACE_SECONDS
-        silent = list(range(group.size))
-        while silent and time.monotonic() < deadline:
-            silent = [rank for rank in silent if not store.check([str(rank)])]
-            time.sleep(0.05)
-    except RuntimeError:
-        return "a peer"
-    return " and ".join(f"rank {rank}" for rank in silent) or "a peer that lives but is late"
