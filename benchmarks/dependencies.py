@@ -33,6 +33,7 @@ from weft.core.meter import Meter
 from weft.core.savings import Savings
 from weft.data import Graph
 from weft.engine.metrics import NodeTask
+from weft.engine.writer import communication_seconds
 from weft.nn import make_model
 from weft.partition import make_book
 from weft.strategies import APPROXIMATE, Placement, Step, Strategy, get_strategy
@@ -169,8 +170,8 @@ class Runner:
             {"epochs": self.epochs[1:], "setup": self.setup_seconds, "facts": self.strategy.facts()}
         )
         rounds = list(zip(*(rank["epochs"] for rank in ranks), strict=True))
-        exposed = [sum(map(min, zip(*(one["stays"] for one in each), strict=True))) for each in rounds]
-        inside = [statistics.fmean(sum(one["stays"]) for one in each) for each in rounds]
+        exposed = [communication_seconds([one["stays"] for one in each]) for each in rounds]
+        inside = [statistics.fmean(sum(one["stays"].values()) for one in each) for each in rounds]
         factors = self.strategy.placement.factors
         return {
             "contender": self.name,
@@ -180,7 +181,7 @@ class Runner:
             "bytes": statistics.fmean(sum(one["bytes"] for one in each) for each in rounds),
             "rank_bytes": [one["bytes"] for one in rounds[-1]],
             "compute_seconds": [
-                statistics.median(one["seconds"] - sum(one["stays"]) for one in each)
+                statistics.median(one["seconds"] - sum(one["stays"].values()) for one in each)
                 for each in zip(*rounds, strict=True)
             ],
             "edges": [one["edges"] for one in rounds[-1]],

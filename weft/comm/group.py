@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.comm.missing import missing_ranks
+from weft.core.clock import EventClock
 from weft.core.errors import InputError, RunError
-from weft.core.meter import Meter
+from weft.core.meter import Meter, Span
 
 NUM_SLOTS = 1 << 31  # of gloo's tags, by which messages between two ranks are told apart
 
@@ -41,7 +42,7 @@ class Group:
     """`size` ranks, of which this is number `rank`: all ranks of a run, or those along one of their axes.
 
     Made by `join`, or directly for one rank, which talks to nobody. world_ranks: their numbers among all ranks; None:
-    they are all. process_group: through which they talk.
+    they are all. process_group: through which they talk. name: of the axis, as meters tell its collectives from others.
     """
 
     def __init__(
@@ -53,12 +54,15 @@ class Group:
         *,
         world_ranks: Sequence[int] | None = None,
         process_group: dist.ProcessGroup | None = None,
+        name: str = "",
     ) -> None:
         self.rank, self.size, self.device = rank, size, torch.device(device)
         self.world_ranks = tuple(range(size) if world_ranks is None else world_ranks)
         self.world_rank = self.world_ranks[rank]
-        self.process_group = process_group
+        self.process_group, self.name = process_group, name
         self.meter = meter or Meter()
+        if self.device.type == "cuda":
+            self.meter.use(EventClock.of(self.device))
         self._axes: dict[str, Group] = {}
         self.under_way: set[int] = set()
         """Slots of the exchanges that have begun here and are not done."""
@@ -78,8 +82,15 @@ class Group:
             for ranks in numbers.movedim(dim, -1).reshape(-1, size).tolist():
                 made = dist.new_group(ranks) if size > 1 else None  # every rank makes those of the others too
                 if self.world_rank in ranks:
-                    rank = ranks.index(self.world_rank)
-                    self._axes[name] = Group(rank, size, self.meter, self.device, world_ranks=ranks, process_group=made)
+                    self._axes[name] = Group(
+                        ranks.index(self.world_rank),
+                        size,
+                        self.meter,
+                        self.device,
+                        world_ranks=ranks,
+                        process_group=made,
+                        name=f"{name} {ranks} ",
+                    )
 
     def axis(self, name: str) -> Group:
         """The ranks that differ from this one along an axis alone, and itself; what they exchange counts here too."""
@@ -135,31 +146,25 @@ class Group:
         texts = self.all_to_all(text.repeat(self.size), [len(text)] * self.size, counts, tag="report")
         return [json.loads(bytes(part.tolist())) for part in texts.split(counts)]
 
-    @contextmanager
-    def timer(self, name: str) -> Iterator[None]:
-        """Charges the seconds inside to a timer of the present phase, those of the device too."""
-        with self.meter.timer(name):
-            yield
-            self.synchronize()
-
     def close(self) -> None:
         """Leaves the process group, and those of the axes, when all ranks are done."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group(self.process_group)
 
     def synchronize(self) -> None:
-        """Waits for the device, so that seconds are counted where they are spent."""
+        """Waits for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     @contextmanager
     def _collective(self, operation: str, tag: str, sent: int, received: int) -> Iterator[None]:
-        self.synchronize()
-        start = time.perf_counter()
+        key, start = self.next_key(tag), self.meter.clock.now()
         with self._named(operation, tag):
             yield
-            self.synchronize()
-        self.meter.collective(tag, sent, received, time.perf_counter() - start)
+        self._count(tag, sent, received, key, [Span(start, self.meter.clock.now())])
+
+    def _count(self, tag: str, sent: int, received: int, key: Key, spans: Sequence[Span]) -> None:
+        self.meter.collective(tag, sent, received, name=f"{self.name}{key.what} {key.number}", spans=spans)
 
     @contextmanager
     def _named(self, operation: str, tag: str) -> Iterator[None]:
@@ -223,13 +228,14 @@ class Exchange:
         key = key or group.next_key(tag)
         assert key.slot not in group.under_way, f"exchange {key} is under way already"
         group.under_way.add(key.slot)
-        self._group, self._tag, self._slot, self._send = group, tag, key.slot, send.contiguous()
+        self._group, self._tag, self._key, self._send = group, tag, key, send.contiguous()
         self._sent, self._received = _others(send, send_counts, group), _others(send, recv_counts, group)
         self._buffer = torch.empty(sum(recv_counts), dtype=send.dtype, device=send.device)
         self._parts: Sequence[Tensor] = self._buffer.split(list(recv_counts))
         self._sends: list[dist.Work] = []
         self._receives: dict[int, dist.Work] = {}
-        self._seconds, self._done = 0.0, False
+        self._spans: list[Span] = []
+        self._done = False
         with self._timed():
             if ring and send.device.type == "cpu":
                 self._start_ring(self._send.split(list(send_counts)))
@@ -248,19 +254,17 @@ class Exchange:
                 self._receives.pop(one).wait()
             while self._sends and rank is None:
                 self._sends.pop().wait()  # once: gloo would wait for another message
-            if rank is None:
-                self._group.synchronize()
         if rank is not None:
             return self._parts[rank]
         if not self._done:
             self._done = True
-            self._group.under_way.remove(self._slot)
-            self._group.meter.collective(self._tag, self._sent, self._received, self._seconds)
+            self._group.under_way.remove(self._key.slot)
+            self._group._count(self._tag, self._sent, self._received, self._key, self._spans)
         return self._buffer
 
     def _start_ring(self, parts: Sequence[Tensor]) -> None:
         """Receives first: gloo's pairs have one queue, in which a peer's leave to send would wait behind a message."""
-        size, rank, slot, network = self._group.size, self._group.rank, self._slot, self._group.process_group
+        size, rank, slot, network = self._group.size, self._group.rank, self._key.slot, self._group.process_group
         self._parts[rank].copy_(parts[rank])
         for before in ((rank - step) % size for step in range(1, size)):
             part = self._parts[before]
@@ -275,10 +279,11 @@ class Exchange:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        start = time.perf_counter()
+        clock = self._group.meter.clock
+        start = clock.now()
         with self._group._named("all_to_all", self._tag):
             yield
-        self._seconds += time.perf_counter() - start
+        self._spans.append(Span(start, clock.now()))
 
 
 def _others(values: Tensor, counts: Sequence[int], group: Group) -> int:

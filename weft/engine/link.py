@@ -200,31 +200,31 @@ class LinkTask:
 
     def loss(self, z: Tensor, step: Step) -> tuple[float, Tensor]:
         """This rank's part of the loss, and its gradient [n, D] by the rows; the decoder's parameters get theirs."""
-        with self.group.timer("negatives"):
+        with self.group.meter.timer("negatives"):
             pairs = self.deal.train(self.group.rank, *step.key, sources=self._sources(step))
             number = number_of_all(step, len(pairs), self.num_pairs, self.group)
             reach = Reach(self.deal, pairs, self.own, self.group, "training links")
             labels = z.new_zeros(len(pairs))
             labels[: len(pairs) // (1 + self.deal.num_negatives)] = 1
-        with self.group.timer("decode"):
+        with self.group.meter.timer("decode"):
             leaf = z.detach().requires_grad_()
             coming = reach.fetch(leaf)
             z, fetched = leaf.detach(), coming.detach()
             grad_z, grad_fetched = zeros(self.empty(z)), torch.zeros_like(fetched)
         total = z.new_zeros(())
         for block, label in zip(reach.blocks, labels.split(MAX_PAIRS), strict=True):
-            with self.group.timer("decode"):
+            with self.group.meter.timer("decode"):
                 rows = block.rows(z, fetched).requires_grad_()
                 scores = block.score(rows, self.decoder)
             logits = scores.detach().requires_grad_()
             loss = functional.binary_cross_entropy_with_logits(logits, label, reduction="sum") / number
             (grad,) = torch.autograd.grad(loss, logits)
             total += loss.detach()
-            with self.group.timer("decode"):
+            with self.group.meter.timer("decode"):
                 scores.backward(grad)
                 assert rows.grad is not None
                 block.add_back(rows.grad, grad_z, grad_fetched)
-        with self.group.timer("decode"):
+        with self.group.meter.timer("decode"):
             if reach.halo:
                 grad_z += torch.autograd.grad(coming, leaf, grad_fetched)[0]
         return total.item(), grad_z

@@ -100,9 +100,9 @@ class Trainer:
         if (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.epochs:
             with self.meter.during("eval", f"epoch {epoch}, evaluation"):
                 step = self.strategy.evaluation(epoch)
-                with self.group.timer("encode"):
+                with self.meter.timer("encode"):
                     rows = self.strategy.forward(step)
-                with self.group.timer("score"):
+                with self.meter.timer("score"):
                     counts = self.task.counts(rows, step)
         report = {
             "loss": sum(losses) / len(losses),
@@ -115,7 +115,7 @@ class Trainer:
             return self.group.all_gather_object(report)
 
     def _train(self, step: Step) -> float:
-        timer = self.group.timer
+        timer = self.meter.timer
         self.optimizer.zero_grad()
         with timer("encode"):
             rows = self.strategy.forward(step)
