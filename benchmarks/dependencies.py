@@ -33,6 +33,7 @@ from weft.core.meter import Meter
 from weft.core.savings import Savings
 from weft.data import Graph
 from weft.engine.metrics import NodeTask
+from weft.engine.writer import communication_seconds
 from weft.nn import make_model
 from weft.partition import make_book
 from weft.strategies import APPROXIMATE, Placement, Step, Strategy, get_strategy
@@ -99,7 +100,7 @@ def race(options: dict[str, Any]) -> None:
     rows = [runner.row() for runner in runners.values()]
     if group.rank == 0:
         print(json.dumps(rows), flush=True)
-    group.leave()
+    group.close()
 
 
 class Runner:
@@ -126,13 +127,13 @@ class Runner:
             part=part, cache_ratio=float(ratio) if ratio else None, chunks=int(chunks) if chunks else 0
         )
         savings = Savings.without(",".join(filter(None, [*without, *options["without"].split(",")])))
-        group.share({})
+        group.all_gather_object({})
         start = time.perf_counter()
         self.strategy: Strategy = get_strategy(kind)(
             graph, self.model, group, seed=0, savings=savings, placement=placement
         )
         self.setup_seconds = time.perf_counter() - start
-        self.task = NodeTask(graph, self.strategy.rows, group.device)
+        self.task = NodeTask(graph, self.strategy.rows, group)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         self.epochs: list[dict[str, Any]] = []
 
@@ -142,13 +143,14 @@ class Runner:
 
     def epoch(self) -> None:
         """One training step, which all ranks begin together."""
-        self.group.share({})
+        self.group.all_gather_object({})
         self.group.meter.take("train")
         start = time.perf_counter()
         with self.group.meter.during("train"):
             self.optimizer.zero_grad()
-            logits = self.strategy.forward(Step(epoch=len(self.epochs), training=True))
-            _, grad = self.task.loss(logits)
+            step = Step(epoch=len(self.epochs), training=True)
+            logits = self.strategy.forward(step)
+            _, grad = self.task.loss(logits, step)
             self.strategy.backward(logits, grad)
             self.optimizer.step()
         seconds = time.perf_counter() - start
@@ -164,12 +166,12 @@ class Runner:
 
     def row(self) -> dict[str, Any]:
         """What all ranks measured, without the first epoch."""
-        ranks = self.group.share(
+        ranks = self.group.all_gather_object(
             {"epochs": self.epochs[1:], "setup": self.setup_seconds, "facts": self.strategy.facts()}
         )
         rounds = list(zip(*(rank["epochs"] for rank in ranks), strict=True))
-        exposed = [sum(map(min, zip(*(one["stays"] for one in each), strict=True))) for each in rounds]
-        inside = [statistics.fmean(sum(one["stays"]) for one in each) for each in rounds]
+        exposed = [communication_seconds([one["stays"] for one in each]) for each in rounds]
+        inside = [statistics.fmean(sum(one["stays"].values()) for one in each) for each in rounds]
         factors = self.strategy.placement.factors
         return {
             "contender": self.name,
@@ -179,7 +181,7 @@ class Runner:
             "bytes": statistics.fmean(sum(one["bytes"] for one in each) for each in rounds),
             "rank_bytes": [one["bytes"] for one in rounds[-1]],
             "compute_seconds": [
-                statistics.median(one["seconds"] - sum(one["stays"]) for one in each)
+                statistics.median(one["seconds"] - sum(one["stays"].values()) for one in each)
                 for each in zip(*rounds, strict=True)
             ],
             "edges": [one["edges"] for one in rounds[-1]],

@@ -151,14 +151,16 @@ def run_weft(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], ob
     savings = savings_of(name)
     use_onednn(savings.onednn)
     strategy = get_strategy("single")(graph, model, Group(), savings=savings)
-    task = NodeTask(graph, strategy.rows, torch.device("cpu"))
+    task = NodeTask(graph, strategy.rows, strategy.group)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    step = Step(epoch=0, training=True)
 
     def epoch() -> None:
         optimizer.zero_grad()
-        logits = strategy.forward(Step(epoch=0, training=True))
+        logits = strategy.forward(step)
         with record_function("loss"):
-            _, grad = task.loss(logits)
+            _, grad = task.loss(logits, step)
         strategy.backward(logits, grad)
         optimizer.step()
 

@@ -65,7 +65,7 @@ class Contender:
         placement = Placement(chunks=int(chunks or 0), intermediates=options.intermediates)
         savings = Savings.without(without)
         self.strategy = get_strategy(strategy)(graph, self.model, Group(), savings=savings, placement=placement)
-        self.task = NodeTask(graph, self.strategy.rows, torch.device("cpu"), empty=self.strategy.empty_rows)
+        self.task = NodeTask(graph, self.strategy.rows, self.strategy.group, empty=self.strategy.empty_rows)
 
     def logits(self) -> torch.Tensor:
         return self.strategy.forward(Step(epoch=0, training=False)).clone()
@@ -74,8 +74,9 @@ class Contender:
         """Seconds of a training step."""
         start = time.perf_counter()
         self.model.zero_grad()
-        logits = self.strategy.forward(Step(epoch=epoch, training=True))
-        self.strategy.backward(logits, self.task.loss(logits)[1])
+        step = Step(epoch=epoch, training=True)
+        logits = self.strategy.forward(step)
+        self.strategy.backward(logits, self.task.loss(logits, step)[1])
         return time.perf_counter() - start
 
 
@@ -158,7 +159,7 @@ def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) 
     placement = Placement(intermediates=options.intermediates, **cut)
     group = Group()
     home = Offload(graph, module, group, placement=placement)
-    task = NodeTask(graph, home.rows, torch.device("cpu"), empty=home.empty_rows)
+    task = NodeTask(graph, home.rows, group, empty=home.empty_rows)
     peak = TensorPeak()
     home.__dict__["_loader"] = ThreadPoolExecutor(1, initializer=peak.__enter__)
     most = held = 0
@@ -167,9 +168,9 @@ def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) 
         held = peak.alive  # numbers by vertex, made once: memory of the host
         module.zero_grad()
         with group.meter.during("train"), peak:
-            logits = home.forward(Step(epoch=epoch, training=True))
+            logits = home.forward(step := Step(epoch=epoch, training=True))
         most = max(most, peak.most) if epoch else 0
-        grad = task.loss(logits)[1]
+        grad = task.loss(logits, step)[1]
         with group.meter.during("train"), peak:
             peak.most = peak.alive
             home.backward(logits, grad)
@@ -177,7 +178,8 @@ def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) 
         peak.most = peak.alive
     counts = group.meter.take("train")
     start = time.perf_counter()
-    home.backward(logits := home.forward(Step(epoch=2, training=True)), task.loss(logits)[1])
+    step = Step(epoch=2, training=True)
+    home.backward(logits := home.forward(step), task.loss(logits, step)[1])
     seconds = time.perf_counter() - start
     moved = counts.to_device.total(), counts.to_host.total()
     return {**home.facts()["forecast"], "seen": most - held, "held": held, "moved": moved, "seconds": seconds}

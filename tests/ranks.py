@@ -65,7 +65,7 @@ def _main(
         init = f"file://{Path(folder) / 'meet'}"
         group: Group = join(timeout_seconds=60, meter=Meter(), init_method=init)
         result = function(group, *arguments)
-        group.leave()
+        group.close()
         pipe.send((False, result))
     except BaseException:
         pipe.send((True, traceback.format_exc()))

@@ -146,7 +146,7 @@ def _given(options: argparse.Namespace, schema: type[Config | PartitionOptions])
 def _train(options: argparse.Namespace) -> int:
     from weft import report
     from weft.engine.folder import RunFolder
-    from weft.engine.run import leads, run
+    from weft.engine.run import is_main_process, run
 
     saved = {}
     if options.resume:
@@ -156,7 +156,7 @@ def _train(options: argparse.Namespace) -> int:
             saved = dataclasses.asdict(Config.read(RunFolder(options.out).config))
     config = _config(options, **saved)
     done = run(config, None, None, out=options.out, resume=options.resume)
-    if leads():
+    if is_main_process():
         _print(report.run_table(done.summary))
         print(f"records and model in {done.folder}")
     return 0
@@ -164,14 +164,14 @@ def _train(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from weft import engine, report
-    from weft.engine.run import leads
+    from weft.engine.run import is_main_process
 
     config = _config(options)
     if options.ablate:
         runs = engine.ablate(config, options.out)
     else:
         runs = engine.compare(config, options.strategies.split(","), options.out)
-    if not leads():
+    if not is_main_process():
         return 0
     summaries = {name: done.summary for name, done in runs.items()}
     _print(report.compare_table(summaries))

@@ -61,7 +61,7 @@ def check_exchange(group: Group) -> None:
     assert values.grad is not None
     assert values.grad.tolist() == total.tolist()
 
-    reports = group.share({"rank": rank, "text": "a" * rank})
+    reports = group.all_gather_object({"rank": rank, "text": "a" * rank})
     assert reports == [{"rank": other, "text": "a" * other} for other in range(size)]
 
 
@@ -97,10 +97,10 @@ def test_exchange(size: int) -> None:
 
 def lose_a_peer(group: Group) -> str:
     if group.rank == 1:
-        group.leave = lambda: None  # type: ignore[method-assign]
+        group.close = lambda: None  # type: ignore[method-assign]
         return "gone"
     time.sleep(1)
-    group.leave = lambda: None  # type: ignore[method-assign]
+    group.close = lambda: None  # type: ignore[method-assign]
     with pytest.raises(RunError) as caught, group.meter.during("train", "epoch 3, training"):
         group.all_reduce(torch.ones(3), tag="gradients")
     return str(caught.value)

@@ -81,7 +81,7 @@ class Rank:
             weighted=weighted,
             by_rank=[(self.group.rank - step) % SIZE for step in range(1, SIZE)] if ring else (),
         )
-        halo = Halo(self.route, self.group, ring=ring, overlap=overlap)
+        halo = Halo(self.route, self.group, name="halo", ring=ring, overlap=overlap)
         x = self.x_NF[self.inputs].requires_grad_()
         meter.take("setup")
         y = halo.product(x, parts)
@@ -114,7 +114,7 @@ class Rank:
         """The very rows; an owner gets the sum of the gradients of those who fetched."""
         for ring, overlap in product((True, False), repeat=2):
             x = self.x_NF[self.inputs].requires_grad_()
-            halo = Halo(self.route, self.group, ring=ring, overlap=overlap)
+            halo = Halo(self.route, self.group, name="halo", ring=ring, overlap=overlap)
             self.group.meter.take("setup")
             fetched = halo.fetch(x)
             check_counts(self.group.meter.take("setup"), len(self.route.rows), len(self.hop.fetched))

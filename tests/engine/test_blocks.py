@@ -18,6 +18,9 @@ from weft.engine.blocks import add_rows, parts_in_memory, row_blocks, take_rows
 from weft.engine.link import LinkTask
 from weft.engine.metrics import NodeTask
 from weft.store.host import HostRows, is_mapped, mapped_empty, release
+from weft.strategies import Step
+
+STEP = Step(epoch=0, training=True)
 
 
 @pytest.fixture(autouse=True)
@@ -77,13 +80,13 @@ def test_node_classification(like: Make, empty: Make, multilabel: bool) -> None:
     logits = torch.randn(103, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
     expected = whole_loss(graph, logits)
     (expected_grad,) = torch.autograd.grad(expected, logits)
-    task = NodeTask(graph, slice(0, 103), torch.device("cpu"), empty)
+    task = NodeTask(graph, slice(0, 103), Group(), empty)
     rows = like(logits.detach())
-    loss, grad = task.loss(rows)
+    loss, grad = task.loss(rows, STEP)
     assert loss == pytest.approx(expected.item(), abs=1e-12)
     torch.testing.assert_close(grad, expected_grad, rtol=0, atol=1e-12)
     assert is_mapped(grad) == is_mapped(rows)
-    counts = task.counts(rows)
+    counts = task.counts(rows, STEP)
     for split, mask in (("train", graph.train_mask), ("val", graph.val_mask), ("test", graph.test_mask)):
         assert mask is not None
         assert graph.y is not None
@@ -106,8 +109,8 @@ def test_link_prediction(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         model.zero_grad()
         task = LinkTask(case.config, Links.of(graph), model.decoder, slice(0, len(z)), Group(), empty)
         rows = like(z)
-        loss, grad = task.loss(rows, 3)
-        return loss, grad, torch.zeros(0) if weight is None else weight.grad.clone(), task.counts(rows)
+        loss, grad = task.loss(rows, Step(epoch=3, training=True))
+        return loss, grad, torch.zeros(0) if weight is None else weight.grad.clone(), task.counts(rows, STEP)
 
     with monkeypatch.context() as whole:
         whole.setattr(link, "MAX_PAIRS", 1 << 16)
@@ -158,7 +161,7 @@ def test_little_of_a_mapped_table_is_resident(monkeypatch: pytest.MonkeyPatch) -
     logits = mapped_empty(num_vertices, 64, dtype=torch.float32)
     for rows in parts_in_memory(logits):
         logits[rows] = 0
-    task = NodeTask(graph, slice(0, num_vertices), torch.device("cpu"), lambda rows: grad[: len(rows)])
+    task = NodeTask(graph, slice(0, num_vertices), Group(), lambda rows: grad[: len(rows)])
     sparse = torch.arange(0, num_vertices, 999)
     before, most = resident_file_bytes(), 0
 
@@ -168,8 +171,8 @@ def test_little_of_a_mapped_table_is_resident(monkeypatch: pytest.MonkeyPatch) -
         release(table)
 
     monkeypatch.setattr(blocks, "release", watched)
-    task.loss(logits)
-    task.counts(logits)
+    task.loss(logits, STEP)
+    task.counts(logits, STEP)
     add_rows(grad, sparse, take_rows(logits, sparse))
     assert most > 0
     assert most - before < 6 << 20

@@ -90,8 +90,9 @@ class Session:
     def step(self, epoch: int) -> float:
         self.model.zero_grad()
         with self.group.meter.during("train"):
-            z = self.strategy.forward(Step(epoch=epoch, training=True))
-            loss, grad = self.task.loss(z, epoch)
+            step = Step(epoch=epoch, training=True)
+            z = self.strategy.forward(step)
+            loss, grad = self.task.loss(z, step)
             self.strategy.backward(z, grad)
         return loss
 
@@ -105,12 +106,13 @@ class Session:
         for epoch in range(4):
             losses.append(self.step(epoch))
             optimizer.step()
-        parts = [report["losses"] for report in self.group.share({"losses": losses})]
+        parts = [report["losses"] for report in self.group.all_gather_object({"losses": losses})]
         return torch.tensor(parts, dtype=torch.float64).sum(0)
 
     def scores(self) -> dict[str, float | None]:
         with self.group.meter.during("eval"):
-            return self.task.scores([self.task.counts(self.strategy.forward(Step(epoch=0, training=False)))])
+            step = Step(epoch=0, training=False)
+            return self.task.scores([self.task.counts(self.strategy.forward(step), step)])
 
     def check_counts(self, phase: str, *, epoch: int | None) -> None:
         """What was counted since the last time is what strategy and task have told, of this rank."""

@@ -301,15 +301,16 @@ class Session:
         self.plan = given.plan(strategy, Workload(model, self.graph, self.savings), group.size)
         self.strategy: Placed = self.plan.place(group, seed=7)
         self.model = self.strategy.model
-        self.task = NodeTask(self.graph, self.strategy.rows, self.strategy.rows_device, self.strategy.empty_rows)
+        self.task = NodeTask(self.graph, self.strategy.rows, group, self.strategy.empty_rows, self.strategy.rows_device)
         self.meter = group.meter
 
     def step(self, epoch: int) -> tuple[Tensor, float]:
         """One training step without the optimiser's: logits of this rank's rows and its part of the loss."""
+        step = Step(epoch=epoch, training=True)
         self.model.zero_grad()
         with self.meter.during("train"):
-            logits = self.strategy.forward(Step(epoch=epoch, training=True))
-            loss, grad = self.task.loss(logits)
+            logits = self.strategy.forward(step)
+            loss, grad = self.task.loss(logits, step)
             self.strategy.backward(logits, grad)
         return logits.detach(), loss
 
@@ -326,7 +327,7 @@ class Session:
         x = self.strategy.inputs.rows.clone().requires_grad_()
         views = [self.strategy.view(stage, key(7, 0, stage)) for stage in range(self.model.num_stages)]
         logits = self.model(views, x)
-        _, grad = self.task.loss(logits)
+        _, grad = self.task.loss(logits, Step(epoch=0, training=True))
         logits.backward(grad)
         assert x.grad is not None
         whole = x.new_zeros(self.graph.num_vertices, x.shape[1])
@@ -399,7 +400,7 @@ def check_case(group: Group, case: Case, name: str, given: Given = NOTHING) -> S
     check_close(placed.evaluation(), expected.evaluation[rows], f"{case}: evaluation")
     check_counts(placed.meter.take("eval"), placed.trace(group.rank, training=False), case)
 
-    parts = [report["losses"] for report in group.share({"losses": placed.losses(5)})]
+    parts = [report["losses"] for report in group.all_gather_object({"losses": placed.losses(5)})]
     losses = torch.tensor(parts, dtype=torch.float64).sum(0)
     check_close(losses, torch.tensor(expected.losses, dtype=torch.float64), f"{case}: losses of 5 Adam steps")
     return placed

@@ -73,7 +73,7 @@ def check_counts(group: Group) -> int:
             placed = Session(without(case, saving), "tensor", group, Given(chunks=chunks))
             logits, _ = placed.step(0)
             runs.append([logits, *placed.gradients().values()])
-            parts = [report["losses"] for report in group.share({"losses": placed.losses(5)})]
+            parts = [report["losses"] for report in group.all_gather_object({"losses": placed.losses(5)})]
             losses = torch.tensor(parts, dtype=torch.float64).sum(0)
             check_close(losses, torch.tensor(reference(case).losses, dtype=torch.float64), f"{case} {chunks}")
             checked += 1

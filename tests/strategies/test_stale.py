@@ -32,7 +32,7 @@ class Pair:
         self.own, self.fetched = torch.arange(group.rank, 10, 2), torch.arange(other, 6, 2)
         received = [3 * (rank == other) for rank in range(2)]
         route = make_route(self.fetched, received, self.own, 5, group)
-        self.halo = StaleHalo(route, group, every=every, bound=bound, ring=ring, overlap=True)
+        self.halo = StaleHalo(route, group, name="halo", every=every, bound=bound, ring=ring, overlap=True)
 
     def fetch(self, whole: list[Tensor], grads: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """One step's exchanges of all vertices' rows: those fetched, and the gradients that come back."""

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from weft.chunks.bounds import Chunk, WorkingSet, cut_evenly, cut_to_fit, make_chunks
 from weft.chunks.crossing import Arrivals, Crossing, DealtPairs, Departures
 from weft.chunks.work import Work
-from weft.comm import Gather, Group, Layout, RowSet, Split
+from weft.comm import Gather, Group, Key, Layout, RowSet, Split
 from weft.core import native
 from weft.data import Adjacency, Transpose
 from weft.nn import PairRows, SubTopology, Topology
@@ -112,6 +112,7 @@ class ChunkedGraph:
     def __init__(self, whole: Topology, chunking: Chunking, group: Group, device: torch.device) -> None:
         self.whole, self.chunking, self.group, self.device = whole, chunking, group, device
         self._placed: dict[WorkingSet, Placed] = {}
+        self.num_products = 0
 
     @property
     def limited(self) -> bool:
@@ -170,6 +171,7 @@ class ChunkedGraph:
         rows_in None: x is this rank's columns [N, f] already, without a gradient. rows_out: the columns of the result.
         own, extra: of this rank's columns of x, those that are h and those that stay what they are in every step.
         """
+        self.num_products += 1
         run = _Run(self, work, needs, rows_in, rows_out, steps, own, extra)
         y: Tensor = _Chunked.apply(x, run, *parameters)  # type: ignore[no-untyped-call]
         return y
@@ -202,7 +204,7 @@ class _Run:
         own: slice,
         extra: slice,
     ) -> None:
-        self.graph, self.work, self.needs = graph, work, needs
+        self.graph, self.work, self.needs, self.name = graph, work, needs, f"product {graph.num_products}"
         self.rows_in, self.rows_out, self.steps = rows_in, rows_out, steps
         self.group, self.num_vertices = graph.group, graph.whole.adjacency.num_targets
         self.num_own = len(range(self.group.rank, self.num_vertices, self.group.size))
@@ -227,8 +229,8 @@ class _Run:
         arrivals = None
         if self.rows_in is not None:
             h, extra = self._columns(x.dtype), self._columns(x.dtype, self.num_extra)
-            arrivals = self._arrivals(x, self.crossing.arrivals, self.rows_in)
-        departures = self._departures(x, self.num_home, self.rows_out)
+            arrivals = self._arrivals(x, self.crossing.arrivals, self.rows_in, "rows")
+        departures = self._departures(x, self.num_home, self.rows_out, "rows")
         for step in range(self.steps):
             y = self.graph.empty(self.num_results, self.width, dtype=x.dtype)
             for number, chunk in enumerate(self.chunks):
@@ -247,8 +249,8 @@ class _Run:
     def backward(self, grad: Tensor) -> Tensor:
         """The gradient [n, .] of the rows, from that of the result."""
         assert self.rows_in is not None
-        arrivals = self._arrivals(grad, self.crossing.departures[::-1], self.rows_out)
-        departures = self._departures(grad, self.num_own, self.rows_in)
+        arrivals = self._arrivals(grad, self.crossing.departures[::-1], self.rows_out, "gradients")
+        departures = self._departures(grad, self.num_own, self.rows_in, "gradients")
         grad_y = self.graph.empty(self.num_results, self.width, dtype=grad.dtype)
         grad_extra = self._columns(grad.dtype, self.num_extra).zero_()
         self.grads = [None] * len(self.parameters)
@@ -318,7 +320,7 @@ class _Run:
         meter = self.group.meter
         meter.aggregate(chunk.adjacency.num_edges, self.width)
         if self.graph.limited:
-            meter.work_on(self.needs.bytes(chunk.adjacency))
+            meter.record_working_set(self.needs.bytes(chunk.adjacency))
 
     def _placed(self, chunk: SubTopology) -> SubTopology:
         """The chunk on the device; where that has a limit, with nothing that outlives the caller."""
@@ -335,12 +337,17 @@ class _Run:
     def _columns(self, dtype: torch.dtype, width: int | None = None) -> Tensor:
         return self.graph.empty(self.num_vertices, self.width if width is None else width, dtype=dtype)
 
-    def _arrivals(self, x: Tensor, sets: Sequence[RowSet | None], layout: Layout) -> Arrivals:
-        return Arrivals(sets, lambda rows: Split(x, rows, layout, self.group), ahead=self.in_flight)
+    def _arrivals(self, x: Tensor, sets: Sequence[RowSet | None], layout: Layout, what: str) -> Arrivals:
+        def start(number: int, rows: RowSet) -> Split:
+            return Split(x, rows, layout, self.group, Key(f"{self.name} {what} split", number))
 
-    def _departures(self, like: Tensor, num_rows: int, layout: Layout) -> Departures:
-        result = like.new_zeros(num_rows, layout.num_columns)
-        return Departures(lambda rows, values: Gather(values, rows, layout, self.group), result, behind=self.in_flight)
+        return Arrivals(sets, start, ahead=self.in_flight)
+
+    def _departures(self, like: Tensor, num_rows: int, layout: Layout, what: str) -> Departures:
+        def start(number: int, rows: RowSet, values: Tensor) -> Gather:
+            return Gather(values, rows, layout, self.group, Key(f"{self.name} {what} gather", number))
+
+        return Departures(start, like.new_zeros(num_rows, layout.num_columns), behind=self.in_flight)
 
 
 def spilled(adjacency: Adjacency) -> Adjacency:

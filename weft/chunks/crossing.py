@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 
 import torch
 from torch import Tensor
@@ -88,10 +88,15 @@ def row_set(ids: Tensor, owner: Tensor, place: Tensor, rank: int, size: int) -> 
 
 
 class Arrivals:
-    """Sets of rows that arrive one by one while the caller works on those before; `ahead` of them at a time, or all."""
+    """Sets of rows that arrive one by one while the caller works on those before; `ahead` of them at a time, or all.
 
-    def __init__(self, sets: Sequence[RowSet | None], start: Callable[[RowSet], Split], *, ahead: int | None) -> None:
-        self._sets, self._start = iter(sets), start
+    start: begins an exchange of the set of a number, from 0.
+    """
+
+    def __init__(
+        self, sets: Sequence[RowSet | None], start: Callable[[int, RowSet], Split], *, ahead: int | None
+    ) -> None:
+        self._sets, self._start = enumerate(sets), start
         self._coming: deque[tuple[RowSet, Split] | None] = deque()
         self._begin(len(sets) if ahead is None else ahead)
 
@@ -103,26 +108,28 @@ class Arrivals:
         return arrived
 
     def _begin(self, number: int) -> None:
-        for rows in islice(self._sets, number):
-            self._coming.append(None if rows is None else (rows, self._start(rows)))
+        for place, rows in islice(self._sets, number):
+            self._coming.append(None if rows is None else (rows, self._start(place, rows)))
 
 
 class Departures:
     """Sets of rows that leave one by one while the caller works on the next, and what arrives of them here.
 
-    behind: how many may be under way at once; None: all.
+    start: begins an exchange of the set of a number, from 0. behind: how many may be under way at once; None: all.
     """
 
-    def __init__(self, start: Callable[[RowSet, Tensor], Gather], result: Tensor, *, behind: int | None) -> None:
+    def __init__(self, start: Callable[[int, RowSet, Tensor], Gather], result: Tensor, *, behind: int | None) -> None:
         self._start, self._result, self._behind = start, result, behind
+        self._places = count()
         self._under_way: deque[tuple[RowSet, Gather]] = deque()
 
     def send(self, rows: RowSet | None, columns: Callable[[Tensor], Tensor]) -> None:
         """Begins to send a set, if one is due; columns: those here of some vertices, by their ids."""
         if self._behind is not None:
             self._wait(self._behind - 1)
+        place = next(self._places)
         if rows is not None:
-            self._under_way.append((rows, self._start(rows, columns(rows.ids))))
+            self._under_way.append((rows, self._start(place, rows, columns(rows.ids))))
 
     def finish(self) -> Tensor:
         """Waits for all; what has arrived of them."""

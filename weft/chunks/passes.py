@@ -31,10 +31,10 @@ Own = dict[int, Tensor]
 class Pass:
     """A forward pass of a program on a rank, and the backward pass that may follow."""
 
-    def __init__(self, home: PlacedChunks, program: Program, *, epoch: int, training: bool) -> None:
+    def __init__(self, home: PlacedChunks, program: Program, *, step_key: tuple[int, ...], training: bool) -> None:
         self.home, self.parts = home, program.parts
         self.model, self.group, self.meter = cast(Phased, home.model), home.group, home.group.meter
-        self.keys = [key(home.seed, epoch, stage) for stage in home.stages]
+        self.keys = [key(home.seed, *step_key, stage) for stage in home.stages]
         self.tables: list[Table] = []
         self.embedded = EmbeddedRows(home, training=training)
 

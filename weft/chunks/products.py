@@ -285,7 +285,7 @@ class Products:
                 parts.append(source.values.index_select(0, loaded.index["serve_slots"].to(self.device)))
             else:
                 parts.append(self._read_for_each(source.rows, loaded.index["serve_rows"], batch.serve_counts))
-        got = self._exchange(torch.cat(parts, 1), batch.serve_counts, batch.fetch_counts)
+        got = self._exchange(torch.cat(parts, 1), batch.serve_counts, batch.fetch_counts, "rows")
         for source, rows in zip(sources, got.split([one.rows.width for one in sources], 1), strict=True):
             source.values.index_copy_(0, loaded.index["fetch_slots"].to(self.device), rows)
 
@@ -297,10 +297,10 @@ class Products:
         self.meter.transfer("sources", out.nbytes, 0)
         return out
 
-    def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        width = rows.shape[1]
+    def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], what: str) -> Tensor:
+        width, key = rows.shape[1], self.group.next_key(f"halo {self.part.hop} {what}")
         counts = ([number * width for number in numbers] for numbers in (sent, received))
-        return self.group.all_to_all(rows.reshape(-1), *counts, tag="halo").view(-1, width)
+        return self.group.all_to_all_async(rows.reshape(-1), *counts, tag="halo", key=key).wait().view(-1, width)
 
     def _leave(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source]) -> None:
         """Gradients of rows that the next batch does not hold go to the ranks that own them, and to the host."""
@@ -308,7 +308,7 @@ class Products:
         index = loaded.index
         if self.group.size > 1 and sources:
             given = [cast(Tensor, one.grads).index_select(0, index["give_slots"].to(self.device)) for one in sources]
-            got = self._exchange(torch.cat(given, 1), batch.give_counts, batch.take_counts)
+            got = self._exchange(torch.cat(given, 1), batch.give_counts, batch.take_counts, "gradients")
             widths = [one.rows.width for one in sources]
             for source, added in zip(sources, got.split(widths, 1), strict=True):
                 self._take(batch, index, source, added)

@@ -14,17 +14,19 @@ from weft.comm.exchange import (
     sum_over_ranks,
     sum_shared,
 )
-from weft.comm.group import Arriving, Group, join
-from weft.comm.halo import Coming, Halo, Parts, Route, make_route, split_product
+from weft.comm.group import Group, Key, Pending
+from weft.comm.halo import Halo, Parts, PendingRows, Route, make_route, split_product
+from weft.comm.join import join
 
 __all__ = [
-    "Arriving",
-    "Coming",
     "Gather",
     "Group",
     "Halo",
+    "Key",
     "Layout",
     "Parts",
+    "Pending",
+    "PendingRows",
     "Route",
     "RowSet",
     "Split",

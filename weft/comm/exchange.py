@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from weft.comm.group import Arriving, Group
+from weft.comm.group import Group, Key, Pending
 
 Range = tuple[int, int]
 Place = tuple[slice, int]
@@ -66,23 +66,22 @@ def cols_to_rows(x_Nf: Tensor, layout: Layout, group: Group) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowSet:
-    """Rows that cross together, out of all N that the ranks answer for.
-
-    ids: int64 [c], rank by rank, of any rank's rows. counts: how many of them each rank answers for. own: int64, where
-    this rank's stand among the rows that it answers for.
-    """
+    """Rows that cross together, out of all N that the ranks answer for."""
 
     ids: Tensor
+    """int64 [c], rank by rank, of any rank's rows."""
     counts: tuple[int, ...]
+    """How many of them each rank answers for."""
     own: Tensor
+    """int64, where this rank's stand among the rows that it answers for."""
 
 
 class Split:
     """Rows of a set on their way to columns."""
 
-    def __init__(self, x_nF: Tensor, rows: RowSet, layout: Layout, group: Group) -> None:
+    def __init__(self, x_nF: Tensor, rows: RowSet, layout: Layout, group: Group, key: Key) -> None:
         self._shape = len(rows.ids), layout.width(group.rank)
-        self._exchange = _send_columns(x_nF[rows.own], rows.counts, layout, group)
+        self._exchange = _send_columns(x_nF[rows.own], rows.counts, layout, group, key)
 
     def wait(self) -> Tensor:
         """This rank's columns [c, f] of the set."""
@@ -92,9 +91,9 @@ class Split:
 class Gather:
     """A rank's columns [c, f] of a set on their way to the rows' ranks."""
 
-    def __init__(self, x_cf: Tensor, rows: RowSet, layout: Layout, group: Group) -> None:
+    def __init__(self, x_cf: Tensor, rows: RowSet, layout: Layout, group: Group, key: Key) -> None:
         self._rows, self._layout = rows, layout
-        self._exchange = _send_rows(x_cf, rows.counts, layout, group)
+        self._exchange = _send_rows(x_cf, rows.counts, layout, group, key)
 
     def wait(self) -> Tensor:
         """Those rows [., F] of the set that this rank answers for, at its `own`."""
@@ -157,19 +156,19 @@ def _gather(x_Nf: Tensor, layout: Layout, group: Group) -> Tensor:
     return _join_columns(_send_rows(x_Nf, counts, layout, group).wait(), counts[group.rank], layout)
 
 
-def _send_columns(x_nF: Tensor, counts: Sequence[int], layout: Layout, group: Group) -> Arriving:
+def _send_columns(x_nF: Tensor, counts: Sequence[int], layout: Layout, group: Group, key: Key | None = None) -> Pending:
     """Begins to send every rank its columns of these rows, and to receive this rank's of `counts` rows of each."""
     messages = [torch.cat([x_nF[:, start:stop] for start, stop in ranges], 1).reshape(-1) for ranges in layout.columns]
     sent = [len(x_nF) * layout.width(rank) for rank in range(group.size)]
     f = layout.width(group.rank)
-    return group.start(torch.cat(messages), sent, [count * f for count in counts], tag="split")
+    return group.all_to_all_async(torch.cat(messages), sent, [count * f for count in counts], tag="split", key=key)
 
 
-def _send_rows(x_Nf: Tensor, counts: Sequence[int], layout: Layout, group: Group) -> Arriving:
+def _send_rows(x_Nf: Tensor, counts: Sequence[int], layout: Layout, group: Group, key: Key | None = None) -> Pending:
     """Begins to send every rank its `counts` of these rows, which stand rank by rank, and to receive this rank's."""
     f, n = layout.width(group.rank), counts[group.rank]
     received = [n * layout.width(rank) for rank in range(group.size)]
-    return group.start(x_Nf.reshape(-1), [count * f for count in counts], received, tag="gather")
+    return group.all_to_all_async(x_Nf.reshape(-1), [count * f for count in counts], received, tag="gather", key=key)
 
 
 def _join_columns(messages: Tensor, n: int, layout: Layout) -> Tensor:

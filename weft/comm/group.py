@@ -3,45 +3,119 @@
 from __future__ import annotations
 
 import json
-import os
 import time
+import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Protocol
+from math import prod
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d
 
+from weft.comm.missing import missing_ranks
+from weft.core.clock import EventClock
 from weft.core.errors import InputError, RunError
-from weft.core.meter import Meter
+from weft.core.meter import Meter, Span
 
-MAX_SLOTS = 1 << 16  # exchanges under way at once are told apart by their number
-GRACE_SECONDS = 3.0
-"""How long a rank that lost a peer waits for the others to say that they live."""
+NUM_SLOTS = 1 << 31  # of gloo's tags, by which messages between two ranks are told apart
+
+
+class Key(NamedTuple):
+    """Which exchange of a group this is, said alike by its ranks: those under way at once have different keys."""
+
+    what: str
+    """Of what: tag, layer, direction."""
+    number: int
+    """Which of those: a chunk, or a count."""
+
+    @property
+    def slot(self) -> int:
+        """The tag of its messages."""
+        return (zlib.crc32(self.what.encode()) + self.number) % NUM_SLOTS
 
 
 class Group:
-    """`size` ranks, of which this is number `rank`. Made by `join`, or directly for one rank, which talks to nobody."""
+    """`size` ranks, of which this is number `rank`: all ranks of a run, or those along one of their axes.
 
-    def __init__(self, rank: int = 0, size: int = 1, meter: Meter | None = None, device: str = "cpu") -> None:
+    Made by `join`, or directly for one rank, which talks to nobody. world_ranks: their numbers among all ranks; None:
+    they are all. process_group: through which they talk. name: of the axis, as meters tell its collectives from others.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        meter: Meter | None = None,
+        device: str | torch.device = "cpu",
+        *,
+        world_ranks: Sequence[int] | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        name: str = "",
+    ) -> None:
         self.rank, self.size, self.device = rank, size, torch.device(device)
+        self.world_ranks = tuple(range(size) if world_ranks is None else world_ranks)
+        self.world_rank = self.world_ranks[rank]
+        self.process_group, self.name = process_group, name
         self.meter = meter or Meter()
-        self.num_exchanges = 0
+        if self.device.type == "cuda":
+            self.meter.use(EventClock.of(self.device))
+        self._axes: dict[str, Group] = {}
+        self.under_way: set[int] = set()
+        """Slots of the exchanges that have begun here and are not done."""
+        self._num_keys: Counter[str] = Counter()
+
+    def declare_axes(self, **sizes: int) -> None:
+        """Names the axes of a mesh of the ranks; the last changes from one rank to the next. All ranks call it.
+
+        InputError if the mesh has not as many ranks as there are.
+        """
+        assert not self._axes, "axes are declared once"
+        if prod(sizes.values()) != self.size or min(sizes.values(), default=1) < 1:
+            mesh = " x ".join(f"{name}={size}" for name, size in sizes.items())
+            raise InputError(f"a mesh of {mesh} has {prod(sizes.values())} ranks, not {self.size}: give sizes that do")
+        numbers = torch.tensor(self.world_ranks).view(*sizes.values())
+        for dim, (name, size) in enumerate(sizes.items()):
+            for ranks in numbers.movedim(dim, -1).reshape(-1, size).tolist():
+                made = dist.new_group(ranks) if size > 1 else None  # every rank makes those of the others too
+                if self.world_rank in ranks:
+                    self._axes[name] = Group(
+                        ranks.index(self.world_rank),
+                        size,
+                        self.meter,
+                        self.device,
+                        world_ranks=ranks,
+                        process_group=made,
+                        name=f"{name} {ranks} ",
+                    )
+
+    def axis(self, name: str) -> Group:
+        """The ranks that differ from this one along an axis alone, and itself; what they exchange counts here too."""
+        return self._axes[name]
 
     def all_to_all(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str) -> Tensor:
         """Sends slice q of the flat `send` to rank q; returns what the ranks sent here, in rank order, flat.
 
         Counts are elements per rank; zero is legal.
         """
-        return self.start(send, send_counts, recv_counts, tag=tag).wait()
+        return self.all_to_all_async(send, send_counts, recv_counts, tag=tag).wait()
 
-    def start(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str) -> Arriving:
-        """Begins an `all_to_all`; other work can be done until it is waited for."""
-        return Here(send) if self.size == 1 else Exchange(self, send, send_counts, recv_counts, tag=tag)
+    def all_to_all_async(
+        self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str, key: Key | None = None
+    ) -> Pending:
+        """Begins an `all_to_all`; other work can be done until it is waited for.
+
+        key: by which ranks tell it from others under way; None: by its place among the group's with this tag.
+        """
+        return Ready(send) if self.size == 1 else Exchange(self, send, send_counts, recv_counts, tag=tag, key=key)
+
+    def next_key(self, what: str) -> Key:
+        """The next key of its kind, for exchanges that all ranks begin in one order among those of that kind."""
+        self._num_keys[what] += 1
+        return Key(what, self._num_keys[what])
 
     def all_reduce(self, values: Tensor, *, tag: str) -> Tensor:
         """The sum of `values` over the ranks, in a fixed order; bytes are those of a ring."""
@@ -50,7 +124,7 @@ class Group:
         total = values.clone(memory_format=torch.contiguous_format)
         payload = 2 * values.numel() * values.element_size() * (self.size - 1) // self.size
         with self._collective("all_reduce", tag, payload, payload):
-            dist.all_reduce(total)
+            dist.all_reduce(total, group=self.process_group)
         return total
 
     def broadcast(self, values: Tensor, *, tag: str) -> None:
@@ -58,45 +132,39 @@ class Group:
         if self.size > 1:
             payload = values.numel() * values.element_size()
             with self._collective("broadcast", tag, 0 if self.rank else payload, payload if self.rank else 0):
-                dist.broadcast(values, 0)
+                dist.broadcast(values, group_src=0, group=self.process_group)
 
-    def share(self, report: dict[str, Any]) -> list[dict[str, Any]]:
+    def all_gather_object(self, report: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's `report` (plain JSON values), in rank order, on every rank."""
         if self.size == 1:
             return [report]
         text = torch.frombuffer(bytearray(json.dumps(report).encode()), dtype=torch.uint8).to(self.device)
         lengths = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
         with self._collective("all_gather", "report", 8 * (self.size - 1), 8 * (self.size - 1)):
-            dist.all_gather(lengths, torch.tensor([len(text)], device=self.device))
+            dist.all_gather(lengths, torch.tensor([len(text)], device=self.device), group=self.process_group)
         counts = [int(length) for length in lengths]
         texts = self.all_to_all(text.repeat(self.size), [len(text)] * self.size, counts, tag="report")
         return [json.loads(bytes(part.tolist())) for part in texts.split(counts)]
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Books the seconds inside to a stage of the present phase, those of the device too."""
-        with self.meter.stage(name):
-            yield
-            self.synchronize()
-
-    def leave(self) -> None:
-        """Parts from the others, when all of them are done."""
+    def close(self) -> None:
+        """Leaves the process group, and those of the axes, when all ranks are done."""
         if self.size > 1 and dist.is_initialized():
-            dist.destroy_process_group()
+            dist.destroy_process_group(self.process_group)
 
     def synchronize(self) -> None:
-        """Waits for the device, so that seconds are counted where they are spent."""
+        """Waits for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     @contextmanager
     def _collective(self, operation: str, tag: str, sent: int, received: int) -> Iterator[None]:
-        self.synchronize()
-        start = time.perf_counter()
+        key, start = self.next_key(tag), self.meter.clock.now()
         with self._named(operation, tag):
             yield
-            self.synchronize()
-        self.meter.collective(tag, sent, received, time.perf_counter() - start)
+        self._count(tag, sent, received, key, [Span(start, self.meter.clock.now())])
+
+    def _count(self, tag: str, sent: int, received: int, key: Key, spans: Sequence[Span]) -> None:
+        self.meter.collective(tag, sent, received, name=f"{self.name}{key.what} {key.number}", spans=spans)
 
     @contextmanager
     def _named(self, operation: str, tag: str) -> Iterator[None]:
@@ -108,14 +176,15 @@ class Group:
         except RuntimeError as error:
             seconds = time.perf_counter() - start
             reason = str(error).splitlines()[0].partition(". ")[0]
+            lost = missing_ranks(self.world_rank, self.world_ranks)
             raise RunError(
-                f"rank {self.rank} lost {_missing_ranks(self)} in {self.meter.where}, {operation} '{tag}', "
+                f"rank {self.world_rank} lost {lost} in {self.meter.where}, {operation} '{tag}', "
                 f"after {seconds:.1f} s ({reason})"
             ) from error
         self.meter.show(self.meter.where)
 
 
-class Arriving(Protocol):
+class Pending(Protocol):
     """Numbers on their way here."""
 
     def wait(self) -> Tensor:
@@ -124,7 +193,7 @@ class Arriving(Protocol):
 
 
 @dataclass(frozen=True)
-class Here:
+class Ready:
     """What one rank sends itself."""
 
     values: Tensor
@@ -140,6 +209,9 @@ class Exchange:
     ranks send to the same one first and what has arrived can be used (NeutronStar, section 4.3); else, and on GPUs, by
     the backend's own all_to_all. Counted as one collective when all is here; its seconds are those spent in here, not
     those in which the caller does something else.
+
+    key: in a ring, ranks may begin exchanges of different keys in different orders; the backend's own have no key, and
+    all ranks begin them in one order. One that is under way is not begun again.
     """
 
     def __init__(
@@ -150,21 +222,28 @@ class Exchange:
         recv_counts: Sequence[int],
         *,
         tag: str,
+        key: Key | None = None,
         ring: bool = True,
     ) -> None:
-        self._group, self._tag, self._send = group, tag, send.contiguous()
+        key = key or group.next_key(tag)
+        assert key.slot not in group.under_way, f"exchange {key} is under way already"
+        group.under_way.add(key.slot)
+        self._group, self._tag, self._key, self._send = group, tag, key, send.contiguous()
         self._sent, self._received = _others(send, send_counts, group), _others(send, recv_counts, group)
         self._buffer = torch.empty(sum(recv_counts), dtype=send.dtype, device=send.device)
         self._parts: Sequence[Tensor] = self._buffer.split(list(recv_counts))
         self._sends: list[dist.Work] = []
         self._receives: dict[int, dist.Work] = {}
-        self._seconds, self._done = 0.0, False
+        self._spans: list[Span] = []
+        self._done = False
         with self._timed():
             if ring and send.device.type == "cpu":
                 self._start_ring(self._send.split(list(send_counts)))
             elif group.size > 1:
                 counts = list(recv_counts), list(send_counts)
-                whole = dist.all_to_all_single(self._buffer, self._send, *counts, async_op=True)
+                whole = dist.all_to_all_single(
+                    self._buffer, self._send, *counts, group=group.process_group, async_op=True
+                )
                 self._receives = dict.fromkeys(range(group.size), whole)
 
     def wait(self, rank: int | None = None) -> Tensor:
@@ -175,80 +254,37 @@ class Exchange:
                 self._receives.pop(one).wait()
             while self._sends and rank is None:
                 self._sends.pop().wait()  # once: gloo would wait for another message
-            if rank is None:
-                self._group.synchronize()
         if rank is not None:
             return self._parts[rank]
         if not self._done:
             self._done = True
-            self._group.meter.collective(self._tag, self._sent, self._received, self._seconds)
+            self._group.under_way.remove(self._key.slot)
+            self._group._count(self._tag, self._sent, self._received, self._key, self._spans)
         return self._buffer
 
     def _start_ring(self, parts: Sequence[Tensor]) -> None:
         """Receives first: gloo's pairs have one queue, in which a peer's leave to send would wait behind a message."""
-        size, rank = self._group.size, self._group.rank
-        self._group.num_exchanges = slot = (self._group.num_exchanges + 1) % MAX_SLOTS
+        size, rank, slot, network = self._group.size, self._group.rank, self._key.slot, self._group.process_group
         self._parts[rank].copy_(parts[rank])
         for before in ((rank - step) % size for step in range(1, size)):
-            work = dist.irecv(self._parts[before], before, tag=slot) if self._parts[before].numel() else None
+            part = self._parts[before]
+            work = dist.irecv(part, group=network, group_src=before, tag=slot) if part.numel() else None
             if work:
                 self._receives[before] = work
         for after in ((rank + step) % size for step in range(1, size)):
-            work = dist.isend(parts[after], after, tag=slot) if parts[after].numel() else None
+            part = parts[after]
+            work = dist.isend(part, group=network, group_dst=after, tag=slot) if part.numel() else None
             if work:
                 self._sends.append(work)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        start = time.perf_counter()
+        clock = self._group.meter.clock
+        start = clock.now()
         with self._group._named("all_to_all", self._tag):
             yield
-        self._seconds += time.perf_counter() - start
-
-
-def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_method: str = "env://") -> Group:
-    """Joins the ranks that torchrun or the launcher started (RANK, WORLD_SIZE, LOCAL_RANK in the environment).
-
-    Ranks that have joined and not left yet go on as they are, with another meter. InputError if the environment is not
-    torchrun's; RunError if the others do not come within the timeout.
-    """
-    try:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        local = int(os.environ["LOCAL_RANK"])
-    except (KeyError, ValueError) as error:
-        raise InputError(f"RANK, WORLD_SIZE or LOCAL_RANK is not as torchrun sets it ({error}): unset them") from error
-    if size == 1:
-        return Group(meter=meter, device=device)
-    if device == "cuda":
-        torch.cuda.set_device(local)
-        device = f"cuda:{local}"
-    backend = "nccl" if device.startswith("cuda") else "gloo"
-    timeout = timedelta(seconds=timeout_seconds)
-    try:
-        if not dist.is_initialized():
-            dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=timeout)
-    except (RuntimeError, ValueError, dist.DistError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(
-            f"rank {rank} did not meet the other {size - 1} within {timeout_seconds:.0f} s ({reason})"
-        ) from error
-    return Group(rank, size, meter, device)
+        self._spans.append(Span(start, clock.now()))
 
 
 def _others(values: Tensor, counts: Sequence[int], group: Group) -> int:
     return (sum(counts) - counts[group.rank]) * values.element_size()
-
-
-def _missing_ranks(group: Group) -> str:
-    """Names the ranks that do not say within a grace time that they live; they meet in the store, not the network."""
-    try:
-        store = distributed_c10d.PrefixStore("weft/alive", distributed_c10d._get_default_store())
-        store.set(str(group.rank), "here")
-        deadline = time.monotonic() + GRACE_SECONDS
-        silent = list(range(group.size))
-        while silent and time.monotonic() < deadline:
-            silent = [rank for rank in silent if not store.check([str(rank)])]
-            time.sleep(0.05)
-    except RuntimeError:
-        return "a peer"
-    return " and ".join(f"rank {rank}" for rank in silent) or "a peer that lives but is late"

@@ -12,23 +12,23 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from weft.comm.group import Exchange, Group
+from weft.comm.group import Exchange, Group, Key
 from weft.data import Adjacency
 from weft.kernels import Scale, spmm, spmm_transposed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """Which of its rows a rank sends to whom, and how many it gets from each rank.
-
-    rows: int64, positions by receiver, in rank order; sent: how many of them each rank gets. num_rows: of which they
-    are some.
-    """
+    """Which of its rows a rank sends to whom, and how many it gets from each rank."""
 
     rows: Tensor
+    """int64, positions of the rows sent, by receiver, in rank order."""
     sent: tuple[int, ...]
+    """How many of them each rank gets."""
     received: tuple[int, ...]
+    """How many rows each rank sends here."""
     num_rows: int
+    """Of this rank, of which those sent are some."""
 
     @cached_property
     def senders(self) -> Adjacency:
@@ -51,10 +51,11 @@ def make_route(fetched: Tensor, received: Sequence[int], own: Tensor, num_rows: 
     return Route(rows=rows, sent=tuple(sent), received=tuple(received), num_rows=num_rows)
 
 
-class Coming(Protocol):
-    """Rows that are on their way. memory: what the halo wants to know of it when gradients go back."""
+class PendingRows(Protocol):
+    """Rows of other ranks that are on their way."""
 
-    memory: Any
+    history: Any
+    """What the halo wants to know of these rows when their gradients go back."""
 
     def wait(self, rank: int | None = None) -> Tensor:
         """Those of one rank, or all of them by rank, [., F], as soon as they are here."""
@@ -64,12 +65,14 @@ class Coming(Protocol):
 class Rows:
     """Rows on their way between ranks."""
 
-    memory: Any = None
+    history: Any = None
 
-    def __init__(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group, *, ring: bool) -> None:
+    def __init__(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group, *, key: Key, ring: bool
+    ) -> None:
         self._width = width = rows.shape[1]
         counts = ([number * width for number in numbers] for numbers in (sent, received))
-        self._exchange = Exchange(group, rows.reshape(-1), *counts, tag="halo", ring=ring)
+        self._exchange = Exchange(group, rows.reshape(-1), *counts, tag="halo", key=key, ring=ring)
 
     def wait(self, rank: int | None = None) -> Tensor:
         return self._exchange.wait(rank).view(-1, self._width)
@@ -79,24 +82,28 @@ class Halo:
     """The rows that one product lacks, and the way back of their gradients.
 
     ring: rank by rank, so that a part of the product can start when its rows are here; else by one all_to_all.
-    overlap: what is here already is multiplied meanwhile.
+    overlap: what is here already is multiplied meanwhile. name: tells its exchanges from those of other halos.
     """
 
-    def __init__(self, route: Route, group: Group, *, ring: bool = True, overlap: bool = True) -> None:
-        self.route, self.group, self.ring, self.overlap = route, group, ring, overlap
+    def __init__(self, route: Route, group: Group, *, name: str, ring: bool = True, overlap: bool = True) -> None:
+        self.route, self.group, self.name, self.ring, self.overlap = route, group, name, ring, overlap
 
-    def start(self, x: Tensor) -> Coming:
+    def start(self, x: Tensor) -> PendingRows:
         """Sends what others lack of the rows x [n, F], and begins to receive [h, F]."""
         route = self.route
-        return Rows(x.index_select(0, route.rows), route.sent, route.received, self.group, ring=self.ring)
+        return self._exchange(x.index_select(0, route.rows), route.sent, route.received, "rows")
 
-    def start_back(self, grad: Tensor, memory: Any) -> Coming:
+    def start_back(self, grad: Tensor, history: Any) -> PendingRows:
         """Sends the gradients [h, F] of received rows back, and begins to receive those of sent rows.
 
-        memory: that of the rows when they came.
+        history: that of the rows when they came.
         """
-        del memory
-        return Rows(grad, self.route.received, self.route.sent, self.group, ring=self.ring)
+        del history
+        return self._exchange(grad, self.route.received, self.route.sent, "gradients")
+
+    def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], what: str) -> Rows:
+        key = self.group.next_key(f"{self.name} {what}")
+        return Rows(rows, sent, received, self.group, key=key, ring=self.ring)
 
     def fetch(self, x: Tensor) -> Tensor:
         """The rows [h, F] of other ranks that this one lacks, by owner; from the rows [n, F] of each."""
@@ -168,35 +175,35 @@ def split_product(
 class _Fetch(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, halo: Halo) -> Tensor:
-        coming = halo.start(x)
-        ctx.args = halo, coming.memory
-        return coming.wait()
+        pending = halo.start(x)
+        ctx.args = halo, pending.history
+        return pending.wait()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        halo, memory = ctx.args
-        return spmm(halo.route.senders, halo.start_back(grad, memory).wait()), None
+        halo, history = ctx.args
+        return spmm(halo.route.senders, halo.start_back(grad, history).wait()), None
 
 
 class _Product(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, halo: Halo, parts: Parts) -> Tensor:
-        coming = halo.start(x)
-        ctx.args = halo, parts, coming.memory
+        pending = halo.start(x)
+        ctx.args = halo, parts, pending.history
         if not halo.overlap:
-            coming.wait()
+            pending.wait()
         y = spmm(parts.here, x, scale=parts.scale, weighted=parts.weighted)
         for part in parts.coming:
-            added = spmm(part.adjacency, coming.wait(part.rank), scale=part.scale, weighted=parts.weighted)
+            added = spmm(part.adjacency, pending.wait(part.rank), scale=part.scale, weighted=parts.weighted)
             y.index_add_(0, part.targets, added)
-        coming.wait()
+        pending.wait()
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, None, None]:
-        halo, parts, memory = ctx.args
+        halo, parts, history = ctx.args
         grads = grad_y.new_empty(sum(halo.route.received), grad_y.shape[1])
         spans = dict(enumerate(grads.split(halo.route.received)))
         for part in parts.coming:
@@ -204,7 +211,7 @@ class _Product(Function):
                 part.adjacency, grad_y.index_select(0, part.targets), scale=part.scale, weighted=parts.weighted
             )
             (grads if part.rank is None else spans[part.rank]).copy_(grad)
-        returning = halo.start_back(grads, memory)
+        returning = halo.start_back(grads, history)
         if not halo.overlap:
             returning.wait()
         grad_x = spmm_transposed(parts.here, grad_y, scale=parts.scale, weighted=parts.weighted)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import mmap
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from weft.core.clock import Clock, HostClock
 
 STATUS_BYTES = 128
 
@@ -31,27 +32,46 @@ class Counts:
     """Edges x width aggregated, forward and backward."""
     working_bytes: int = 0
     """The largest working set that the device had under --device-memory."""
-    durations: list[float] = field(default_factory=list)
-    """Seconds inside each collective, in order: the same order on every rank."""
+    durations: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds inside each collective, by a name that is the same on every rank that takes part."""
     stages: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds by stage: negatives, encode, decode, loss, update, score."""
+    """Seconds by timer: negatives, encode, decode, loss, update, score."""
 
     def plain(self) -> dict[str, Any]:
         """The counts as values that JSON knows."""
         return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
 
 
+class Span(NamedTuple):
+    """From one stamp of a clock to another."""
+
+    start: Any
+    stop: Any
+
+
 class Meter:
-    """The counters of one rank, by phase: 'setup' (once), 'train', 'eval' and 'record' (bookkeeping)."""
+    """The counters of one rank, by phase: 'setup' (once), 'train', 'eval' and 'record' (bookkeeping).
+
+    Seconds are charged when counts are taken, so that a clock that is a GPU's is waited for then alone.
+    """
 
     def __init__(self) -> None:
+        self.clock: Clock = HostClock()
         self.phase = "setup"
         self.where = "setup"
         self._counts: dict[str, Counts] = {}
         self._status: mmap.mmap | None = None
-        self._since = time.perf_counter()
-        self._stage = ""
-        self._stage_since = 0.0
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._charges: list[tuple[dict[str, float], str, Span]] = []
+        self._since = self.clock.now()
+        self._timer, self._timer_since = "", self._since
+
+    def use(self, clock: Clock) -> None:
+        """From now on reads another clock; no timer runs."""
+        assert not self._timer
+        self._tick()
+        self._settle()
+        self.clock, self._since = clock, clock.now()
 
     @property
     def counts(self) -> Counts:
@@ -72,38 +92,52 @@ class Meter:
             self.phase, self.where = before
 
     def _tick(self) -> None:
-        """Books the time since the last change of phase to the present one."""
-        now = time.perf_counter()
-        self.counts.seconds += now - self._since
+        """Charges the time since the last change of phase to the present one."""
+        now = self.clock.now()
+        self._charges.append((self._seconds, self.phase, Span(self._since, now)))
         self._since = now
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Books the time inside, without the stages inside it, to a stage of the present phase."""
-        before = self._stage
+    def timer(self, name: str) -> Iterator[None]:
+        """Charges the time inside, without the timers inside it, to a name of the present phase."""
+        before = self._timer
         self._enter(name)
         try:
             yield
         finally:
             self._enter(before)
 
-    def _enter(self, stage: str) -> None:
-        now = time.perf_counter()
-        if self._stage:
-            self.counts.stages[self._stage] += now - self._stage_since
-        self._stage, self._stage_since = stage, now
+    def _enter(self, timer: str) -> None:
+        now = self.clock.now()
+        if self._timer:
+            self._charges.append((self.counts.stages, self._timer, Span(self._timer_since, now)))
+        self._timer, self._timer_since = timer, now
 
     def take(self, phase: str) -> Counts:
         """The counts of `phase` since the last call, which start again from zero."""
-        return self._counts.pop(phase, Counts())
+        self._settle()
+        counts = self._counts.pop(phase, Counts())
+        counts.seconds = self._seconds.pop(phase, 0.0)
+        return counts
 
-    def collective(self, tag: str, sent: int, received: int, seconds: float) -> None:
-        """Counts a collective: bytes to and from other ranks, and the time inside it."""
+    def _settle(self) -> None:
+        """Adds up the seconds charged since the last time."""
+        if self._charges:
+            self.clock.wait()
+        for seconds, name, span in self._charges:
+            seconds[name] += self.clock.seconds(*span)
+        self._charges.clear()
+
+    def collective(self, tag: str, sent: int, received: int, *, name: str, spans: Sequence[Span]) -> None:
+        """Counts a collective: bytes to and from other ranks, and the time inside it.
+
+        name: tells it from others, the same on every rank that takes part.
+        """
         counts = self.counts
         counts.collectives[tag] += 1
         counts.bytes_sent[tag] += sent
         counts.bytes_received[tag] += received
-        counts.durations.append(seconds)
+        self._charges += [(counts.durations, name, span) for span in spans]
 
     def aggregate(self, edges: int, width: int) -> None:
         """Counts a product over `edges` edges on `width` columns."""
@@ -116,8 +150,8 @@ class Meter:
         if to_host:
             self.counts.to_host[tag] += to_host
 
-    def work_on(self, num_bytes: int) -> None:
-        """Notes a working set on the device."""
+    def record_working_set(self, num_bytes: int) -> None:
+        """Keeps the largest working set that the device has had."""
         self.counts.working_bytes = max(self.counts.working_bytes, num_bytes)
 
     def show_in(self, path: Path, rank: int) -> None:

@@ -12,7 +12,7 @@ from weft.core.record import Recorder
 from weft.engine.check import check
 from weft.engine.folder import new_folder
 from weft.engine.options import refuse_foreign_flags, without_foreign_flags
-from weft.engine.run import Run, leads, load_graph, make_plan, make_workload, run, under_torchrun
+from weft.engine.run import Run, is_main_process, load_graph, make_plan, make_workload, run, under_torchrun
 from weft.engine.tasks import prepared, task_model
 from weft.strategies import get_strategy
 
@@ -77,7 +77,7 @@ def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bo
     for name, one in contenders.items():
         last = len(runs) == len(contenders) - 1
         runs[name] = run(one, graph, None, out=out / name, quiet=quiet, apart=True, last=last)
-    if not leads():
+    if not is_main_process():
         return runs
     recorder = Recorder(out / "compare.jsonl")
     for name, done in runs.items():

@@ -46,7 +46,7 @@ def restore_rows(best: dict[str, Tensor], strategy: Placed) -> None:
 
 def gather_rows(part: Tensor, rows: Tensor, group: Group) -> Tensor:
     """The whole [k, width] on rank 0, where every rank has `part` of its rows, int64; elsewhere, none of them."""
-    counts = [int(report["rows"]) for report in group.share({"rows": len(rows)})]
+    counts = [int(report["rows"]) for report in group.all_gather_object({"rows": len(rows)})]
     first = group.rank == 0
     width = part.shape[1]
 

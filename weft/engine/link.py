@@ -15,9 +15,11 @@ from weft.core.config import Config
 from weft.cost import Operation, Trace, all_reduce
 from weft.data import Adjacency, Links, negative_key
 from weft.engine.blocks import add_rows, take_rows, zeros
+from weft.engine.metrics import number_of_all
 from weft.engine.ranking import auc, filtered_ranks, rank_scores, ranking_operations
 from weft.kernels import spmm
 from weft.nn import Decoder
+from weft.strategies import Step
 
 MAX_PAIRS = 1 << 16  # scored at once
 
@@ -35,10 +37,15 @@ class Deal:
     seed: int
     num_negatives: int
 
-    def train(self, rank: int, epoch: int) -> Tensor:
-        """A rank's pairs [p (1 + K), 3] of an epoch, the p links first."""
+    def train(self, rank: int, *draw: int, sources: Tensor | None = None) -> Tensor:
+        """A rank's pairs [p (1 + K), 3] of a step, the p links first.
+
+        draw: the key of the step. sources: the vertices whose links it has; None: all of the rank.
+        """
         links = self.links.train[self.owner[self.links.train[:, 0]] == rank]
-        drawn = negative_key(self.seed, epoch)
+        if sources is not None:
+            links = links[torch.isin(links[:, 0], sources)]
+        drawn = negative_key(self.seed, *draw)
         return torch.cat([links, *(self.links.negatives(links, drawn, k) for k in range(self.num_negatives))])
 
     def held_out(self) -> Tensor:
@@ -131,13 +138,15 @@ class Ends(NamedTuple):
 class Reach:
     """The rows at the ends of a rank's pairs: those that are here, and those of other ranks, fetched once each.
 
-    blocks: the pairs, so many at a time that the rows of their ends take little memory.
+    blocks: the pairs, so many at a time that the rows of their ends take little memory. name: of the exchanges.
     """
 
-    def __init__(self, deal: Deal, pairs: Tensor, own: Tensor, group: Group) -> None:
+    def __init__(self, deal: Deal, pairs: Tensor, own: Tensor, group: Group, name: str) -> None:
         fetched, received = deal.lacking(pairs, group.rank)
         num_rows = len(own) + len(fetched)
-        self.halo = Halo(make_route(fetched, received, own, len(own), group), group) if group.size > 1 else None
+        self.halo: Halo | None = None
+        if group.size > 1:
+            self.halo = Halo(make_route(fetched, received, own, len(own), group), group, name=name)
         place = torch.empty(len(deal.owner), dtype=torch.int64)
         place[own] = torch.arange(len(own))
         place[fetched] = torch.arange(len(own), num_rows)
@@ -158,8 +167,9 @@ def one_each(places: Tensor, num_rows: int) -> Adjacency:
 class LinkTask:
     """Learns to tell a graph's links from pairs drawn by chance.
 
-    The loss is the mean of the binary cross entropy over all training links and their negatives: a rank's part is the
-    sum over its pairs divided by the number of all. Negatives depend on seed, epoch and link, not on ranks.
+    The loss is the mean of the binary cross entropy over a step's training links and their negatives: a rank's part is
+    the sum over its pairs divided by the number of all. Negatives depend on seed, step and link, not on ranks. A step
+    of some rows has the links whose sources they are.
     rows: the vertices this rank answers for. empty: makes memory for a gradient, like the rows that it is of.
     """
 
@@ -186,40 +196,54 @@ class LinkTask:
         pairs = self.deal.held_out()
         self.num_held_out = len(pairs)
         self.dealt = self.deal.dealt(pairs, group.rank)
-        self.held_out = Reach(self.deal, pairs[self.dealt], self.own, group)
+        self.held_out = Reach(self.deal, pairs[self.dealt], self.own, group, "held-out links")
 
-    def loss(self, z: Tensor, epoch: int) -> tuple[float, Tensor]:
+    def loss(self, z: Tensor, step: Step) -> tuple[float, Tensor]:
         """This rank's part of the loss, and its gradient [n, D] by the rows; the decoder's parameters get theirs."""
-        with self.group.stage("negatives"):
-            pairs = self.deal.train(self.group.rank, epoch)
-            reach = Reach(self.deal, pairs, self.own, self.group)
+        with self.group.meter.timer("negatives"):
+            pairs = self.deal.train(self.group.rank, *step.key, sources=self._sources(step))
+            number = number_of_all(step, len(pairs), self.num_pairs, self.group)
+            reach = Reach(self.deal, pairs, self.own, self.group, "training links")
             labels = z.new_zeros(len(pairs))
             labels[: len(pairs) // (1 + self.deal.num_negatives)] = 1
-        with self.group.stage("decode"):
+        with self.group.meter.timer("decode"):
             leaf = z.detach().requires_grad_()
             coming = reach.fetch(leaf)
             z, fetched = leaf.detach(), coming.detach()
             grad_z, grad_fetched = zeros(self.empty(z)), torch.zeros_like(fetched)
         total = z.new_zeros(())
         for block, label in zip(reach.blocks, labels.split(MAX_PAIRS), strict=True):
-            with self.group.stage("decode"):
+            with self.group.meter.timer("decode"):
                 rows = block.rows(z, fetched).requires_grad_()
                 scores = block.score(rows, self.decoder)
             logits = scores.detach().requires_grad_()
-            loss = functional.binary_cross_entropy_with_logits(logits, label, reduction="sum") / self.num_pairs
+            loss = functional.binary_cross_entropy_with_logits(logits, label, reduction="sum") / number
             (grad,) = torch.autograd.grad(loss, logits)
             total += loss.detach()
-            with self.group.stage("decode"):
+            with self.group.meter.timer("decode"):
                 scores.backward(grad)
                 assert rows.grad is not None
                 block.add_back(rows.grad, grad_z, grad_fetched)
-        with self.group.stage("decode"):
+        with self.group.meter.timer("decode"):
             if reach.halo:
                 grad_z += torch.autograd.grad(coming, leaf, grad_fetched)[0]
         return total.item(), grad_z
 
+    def _sources(self, step: Step) -> Tensor | None:
+        """The vertices of the rows that a step reads; None: all."""
+        return None if step.rows is None else self.own[step.rows.cpu()]
+
+    def _read_links(self, step: Step) -> list[Tensor]:
+        """Which validation and which test links a step's rows are the sources of, bool, the same on every rank."""
+        parts = (self.links.val, self.links.test)
+        if (sources := self._sources(step)) is None:
+            return [torch.ones(len(part), dtype=torch.bool) for part in parts]
+        found = torch.cat([torch.isin(part[:, 0], sources) for part in parts])
+        read = self.group.all_reduce(found.long().to(self.group.device), tag="rows").cpu() > 0
+        return list(read.split([len(part) for part in parts]))
+
     @torch.no_grad()
-    def counts(self, z: Tensor) -> dict[str, float | None]:
+    def counts(self, z: Tensor, step: Step) -> dict[str, float | None]:
         """The scores, which every rank then has."""
         scores = z.new_zeros(self.num_held_out)
         fetched = self.held_out.fetch(z)
@@ -229,11 +253,11 @@ class LinkTask:
         sizes = [len(part) for part in parts] * 2
         by_part = self.group.all_reduce(scores, tag="scores").cpu().split(sizes)
         found: dict[str, float | None] = {}
-        for side, (split, links) in enumerate(zip(("val", "test"), parts, strict=True)):
-            if len(links):
-                found[f"{split}_auc"] = auc(by_part[side], by_part[2 + side])
-            if len(links) and self.ranked:
-                ranks = filtered_ranks(z, self.links, links, self.place, self.decoder, self.group)
+        for side, (split, read) in enumerate(zip(("val", "test"), self._read_links(step), strict=True)):
+            if read.any():
+                found[f"{split}_auc"] = auc(by_part[side][read], by_part[2 + side][read])
+            if read.any() and self.ranked:
+                ranks = filtered_ranks(z, self.links, parts[side][read], self.place, self.decoder, self.group)
                 found |= rank_scores(split, ranks)
         return found
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from weft.comm import Group
 from weft.data import Graph
 from weft.engine.blocks import row_blocks
+from weft.strategies import Step
 
 SPLITS = ("train", "val", "test")
 Counts = dict[str, tuple[int, int]]
@@ -24,11 +26,11 @@ class Task(Protocol):
         """The score that chooses the best weights, from 0 to 1; None where nothing validates."""
         ...
 
-    def loss(self, rows: Tensor, epoch: int) -> tuple[float, Tensor]:
-        """This rank's part of an epoch's loss, and its gradient by the rows; the ranks' parts add up."""
+    def loss(self, rows: Tensor, step: Step) -> tuple[float, Tensor]:
+        """This rank's part of a step's loss, and its gradient by the rows; the ranks' parts add up."""
         ...
 
-    def counts(self, rows: Tensor) -> dict[str, Any]:
+    def counts(self, rows: Tensor, step: Step) -> dict[str, Any]:
         """What this rank knows of an evaluation, in values that JSON knows."""
         ...
 
@@ -40,20 +42,23 @@ class Task(Protocol):
 class NodeTask:
     """Node classification: cross entropy and accuracy, or, with several labels, its binary form and micro-F1.
 
-    The loss is the sum over this rank's training rows divided by the number of all training vertices. All is done in
-    blocks of rows.
-    rows: the vertices this rank answers for. empty: makes memory for a gradient, like the rows that it is of.
+    The loss is the sum over the step's training rows on this rank divided by the number of them on all ranks. All is
+    done in blocks of rows.
+    rows: the vertices this rank answers for. empty: makes memory for a gradient, like the rows that it is of. device:
+    where logits are, if not on the group's.
     """
 
     def __init__(
         self,
         graph: Graph,
         rows: slice | Tensor,
-        device: torch.device,
+        group: Group,
         empty: Callable[[Tensor], Tensor] = torch.empty_like,
+        device: torch.device | None = None,
     ) -> None:
         assert graph.y is not None
-        self.empty = empty
+        device = device or group.device
+        self.group, self.empty = group, empty
         self.multilabel = graph.multilabel
         labelled = torch.ones(graph.num_vertices, dtype=torch.bool) if self.multilabel else graph.y >= 0
         self.chosen: dict[str, Tensor] = {}
@@ -67,25 +72,26 @@ class NodeTask:
         self.validation = "val_accuracy" if self.num_labelled.get("val", 0) else None
         self.y = graph.y[rows].to(device)
 
-    def loss(self, logits: Tensor, epoch: int = 0) -> tuple[float, Tensor]:
-        """This rank's part of the loss, the same function in every epoch, and its gradient [n, C] by the logits."""
-        del epoch
+    def loss(self, logits: Tensor, step: Step) -> tuple[float, Tensor]:
+        """This rank's part of the loss, and its gradient [n, C] by the logits."""
         logits = logits.detach()
-        grad, chosen, total = self.empty(logits), self.chosen["train"], logits.new_zeros(())
+        grad, chosen, total = self.empty(logits), self._chosen("train", step), logits.new_zeros(())
+        number = number_of_all(step, len(chosen), self.num_labelled["train"], self.group)
         for block, (part,) in row_blocks([chosen], logits, grad):
             rows = chosen[part] - block.start
             here = logits[block].index_select(0, rows).requires_grad_()
-            loss = self._sum(here, self.y[chosen[part]]) / self.num_labelled["train"]
+            loss = self._sum(here, self.y[chosen[part]]) / number
             (grad_here,) = torch.autograd.grad(loss, here)
             grad[block].zero_().index_copy_(0, rows, grad_here)
             total += loss.detach()
         return total.item(), grad
 
-    def counts(self, logits: Tensor) -> Counts:
+    def counts(self, logits: Tensor, step: Step) -> Counts:
         """Per split, the two sums whose ratio is the score: correct and all, or 2 TP and 2 TP + FP + FN."""
-        sums = {split: self.y.new_zeros(2, dtype=torch.int64) for split in self.chosen}
-        for block, parts in row_blocks(list(self.chosen.values()), logits):
-            for (split, chosen), part in zip(self.chosen.items(), parts, strict=True):
+        by_split = {split: self._chosen(split, step) for split in self.chosen}
+        sums = {split: self.y.new_zeros(2, dtype=torch.int64) for split in by_split}
+        for block, parts in row_blocks(list(by_split.values()), logits):
+            for (split, chosen), part in zip(by_split.items(), parts, strict=True):
                 here = logits[block].index_select(0, chosen[part] - block.start)
                 sums[split] += self._pair(here, self.y[chosen[part]])
         return {split: (int(pair[0]), int(pair[1])) for split, pair in sums.items()}
@@ -93,6 +99,11 @@ class NodeTask:
     def scores(self, counts: list[Counts]) -> dict[str, float | None]:
         """The accuracy, or micro-F1, of each split; None where it is empty."""
         return {f"{split}_accuracy": score(counts, split) for split in SPLITS}
+
+    def _chosen(self, split: str, step: Step) -> Tensor:
+        """The rows of a split that a step reads, int64, ascending."""
+        chosen = self.chosen[split]
+        return chosen if step.rows is None else chosen[torch.isin(chosen, step.rows.to(chosen.device))]
 
     def _sum(self, logits: Tensor, y: Tensor) -> Tensor:
         """The loss of rows, not yet divided by their number."""
@@ -106,6 +117,13 @@ class NodeTask:
             return torch.stack([correct.sum(), torch.ones_like(correct).sum()])
         predicted, true = logits > 0, y > 0.5
         return torch.stack([2 * (predicted & true).sum(), predicted.sum() + true.sum()])
+
+
+def number_of_all(step: Step, here: int, most: int, group: Group) -> int:
+    """How many items a step's loss is the mean of: `most` where it reads all rows, else those of all ranks, or 1."""
+    if step.rows is None:
+        return most
+    return max(1, int(group.all_reduce(torch.tensor(here, device=group.device), tag="rows")))
 
 
 def score(counts: list[Counts], split: str) -> float | None:

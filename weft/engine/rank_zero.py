@@ -24,7 +24,7 @@ def found_machine(folder: RunFolder, group: Group) -> Machine | None:
             said = Machine.read(folder.probe).record()
         except InputError:
             said = {}  # damaged: measured anew
-    said = group.share(said)[0]
+    said = group.all_gather_object(said)[0]
     return Machine.from_record(said) if said else None
 
 
@@ -35,7 +35,7 @@ def found_checkpoint(folder: RunFolder, group: Group) -> tuple[Progress, dict[st
     if found:
         shapes = {name: (list(value.shape), str(value.dtype)) for name, value in found.tensors.items()}
         report = {"progress": asdict(found.progress), "shapes": shapes}
-    report = group.share(report)[0]
+    report = group.all_gather_object(report)[0]
     if not report:
         return None
     tensors = {}

@@ -174,7 +174,7 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def leads() -> bool:
+def is_main_process() -> bool:
     """Whether this process is the one that writes and prints: any but a rank of torchrun other than 0."""
     return os.environ.get("RANK", "0") == "0"
 
@@ -257,7 +257,7 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
             said["machine"] = plan.machine.record() if plan.machine else None
         except InputError as error:
             said = {"mistake": str(error)}
-    said = group.share(said)[0]
+    said = group.all_gather_object(said)[0]
     if "mistake" in said:
         raise InputError(said["mistake"])
     options = make_options(config)
@@ -277,7 +277,7 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
             folder.discard()
         raise
     if last or isinstance(ended, int):
-        group.leave()
+        group.close()
     return folder, ended
 
 
@@ -327,7 +327,7 @@ def _local_rank(
     group = join(timeout_seconds=job.config.timeout, meter=meter, device=rows_device(job.config))
     with StopRequest(impatient=False) as stop:
         ended = _work(job, folder, plan, group, stop)
-    group.leave()
+    group.close()
     if isinstance(ended, int):
         sys.exit(STOPPED + ended)
 
@@ -363,7 +363,7 @@ def _work(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopReque
     summary: dict[str, Any] = {}
     best: dict[str, Tensor] = {}
     if group.rank:
-        group.share(strategy.describe() | {"probe_seconds": probe_seconds})
+        group.all_gather_object(strategy.describe() | {"probe_seconds": probe_seconds})
         stopped_by = trainer.run(stop, None)
         if not stopped_by:
             best = trainer.whole_best()
@@ -374,7 +374,7 @@ def _work(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopReque
     with group.meter.during("record", "the end of the run"):
         restore_rows(best, strategy)
         work.model.load_state_dict(best)
-        return dict(group.share(summary)[0])
+        return dict(group.all_gather_object(summary)[0])
 
 
 Led = tuple[int, dict[str, Any], dict[str, Tensor]]
@@ -389,7 +389,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, prob
     with closing(RunWriter(folder, config, show)) as writer:
         with show:
             facts = {"vertices": graph.num_vertices, "edges": graph.num_edges, "fingerprint": graph.fingerprint}
-            placed = group.share(trainer.strategy.describe() | {"probe_seconds": probe_seconds})
+            placed = group.all_gather_object(trainer.strategy.describe() | {"probe_seconds": probe_seconds})
             writer.begin(
                 first,
                 ranks=group.size,

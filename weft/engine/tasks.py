@@ -62,6 +62,6 @@ def make_task(config: Config, strategy: Placed) -> Task:
     """The task of the rows that a strategy gives this rank."""
     graph, group, model = strategy.graph, strategy.group, strategy.model
     if config.task == "node":
-        return NodeTask(graph, strategy.rows, strategy.rows_device, strategy.empty_rows)
+        return NodeTask(graph, strategy.rows, group, strategy.empty_rows, strategy.rows_device)
     assert isinstance(model, LinkModel)
     return LinkTask(config, Links.of(graph), model.decoder, strategy.rows, group, strategy.empty_rows)

@@ -96,33 +96,34 @@ class Trainer:
         """Trains one epoch and evaluates where it is time to; every rank's report of it."""
         counts = None
         with self.meter.during("train", f"epoch {epoch}, training"):
-            loss = sum(self._train(step) for step in self.strategy.steps(epoch))
+            losses = [self._train(step) for step in self.strategy.steps(epoch)]
         if (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.epochs:
             with self.meter.during("eval", f"epoch {epoch}, evaluation"):
-                with self.group.stage("encode"):
-                    rows = self.strategy.forward(self.strategy.evaluation(epoch))
-                with self.group.stage("score"):
-                    counts = self.task.counts(rows)
+                step = self.strategy.evaluation(epoch)
+                with self.meter.timer("encode"):
+                    rows = self.strategy.forward(step)
+                with self.meter.timer("score"):
+                    counts = self.task.counts(rows, step)
         report = {
-            "loss": loss,
+            "loss": sum(losses) / len(losses),
             "counts": counts,
             "stop": stop.signal,
             "phases": {phase: self.meter.take(phase).plain() for phase in PHASES},
             "peak_memory_bytes": peak_memory_bytes(),
         }
         with self.meter.during("record", f"epoch {epoch}, report"):
-            return self.group.share(report)
+            return self.group.all_gather_object(report)
 
     def _train(self, step: Step) -> float:
-        stage = self.group.stage
+        timer = self.meter.timer
         self.optimizer.zero_grad()
-        with stage("encode"):
+        with timer("encode"):
             rows = self.strategy.forward(step)
-        with stage("loss"):
-            loss, grad = self.task.loss(rows, step.epoch)
-        with stage("encode"):
+        with timer("loss"):
+            loss, grad = self.task.loss(rows, step)
+        with timer("encode"):
             self.strategy.backward(rows, grad)
-        with stage("update"):
+        with timer("update"):
             self.optimizer.step()
         return loss
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -52,9 +54,9 @@ class RunWriter:
         self.recorder.write("epoch", epoch=epoch, loss=loss, seconds=seconds, **named)
         for phase in reports[0]["phases"]:
             parts = [report["phases"][phase] for report in reports]
-            communication = _communication_seconds([part["durations"] for part in parts])
+            communication = communication_seconds([part["durations"] for part in parts])
             for rank, (report, part) in enumerate(zip(reports, parts, strict=True)):
-                inside = sum(part.pop("durations"))
+                inside = sum(part.pop("durations").values())
                 whole = part.pop("seconds")
                 if not whole:
                     continue
@@ -140,10 +142,14 @@ def summarise(records: list[dict[str, Any]], progress: Progress) -> dict[str, An
 KINDS = ("compute", "communication", "waiting")
 
 
-def _communication_seconds(durations: list[list[float]]) -> float:
-    """Seconds of one phase's collectives without the waiting for late ranks.
+def communication_seconds(durations: Sequence[dict[str, float]]) -> float:
+    """Seconds of one phase's collectives, by rank and name, without the waiting for late ranks.
 
     The last rank to arrive at a collective waits for nobody, so the shortest stay of any rank is the transfer alone.
-    This needs no common clock.
+    This needs no common clock, and no rank that takes no part.
     """
-    return math.fsum(min(stays) for stays in zip(*durations, strict=True))
+    stays = defaultdict[str, list[float]](list)
+    for rank in durations:
+        for name, seconds in rank.items():
+            stays[name].append(seconds)
+    return math.fsum(map(min, stays.values()))

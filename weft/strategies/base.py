@@ -28,12 +28,21 @@ class Options:
     """What a person may say to a strategy: a field for each of its flags, which no other strategy accepts."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
     """One forward pass, with a backward pass where it trains."""
 
     epoch: int
+    number: int = 0
+    """Which step of the epoch this is."""
+    rows: Tensor | None = None
+    """int64, ascending: which of the rows that the rank answers for the loss or the scores read; None: all."""
     training: bool
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What the step adds to the keys of what is drawn in it; the first step of an epoch is told by the epoch."""
+        return (self.epoch, self.number) if self.number else (self.epoch,)
 
 
 class Plan(ABC):
@@ -180,7 +189,7 @@ class Placed(ABC):
     def forward(self, step: Step) -> Tensor:
         """Logits [n, C] of the rows this rank answers for."""
         self.model.train(step.training)
-        views = [self.view(stage, key(self.seed, step.epoch, stage)) for stage in self.stages]
+        views = [self.view(stage, key(self.seed, *step.key, stage)) for stage in self.stages]
         with torch.set_grad_enabled(step.training):
             logits: Tensor = self.model(views, self.inputs.rows)
         return logits

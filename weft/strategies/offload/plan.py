@@ -280,7 +280,7 @@ class PlacedOffload(Placed):
             self._planning = False
             self.plan.forget()
             give_back_pages()  # planning took more than the device may have
-        made = Pass(self.chunks, self.programs[step.training], epoch=step.epoch, training=step.training)
+        made = Pass(self.chunks, self.programs[step.training], step_key=step.key, training=step.training)
         logits = made.forward()
         if step.training:
             self._pass = made

@@ -29,7 +29,7 @@ class EmbeddedHalo:
     def __init__(self, again: Tensor, counts: Tensor, own: Tensor, part: Tensor, group: Group) -> None:
         by_owner = part[again].argsort(stable=True)
         route = make_route(again[by_owner], counts.tolist(), own, len(own), group)
-        self._halo, self._order = Halo(route, group), by_owner.argsort().to(group.device)
+        self._halo, self._order = Halo(route, group, name="embedding"), by_owner.argsort().to(group.device)
 
     def fetch(self, weight: Tensor) -> Tensor:
         """The rows of all embedded vertices of the rank, in the order of its rows, from those that it keeps."""

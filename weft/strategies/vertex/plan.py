@@ -153,10 +153,10 @@ class VertexPlan(Plan):
     def place(self, group: Group, *, seed: int = 0) -> PlacedVertices:
         return PlacedVertices(self, group, seed=seed)
 
-    def make_halo(self, route: Route, group: Group) -> Halo:
+    def make_halo(self, route: Route, group: Group, name: str) -> Halo:
         """The halo of one block."""
         savings = self.work.savings
-        return Halo(route, group, ring=savings.ring, overlap=savings.overlap)
+        return Halo(route, group, name=name, ring=savings.ring, overlap=savings.overlap)
 
 
 class PlacedVertices(Placed):
@@ -203,7 +203,8 @@ class PlacedVertices(Placed):
             if shared[number] == group.size:
                 blocks.append(blocks[-1])
             else:
-                blocks.append(Block(hop, self.dependencies.rows, self, self._halo(hop) if exchanged[number] else None))
+                halo = self._halo(hop, f"halo {number}") if exchanged[number] else None
+                blocks.append(Block(hop, self.dependencies.rows, self, halo))
         operations = self.work.outline(self.plan.view_type, training=True, count_flops=self.plan.by_cost)
         self.fetching = [
             any(number in one.hops and is_fetched(one, number) for one in operations) for number in range(len(hops))
@@ -211,10 +212,10 @@ class PlacedVertices(Placed):
         spans = [[op.hops for op in operations if op.stage == stage] for stage in self.stages]
         return [tuple(blocks[hop] for hop in sorted(set().union(*span))) for span in spans]
 
-    def _halo(self, hop: Hop) -> Halo:
+    def _halo(self, hop: Hop, name: str) -> Halo:
         own = self.dependencies.own
         route = make_route(hop.fetched, hop.received, own, hop.num_inputs, self.group)
-        return self.plan.make_halo(route, self.group)
+        return self.plan.make_halo(route, self.group, name)
 
 
 def make_embedded_halo(plan: VertexPlan, group: Group) -> EmbeddedHalo | None:

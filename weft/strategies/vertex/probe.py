@@ -129,7 +129,7 @@ def probe(work: Workload, group: Group) -> Machine:
     edges = num_edges * sum(_passes(work, operations))
     bytes_each_way, network = _exchange_seconds(group)
     found = {"flop": rows / max(flops, 1), "edge": (whole - rows) / max(edges, 1), "byte": network / bytes_each_way}
-    shared = group.share(found)
+    shared = group.all_gather_object(found)
     factors = {f"seconds_per_{name}": max(LEAST, sum(one[name] for one in shared) / len(shared)) for name in found}
     return Machine(**factors, rates=measured_rates(group) if group.size > 1 else NOMINAL_RATES)
 
@@ -178,5 +178,7 @@ def measured_rates(group: Group) -> Rates:
     )
     found = [MOVED_ROWS / least_seconds(move, group) for move in moves]
     rows.close()
-    slowest = [min(each) for each in zip(*(one["rates"] for one in group.share({"rates": found})), strict=True)]
+    slowest = [
+        min(each) for each in zip(*(one["rates"] for one in group.all_gather_object({"rates": found})), strict=True)
+    ]
     return Rates(*(2.0 ** round(math.log2(rate / slowest[0])) for rate in slowest))

@@ -9,26 +9,32 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from weft.comm import Coming, Group, Halo, Route
+from weft.comm import Group, Halo, PendingRows, Route
 from weft.strategies.base import Step
 from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions
 
 
-class Memory:
-    """What one exchange of a step brought last. age: steps since. fresh: whether this step's is new."""
+class HaloHistory:
+    """What one exchange of a training step last brought."""
 
     def __init__(self) -> None:
-        self.age, self.fresh = 0, True
+        self.age = 0
+        """Training steps since the last exchange."""
+        self.fresh = True
+        """Whether this step exchanges."""
         self.rows: Tensor | None = None
+        """[h, F], received."""
         self.gradients: Tensor | None = None
+        """Of the rows sent, received."""
         self.sent: Tensor | None = None
+        """The rows sent, where they are compared with the present ones."""
 
 
-class Arrived:
-    """Rows that are here already, so many of each rank."""
+class CachedRows:
+    """Rows of an earlier step, so many of each rank; nothing is exchanged."""
 
-    def __init__(self, rows: Tensor, counts: Sequence[int], memory: Memory) -> None:
-        self.memory = memory
+    def __init__(self, rows: Tensor, counts: Sequence[int], history: HaloHistory) -> None:
+        self.history = history
         self._rows = rows.detach()
         self._parts = self._rows.split(list(counts))
 
@@ -36,16 +42,16 @@ class Arrived:
         return self._rows if rank is None else self._parts[rank]
 
 
-class Remembered:
-    """Rows on their way, of which a memory keeps a copy."""
+class RecordedRows:
+    """Rows on their way, which a history keeps for later steps."""
 
-    def __init__(self, coming: Coming, memory: Memory, kind: Literal["rows", "gradients"]) -> None:
-        self._coming, self.memory, self._kind = coming, memory, kind
+    def __init__(self, pending: PendingRows, history: HaloHistory, kind: Literal["rows", "gradients"]) -> None:
+        self._pending, self.history, self._kind = pending, history, kind
 
     def wait(self, rank: int | None = None) -> Tensor:
-        rows = self._coming.wait(rank)
+        rows = self._pending.wait(rank)
         if rank is None:
-            setattr(self.memory, self._kind, rows.detach())
+            setattr(self.history, self._kind, rows.detach())
         return rows
 
 
@@ -56,49 +62,51 @@ class StaleHalo(Halo):
     than `bound` (over all ranks, against what was sent last; 0: never before). An evaluation always exchanges.
     """
 
-    def __init__(self, route: Route, group: Group, *, every: int, bound: float, ring: bool, overlap: bool) -> None:
-        super().__init__(route, group, ring=ring, overlap=overlap)
+    def __init__(
+        self, route: Route, group: Group, *, name: str, every: int, bound: float, ring: bool, overlap: bool
+    ) -> None:
+        super().__init__(route, group, name=name, ring=ring, overlap=overlap)
         self.every, self.bound = every, bound
         self.training = False
-        self._memories: list[Memory] = []
+        self._histories: list[HaloHistory] = []
 
     def begin(self, training: bool) -> None:
         """A step begins."""
         self.training = training
         self._num_calls = 0
 
-    def start(self, x: Tensor) -> Coming:
+    def start(self, x: Tensor) -> PendingRows:
         if not self.training:
             return super().start(x)
         call, self._num_calls = self._num_calls, self._num_calls + 1
-        if call == len(self._memories):
-            self._memories.append(Memory())
-        memory = self._memories[call]
-        memory.age += 1
-        memory.fresh = memory.rows is None or memory.age >= self.every or self._changed(x, memory)
-        if not memory.fresh:
-            assert memory.rows is not None
-            return Arrived(memory.rows, self.route.received, memory)
-        memory.age = 0
+        if call == len(self._histories):
+            self._histories.append(HaloHistory())
+        history = self._histories[call]
+        history.age += 1
+        history.fresh = history.rows is None or history.age >= self.every or self._changed(x, history)
+        if not history.fresh:
+            assert history.rows is not None
+            return CachedRows(history.rows, self.route.received, history)
+        history.age = 0
         if self.bound:
-            memory.sent = x.index_select(0, self.route.rows)
-        return Remembered(super().start(x), memory, "rows")
+            history.sent = x.index_select(0, self.route.rows)
+        return RecordedRows(super().start(x), history, "rows")
 
-    def start_back(self, grad: Tensor, memory: Any) -> Coming:
-        if memory is None:
-            return super().start_back(grad, memory)
-        if not memory.fresh:
-            assert memory.gradients is not None
-            return Arrived(memory.gradients, self.route.sent, memory)
-        return Remembered(super().start_back(grad, memory), memory, "gradients")
+    def start_back(self, grad: Tensor, history: Any) -> PendingRows:
+        if history is None:
+            return super().start_back(grad, history)
+        if not history.fresh:
+            assert history.gradients is not None
+            return CachedRows(history.gradients, self.route.sent, history)
+        return RecordedRows(super().start_back(grad, history), history, "gradients")
 
-    def _changed(self, x: Tensor, memory: Memory) -> bool:
+    def _changed(self, x: Tensor, history: HaloHistory) -> bool:
         """Whether the ranks' rows, taken together, have moved by more than the bound."""
         if not self.bound:
             return False
-        assert memory.sent is not None
-        moved = (x.index_select(0, self.route.rows) - memory.sent).square().sum()
-        both = self.group.all_reduce(torch.stack([moved, memory.sent.square().sum()]), tag="staleness")
+        assert history.sent is not None
+        moved = (x.index_select(0, self.route.rows) - history.sent).square().sum()
+        both = self.group.all_reduce(torch.stack([moved, history.sent.square().sum()]), tag="staleness")
         return bool(both[0] > self.bound**2 * both[1])
 
 
@@ -124,10 +132,10 @@ class StalePlan(CommunicatedPlan):
     exact = False
     options: StaleOptions
 
-    def make_halo(self, route: Route, group: Group) -> StaleHalo:
+    def make_halo(self, route: Route, group: Group, name: str) -> StaleHalo:
         options, savings = self.options, self.work.savings
         every, bound = options.refresh_every, options.staleness
-        return StaleHalo(route, group, every=every, bound=bound, ring=savings.ring, overlap=savings.overlap)
+        return StaleHalo(route, group, name=name, every=every, bound=bound, ring=savings.ring, overlap=savings.overlap)
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedStale:
         return PlacedStale(self, group, seed=seed)
