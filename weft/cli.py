@@ -146,14 +146,17 @@ def _given(options: argparse.Namespace, schema: type[Config | PartitionOptions])
 def _train(options: argparse.Namespace) -> int:
     from weft import report
     from weft.engine.folder import RunFolder
+    from weft.engine.options import without_foreign_flags
     from weft.engine.run import is_main_process, run
 
-    saved = {}
+    saved: dict[str, Any] = {}
     if options.resume:
         if options.out is None:
             raise InputError("--resume needs --out: the folder of the run to go on with")
         if RunFolder(options.out).config.exists():
-            saved = dataclasses.asdict(Config.read(RunFolder(options.out).config))
+            before = Config.read(RunFolder(options.out).config)
+            strategy = getattr(options, "strategy", before.strategy)
+            saved = dataclasses.asdict(without_foreign_flags(before, strategy))
     config = _config(options, **saved)
     done = run(config, None, None, out=options.out, resume=options.resume)
     if is_main_process():

@@ -118,7 +118,11 @@ class Config:
         "where rows, columns and edges live: single, tensor, communicated, cached, hybrid, stale or offload",
     )
     workers: int = option(1, "number of local ranks", least=1)
-    partition: str = option("range", "which rank has which vertex: a method of weft partition, or a book's file")
+    partition: str = option(
+        "range",
+        "communicated, cached, hybrid, stale, offload: which rank has which vertex: a method of weft partition, or a "
+        "book's file",
+    )
     cache_ratio: float = option(
         -1.0,
         "hybrid, offload: share of remote sources to cache at each layer; -1: where it costs less (offload: none)",

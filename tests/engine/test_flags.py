@@ -1,0 +1,123 @@
+"""Which flags which strategy accepts: generated from the strategies' options, refused elsewhere, and the page about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from weft.core.config import Config
+from weft.core.errors import InputError
+from weft.core.savings import SAVINGS
+from weft.engine.options import (
+    TASK_FLAGS,
+    refuse_foreign_flags,
+    strategies_that_save,
+    strategies_with,
+    without_foreign_flags,
+)
+from weft.strategies import STRATEGIES, get_strategy
+
+OTHER = {
+    "partition": "metis",
+    "cache_ratio": 0.5,
+    "cache_memory": "1MB",
+    "probe": "probe.json",
+    "refresh_every": 2,
+    "staleness": 0.1,
+    "device_memory": "1GB",
+    "nn_device": "host",
+    "chunks": 2,
+    "intermediates": "keep",
+    "scratch": "/tmp",
+}
+"""A value other than the default, of each flag that some strategies have."""
+PAGE = Path(__file__).parents[2] / "docs" / "flags.md"
+
+
+def owned() -> list[str]:
+    return [spec.name for spec in dataclasses.fields(Config) if strategies_with(spec.name)]
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def table() -> str:
+    """The page's table: a row for each flag, and each saving, that not all strategies have."""
+    rows = [(flag(name), strategies_with(name)) for name in owned()]
+    rows += [(f"--without {one}", strategies_that_save(one)) for one in SAVINGS if strategies_that_save(one)]
+    lines = ["| flag | " + " | ".join(STRATEGIES) + " |", "|---|" + "---|" * len(STRATEGIES)]
+    for name, owners in rows:
+        cells = ("accepted" if one in owners else "refused" for one in STRATEGIES)
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def test_every_owned_flag_is_tried() -> None:
+    assert set(owned()) == OTHER.keys()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", OTHER)
+def test_a_flag_is_accepted_or_refused(name: str, strategy: str) -> None:
+    config = Config(strategy=strategy, **{name: OTHER[name]})  # type: ignore[arg-type]
+    owners = strategies_with(name)
+    if strategy in owners:
+        refuse_foreign_flags(config)
+        assert without_foreign_flags(config, strategy) == config
+        return
+    with pytest.raises(
+        InputError, match=f"^{flag(name)} has no effect under strategy {strategy}: leave it out"
+    ) as said:
+        refuse_foreign_flags(config)
+    assert str(said.value).endswith(f"give --strategy {' or '.join(owners)}")
+    assert without_foreign_flags(config, strategy) == Config(strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("saving", SAVINGS)
+def test_a_saving_is_accepted_or_refused(saving: str, strategy: str) -> None:
+    config, owners = Config(strategy=strategy, without=saving), strategies_that_save(saving)
+    if owners and strategy not in owners:
+        with pytest.raises(
+            InputError, match=f"^--without {saving} has no effect under strategy {strategy}: leave it out"
+        ):
+            refuse_foreign_flags(config)
+    else:
+        refuse_foreign_flags(config)
+
+
+@pytest.mark.parametrize(("name", "value"), [("decoder", "distmult"), ("negatives", 3), ("metric", "mrr")])
+def test_a_flag_of_another_task_is_refused(name: str, value: object) -> None:
+    config = Config(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(
+        InputError, match=f"^{flag(name)} has no effect under task node: .* give --task {TASK_FLAGS[name]}"
+    ):
+        refuse_foreign_flags(config)
+    refuse_foreign_flags(dataclasses.replace(config, task="link"))
+
+
+def test_one_of_several_strategies_is_enough() -> None:
+    config = Config(chunks=3, refresh_every=2)
+    refuse_foreign_flags(config, ("single", "tensor", "stale"))
+    with pytest.raises(InputError, match="--refresh-every has no effect under strategy single and tensor"):
+        refuse_foreign_flags(config, ("single", "tensor"))
+    assert without_foreign_flags(config, "tensor") == Config(strategy="tensor", chunks=3)
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_help_names_the_strategies(name: str) -> None:
+    (spec,) = (spec for spec in dataclasses.fields(Config) if spec.name == name)
+    assert spec.metadata["help"].startswith(", ".join(strategies_with(name)) + ": ")
+
+
+def test_the_page_says_the_same() -> None:
+    assert table() in PAGE.read_text(), f"write this table into {PAGE}:\n{table()}"
+
+
+def test_options_are_fields_of_the_configuration() -> None:
+    known = {spec.name for spec in dataclasses.fields(Config)}
+    for name in STRATEGIES:
+        assert {spec.name for spec in dataclasses.fields(get_strategy(name).options_type)} <= known
