@@ -1,4 +1,4 @@
-"""Which flags which strategy accepts: generated from the strategies' options, refused elsewhere, and the page about it."""
+"""Which flags which strategy accepts: generated from the options, refused elsewhere, and the page about it."""
 
 from __future__ import annotations
 
