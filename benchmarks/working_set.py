@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 
 import torch
+from weft.chunks.work import Attend, AttendPairs, Multiply, Work
 
 import weft
 from weft.chunks.columns import ChunkedGraph, Chunking, _Run
-from weft.chunks.work import Attend, AttendPairs, Multiply, Work
 from weft.comm import Group, column_layout
 from weft.core.units import parse_bytes
 from weft.nn import Product

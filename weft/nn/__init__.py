@@ -1,5 +1,17 @@
 """Layers and models, written for one device, over a View."""
 
+from weft.nn.aggregate import (
+    Aggregate,
+    ByRelation,
+    Max,
+    Request,
+    Rows,
+    Sum,
+    Total,
+    WholeLayer,
+    WorkingSet,
+)
+from weft.nn.attention import Attend, AttendEdges, EdgeSoftmax
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.dense import Linear, linear, use_onednn
@@ -19,10 +31,10 @@ from weft.nn.models import (
 )
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.outline import GraphOperation, outline
-from weft.nn.pairs import PairMaps, PairRows, Pairs, mean_scale
 from weft.nn.pyg import PyGConv, from_pyg
+from weft.nn.relations import OwnRelationRows, RelationIndex, RelationRows
 from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
-from weft.nn.topology import Product, SubTopology, Topology
+from weft.nn.topology import EdgePart, SubTopology, Topology
 from weft.nn.typed import (
     Embedding,
     TypedInput,
@@ -33,7 +45,7 @@ from weft.nn.typed import (
     shared_parameters,
     typed_rows,
 )
-from weft.nn.view import GraphView, Inputs, TypedRows, UnitCost, View, even_heads, logits_of_pairs, multiply
+from weft.nn.view import GraphView, Inputs, TypedRows, UnitCost, View
 
 __all__ = [
     "GAT",
@@ -42,11 +54,17 @@ __all__ = [
     "MODELS",
     "RGCN",
     "SAGE",
+    "Aggregate",
+    "Attend",
+    "AttendEdges",
     "BatchNorm",
+    "ByRelation",
     "Decoder",
     "Decoupled",
     "DistMult",
     "Dot",
+    "EdgePart",
+    "EdgeSoftmax",
     "Embedding",
     "GATConv",
     "GATv2",
@@ -59,35 +77,37 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "LinkModel",
+    "Max",
     "OneHotRGCNConv",
-    "PairMaps",
-    "PairRows",
-    "Pairs",
-    "Product",
+    "OwnRelationRows",
     "PyGConv",
     "RGCNConv",
+    "RelationIndex",
+    "RelationRows",
+    "Request",
     "RowLayer",
+    "Rows",
     "SAGEConv",
     "Stack",
     "SubTopology",
+    "Sum",
     "Topology",
+    "Total",
     "TypedInput",
     "TypedRows",
     "UnitCost",
     "View",
+    "WholeLayer",
+    "WorkingSet",
     "embedding_rows",
     "embeddings",
-    "even_heads",
     "from_config",
     "from_pyg",
     "is_embedded",
     "keep_rows",
     "linear",
-    "logits_of_pairs",
     "make_decoder",
     "make_model",
-    "mean_scale",
-    "multiply",
     "outline",
     "shared_parameters",
     "typed_rows",

@@ -315,7 +315,7 @@ class Strategy(ABC):
             map_share=min(shape.map_share, 1.0) if savings.sparse else 1.0,
             count_flops=count_flops,
             typed=shape.typed,
-            num_pairs=sum(shape.pairs),
+            num_relation_rows=sum(shape.pairs),
         )
 
     def steps(self, epoch: int) -> Sequence[Step]:
@@ -349,7 +349,7 @@ class Strategy(ABC):
 
 def is_kept(asked: GraphOperation, savings: Savings) -> bool:
     """Whether a result is computed only once: constant features are always aggregated to the same."""
-    return savings.reuse and asked.origin == "inputs" and asked.is_product
+    return savings.reuse and asked.origin == "inputs" and asked.is_aggregate
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:

@@ -25,4 +25,4 @@ class Single(Strategy):
     ) -> list[Operation]:
         del rank, size, itemsize
         edges = shape.num_edges * asked.width * asked.steps
-        return [Operation(kind="aggregate", edges=edges)] if asked.is_product else []
+        return [Operation(kind="aggregate", edges=edges)] if asked.is_aggregate else []

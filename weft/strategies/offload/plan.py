@@ -11,7 +11,6 @@ from functools import partial
 
 from torch import nn
 
-from weft.chunks.keeping import can_be_kept
 from weft.chunks.products import back_way, layout_of, reads_values
 from weft.chunks.program import Part as ProgramPart
 from weft.chunks.program import Program, Rehearsal
@@ -110,7 +109,7 @@ class Planner:
                 f"strategy offload makes {asked} products over the edges, and the model's layers {foreseen}: give a "
                 "layer that maps rows alone as weft.nn.RowLayer, and each product a layer of its own"
             )
-        products = (part for part in self.programs[True].parts if part.is_product and not part.constant)
+        products = (part for part in self.programs[True].parts if part.aggregates and not part.constant)
         self.kept = frozenset(part.hop for part in products if self._keeps(part))
         self.miniature = Miniature(graph, model, partial(place_at, kept=self.kept))
 
@@ -177,14 +176,14 @@ class Planner:
         read; made again, each edge reads a row on the device, and of a sum, which needs no rows otherwise, every source
         comes from the host at least once.
         """
-        wanted, linear = self.placement.intermediates, part.linear
-        if wanted == "recompute" or not can_be_kept(part.question) or (linear and not part.needs_answer):
+        wanted, linear = self.placement.intermediates, part.op.linear
+        if wanted == "recompute" or not part.op.can_save or (linear and not part.needs_answer):
             return False
         if not linear and part.steps > 1:
             return False
         if wanted == "keep" or part.steps > 1:
             return True
-        width = part.ports[part.sources[part.first]].width
+        width = part.aggregated.width
         by_edge = 1 if linear else ATTENTION_COST
         again = (linear * self.graph.num_vertices + by_edge * self.graph.num_edges / NOMINAL.inplace) * width
         return 2 * self.graph.num_vertices * part.kept_width <= again
@@ -205,7 +204,7 @@ class Planner:
         most = 0
         for part in (part for program in self.programs.values() for part in program.parts):
             own = sum(part.ports[port].width for port in {*part.targets.values(), *part.rows.values()})
-            if not part.is_product:
+            if not part.aggregates:
                 most = max(most, shape.targets * (own + part.width) * item)
                 continue
             kept = part.hop in self.kept
@@ -247,7 +246,7 @@ class Planner:
 
 
 def layouts_of(programs: Iterable[Program], hops: range) -> tuple[Layout, ...]:
-    """How the edges of these hops are to stand for the questions that are asked over them."""
-    asked = (part for program in programs for part in program.parts if part.is_product)
-    found = {layout_of(one.question) for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps))}
+    """How the edges of these hops are to stand for the aggregates over them."""
+    asked = (part for program in programs for part in program.parts if part.aggregates)
+    found = {layout_of(one.op) for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps))}
     return tuple(sorted(found))

@@ -21,7 +21,7 @@ from weft.core.errors import InputError
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.cost import Operation, all_reduce
 from weft.data import Graph
-from weft.nn import GraphOperation, GraphView, Topology, embeddings, is_embedded
+from weft.nn import GraphOperation, GraphView, Topology, Total, embeddings, is_embedded
 from weft.partition import Dependencies, Hop, make_dependencies, range_parts
 from weft.strategies.base import ANYWHERE, GraphShape, HopShape, Placement, Strategy, dtype_of
 from weft.strategies.vertex.blocks import Block, BlockView, SameRowsView
@@ -183,10 +183,10 @@ class VertexParallel(Strategy):
     ) -> list[Operation]:
         """For every hop a halo, where rows are not constant and some are lacking, and a product."""
         del rank
-        if asked.kind == "total":
+        if isinstance(asked.op, Total):
             return [all_reduce("statistics", asked.width, itemsize, size)] if size > 1 else []
         made = []
-        if asked.kind == "embed" and shape.embedded.exchanged:
+        if asked.op == "embed" and shape.embedded.exchanged:
             row = asked.width * itemsize
             sent, received = shape.embedded.num_sent * row, shape.embedded.num_received * row
             made.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
@@ -196,7 +196,7 @@ class VertexParallel(Strategy):
                 row = fetched_width(asked, number) * itemsize
                 sent, received = hop.num_sent * row, hop.num_received * row
                 made.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
-            if asked.is_product:
+            if asked.is_aggregate:
                 made.append(Operation(kind="aggregate", edges=hop.num_edges * asked.width))
         return made
 

@@ -17,10 +17,12 @@ from weft.core.savings import Savings
 from weft.cost import Factors
 from weft.data import Adjacency, Graph
 from weft.nn import (
+    Aggregate,
+    ByRelation,
     GraphOperation,
     GraphView,
     Inputs,
-    Product,
+    Rows,
     Topology,
     UnitCost,
     embedding_rows,
@@ -45,11 +47,7 @@ class ProbeView(GraphView):
 
 
 class RowsOnly(ProbeView):
-    """Leaves out every product."""
-
-    def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
-        del slope, steps
-        return h + 0 * (logit_src.sum() + logit_dst.sum())
+    """Leaves out every aggregate."""
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         return x, torch.empty(2, 0, dtype=torch.int64, device=x.device), len(x)
@@ -64,12 +62,14 @@ class RowsOnly(ProbeView):
         weight = super().edge_weight
         return None if weight is None else weight[:0]
 
-    def _propagate(self, x: Tensor, product: Product) -> Tensor:
-        del product
+    def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+        del steps
+        x = rows[op.first]
+        if isinstance(op, ByRelation):
+            return x.index_select(0, self.relation_rows.targets)
+        for name, beside in rows.items():  # gradients flow to all
+            x = x if name == op.first else x + 0 * beside.sum()
         return x
-
-    def _relate(self, x: Tensor) -> Tensor:
-        return x.index_select(0, self.pairs.targets)
 
 
 def probe(model: nn.Module, graph: Graph, group: Group, savings: Savings) -> Factors:
