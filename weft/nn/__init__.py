@@ -2,11 +2,8 @@
 
 from weft.nn.aggregate import (
     Aggregate,
-    ByRelation,
-    Max,
     Request,
     Rows,
-    Sum,
     Total,
     WholeLayer,
     WorkingSet,
@@ -15,6 +12,7 @@ from weft.nn.attention import Attend, AttendEdges, EdgeSoftmax
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.dense import Linear, linear, use_onednn
+from weft.nn.graph_view import GraphView, Inputs, UnitCost
 from weft.nn.models import (
     GAT,
     GCN,
@@ -30,8 +28,10 @@ from weft.nn.models import (
     make_model,
 )
 from weft.nn.norm import BatchNorm, LayerNorm
-from weft.nn.outline import GraphOperation, outline
+from weft.nn.operation import GraphOperation
+from weft.nn.outline import outline
 from weft.nn.pyg import PyGConv, from_pyg
+from weft.nn.reduce import ByRelation, Max, Sum
 from weft.nn.relations import OwnRelationRows, RelationIndex, RelationRows
 from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
 from weft.nn.topology import EdgePart, SubTopology, Topology
@@ -45,7 +45,7 @@ from weft.nn.typed import (
     shared_parameters,
     typed_rows,
 )
-from weft.nn.view import GraphView, Inputs, TypedRows, UnitCost, View
+from weft.nn.view import TypedRows, View
 
 __all__ = [
     "GAT",

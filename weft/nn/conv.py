@@ -12,10 +12,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from weft.nn.aggregate import Aggregate, Request, Sum
+from weft.nn.aggregate import Aggregate, Request
 from weft.nn.attention import Attend, AttendEdges
 from weft.nn.dense import Linear, linear
 from weft.nn.phases import Asked, PhasedLayer
+from weft.nn.reduce import Sum
 from weft.nn.view import View
 
 
