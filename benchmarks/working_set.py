@@ -21,17 +21,16 @@ import torch
 
 import weft
 from weft.chunks.columns import ChunkedGraph, Chunking, _Run
-from weft.chunks.work import Attend, AttendPairs, Multiply, Work
 from weft.comm import Group, column_layout
 from weft.core.units import parse_bytes
-from weft.nn import Product
+from weft.nn import Aggregate, Attend, AttendEdges, EdgeSoftmax, Max, Sum
 from weft.store.host import mapped_empty
 from weft.strategies.tensor.attention import AttentionPlan
-from weft.strategies.tensor.plan import ProductKind, TensorParallel, needs_of
+from weft.strategies.tensor.plan import TensorParallel
 
 READY, DONE = "ready", "done"
 """What the watched process says."""
-WORK = ("sum", "max", "attend", "attend_pairs")
+WORK = ("sum", "max", "attend", "attend_edges")
 
 
 def main() -> int:
@@ -91,31 +90,28 @@ def make_products(options: argparse.Namespace) -> None:
     placed = TensorParallel(graph, model, Group())
     limit = parse_bytes(options.limits, "--limits")
     chunked = ChunkedGraph(placed.topology, Chunking(graph.in_edges, limit=limit), Group(), torch.device("cpu"))
-    kind = options.work
-    work: Work = Multiply(Product("max" if kind == "max" else "sum", None if kind == "max" else "gcn", False, 1))
+    heads_at = tuple(width // heads * head for head in range(heads + 1))
+    op: Aggregate = {
+        "sum": Sum(norm="gcn"),
+        "max": Max(),
+        "attend": Attend(heads_at, 0.2),
+        "attend_edges": AttendEdges(bounds=heads_at, logit_bounds=heads_at, slope=0.2, apart=False),
+    }[options.work]
+    needs = op.working_set(graph.in_edges, width, itemsize=4)
     rows_in = rows_out = column_layout(placed.bounds, width)
-    product, own, extra_columns = ProductKind(width, maximum=kind == "max"), slice(None), slice(0)
-    if kind.startswith("attend"):
-        bounds = tuple(width // heads * head for head in range(heads + 1))
-        pairs = kind == "attend_pairs"
-        product = ProductKind(width, heads, width if pairs else heads, left_apart=not pairs, by_edge=pairs)
-        plan = AttentionPlan(
-            num_vertices=graph.num_vertices,
-            num_edges=graph.num_edges,
-            size=1,
-            width=width,
-            heads=heads,
-            logit_width=product.logit_width,
-            left_apart=product.left_apart,
-            may_sum=False,
+    own, extra_columns = slice(None), slice(0)
+    if isinstance(op, EdgeSoftmax):
+        sizes = {"num_vertices": graph.num_vertices, "num_edges": graph.num_edges, "size": 1}
+        plan = AttentionPlan.of(op, **sizes, may_sum=False)
+        rows_in, own, extra_columns = (
+            plan.layout(sums=False),
+            slice(0, width),
+            slice(width if op.beside_width else 0, None),
         )
-        work = AttendPairs(bounds, bounds, 0.2) if pairs else Attend(bounds, 0.2)
-        rows_in, own, extra_columns = plan.layout(sums=False), slice(0, width), slice(0 if pairs else width, None)
-    needs = needs_of(product, graph.in_edges, 1, 4, 0)
-    run = _Run(chunked, work, needs, rows_in, rows_out, 1, own, extra_columns)
-    if kind == "attend_pairs":
-        run.parameters = (torch.ones(width).requires_grad_(), None)
-    run.grads = [None] * len(run.parameters)
+        op = plan.share(op, 0)
+    run = _Run(chunked, op, needs, rows_in, rows_out, 1, own, extra_columns)
+    run.shared = {name: torch.ones(width).requires_grad_() for name in op.shared}
+    run.grads = dict.fromkeys(run.shared)
     chunks = run.chunks
     held = [mapped_empty(graph.num_vertices, run.width, dtype=torch.float32).fill_(1) for _ in range(3)]
     extra = mapped_empty(graph.num_vertices, run.num_extra, dtype=torch.float32).fill_(1)

@@ -11,7 +11,19 @@ from torch import Tensor
 
 from weft.core.config import Config
 from weft.core.errors import InputError
-from weft.nn import BatchNorm, GCNConv, GraphView, Inputs, RowLayer, Stack, Topology, from_config, make_model, outline
+from weft.nn import (
+    Attend,
+    BatchNorm,
+    GCNConv,
+    GraphView,
+    Inputs,
+    RowLayer,
+    Stack,
+    Topology,
+    from_config,
+    make_model,
+    outline,
+)
 from weft.nn.activation import elu
 
 
@@ -86,7 +98,8 @@ def test_outline_reads_a_model_without_data() -> None:
         training=True,
     )
     (operation,) = operations
-    assert (operation.kind, operation.width, operation.heads, operation.steps) == ("attend", 12, 4, 5)
+    assert isinstance(operation.op, Attend)
+    assert (operation.width, operation.op.heads, operation.steps) == (12, 4, 5)
     assert operation.backward
 
 

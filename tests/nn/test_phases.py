@@ -11,19 +11,20 @@ from torch import Tensor
 
 from weft.comm import Group
 from weft.core.random import key
-from weft.nn.phases import Pause, Resumed, Total, WholeLayer
+from weft.nn import Total, WholeLayer
+from weft.nn.phases import Pause, Resumed
 from weft.strategies import Step
 
 
 def resumed(placed: Session, *, training: bool) -> tuple[Tensor, list[Pause]]:
-    """The result of a model that is run part by part, each question answered over the whole graph; its pauses."""
+    """The result of a model that is run part by part, each aggregate made over the whole graph; its pauses."""
     model, strategy, pauses = cast(Any, placed.model), placed.strategy, []
     model.train(training)
     views = [strategy.view(stage, key(7, 0, stage)) for stage in strategy.stages]
     x, after = strategy.inputs.rows, None
     while isinstance(reached := model.resume(len(pauses), views, x, after), Pause):
         pauses.append(reached)
-        answer = reached.question(views[reached.stage], reached.steps)
+        answer = views[reached.stage].aggregate(*reached.request, reached.steps)
         after = Resumed(answer=answer, rows=reached.rows, shared=reached.shared, note=reached.note)
     return reached, pauses
 
@@ -48,7 +49,7 @@ def test_part_by_part_is_the_whole() -> None:
 def test_a_batch_norm_pauses_twice_in_training(training: bool) -> None:
     placed = Session(Case(model="gcn", norm="batch"), "single", Group())
     _, pauses = resumed(placed, training=training)
-    assert [isinstance(one.question, Total) for one in pauses] == (
+    assert [isinstance(one.request.op, Total) for one in pauses] == (
         [False, True, True, False, True, True, False] if training else [False] * 3
     )
     assert [one.stage for one in pauses] == ([0, 0, 0, 1, 1, 1, 2] if training else [0, 1, 2])
@@ -57,11 +58,11 @@ def test_a_batch_norm_pauses_twice_in_training(training: bool) -> None:
 def test_a_decoupled_model_asks_once_for_all_its_products() -> None:
     _, (pause,) = resumed(Session(Case(model="gat", decoupled=True, layers=4), "single", Group()), training=True)
     assert pause.steps == 4
-    assert pause.question.loops
-    assert set(pause.question.tensors("source")) == {"h", "logit_src"}
-    assert set(pause.question.tensors("target")) == {"logit_dst"}
+    assert pause.request.op.loops
+    assert set(pause.request.source) == {"h", "logit_src"}
+    assert set(pause.request.target) == {"logit_dst"}
 
 
-def test_a_layer_without_phases_is_a_question_itself() -> None:
+def test_a_layer_without_phases_is_an_aggregate_itself() -> None:
     _, pauses = resumed(Session(Case(model="SAGEConv", layers=2, hidden=8), "single", Group()), training=True)
-    assert [type(one.question) for one in pauses] == [WholeLayer] * 2
+    assert [type(one.request.op) for one in pauses] == [WholeLayer] * 2

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from weft.core.errors import InputError
 from weft.data import Graph, TypedShape
 from weft.nn import GAT, GCN, RGCN, GraphView, Inputs, OneHotRGCNConv, RGCNConv, Stack, Topology, TypedInput, typed_rows
-from weft.nn.pairs import Pairs
+from weft.nn.relations import RelationRows
 
 KINDS: list[dict[str, Any]] = [{}, {"bases": 3}, {"blocks": 2}]
 
@@ -78,7 +78,7 @@ def test_one_hot_equals_a_layer_on_the_unit_matrix(bases: int) -> None:
     torch.testing.assert_close(y, theirs(view_of(graph), torch.eye(23)))
 
 
-def relations_of(pairs: Pairs) -> Tensor:
+def relations_of(pairs: RelationRows) -> Tensor:
     return torch.arange(len(pairs.counts)).repeat_interleave(torch.tensor(pairs.counts))
 
 
@@ -86,7 +86,7 @@ def relations_of(pairs: Pairs) -> Tensor:
 def test_pairs_lie_by_part_relation_and_vertex(bounds: tuple[int, ...]) -> None:
     graph = make_typed_graph(23, "x")
     assert graph.edge_type is not None
-    found = [Pairs.of(graph.in_edges, graph.edge_type, 5, bounds, home) for home in range(len(bounds) - 1)]
+    found = [RelationRows.of(graph.in_edges, graph.edge_type, 5, bounds, home) for home in range(len(bounds) - 1)]
     _, target = graph.in_edges.edges()
     known = {(int(v), int(r)) for v, r in zip(target, graph.edge_type, strict=True)}
     rows = [

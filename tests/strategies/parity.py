@@ -19,7 +19,7 @@ from weft.core.savings import Savings
 from weft.cost import Machine, Trace
 from weft.data import Graph, TypedShape, reorder
 from weft.engine.metrics import NodeTask
-from weft.nn import MODELS, Pairs, Stack, Workload, embedding_rows, embeddings, from_pyg, make_model, typed
+from weft.nn import MODELS, RelationRows, Stack, Workload, embedding_rows, embeddings, from_pyg, make_model, typed
 from weft.nn.conv import mlp
 from weft.partition import make_book
 from weft.store.host import HostRows
@@ -484,12 +484,12 @@ def planted_typed_errors() -> list[AbstractContextManager[str]]:
 @contextmanager
 def wrong_pairs() -> Iterator[str]:
     """Two pairs of a rank change places on their way to their vertices."""
-    right = Pairs.map
+    right = RelationRows.map
 
-    def wrong(pairs: Pairs, z: Tensor, weight: Tensor) -> Tensor:
+    def wrong(pairs: RelationRows, z: Tensor, weight: Tensor) -> Tensor:
         return right(pairs, z.roll(1, 0), weight)
 
-    with replaced(Pairs, "map", wrong):
+    with replaced(RelationRows, "map", wrong):
         yield "tensor"
 
 

@@ -10,12 +10,12 @@ import torch
 from parity import Case, Given, Session, cases, check_case, check_close, planted_error, reference, typed_cases
 from ranks import spawn
 
-from weft.chunks.bounds import WorkingSet, cut_evenly, cut_to_fit, make_chunks
+from weft.chunks.bounds import cut_evenly, cut_to_fit, make_chunks
 from weft.chunks.columns import spilled
 from weft.chunks.crossing import Crossing
 from weft.comm import Group
 from weft.core.errors import InputError
-from weft.nn import MODELS, Workload
+from weft.nn import MODELS, WorkingSet, Workload
 from weft.strategies.tensor.plan import TensorPlan
 
 COUNTS = (1, 2, 7, 32)

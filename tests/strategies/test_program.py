@@ -12,8 +12,7 @@ from weft.chunks.program import Part, Program, Rehearsal
 from weft.chunks.slots import spread, with_loops
 from weft.comm import Group
 from weft.core.savings import Savings
-from weft.nn import Stack
-from weft.nn.phases import Total
+from weft.nn import Stack, Total
 
 
 def program(*, training: bool = True, without: str = "", **options: Any) -> Program:
@@ -33,7 +32,7 @@ def test_ports_are_the_rows_that_a_pause_leaves() -> None:
     assert [one.width for one in (first, second, third)] == [NUM_FEATURES, 9, NUM_CLASSES]
     assert [one.hop for one in (first, second, third, last)] == [0, 1, 2, 3]
     assert last.pause is None
-    assert not last.is_product
+    assert not last.aggregates
 
 
 def test_rows_that_are_read_in_two_ways_are_one_port() -> None:
@@ -48,7 +47,7 @@ def test_attention_has_ports_for_both_ends() -> None:
     assert sorted(part.sources) == ["h", "logit_src"]
     assert sorted(part.targets) == ["logit_dst"]
     assert [part.ports[part.sources["h"]].width, part.ports[part.targets["logit_dst"]].width] == [9, 3]
-    assert not part.linear
+    assert not part.op.linear
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_masks_are_counted_through_the_parts() -> None:
 def test_statistics_of_a_batch_norm_are_no_products() -> None:
     found = program(model="gcn", norm="batch", layers=2)
     assert found.num_hops == 2
-    assert [one.pause is not None and isinstance(one.question, Total) for one in found.parts] == [
+    assert [one.pause is not None and isinstance(one.op, Total) for one in found.parts] == [
         False, True, True, False, False,
     ]  # fmt: skip
     assert [one.hop for one in found.parts] == [0, 1, 1, 1, 2]

@@ -1,7 +1,7 @@
 """Chunks of a graph that are worked on one after the other (NeutronTP, section 4.2.1).
 
-A chunk is a range of destinations with all edges into them. Any range does, since a product's rows depend on no other
-row of it; what its sources get backward is added up over the chunks.
+A chunk is a range of destinations with all edges into them. Any range does, since an aggregate's rows depend on no
+other row of it; what its sources get backward is added up over the chunks.
 """
 
 from __future__ import annotations
@@ -9,29 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.core import native
 from weft.data import Adjacency
-
-
-class WorkingSet(NamedTuple):
-    """Bytes that a product over a chunk has on the device at once, forward or backward, by what the chunk holds."""
-
-    per_target: int
-    per_source: int
-    per_edge: int
-    relates: bool = False
-    """Whether there is a result for each relation by which a destination has in-edges."""
-
-    def bytes(self, block: Adjacency) -> int:
-        """Those of one chunk."""
-        return (
-            self.per_target * block.num_targets + self.per_source * block.num_sources + self.per_edge * block.num_edges
-        )
+from weft.nn import WorkingSet
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""Products chunk by chunk, while the rows of other chunks cross the network (NeutronTP, section 4.2, algorithm 1).
+"""Aggregates chunk by chunk, while the rows of other chunks cross the network (NeutronTP, section 4.2, algorithm 1).
 
 Host arrays hold all N rows of this rank's columns; of them, only what one chunk needs is taken to the device. Rank r
 answers for the rows r, r + P, ..., so that every chunk's rows are spread evenly over the ranks. A row goes from rows to
@@ -16,13 +16,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from weft.chunks.bounds import Chunk, WorkingSet, cut_evenly, cut_to_fit, make_chunks
-from weft.chunks.crossing import Arrivals, Crossing, DealtPairs, Departures
-from weft.chunks.work import Work
+from weft.chunks.bounds import Chunk, cut_evenly, cut_to_fit, make_chunks
+from weft.chunks.crossing import Arrivals, Crossing, DealtRelations, Departures
 from weft.comm import Gather, Group, Key, Layout, RowSet, Split
 from weft.core import native
 from weft.data import Adjacency, Transpose
-from weft.nn import PairRows, SubTopology, Topology
+from weft.nn import Aggregate, ByRelation, RelationIndex, Rows, SubTopology, Topology, WorkingSet
 from weft.store.host import mapped_empty
 
 EVERYTHING, NOTHING = slice(None), slice(0)
@@ -30,10 +29,10 @@ SPILLED_BYTES = 1 << 20  # arrays of chunks that are smaller are left where they
 
 
 class Chunking:
-    """How the products over a graph are cut into chunks, the same on every rank.
+    """How the aggregates over a graph are cut into chunks, the same on every rank.
 
     limit: of bytes on the device; None: none. count: of chunks at least. pipeline: whether the rows of neighbouring
-    chunks cross the network while one is worked on. edge_type: integer [E], of num_relations, for products by relation.
+    chunks cross the network while one is worked on. edge_type: integer [E], of num_relations, for those by relation.
     """
 
     def __init__(
@@ -50,10 +49,10 @@ class Chunking:
         self.edge_type, self.num_relations = edge_type, num_relations
         self._bounds: dict[WorkingSet, tuple[int, ...]] = {}
         self._chunks: dict[tuple[int, ...], tuple[Chunk, ...]] = {}
-        self._pairs: dict[tuple[int, int], DealtPairs] = {}
+        self._relations: dict[tuple[int, int], DealtRelations] = {}
 
     def chunks(self, needs: WorkingSet) -> tuple[Chunk, ...]:
-        """The chunks of a product: of even size where those fit, else as large as do."""
+        """The chunks of an aggregate: of even size where those fit, else as large as do."""
         if needs not in self._bounds:
             self._bounds[needs] = self._cut(needs)
         bounds = self._bounds[needs]
@@ -64,25 +63,25 @@ class Chunking:
             self._chunks[bounds] = chunks
         return chunks
 
-    def pairs(self, rank: int, size: int) -> DealtPairs:
-        """The pairs of vertex and relation, dealt to `size` ranks."""
-        if (rank, size) not in self._pairs:
+    def relations(self, rank: int, size: int) -> DealtRelations:
+        """The relation rows, dealt to `size` ranks."""
+        if (rank, size) not in self._relations:
             assert self.edge_type is not None
-            rows = PairRows.of(self.adjacency, self.edge_type, self.num_relations)
+            rows = RelationIndex.of(self.adjacency, self.edge_type, self.num_relations)
             home, place = rows.at_home(rank, size, self.num_relations)
-            self._pairs[rank, size] = DealtPairs(rows=rows, home=home, place=place, rank=rank, size=size)
-        return self._pairs[rank, size]
+            self._relations[rank, size] = DealtRelations(rows=rows, home=home, place=place, rank=rank, size=size)
+        return self._relations[rank, size]
 
     def crossing(
         self,
         chunks: Sequence[Chunk],
-        pairs: DealtPairs | None,
+        relations: DealtRelations | None,
         rank: int,
         size: int,
         device: torch.device | str = "cpu",
     ) -> Crossing:
-        """What crosses with the chunks of a product; pairs: of which its results are rows, if not of vertices."""
-        return Crossing.of(chunks, rank, size, device, pipeline=self.pipeline, pairs=pairs)
+        """What crosses with the chunks; relations: whose rows the results are, if not those of vertices."""
+        return Crossing.of(chunks, rank, size, device, pipeline=self.pipeline, relations=relations)
 
     def _cut(self, needs: WorkingSet) -> tuple[int, ...]:
         if self.limit is not None and not self.count:
@@ -94,8 +93,16 @@ class Chunking:
         return evenly if largest <= self.limit else cut_to_fit(self.adjacency, needs, self.limit)[0]
 
 
+class RelationTopology(SubTopology):
+    """Some in-edges of relation rows."""
+
+    @property
+    def relation_edges(self) -> Adjacency:
+        return self.adjacency
+
+
 class Placed(NamedTuple):
-    """The chunks of a product, what crosses with them, and how many rows of results there are in all and at home."""
+    """The chunks of an aggregate, what crosses with them, and how many rows of results there are in all and at home."""
 
     chunks: tuple[SubTopology, ...]
     crossing: Crossing
@@ -104,14 +111,14 @@ class Placed(NamedTuple):
 
 
 class ChunkedGraph:
-    """A graph whose products are made chunk by chunk on `device`, from rows to rows.
+    """A graph whose aggregates are made chunk by chunk on `device`, from rows to rows.
 
     whole: its topology: with a limit on the host, else on the device. chunking: of its edges.
     """
 
     def __init__(self, whole: Topology, chunking: Chunking, group: Group, device: torch.device) -> None:
         self.whole, self.chunking, self.group, self.device = whole, chunking, group, device
-        self._placed: dict[WorkingSet, Placed] = {}
+        self._placed: dict[tuple[WorkingSet, bool], Placed] = {}
         self.num_products = 0
 
     @property
@@ -119,31 +126,32 @@ class ChunkedGraph:
         """Whether the device may hold no more than a chunk needs."""
         return self.chunking.limit is not None
 
-    def placed(self, needs: WorkingSet) -> Placed:
-        """The chunks of a product, and what crosses with them."""
-        if needs not in self._placed:
+    def placed(self, needs: WorkingSet, *, by_relation: bool) -> Placed:
+        """The chunks of an aggregate, and what crosses; by_relation: whether its results are relation rows."""
+        if (needs, by_relation) not in self._placed:
             group, chunking, home = self.group, self.chunking, self.whole.adjacency.device
-            chunks, pairs = chunking.chunks(needs), chunking.pairs(group.rank, group.size) if needs.relates else None
-            num_rows = self.whole.adjacency.num_targets
-            self._placed[needs] = Placed(
-                chunks=tuple(self._place(one, pairs) for one in chunks),
-                crossing=chunking.crossing(chunks, pairs, group.rank, group.size, home),
-                num_results=num_rows if pairs is None else len(pairs.place),
-                num_home=len(range(group.rank, num_rows, group.size)) if pairs is None else sum(pairs.home.counts),
+            chunks, num_rows = chunking.chunks(needs), self.whole.adjacency.num_targets
+            relations = chunking.relations(group.rank, group.size) if by_relation else None
+            own = len(range(group.rank, num_rows, group.size))
+            self._placed[needs, by_relation] = Placed(
+                chunks=tuple(self._place(one, relations) for one in chunks),
+                crossing=chunking.crossing(chunks, relations, group.rank, group.size, home),
+                num_results=num_rows if relations is None else len(relations.place),
+                num_home=own if relations is None else sum(relations.home.counts),
             )
-        return self._placed[needs]
+        return self._placed[needs, by_relation]
 
-    def _place(self, chunk: Chunk, pairs: DealtPairs | None) -> SubTopology:
-        weight, home = self.whole.adjacency.weight, self.whole.adjacency.device
+    def _place(self, chunk: Chunk, relations: DealtRelations | None) -> SubTopology:
+        weight, home, kind = self.whole.adjacency.weight, self.whole.adjacency.device, SubTopology
         block, targets = chunk.block if weight is None else chunk.block.cast(weight.dtype), chunk.targets
-        if pairs is not None:
+        if relations is not None:
             assert self.chunking.edge_type is not None
-            types = self.chunking.edge_type[chunk.edges]
-            block = pairs.rows.in_edges(block, targets, types, self.chunking.num_relations)
-            targets = pairs.rows.span(targets)
+            types, kind = self.chunking.edge_type[chunk.edges], RelationTopology
+            block = relations.rows.in_edges(block, targets, types, self.chunking.num_relations)
+            targets = relations.rows.span(targets)
         if self.limited:
-            return SubTopology(spilled(block), spilled_array(chunk.sources), targets, self.whole, chunk.edges)
-        return SubTopology(block.to(home), chunk.sources.to(home), targets, self.whole, chunk.edges)
+            return kind(spilled(block), spilled_array(chunk.sources), targets, self.whole, chunk.edges)
+        return kind(block.to(home), chunk.sources.to(home), targets, self.whole, chunk.edges)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Memory for whole columns: of the device, or, where that has a limit, of the host, in a file if need be."""
@@ -153,10 +161,10 @@ class ChunkedGraph:
             return mapped_empty(*shape, dtype=dtype)
         return torch.empty(*shape, dtype=dtype, pin_memory=True)
 
-    def product(
+    def aggregate(
         self,
         x: Tensor,
-        work: Work,
+        op: Aggregate,
         needs: WorkingSet,
         rows_in: Layout | None,
         rows_out: Layout,
@@ -164,39 +172,41 @@ class ChunkedGraph:
         steps: int = 1,
         own: slice = EVERYTHING,
         extra: slice = NOTHING,
-        parameters: tuple[Tensor | None, ...] = (),
+        shared: Rows | None = None,
     ) -> Tensor:
-        """The rows [n, F] of `steps` products of this rank's rows x [n, .], whose columns are dealt by `rows_in`.
+        """The rows [n, F] of `steps` aggregates of this rank's rows x [n, .], whose columns are dealt by `rows_in`.
 
-        rows_in None: x is this rank's columns [N, f] already, without a gradient. rows_out: the columns of the result.
-        own, extra: of this rank's columns of x, those that are h and those that stay what they are in every step.
+        rows_in None: x is this rank's columns [N, f] already, without a gradient. rows_out: columns of the result.
+        own, extra: of this rank's columns of x, those that are aggregated, and those that logits of sources and then of
+        targets are made of in every step. shared: the aggregate's tensors that all rows share, by name.
         """
         self.num_products += 1
-        run = _Run(self, work, needs, rows_in, rows_out, steps, own, extra)
-        y: Tensor = _Chunked.apply(x, run, *parameters)  # type: ignore[no-untyped-call]
+        run = _Run(self, op, needs, rows_in, rows_out, steps, own, extra)
+        given = shared or {}
+        y: Tensor = _Chunked.apply(x, run, *(given[name] for name in op.shared))  # type: ignore[no-untyped-call]
         return y
 
 
 class _Chunked(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, run: _Run, *parameters: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, run: _Run, *shared: Tensor) -> Tensor:
         ctx.run = run
-        run.parameters = tuple(None if one is None else one.detach().requires_grad_() for one in parameters)
+        run.shared = dict(zip(run.op.shared, (one.detach().requires_grad_() for one in shared), strict=True))
         return run.forward(x.detach(), differentiable=any(ctx.needs_input_grad))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.run.backward(grad), None, *ctx.run.grads
+        return ctx.run.backward(grad), None, *ctx.run.grads.values()
 
 
 class _Run:
-    """One forward pass of a chunked product, and what it leaves for the backward pass."""
+    """One forward pass of a chunked aggregate, and what it leaves for the backward pass."""
 
     def __init__(
         self,
         graph: ChunkedGraph,
-        work: Work,
+        op: Aggregate,
         needs: WorkingSet,
         rows_in: Layout | None,
         rows_out: Layout,
@@ -204,20 +214,22 @@ class _Run:
         own: slice,
         extra: slice,
     ) -> None:
-        self.graph, self.work, self.needs, self.name = graph, work, needs, f"product {graph.num_products}"
+        self.graph, self.op, self.needs, self.name = graph, op, needs, f"aggregate {graph.num_products}"
         self.rows_in, self.rows_out, self.steps = rows_in, rows_out, steps
         self.group, self.num_vertices = graph.group, graph.whole.adjacency.num_targets
         self.num_own = len(range(self.group.rank, self.num_vertices, self.group.size))
-        self.chunks, self.crossing, self.num_results, self.num_home = graph.placed(needs)
+        self.chunks, self.crossing, self.num_results, self.num_home = graph.placed(
+            needs, by_relation=isinstance(op, ByRelation)
+        )
         self.width = rows_out.width(self.group.rank)
         self.num_columns = self.width if rows_in is None else rows_in.width(self.group.rank)
         self.own, self.extra_columns = own, extra
         self.num_extra = len(range(self.num_columns)[extra])
         self.in_flight = 1 if graph.limited else None
         """How many sets of rows may be on their way at once; each takes memory of the host."""
-        self.parameters: tuple[Tensor | None, ...] = ()
-        self.grads: list[Tensor | None] = []
-        """Those of the parameters, once `backward` is done."""
+        self.shared: Rows = {}
+        self.grads: dict[str, Tensor | None] = {}
+        """Those of what is shared, once `backward` is done."""
         self.inputs: list[Tensor] = []
         """The h of each step, where the backward pass computes a chunk again."""
         self.made: list[tuple[tuple[Tensor, Tensor], Tensor]] = []
@@ -240,7 +252,7 @@ class _Run:
                 y[chunk.targets] = self._compute(chunk, h, extra, differentiable)
                 if step == self.steps - 1:
                     departures.send(self.crossing.departures[number], partial(y.index_select, 0))
-            if differentiable and self.graph.limited and not self.work.linear:
+            if differentiable and self.graph.limited and not self.op.linear:
                 self.inputs.append(h)
             h = y
         self.extra = extra
@@ -253,7 +265,7 @@ class _Run:
         departures = self._departures(grad, self.num_own, self.rows_in, "gradients")
         grad_y = self.graph.empty(self.num_results, self.width, dtype=grad.dtype)
         grad_extra = self._columns(grad.dtype, self.num_extra).zero_()
-        self.grads = [None] * len(self.parameters)
+        self.grads = dict.fromkeys(self.shared)
         for step in reversed(range(self.steps)):
             grad_h = self._columns(grad.dtype).zero_()
             for number, chunk in reversed(list(enumerate(self.chunks))):
@@ -280,43 +292,50 @@ class _Run:
     def _compute(self, chunk: SubTopology, h: Tensor, extra: Tensor, differentiable: bool) -> Tensor:
         """A chunk's results [c, f]."""
         inputs = self._load(chunk, h, extra)
-        kept = differentiable and not self.graph.limited and not self.work.linear
-        y = self._work(chunk, inputs, kept)
+        kept = differentiable and not self.graph.limited and not self.op.linear
+        y = self._aggregate(chunk, inputs, kept)
         if kept:
             self.made.append((inputs, y))
         return y.detach()
 
     def _compute_back(self, chunk: SubTopology, step: int, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """What a chunk adds to the gradients of its sources' h and extra; those of the parameters are added up."""
+        """What a chunk adds to the gradients of its sources' h and extra; those of what is shared are added up."""
         grad = grad_y[chunk.targets].to(self.graph.device)
-        if self.work.linear:
+        if self.op.linear:
             self._note(chunk)
-            return self.work.transposed(self._placed(chunk), grad), None
+            return self.op.transposed(self._placed(chunk), grad), None
         if self.made:
             inputs, y = self.made.pop()
         else:
             inputs = self._load(chunk, self.inputs[step], self.extra)
-            y = self._work(chunk, inputs, True)
+            y = self._aggregate(chunk, inputs, True)
         self._note(chunk)
-        wanted = [one for one in self.parameters if one is not None]
-        grad_h, grad_extra, *added = torch.autograd.grad(y, (*inputs, *wanted), grad, allow_unused=True)
-        for number, parameter in enumerate(self.parameters):
-            if parameter is not None:
-                before, now = self.grads[number], added.pop(0)
-                self.grads[number] = now if before is None else before + now
+        wanted = (*inputs, *self.shared.values())
+        grad_h, grad_extra, *added = torch.autograd.grad(y, wanted, grad, allow_unused=True)
+        for name, now in zip(self.shared, added, strict=True):
+            before = self.grads[name]
+            self.grads[name] = now if before is None else before + now
         return grad_h, grad_extra
 
-    def _work(self, chunk: SubTopology, inputs: tuple[Tensor, Tensor], differentiable: bool) -> Tensor:
+    def _aggregate(self, chunk: SubTopology, inputs: tuple[Tensor, Tensor], differentiable: bool) -> Tensor:
         self._note(chunk)
         with torch.set_grad_enabled(differentiable):
             for tensor in inputs:
                 tensor.requires_grad_(differentiable)
-            device = self.graph.device
-            parameters = (None if one is None else one.to(device) for one in self.parameters)
-            return self.work(self._placed(chunk), *inputs, *parameters)
+            shared = {name: one.to(self.graph.device) for name, one in self.shared.items()}
+            return self.op.apply(self._placed(chunk), {**self._rows(chunk, *inputs), **shared})
+
+    def _rows(self, chunk: SubTopology, h: Tensor, extra: Tensor) -> Rows:
+        """What is aggregated, and what logits are made of, those of sources before those of targets, by name."""
+        op, names = self.op, [name for name in self.op.source if name != self.op.first]
+        names += op.target
+        found = dict(zip(names, extra.tensor_split(len(names), 1), strict=True)) if names else {}
+        num_targets = chunk.adjacency.num_targets
+        own = {name: found[name][:num_targets] for name in op.target}
+        return {op.first: h, **{name: one.contiguous() for name, one in {**found, **own}.items()}}
 
     def _note(self, chunk: SubTopology) -> None:
-        """Counts a product over a chunk, and what it has on the device."""
+        """Counts an aggregate over a chunk, and what it has on the device."""
         meter = self.group.meter
         meter.aggregate(chunk.adjacency.num_edges, self.width)
         if self.graph.limited:
@@ -327,7 +346,7 @@ class _Run:
         if not self.graph.limited:
             return chunk
         adjacency = chunk.adjacency.to(self.graph.device)
-        return SubTopology(adjacency, chunk.sources, chunk.targets, chunk.whole, chunk.edges)
+        return type(chunk)(adjacency, chunk.sources, chunk.targets, chunk.whole, chunk.edges)
 
     def _load(self, chunk: SubTopology, h: Tensor, extra: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of the chunk's sources, on the device."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.chunks.bounds import Chunk
 from weft.comm import Gather, RowSet, Split
-from weft.nn import PairMaps, PairRows
+from weft.nn import OwnRelationRows, RelationIndex
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,12 @@ class Crossing:
         device: torch.device | str = "cpu",
         *,
         pipeline: bool,
-        pairs: DealtPairs | None = None,
+        relations: DealtRelations | None = None,
     ) -> Crossing:
-        """What crosses on `rank` of `size`; pairs: what the results are rows of, if not of vertices."""
-        spans = [one.targets if pairs is None else pairs.rows.span(one.targets) for one in chunks]
+        """What crosses on `rank` of `size`; relations: whose rows the results are, if not those of vertices."""
+        spans = [one.targets if relations is None else relations.rows.span(one.targets) for one in chunks]
         deal = partial(dealt, rank=rank, size=size)
-        deal_results = deal if pairs is None else pairs.dealt
+        deal_results = deal if relations is None else relations.dealt
         results = [torch.arange(span.start, span.stop, device=device) for span in spans]
         if pipeline:
             return cls(
@@ -59,20 +59,20 @@ def dealt(ids: Tensor, *, rank: int, size: int) -> RowSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DealtPairs:
-    """The pairs of vertex and relation, each answered for by the rank that answers for its vertex.
+class DealtRelations:
+    """The relation rows, each answered for by the rank that answers for its vertex.
 
     home: those of this rank. place: int64 [M], where each of them stands there.
     """
 
-    rows: PairRows
-    home: PairMaps
+    rows: RelationIndex
+    home: OwnRelationRows
     place: Tensor
     rank: int
     size: int
 
     def dealt(self, ids: Tensor) -> RowSet:
-        """Ascending pairs as a set of rows."""
+        """Ascending relation rows as a set of rows."""
         on_host = ids.cpu()
         owner, place = self.rows.vertex[on_host] % self.size, self.place[on_host]
         return row_set(ids, owner.to(ids.device), place.to(ids.device), self.rank, self.size)

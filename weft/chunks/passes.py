@@ -20,8 +20,8 @@ from weft.chunks.products import Products
 from weft.chunks.program import Part, Program, RowsView, differentiable, left_by
 from weft.chunks.tables import Grads, Rows, Table, deposit, read, store
 from weft.core.random import key
-from weft.nn import Inputs
-from weft.nn.phases import Pause, Phased, Resumed, Total
+from weft.nn import Inputs, Total
+from weft.nn.phases import Pause, Phased, Resumed
 from weft.store.host import release
 
 Own = dict[int, Tensor]
@@ -75,7 +75,7 @@ class Pass:
         home, part = self.home, self.parts[number]
         before, num_rows = self.tables[-1] if number else None, home.num_rows(part.hop)
         table = Table(part=part, arrays=[home.pool.take(num_rows, port.width) for port in part.ports])
-        if before is not None and before.part.is_product and not before.part.constant:
+        if before is not None and before.part.aggregates and not before.part.constant:
             products = self._products(before)
             self._make_steps(before, products)
             if home.keeps(before.part):
@@ -103,10 +103,10 @@ class Pass:
             return
         for port, rows in left_by(reached, table.part).items():
             store(table.arrays[port], span, rows, self.meter)
-        table.shared = {**reached.question.tensors("shared"), **reached.shared}
+        table.shared = {**reached.request.shared, **reached.shared}
         table.note, table.learn = reached.note, reached.learn
-        if isinstance(reached.question, Total):
-            added = reached.question.x[: self._num_own(span)].sum(0)
+        if isinstance(reached.request.op, Total):
+            added = reached.request.rows["x"][: self._num_own(span)].sum(0)
             table.total = added if table.total is None else table.total + added
 
     def _resume(
@@ -136,18 +136,18 @@ class Pass:
         return Products(self.home, table, self.keys[table.part.pause.stage])
 
     def _make_steps(self, table: Table, products: Products) -> None:
-        """All products of a question but the last one."""
+        """All steps of an aggregate but the last one."""
         home, part = self.home, table.part
         for step in range(part.steps - 1):
             made = home.pool.take(home.num_rows(part.hop + step + 1), part.width)
             for batch, _, answer in products.answers(step, last=False):
                 store(made, batch.targets, answer, self.meter)
-            if part.linear and step:
+            if part.op.linear and step:
                 home.pool.give(table.between.pop())
             table.between.append(made)
 
     def _answer_once(self, table: Table) -> None:
-        """The answer to a question of constants; nothing but that and the rows that go on with it is kept."""
+        """The answer that is made of constants; nothing but that and the rows that go on with it is kept."""
         home, part, products = self.home, table.part, self._products(table)
         self._make_steps(table, products)
         table.answer = home.pool.take(home.num_rows(part.hop + part.steps), part.width)
@@ -165,7 +165,7 @@ class Pass:
         into, first = Grads(), True
         if before is not None and not before.part.constant:
             into = Grads(ports={port: self._zeros(before, port) for port in differentiable(before.part)})
-        if before is not None and before.part.is_product and not before.part.constant:
+        if before is not None and before.part.aggregates and not before.part.constant:
             products, step = self._products(before), before.part.steps - 1
             to = self._step_gradients(before, step)
             for batch, loaded, again in products.again(step, into, last=True, into=to):
@@ -197,7 +197,7 @@ class Pass:
         return rows
 
     def _steps_back(self, table: Table, products: Products, into: Grads, grads: Rows | None) -> None:
-        """The products of a question before the last one; grads: of what the last one read."""
+        """The steps of an aggregate before the last one; grads: of what the last one read."""
         for step in reversed(range(table.part.steps - 1)):
             assert grads is not None
             to = self._step_gradients(table, step)
@@ -249,11 +249,11 @@ class Pass:
             if port in out.ports and rows.requires_grad:
                 yield rows, self._grads(out.ports[port], span)
         if out.total is not None:
-            assert isinstance(reached.question, Total)
-            grad = torch.zeros_like(reached.question.x)
+            assert isinstance(reached.request.op, Total)
+            grad = torch.zeros_like(reached.request.rows["x"])
             grad[: self._num_own(span)] = out.total
-            yield reached.question.x, grad
-        named = {**reached.question.tensors("shared"), **reached.shared}
+            yield reached.request.rows["x"], grad
+        named = {**reached.request.shared, **reached.shared}
         for name, grad in out.shared.items() if first else ():
             yield named[name], grad
 

@@ -1,4 +1,4 @@
-"""The products that a pause asks for, batch by batch, of rows that are on the host (HongTu, algorithms 2 and 3).
+"""The aggregates that a pause asks for, batch by batch, of rows that are on the host (HongTu, algorithms 2 and 3).
 
 A batch's rows stay in their slots for the next one; rows of other ranks come from the slots of those that have them.
 Backward, gradients are added up in the slots, go back to the ranks that own the rows, and from there to the host.
@@ -7,20 +7,19 @@ Backward, gradients are added up in the slots, go back to the ranks that own the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from weft.chunks.keeping import answered, gradients
 from weft.chunks.placed import PlacedChunks
 from weft.chunks.program import ChunkView, Part
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedBatch, SlotTopology, Way
 from weft.chunks.tables import Grads, Rows, Table, deposit, read, store
-from weft.nn import GraphView
-from weft.nn.phases import Attention, Question, WholeLayer
+from weft.nn import Aggregate, WholeLayer
+from weft.nn import Rows as Tensors
 
 
 @dataclass(kw_only=True)
@@ -64,20 +63,20 @@ class Again:
     back: Callable[[Tensor | None], None]
 
 
-def layout_of(question: Question) -> Layout:
-    """How a batch's edges are to stand for a question."""
-    if isinstance(question, WholeLayer):
+def layout_of(op: Aggregate) -> Layout:
+    """How a batch's edges are to stand for an aggregate."""
+    if isinstance(op, WholeLayer):
         return "whole"
-    return "looped" if question.loops else "plain"
+    return "looped" if op.loops else "plain"
 
 
 class Products:
-    """All products of a table's question. view_key: of its stage."""
+    """All steps of the aggregate that a table's pause asks for. view_key: of its stage."""
 
     def __init__(self, home: PlacedChunks, table: Table, view_key: int) -> None:
         self.home, self.table, self.part, self.view_key = home, table, table.part, view_key
         self.group, self.device, self.meter = home.group, home.group.device, home.group.meter
-        self.question, self.layout = table.part.question, layout_of(table.part.question)
+        self.op, self.layout = table.part.op, layout_of(table.part.op)
 
     def answers(self, step: int, *, last: bool) -> Iterator[tuple[PlacedBatch, Loaded, Tensor]]:
         """Batch by batch, what is loaded and the answers [n, F] of a step; last: rows go on with them."""
@@ -87,9 +86,9 @@ class Products:
         for batch, loaded in self.home.ahead(batches, load):
             self._count(batch, loaded, sources, values=True, way="forward")
             self._fetch(batch, loaded, sources)
-            question = self._about({**self._at(sources), **self._targets(loaded)}, self.table.shared)
-            yield batch, loaded, self._made(batch, loaded, question, keep=step == self.part.steps - 1)
-            del loaded, question
+            rows = self._about({**self._at(sources), **self._targets(loaded)}, self.table.shared)
+            yield batch, loaded, self._made(batch, loaded, rows, keep=step == self.part.steps - 1)
+            del loaded, rows
 
     def again(
         self, step: int, grads: Grads, *, last: bool, into: Rows | None = None
@@ -117,14 +116,14 @@ class Products:
             self._leave(batch, loaded, sources)
             del loaded
 
-    def _made(self, batch: PlacedBatch, loaded: Loaded, question: Question, *, keep: bool) -> Tensor:
+    def _made(self, batch: PlacedBatch, loaded: Loaded, tensors: Tensors, *, keep: bool) -> Tensor:
         """A batch's answer [n, F]; keep: on the host, with what else is kept of it, if it is to be."""
         table, kept = self.table, tuple[Tensor, ...]()
         self.meter.aggregate(batch.num_edges, self._read_width)
-        if keep and table.kept and isinstance(question, Attention):
-            answer, kept = answered(question, loaded.topology)
+        if keep and table.kept:
+            answer, kept = self.op.apply_saving(loaded.topology, tensors)
         else:
-            answer = self._answer(loaded, question)
+            answer = self._answer(loaded, tensors)
         if keep and table.answer is not None:
             for rows, values in zip((table.answer, *table.kept), (answer, *kept), strict=True):
                 store(rows, batch.targets, values, self.meter)
@@ -132,9 +131,9 @@ class Products:
 
     def _again(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], grads: Grads, *, values: bool) -> Again:
         part, at = self.part, self._at(sources) if values else {}
-        if loaded.kept or (part.linear and not values):
-            question, answer = self._about({**at, **self._targets(loaded)}, {}), self._known(loaded)
-            back = partial(self._back_kept, batch, loaded, question, answer, sources[0].grads)
+        if loaded.kept or (self.op.linear and not values):
+            tensors, answer = {**at, **self._targets(loaded)}, self._known(loaded)
+            back = partial(self._back_kept, batch, loaded, tensors, answer, sources[0].grads)
             return Again(answer=answer, back=lambda grad: self._spread(batch, sources, grads, back(grad)))
         wanted = {
             name: source.values.data.requires_grad_()  # its own version: the loader writes to slots not used here
@@ -147,7 +146,7 @@ class Products:
             if port in grads.ports:
                 wanted[name] = targets[name] = targets[name].detach().requires_grad_()
         shared = dict(self.table.shared)
-        for name in self.question.tensors("shared"):
+        for name in self.op.shared:
             if part.shared[name]:
                 wanted[name] = shared[name] = shared[name].detach().requires_grad_()
         self.meter.aggregate(batch.num_edges, self._read_width)
@@ -167,20 +166,18 @@ class Products:
         self,
         batch: PlacedBatch,
         loaded: Loaded,
-        question: Question,
+        tensors: Tensors,
         answer: Tensor,
         into: Tensor | None,
         grad: Tensor | None,
-    ) -> dict[str, Tensor]:
+    ) -> Tensors:
         """The gradients of what a batch read, by name, from that of its answer; of a sum they are added to `into`."""
         if grad is None or not self.part.differentiable:
             return {}
         self.meter.aggregate(batch.num_edges, self._read_width)
-        return gradients(question, loaded.topology, answer, loaded.kept[1:], grad, into)
+        return self.op.gradients(loaded.topology, tensors, answer, loaded.kept[1:], grad, into)
 
-    def _back_again(
-        self, batch: PlacedBatch, y: Tensor, wanted: dict[str, Tensor], grad: Tensor | None
-    ) -> dict[str, Tensor]:
+    def _back_again(self, batch: PlacedBatch, y: Tensor, wanted: Tensors, grad: Tensor | None) -> Tensors:
         """The same through an answer that was made again."""
         if grad is None or not y.requires_grad:
             return {}
@@ -188,7 +185,7 @@ class Products:
         torch.autograd.backward(y, grad)  # leaves the gradients of a whole layer's parameters, too
         return {name: leaf.grad for name, leaf in wanted.items() if leaf.grad is not None}
 
-    def _spread(self, batch: PlacedBatch, sources: list[Source], grads: Grads, found: dict[str, Tensor]) -> None:
+    def _spread(self, batch: PlacedBatch, sources: list[Source], grads: Grads, found: Tensors) -> None:
         """Adds the gradients of what a batch read to those in slots, on the host, and of what all rows share."""
         for source in sources:
             for name in source.names:
@@ -197,15 +194,17 @@ class Products:
         for name, port in self.part.targets.items():
             if name in found and port in grads.ports:
                 deposit(grads.ports[port], batch.targets, found[name], self.meter)
-        for name in self.question.tensors("shared"):
+        for name in self.op.shared:
             grads.add_shared(name, found.get(name))
 
     def _sources(self, step: int, grads: Grads | None = None, into: Rows | None = None) -> list[Source]:
         """What a step reads at sources, each rows once; what an earlier step made is apart."""
         part, found, by_port = self.part, [], dict[int, list[str]]()
         for name, port in part.sources.items():
-            if step and name == part.first:
-                found.append(Source(names=(name,), rows=self.table.between[-1 if part.linear else step - 1], into=into))
+            if step and name == self.op.first:
+                found.append(
+                    Source(names=(name,), rows=self.table.between[-1 if self.op.linear else step - 1], into=into)
+                )
             else:
                 by_port.setdefault(port, []).append(name)
         for port, names in by_port.items():
@@ -248,32 +247,32 @@ class Products:
             width = sum(source.rows.width for source in sources)
             self.meter.transfer("sources", batch.num_loaded * width * self.home.dtype.itemsize, 0)
 
-    def _at(self, sources: list[Source]) -> dict[str, Tensor]:
+    def _at(self, sources: list[Source]) -> Tensors:
         """The rows in slots, by name."""
         return {name: source.values for source in sources for name in source.names}
 
-    def _targets(self, loaded: Loaded) -> dict[str, Tensor]:
+    def _targets(self, loaded: Loaded) -> Tensors:
         return {name: loaded.own[port] for name, port in self.part.targets.items()}
 
     @property
     def _read_width(self) -> int:
         """The columns of what the products aggregate."""
-        return self.part.ports[self.part.sources[self.part.first]].width
+        return self.part.aggregated.width
 
-    def _about(self, tensors: dict[str, Tensor], shared: dict[str, Tensor]) -> Question:
-        """The question about a batch's rows."""
-        known = {name: shared[name] for name in self.question.tensors("shared") if name in shared}
-        if isinstance(self.question, WholeLayer) and "x" in tensors:
-            return replace(self.question, x=torch.cat([tensors["own"], tensors["x"]]))
-        return self.question.having({**tensors, **known})
+    def _about(self, tensors: Tensors, shared: Tensors) -> Tensors:
+        """The aggregate's tensors of a batch; the rows of a whole layer's targets are the first of its sources'."""
+        found = {**tensors, **{name: shared[name] for name in self.op.shared}}
+        if isinstance(self.op, WholeLayer):
+            found["x"] = torch.cat([tensors["own"], tensors["x"]])
+        return found
 
-    def _answer(self, loaded: Loaded, question: Question) -> Tensor:
+    def _answer(self, loaded: Loaded, tensors: Tensors) -> Tensor:
         """A batch's answer [n, F]."""
         topology = loaded.topology
-        if isinstance(question, WholeLayer):
+        if isinstance(self.op, WholeLayer):
             calls, count = self.part.asked_calls, self.home.graph.num_vertices
-            return question(ChunkView(topology, count, key=self.view_key, calls=calls))
-        return question(GraphView(topology))
+            return ChunkView(topology, count, key=self.view_key, calls=calls).aggregate(self.op, tensors)
+        return self.op.apply(topology, tensors)
 
     def _fetch(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source]) -> None:
         """Rows of other ranks come into their slots, from the slots, or the host, of those that have them."""
@@ -336,11 +335,11 @@ class Products:
 
 def reads_values(part: Part, step: int, *, kept: bool) -> bool:
     """Whether the backward pass over a step reads the rows at its sources."""
-    return not part.linear or (step == part.steps - 1 and part.needs_answer and not kept)
+    return not part.op.linear or (step == part.steps - 1 and part.needs_answer and not kept)
 
 
 def back_way(part: Part, *, values: bool, kept: bool, on_cpu: bool) -> Way:
     """Which edges the gradient of a product brings; on a GPU, attention's walks them in both orders."""
-    if part.linear:
+    if part.op.linear:
         return "both" if values else "back"
     return "back" if kept and on_cpu else "both"

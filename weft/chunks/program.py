@@ -12,13 +12,24 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from weft.chunks.keeping import Kept, answered, is_linear
 from weft.chunks.slots import SlotTopology
 from weft.core.errors import InputError
 from weft.core.savings import Savings
 from weft.data import Adjacency, Graph
-from weft.nn import GraphView, Inputs, LinkModel, Topology, UnitCost, is_embedded, typed_rows
-from weft.nn.phases import Attention, PairAttention, Pause, Phased, Propagation, Question, Resumed, Total, WholeLayer
+from weft.nn import (
+    Aggregate,
+    GraphView,
+    Inputs,
+    LinkModel,
+    Request,
+    Topology,
+    Total,
+    UnitCost,
+    WholeLayer,
+    is_embedded,
+    typed_rows,
+)
+from weft.nn.phases import Pause, Phased, Resumed
 
 FEW = 5  # rows that a program is found out with
 
@@ -63,7 +74,7 @@ class RowsView(GraphView):
     def embed(self, weight: Tensor) -> Tensor:
         return self.embedded(weight)
 
-    propagate = attend = attend_pairs = relate = block = total = refused
+    aggregate = block = total = refused
 
 
 class ChunkView(GraphView):
@@ -99,7 +110,7 @@ class Part:
 
     pause: as found with a few rows; None after the last part. calls: masks drawn by each stage's view before it.
     ports: the different rows that the pause leaves. sources, targets, rows: the port of each of its tensors, by name.
-    shared: whether each of the question's and of the pause's shared tensors wants a gradient, by name.
+    shared: whether each of the aggregate's and of the pause's shared tensors wants a gradient, by name.
     width, differentiable: of the answer. kept_widths: of what else is kept of it, where it is. constant: nothing of it
     depends on the epoch. hop: the first product. asked_calls: masks that the asked view has drawn before the answer.
     needs_answer: whether the gradient of the next part depends on its numbers.
@@ -121,20 +132,20 @@ class Part:
     needs_answer: bool = True
 
     @property
-    def question(self) -> Question:
-        """What the pause asks."""
+    def op(self) -> Aggregate:
+        """What the pause asks for."""
         assert self.pause is not None
-        return self.pause.question
+        return self.pause.request.op
 
     @property
-    def is_product(self) -> bool:
-        """Whether the pause asks for a product over edges."""
-        return self.pause is not None and not isinstance(self.question, Total)
+    def aggregates(self) -> bool:
+        """Whether the pause asks for an aggregate over edges."""
+        return self.pause is not None and self.op.over_edges
 
     @property
-    def linear(self) -> bool:
-        """Whether the gradient of the answer needs no rows."""
-        return is_linear(self.question)
+    def aggregated(self) -> Port:
+        """What the aggregate's first step reads of a source and aggregates."""
+        return self.ports[self.sources[self.op.first]]
 
     @property
     def kept_width(self) -> int:
@@ -145,11 +156,6 @@ class Part:
     def steps(self) -> int:
         """How many products follow each other."""
         return self.pause.steps if self.pause else 0
-
-    @property
-    def first(self) -> str:
-        """Of several steps, the tensor that the next one has from the last one's answer."""
-        return "x" if "x" in self.sources else "h"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,17 +223,17 @@ class Rehearsal:
             if not isinstance(reached, Pause):
                 parts.append(last_part(reached, calls, hop))
                 return Program(parts=tuple(parts), num_hops=hop)
-            part, resumed = self._pause(logits_apart(reached), calls, hop, views, constant=still and not parts)
+            part, resumed = self._pause(stepwise(reached), calls, hop, views, constant=still and not parts)
             still = part.constant
             parts.append(part)
-            hop += part.steps if part.is_product else 0
+            hop += part.steps if part.aggregates else 0
 
     def _pause(
         self, pause: Pause, calls: tuple[int, ...], hop: int, views: Sequence[RowsView], *, constant: bool
     ) -> tuple[Part, Resumed]:
-        question = pause.question
-        sources, targets = question.tensors("source"), question.tensors("target")
-        left = {} if isinstance(question, Total) else targets
+        request = pause.request
+        sources, targets = request.source, request.target
+        left = {} if isinstance(request.op, Total) else targets
         found: list[Tensor] = []
         for tensor in (*sources.values(), *left.values(), *pause.rows.values()):
             if not any(tensor is one for one in found):
@@ -235,10 +241,10 @@ class Rehearsal:
         asked = GraphView(self.topology)
         view = views[pause.stage]
         asked_calls = asked._calls = view.calls
-        answer = self._answer(question, pause.steps, asked)
+        answer = self._answer(request, pause.steps, asked)
         view._calls = asked._calls
-        shared = {**question.tensors("shared"), **pause.shared}
-        constant = constant and isinstance(question, Propagation) and all(one is self.x for one in found)
+        shared = {**request.shared, **pause.shared}
+        constant = constant and request.op.plain and all(one is self.x for one in found)
         part = Part(
             pause=without_graph(pause),
             calls=calls,
@@ -248,7 +254,7 @@ class Rehearsal:
             rows=places(pause.rows, found),
             shared={name: one.requires_grad for name, one in shared.items()},
             width=answer.shape[-1],
-            kept_widths=tuple(rows.shape[1] for rows in kept_of(question, self.topology)),
+            kept_widths=tuple(rows.shape[1] for rows in self._saved(request)),
             differentiable=answer.requires_grad,
             constant=constant,
             hop=hop,
@@ -259,11 +265,16 @@ class Rehearsal:
         answer = answer.detach().requires_grad_(answer.requires_grad)
         return part, Resumed(answer=answer, rows=kept, shared=also, note=pause.note)
 
-    def _answer(self, question: Question, steps: int, asked: GraphView) -> Tensor:
+    def _saved(self, request: Request) -> tuple[Tensor, ...]:
+        """What is kept beside the answer, where it can be."""
+        return request.op.apply_saving(self.topology, request.rows)[1] if request.op.can_save else ()
+
+    def _answer(self, request: Request, steps: int, asked: GraphView) -> Tensor:
         """The answer; that of a layer which runs as a whole on a chunk whose sources are not its targets."""
-        if not isinstance(question, WholeLayer):
-            return question(asked)
-        name, own = type(question.layer).__name__, question.own
+        op, rows = request
+        if not isinstance(op, WholeLayer):
+            return asked.aggregate(op, rows)
+        name, own = type(op.layer).__name__, rows["own"]
         if steps > 1:
             raise InputError(
                 f"strategy offload: {name} is to make {steps} products of each other: propagate by a layer of weft.nn"
@@ -273,7 +284,7 @@ class Rehearsal:
         apart = SlotTopology(block, torch.cat([ids, ids]), ids, self.topology, ids[: edges.num_edges], None)
         view = ChunkView(apart, self.graph.num_vertices, key=0, calls=asked._calls)
         try:
-            answer = replace(question, x=torch.cat([own, question.x]))(view)
+            answer = view.aggregate(op, {"x": torch.cat([own, rows["x"]])})
         except InputError:
             raise
         except (RuntimeError, ValueError) as error:
@@ -291,11 +302,6 @@ def resumes(kind: type) -> bool:
     """Whether a model of a kind has a `resume` that does what its `forward` does: not an older one than that."""
     has = [name for base in kind.__mro__ for name in ("resume", "forward") if name in vars(base)]
     return "resume" in has and has[0] == "resume"
-
-
-def kept_of(question: Question, topology: Topology) -> Kept:
-    """What is kept beside the answer, where it can be."""
-    return answered(question, topology)[1] if isinstance(question, Attention) else ()
 
 
 def places(named: dict[str, Tensor], found: Sequence[Tensor]) -> dict[str, int]:
@@ -330,8 +336,8 @@ def differentiable(part: Part) -> list[int]:
 def left_by(pause: Pause, part: Part) -> dict[int, Tensor]:
     """The rows that a pause leaves, by port."""
     named = (
-        (pause.question.tensors("source"), part.sources),
-        (pause.question.tensors("target"), part.targets),
+        (pause.request.source, part.sources),
+        (pause.request.target, part.targets),
         (pause.rows, part.rows),
     )
     return {ports[name]: rows for found, ports in named for name, rows in found.items() if ports[name] >= 0}
@@ -354,21 +360,16 @@ def last_part(logits: Tensor, calls: tuple[int, ...], hop: int) -> Part:
     )
 
 
-def logits_apart(pause: Pause) -> Pause:
-    """The same pause, whose question says of several steps what its logits are made of."""
-    question = pause.question
-    if pause.steps > 1 and isinstance(question, PairAttention) and question.left is None:
-        return replace(pause, question=replace(question, left=question.h))
-    return pause
+def stepwise(pause: Pause) -> Pause:
+    """The same pause, which of several steps says what stays for all of them."""
+    return replace(pause, request=pause.request.op.stepwise(pause.request.rows)) if pause.steps > 1 else pause
 
 
 def without_graph(pause: Pause) -> Pause:
     """The same pause, of which nothing leads back to the parameters."""
-    question = pause.question
-    named = {**question.tensors("source"), **question.tensors("target"), **question.tensors("shared")}
-    plain = {name: value.detach() for name, value in named.items()}
+    rows = {name: value.detach() for name, value in pause.request.rows.items()}
     shared = {name: value.detach() for name, value in pause.shared.items()}
-    return replace(pause, question=question.having(plain), rows={}, shared=shared, learn=None)
+    return replace(pause, request=Request(pause.request.op, rows), rows={}, shared=shared, learn=None)
 
 
 def ring(graph: Graph, count: int, device: torch.device, dtype: torch.dtype) -> Topology:

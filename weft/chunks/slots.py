@@ -17,7 +17,8 @@ from weft.chunks.schedule import Batch
 from weft.core.native import id_dtype
 from weft.data import Adjacency, Transpose
 from weft.kernels import EdgeFeatures, Scale
-from weft.nn import Product, SubTopology, Topology
+from weft.nn import SubTopology, Topology
+from weft.nn.topology import Norm
 from weft.partition import Hop
 from weft.store.host import Spool, Stored
 
@@ -65,7 +66,7 @@ class SlotTopology(SubTopology):
         return None if found is None else found.to(self.adjacency.device)
 
     @cached_property
-    def loop(self) -> Tensor | None:  # type: ignore[override]
+    def loop(self) -> Tensor | None:
         return None if self.looped is not None else super().loop
 
     @cached_property
@@ -76,11 +77,12 @@ class SlotTopology(SubTopology):
         features = self.edge_features.new_empty(self.adjacency.num_edges, self.edge_features.shape[1])
         missing = self.looped < 0
         features[~missing] = self.edge_features
+        assert self.whole.loop is not None
         features[missing] = known.loops[self.targets[self.whole.loop[self.targets]]]
         return EdgeFeatures(features)
 
-    def _scale(self, product: Product, dtype: torch.dtype) -> Scale:
-        scale = super()._scale(product, dtype)
+    def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
+        scale = super()._scale(norm, weighted, dtype)
         return scale if self.looped is None else scale._replace(loop=None)
 
 
@@ -168,6 +170,7 @@ class PlacedBatch:
             indices = torch.where(its_own, number - first, indices + (end - first)).to(indices.dtype)
             num_sources += end - first
         if layout == "looped":
+            assert self.whole.loop is not None
             missing = self.whole.loop.cpu()[self.spool.get(self._targets).long()]
             indptr, looped = with_loops(indptr, missing)
             own = batch.own_slots[missing].to(indices.dtype)

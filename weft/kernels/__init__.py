@@ -12,4 +12,5 @@ from weft.kernels.ops import keyed_dropout as keyed_dropout
 from weft.kernels.ops import pair_logits as pair_logits
 from weft.kernels.ops import spmm as spmm
 from weft.kernels.ops import spmm_max as spmm_max
+from weft.kernels.ops import spmm_max_places as spmm_max_places
 from weft.kernels.ops import spmm_transposed as spmm_transposed

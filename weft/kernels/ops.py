@@ -69,9 +69,14 @@ def spmm_max(adj: Adjacency, x: Tensor) -> Tensor:
 
     The gradient goes to one source: of equal ones, the lowest id.
     """
+    return spmm_max_places(adj, x)[0]
+
+
+def spmm_max_places(adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:
+    """As `spmm_max`, and the place [n, F] of each maximum among the in-edges of its row, anything where v has none."""
     _check_rows("x", x, adj, adj.num_sources)
-    y: Tensor = _SpmmMax.apply(x, backend_of(x), adj)  # type: ignore[no-untyped-call]
-    return y
+    found: tuple[Tensor, Tensor] = _SpmmMax.apply(x, backend_of(x), adj)  # type: ignore[no-untyped-call]
+    return found
 
 
 def attend(
@@ -228,15 +233,19 @@ class _Spmm(torch.autograd.Function):
 
 class _SpmmMax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, backend: Backend, adj: Adjacency) -> Tensor:
+    def forward(ctx: Any, x: Tensor, backend: Backend, adj: Adjacency) -> tuple[Tensor, Tensor]:
         y, position = backend.spmm_max(adj, x.detach().contiguous())
         ctx.args = backend, adj
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(position)
         ctx.save_for_backward(position)
-        return y
+        return y, position
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_y: Tensor | None, _grad_position: None) -> tuple[Tensor | None, ...]:
+        if grad_y is None:
+            return None, None, None
         backend, adj = ctx.args
         (position,) = ctx.saved_tensors
         return backend.spmm_max_backward(adj, position, grad_y.contiguous()), None, None

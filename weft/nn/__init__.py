@@ -1,8 +1,18 @@
 """Layers and models, written for one device, over a View."""
 
+from weft.nn.aggregate import (
+    Aggregate,
+    Request,
+    Rows,
+    Total,
+    WholeLayer,
+    WorkingSet,
+)
+from weft.nn.attention import Attend, AttendEdges, EdgeSoftmax
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.dense import Linear, linear, use_onednn
+from weft.nn.graph_view import GraphView, Inputs, UnitCost
 from weft.nn.models import (
     GAT,
     GCN,
@@ -18,11 +28,13 @@ from weft.nn.models import (
     make_model,
 )
 from weft.nn.norm import BatchNorm, LayerNorm
-from weft.nn.outline import GraphOperation, outline
-from weft.nn.pairs import PairMaps, PairRows, Pairs, mean_scale
+from weft.nn.operation import GraphOperation
+from weft.nn.outline import outline
 from weft.nn.pyg import PyGConv, from_pyg
+from weft.nn.reduce import ByRelation, Max, Sum
+from weft.nn.relations import OwnRelationRows, RelationIndex, RelationRows
 from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
-from weft.nn.topology import Product, SubTopology, Topology
+from weft.nn.topology import EdgePart, SubTopology, Topology
 from weft.nn.typed import (
     Embedding,
     TypedInput,
@@ -33,7 +45,7 @@ from weft.nn.typed import (
     typed_rows,
     with_own_rows,
 )
-from weft.nn.view import GraphView, Inputs, TypedRows, UnitCost, View, even_heads, logits_of_pairs, multiply
+from weft.nn.view import TypedRows, View
 from weft.nn.workload import Outlines, Workload
 
 __all__ = [
@@ -43,11 +55,17 @@ __all__ = [
     "MODELS",
     "RGCN",
     "SAGE",
+    "Aggregate",
+    "Attend",
+    "AttendEdges",
     "BatchNorm",
+    "ByRelation",
     "Decoder",
     "Decoupled",
     "DistMult",
     "Dot",
+    "EdgePart",
+    "EdgeSoftmax",
     "Embedding",
     "GATConv",
     "GATv2",
@@ -60,36 +78,38 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "LinkModel",
+    "Max",
     "OneHotRGCNConv",
     "Outlines",
-    "PairMaps",
-    "PairRows",
-    "Pairs",
-    "Product",
+    "OwnRelationRows",
     "PyGConv",
     "RGCNConv",
+    "RelationIndex",
+    "RelationRows",
+    "Request",
     "RowLayer",
+    "Rows",
     "SAGEConv",
     "Stack",
     "SubTopology",
+    "Sum",
     "Topology",
+    "Total",
     "TypedInput",
     "TypedRows",
     "UnitCost",
     "View",
+    "WholeLayer",
+    "WorkingSet",
     "Workload",
     "embedding_rows",
     "embeddings",
-    "even_heads",
     "from_config",
     "from_pyg",
     "is_embedded",
     "linear",
-    "logits_of_pairs",
     "make_decoder",
     "make_model",
-    "mean_scale",
-    "multiply",
     "outline",
     "shared_parameters",
     "typed_rows",

@@ -7,18 +7,23 @@ propagation of a decoupled model), and its bias where `bias` is (in front of a b
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from weft.nn.aggregate import Aggregate, Request
+from weft.nn.attention import Attend, AttendEdges
 from weft.nn.dense import Linear, linear
-from weft.nn.phases import Asked, Attention, PairAttention, PhasedLayer, Propagation
+from weft.nn.phases import Asked, PhasedLayer
+from weft.nn.reduce import Sum
 from weft.nn.view import View
 
 
 class LinearConv(PhasedLayer):
     """A layer whose map commutes with its aggregate, A (x W) = (A x) W: the order that costs less is taken."""
+
+    aggregate: ClassVar[Aggregate]
 
     def __init__(self, in_width: int, out_width: int, *, update: bool = True, bias: bool = True) -> None:
         super().__init__()
@@ -29,17 +34,14 @@ class LinearConv(PhasedLayer):
     def before(self, view: View, x: Tensor) -> Asked:
         """The note is whether rows are mapped before their aggregate."""
         if self.weight is None or not view.maps_first(x, self.out_width):
-            return Asked(question=self.aggregate(x), own=self.wanted(x), note=False)
+            return Asked(request=Request(self.aggregate, {"x": x}), own=self.wanted(x), note=False)
         own, h = self.mapped(view, x, self.weight)
-        return Asked(question=self.aggregate(h), own=own, note=True)
+        return Asked(request=Request(self.aggregate, {"x": h}), own=own, note=True)
 
     def after(self, view: View, asked: bool, own: Tensor | None, a: Tensor) -> Tensor:
         if self.weight is None or asked:
             return plus(a, self.bias if own is None else plus(own, self.bias))
         return linear(a, self.weight, self.own(view, own))
-
-    def aggregate(self, x: Tensor) -> Propagation:
-        raise NotImplementedError
 
     def wanted(self, x: Tensor) -> Tensor | None:  # noqa: ARG002
         """Rows that `own` maps."""
@@ -57,19 +59,17 @@ class LinearConv(PhasedLayer):
 class GCNConv(LinearConv):
     """y = D^-1/2 (A + I) D^-1/2 x W + b, D the in-degrees with the loop (Kipf and Welling 2017, eq. 2)."""
 
-    def aggregate(self, x: Tensor) -> Propagation:
-        return Propagation(x=x, norm="gcn", weighted=True)
+    aggregate = Sum(norm="gcn", weighted=True)
 
 
 class SAGEConv(LinearConv):
     """y_v = x_v W_self + mean of N(v) W + b (Hamilton, Ying, Leskovec 2017, algorithm 1, mean aggregator)."""
 
+    aggregate = Sum(norm="mean")
+
     def __init__(self, in_width: int, out_width: int, *, update: bool = True, bias: bool = True) -> None:
         super().__init__(in_width, out_width, update=update, bias=bias)
         self.weight_self = glorot(in_width, out_width) if update else None
-
-    def aggregate(self, x: Tensor) -> Propagation:
-        return Propagation(x=x, reduce="mean")
 
     def wanted(self, x: Tensor) -> Tensor:
         return x
@@ -97,7 +97,7 @@ class GINConv(PhasedLayer):
 
     def before(self, view: View, x: Tensor) -> Asked:
         del view
-        return Asked(question=Propagation(x=x), own=x)
+        return Asked(request=Request(Sum(), {"x": x}), own=x)
 
     def after(self, view: View, asked: None, own: Tensor | None, a: Tensor) -> Tensor:
         del view, asked
@@ -164,10 +164,10 @@ class GATConv(AttentionConv):
         vectors = torch.cat([by_head(self.attention_src), by_head(self.attention_dst)], 1)
         logit_src, logit_dst = linear(h, vectors).split(self.heads, 1)
         if self.weight_edge is None or self.attention_edge is None:
-            return Asked(question=Attention(h=h, logit_src=logit_src, logit_dst=logit_dst, slope=self.slope))
+            return Asked(request=Attend.of(h, logit_src, logit_dst, slope=self.slope))
         edge_map, ones = self.weight_edge @ by_head(self.attention_edge), h.new_ones(self.heads, 1)
-        known: dict[str, Any] = {"attention": ones, "edge_map": edge_map, "slope": self.slope}
-        return Asked(question=PairAttention(h=h, left=logit_src, right=logit_dst, **known))
+        request = AttendEdges.of(h, logit_src, logit_dst, ones, edge_map=edge_map, slope=self.slope)
+        return Asked(request=request)
 
 
 class GATv2Conv(AttentionConv):
@@ -186,8 +186,8 @@ class GATv2Conv(AttentionConv):
         else:
             both = view.linear(x, torch.cat([self.weight, self.weight_right], 1))  # as in SAGEConv
             h, right = both.split(self.weight.shape[1], 1)
-        known: dict[str, Any] = {"attention": self.attention, "edge_map": self.weight_edge, "slope": self.slope}
-        return Asked(question=PairAttention(h=h, left=None, right=right, **known))
+        request = AttendEdges.of(h, None, right, self.attention, edge_map=self.weight_edge, slope=self.slope)
+        return Asked(request=request)
 
 
 def by_head(attention: Tensor) -> Tensor:

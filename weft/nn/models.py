@@ -15,10 +15,11 @@ from weft.core.config import Config
 from weft.core.errors import InputError, unknown
 from weft.data import UNTYPED, TypedShape
 from weft.nn.activation import elu
+from weft.nn.aggregate import Request, Total
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv, mlp
 from weft.nn.dense import Linear
 from weft.nn.norm import BatchNorm, make_norm
-from weft.nn.phases import Pause, Resumed, Total, ask, go_on
+from weft.nn.phases import Pause, Resumed, ask, go_on
 from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
 from weft.nn.typed import TypedInput
 from weft.nn.view import View
@@ -99,8 +100,8 @@ class Stack(nn.Module):
         if kind == "mean":
             mean = after.answer / count
             learn = lambda total: norm.learn(mean.detach(), total.detach() / count)  # noqa: E731
-            question = Total(x=(y - mean).square())
-            return Pause(question=question, stage=stage, rows=after.rows, shared={"mean": mean}, learn=learn)
+            request = Request(Total(), {"x": (y - mean).square()})
+            return Pause(request=request, stage=stage, rows=after.rows, shared={"mean": mean}, learn=learn)
         y = norm.normalised(y, after.shared["mean"], after.answer / count)
         return self._run(views, stage + 1, self._between(views[stage + 1], y, after.rows.get("x", y)))
 
@@ -113,7 +114,7 @@ class Stack(nn.Module):
         rows = {} if asked.own is None else {"own": asked.own}
         if self.residual and stage < len(self.norms):
             rows["x"] = x
-        return Pause(question=asked.question, stage=stage, rows=rows, note=asked.note)
+        return Pause(request=asked.request, stage=stage, rows=rows, note=asked.note)
 
     def _leave(self, views: Sequence[View], stage: int, y: Tensor, x: Tensor) -> Pause | Tensor:
         """From the rows y that a stage's layer makes of its own rows x."""
@@ -121,7 +122,8 @@ class Stack(nn.Module):
             return y
         norm = self.norms[stage]
         if self.training and isinstance(norm, BatchNorm):
-            return Pause(question=Total(x=y), stage=stage, rows={"y": y, "x": x} if self.residual else {"y": y})
+            rows = {"y": y, "x": x} if self.residual else {"y": y}
+            return Pause(request=Request(Total(), {"x": y}), stage=stage, rows=rows)
         return self._run(views, stage + 1, self._between(views[stage + 1], norm(views[stage], y), x))
 
     def _between(self, view: View, y: Tensor, own: Tensor) -> Tensor:
@@ -163,7 +165,7 @@ class Decoupled(nn.Module):
             return replace(reached, stage=0)
         asked = ask(self.propagation, view, reached)
         rows = {} if asked.own is None else {"own": asked.own}
-        return Pause(question=asked.question, stage=0, steps=steps, rows=rows, note=asked.note)
+        return Pause(request=asked.request, stage=0, steps=steps, rows=rows, note=asked.note)
 
 
 def make_model(

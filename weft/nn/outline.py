@@ -16,78 +16,25 @@ from torch.utils.flop_counter import FlopCounterMode
 from weft.core.errors import InputError
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.data import UNTYPED, Adjacency, TypedShape
+from weft.nn.aggregate import Aggregate, Rows, Total
+from weft.nn.attention import AttendEdges
 from weft.nn.dense import linear
-from weft.nn.pairs import map_blocks
+from weft.nn.graph_view import GraphView, Inputs, Origin
+from weft.nn.operation import GraphOperation
 from weft.nn.pyg import PyGConv
-from weft.nn.topology import Norm, Reduce, Topology
-from weft.nn.view import GraphView, Inputs, Origin, TypedRows
-
-Kind = Literal["propagate", "attend", "relate", "total", "block", "embed"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphOperation:
-    """One call of a view: `steps` products on `width` columns ('propagate', 'attend'), or a sum of rows ('total').
-
-    'relate' is a product whose results are rows of pairs; 'embed' fetches embedded rows.
-    """
-
-    kind: Kind
-    width: int
-    heads: int = 0
-    logit_width: int = 0
-    """Numbers of a source, and of a target, that the logits of 'attend' are made of, all heads together."""
-    left_apart: bool = False
-    """Whether those of a source come beside its row, and are not the row itself."""
-    by_edge: bool = False
-    """Whether the logits are numbers by edge."""
-    steps: int = 1
-    stage: int = 0
-    hop: int = 0
-    """How many products of earlier stages lead to its rows."""
-    origin: Origin = "rows"
-    """Where the rows of 'propagate' or 'block' come from: constant features, those under dropout, or any rows."""
-    backward: bool
-    """Whether a gradient flows back through it."""
-    flops: float = 0
-    """Of the maps of one row, forward, since the last product or block; 0 where they are not counted."""
-    weighted: bool = False
-    """Whether it uses the weights of the edges."""
-    reduce: Reduce = "sum"
-    """What 'propagate' makes of a vertex's in-neighbours."""
-    layer: str = ""
-    """The kind of the layer that asked."""
-    share: float = 1.0
-    """Of the vertices, those whose rows it concerns."""
-
-    @property
-    def is_product(self) -> bool:
-        """Whether it multiplies by the adjacency."""
-        return self.kind in ("propagate", "attend", "relate")
-
-    @property
-    def linear(self) -> bool:
-        """Whether its gradient does not depend on the rows."""
-        return self.kind == "relate" or (self.kind == "propagate" and self.reduce != "max")
-
-    @property
-    def reads_edges(self) -> bool:
-        """Whether it goes over the edges, by a product or by the layer itself."""
-        return self.is_product or self.kind == "block"
-
-    @property
-    def hops(self) -> range:
-        """The products that it makes, or the one that its layer makes of a block; none of a 'total' or 'embed'."""
-        return range(self.hop, self.hop + (self.steps if self.reads_edges else 0))
+from weft.nn.reduce import ByRelation
+from weft.nn.relations import map_blocks
+from weft.nn.topology import Topology
+from weft.nn.view import TypedRows
 
 
 @dataclass
 class Notes:
-    """What the views of one run have noted. steps: products of each stage, known from the start in a second run.
+    """What the views of one run have noted. steps: aggregates of each stage, known from the start in a second run.
 
-    num_rows: those of the result; a model reads one more for each product where rows are nested.
+    num_rows: those of the result; a model reads one more for each aggregate where rows are nested.
     map_share: what a map of constant features costs, as a share of one of dense features. num_relations: of the graph.
-    pairs_per_vertex: how many rows a relational layer maps for one of the result.
+    rows_per_vertex: how many rows a relational layer maps for one of the result.
     """
 
     num_rows: int
@@ -97,12 +44,12 @@ class Notes:
     running: list[str]
     map_share: float = 1.0
     num_relations: int = 0
-    pairs_per_vertex: float = 1.0
+    rows_per_vertex: float = 1.0
     operations: list[GraphOperation] = field(default_factory=list)
     flops: int = 0
 
     def rows_at(self, hop: int) -> int:
-        """The rows that product `hop` reads."""
+        """The rows that aggregate `hop` reads."""
         return self.num_rows + (self.steps.total() - hop if self.nested else 0)
 
 
@@ -125,43 +72,20 @@ class OutlineView(GraphView):
 
     @property
     def hop(self) -> int:
-        """The first product of this stage."""
+        """The first aggregate of this stage."""
         return sum(self.notes.steps[stage] for stage in range(self.stage))
 
-    def propagate(
-        self, x: Tensor, *, reduce: Reduce = "sum", norm: Norm = None, weighted: bool = False, steps: int = 1
-    ) -> Tensor:
-        del norm
-        weighted = weighted and reduce != "max"
-        return self._note(x, "propagate", steps=steps, origin=self.origin(x), weighted=weighted, reduce=reduce)
+    def _aggregate_once(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+        return self._aggregate(op, rows, steps)
 
-    def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
-        del slope
-        y = h + logit_src.sum() + logit_dst.sum()  # a shape, and what gradients flow to
-        heads = logit_src.shape[1]
-        return self._note(y, "attend", steps=steps, heads=heads, logit_width=heads, left_apart=True)
-
-    def attend_pairs(
-        self,
-        h: Tensor,
-        left: Tensor | None,
-        right: Tensor,
-        attention: Tensor,
-        *,
-        edge_map: Tensor | None = None,
-        slope: float,
-        steps: int = 1,
-    ) -> Tensor:
-        del slope
-        y = h + right.sum() + attention.sum()
-        for added in (left, edge_map):
-            y = y if added is None else y + added.sum()
-        if edge_map is not None:
-            self._check_edge_features(len(edge_map))
-        heads, width = attention.shape[0], right.shape[1]
-        return self._note(
-            y, "attend", steps=steps, heads=heads, logit_width=width, left_apart=left is not None, by_edge=True
-        )
+    def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+        x = rows[op.first]
+        y = x
+        for name, beside in rows.items():
+            y = y if name == op.first else y + beside.sum()  # a shape, and what gradients flow to
+        if isinstance(op, AttendEdges) and op.has_edge_map:
+            self._check_edge_features(len(rows["edge_map"]))
+        return self._note(y, op, steps=steps, origin=self.origin(x) if op.plain else "rows", weighted=op.reads_weight)
 
     def _check_edge_features(self, wanted: int) -> None:
         features, layer = self.topology.edge_features, self.notes.running[-1]
@@ -182,9 +106,9 @@ class OutlineView(GraphView):
                 f"the model has maps for {len(weight)} relations, and the graph has {self.notes.num_relations}: "
                 "make it with the graph's graph.typed"
             )
-        rows = self._note(x, "relate", origin=self.origin(x))
-        pairs = rows.new_empty(max(1, round(self.notes.pairs_per_vertex * len(rows))), rows.shape[1])
-        y = map_blocks(pairs + rows.sum(), weight.sum(0))
+        rows = self.aggregate(ByRelation(), {"x": x})
+        related = rows.new_empty(max(1, round(self.notes.rows_per_vertex * len(rows))), rows.shape[1])
+        y = map_blocks(related + rows.sum(), weight.sum(0))
         return y.new_empty(len(rows), y.shape[1]) + y.sum()
 
     def embed(self, weight: Tensor) -> Tensor:
@@ -197,7 +121,7 @@ class OutlineView(GraphView):
         return x[: self.notes.rows_at(self.hop + self.notes.steps[self.stage])] if self.nested else x
 
     def total(self, x: Tensor) -> Tensor:
-        return self._note(x, "total").sum(0)
+        return self._note(x, Total()).sum(0)
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         if self.no_block:
@@ -208,7 +132,7 @@ class OutlineView(GraphView):
     @property
     def edge_weight(self) -> Tensor | None:
         operations = self.notes.operations
-        if operations and operations[-1].kind == "block":
+        if operations and operations[-1].op == "block":
             operations[-1] = replace(operations[-1], weighted=True)
         return super().edge_weight
 
@@ -226,28 +150,19 @@ class OutlineView(GraphView):
     def _note(
         self,
         x: Tensor,
-        kind: Kind,
+        op: Aggregate | Literal["block", "embed"],
         *,
         steps: int = 1,
-        heads: int = 0,
-        logit_width: int = 0,
-        left_apart: bool = False,
-        by_edge: bool = False,
         origin: Origin = "rows",
         weighted: bool = False,
-        reduce: Reduce = "sum",
     ) -> Tensor:
         """Notes a call; the rows that come of it."""
         notes = self.notes
         made = notes.counter.get_total_flops() if notes.counter else 0
         notes.operations.append(
             GraphOperation(
-                kind=kind,
+                op=op,
                 width=x.shape[1],
-                heads=heads,
-                logit_width=logit_width,
-                left_apart=left_apart,
-                by_edge=by_edge,
                 steps=steps,
                 stage=self.stage,
                 hop=self.hop,
@@ -255,11 +170,10 @@ class OutlineView(GraphView):
                 backward=x.requires_grad and torch.is_grad_enabled(),
                 flops=(made - notes.flops) / max(notes.num_rows, 1),
                 weighted=weighted,
-                reduce=reduce,
                 layer=notes.running[-1],
             )
         )
-        if kind in ("total", "embed"):
+        if op == "embed" or isinstance(op, Total):
             return x.clone()
         notes.flops = made
         if self.nested and notes.nested and (len(x) != notes.rows_at(self.hop) or steps != notes.steps[self.stage]):
@@ -286,13 +200,13 @@ def outline(
     num_classes: int | None = None,
     count_flops: bool = False,
     typed: TypedShape = UNTYPED,
-    num_pairs: int = 0,
+    num_relation_rows: int = 0,
 ) -> list[GraphOperation]:
     """The graph operations of one forward pass of `model` under views of `view_type`, in order.
 
     weighted: whether the graph has edge weights. map_share: what a map of constant features costs against one of dense
     features. count_flops: of the maps as well, for which PyTorch loads its compiler (1 s). typed: what types the graph
-    has. num_pairs: of vertices and relations, where flops are counted.
+    has. num_relation_rows: of the graph, where flops are counted.
 
     InputError for a model that is none, that cannot take rows of num_features, that does not give num_classes logits,
     or that asks for what the view refuses or the graph lacks.
@@ -316,7 +230,7 @@ def outline(
 
     topology, running = no_edges(num_edge_features, weighted, dtype), name_running(twin)
     counter = FlopCounterMode(display=False) if count_flops else None
-    relating = typed.num_relations, num_pairs / max(num_vertices, 1)
+    relating = typed.num_relations, num_relation_rows / max(num_vertices, 1)
     notes = Notes(num_vertices, Counter(), False, counter, running, map_share, *relating)
     logits = run(notes, f"the model cannot take rows of {num_features} features ({{}}): mend its widths")
     if view_type.nested:

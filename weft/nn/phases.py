@@ -7,130 +7,25 @@ chunks, and goes on with the rows that the pause kept (HongTu, section 4: AGGREG
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Protocol, Self
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from weft.nn.topology import Norm, Reduce
+from weft.nn.aggregate import Request, WholeLayer
 from weft.nn.view import View
-
-Role = Literal["source", "target", "shared"]
-SOURCE, TARGET, SHARED = ({"role": role} for role in ("source", "target", "shared"))
-"""Fields with a row for each source [s, .], for each target [n, .], or with a tensor that all of them share."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What rows ask of the graph. Called with a view of all of it, it gives an answer for each target."""
-
-    @property
-    def loops(self) -> bool:
-        """Whether a target's own row takes part among the sources'."""
-        return False
-
-    def __call__(self, view: View, steps: int = 1) -> Tensor:
-        raise NotImplementedError
-
-    def tensors(self, role: Role) -> dict[str, Tensor]:
-        """Its tensors of a role, by name."""
-        named = ((spec.name, getattr(self, spec.name)) for spec in fields(self) if spec.metadata.get("role") == role)
-        return {name: value for name, value in named if value is not None}
-
-    def having(self, tensors: dict[str, Tensor]) -> Self:
-        """The same question about other tensors."""
-        return replace(self, **tensors)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Propagation(Question):
-    """`view.propagate`."""
-
-    x: Tensor = field(metadata=SOURCE)
-    reduce: Reduce = "sum"
-    norm: Norm = None
-    weighted: bool = False
-
-    @property
-    def loops(self) -> bool:
-        return self.norm == "gcn"
-
-    def __call__(self, view: View, steps: int = 1) -> Tensor:
-        return view.propagate(self.x, reduce=self.reduce, norm=self.norm, weighted=self.weighted, steps=steps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attention(Question):
-    """`view.attend`."""
-
-    h: Tensor = field(metadata=SOURCE)
-    logit_src: Tensor = field(metadata=SOURCE)
-    logit_dst: Tensor = field(metadata=TARGET)
-    slope: float
-
-    @property
-    def loops(self) -> bool:
-        return True
-
-    def __call__(self, view: View, steps: int = 1) -> Tensor:
-        return view.attend(self.h, self.logit_src, self.logit_dst, slope=self.slope, steps=steps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairAttention(Question):
-    """`view.attend_pairs`."""
-
-    h: Tensor = field(metadata=SOURCE)
-    left: Tensor | None = field(metadata=SOURCE)
-    right: Tensor = field(metadata=TARGET)
-    attention: Tensor = field(metadata=SHARED)
-    edge_map: Tensor | None = field(metadata=SHARED)
-    slope: float
-
-    @property
-    def loops(self) -> bool:
-        return True
-
-    def __call__(self, view: View, steps: int = 1) -> Tensor:
-        options: dict[str, Any] = {"edge_map": self.edge_map, "slope": self.slope, "steps": steps}
-        return view.attend_pairs(self.h, self.left, self.right, self.attention, **options)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WholeLayer(Question):
-    """A layer that has no phases: it is run as it is, on the rows of sources of which the targets are the first."""
-
-    x: Tensor = field(metadata=SOURCE)
-    own: Tensor = field(metadata=TARGET)
-    layer: nn.Module
-
-    def __call__(self, view: View, steps: int = 1) -> Tensor:
-        del steps
-        y: Tensor = self.layer(view, self.x)
-        return y
-
-
-@dataclass(frozen=True, kw_only=True)
-class Total(Question):
-    """`view.total`: one answer for all, the sum of the rows."""
-
-    x: Tensor = field(metadata=TARGET)
-
-    def __call__(self, view: View, steps: int = 1) -> Tensor:
-        del steps
-        return view.total(self.x)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
     """Where the rows' part of a model waits for an answer.
 
-    stage: whose view is asked, `steps` times, one answer being the next question's x or h. rows: [n, .] of each vertex,
-    and shared: of all, that go on with the answer, by name; note: what besides, the same for all rows. learn: is called
+    stage: whose view is asked, `steps` times, one result being aggregated by the next. rows: [n, .] of each vertex, and
+    shared: of all, that go on with the answer, by name; note: what besides, the same for all rows. learn: is called
     once with the answer, if given.
     """
 
-    question: Question
+    request: Request
     stage: int
     steps: int = 1
     rows: dict[str, Tensor] = field(default_factory=dict)
@@ -172,7 +67,7 @@ class PhasedLayer(nn.Module):
 
     def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
         asked = self.before(view, x)
-        a = asked.question(view, steps)
+        a = view.aggregate(*asked.request, steps)
         return self.after(view, asked.note, None if asked.own is None else view.targets(asked.own), a)
 
 
@@ -180,7 +75,7 @@ class PhasedLayer(nn.Module):
 class Asked:
     """What a layer asks, and the rows [n, .] and the note that it wants back with the answer."""
 
-    question: Question
+    request: Request
     own: Tensor | None = None
     note: Any = None
 
@@ -194,9 +89,10 @@ def phases_of(layer: nn.Module) -> PhasedLayer | None:
 
 
 def ask(layer: nn.Module, view: View, x: Tensor) -> Asked:
-    """What any layer asks: one without phases is a question itself."""
+    """What any layer asks: one without phases is an aggregate itself."""
     phased = phases_of(layer)
-    return Asked(question=WholeLayer(x=x, own=x, layer=layer)) if phased is None else phased.before(view, x)
+    whole = Asked(request=Request(WholeLayer(layer), {"x": x, "own": x}))
+    return whole if phased is None else phased.before(view, x)
 
 
 def go_on(layer: nn.Module, view: View, asked: Any, own: Tensor | None, a: Tensor) -> Tensor:

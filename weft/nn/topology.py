@@ -1,10 +1,10 @@
-"""The edges that products run on, with the scalings that their degrees define."""
+"""The edges that aggregates go over, with the scalings that their degrees define."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,19 +12,10 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.data import Adjacency
 from weft.kernels import EdgeFeatures, Scale
-from weft.nn.pairs import Pairs
+from weft.nn.relations import RelationRows
 
-Reduce = Literal["sum", "mean", "max"]
-Norm = Literal["gcn"] | None
-
-
-class Product(NamedTuple):
-    """One kind of product with the adjacency, `steps` times."""
-
-    reduce: Reduce
-    norm: Norm
-    weighted: bool
-    steps: int
+Norm = Literal["gcn", "mean"] | None
+"""How a sum over in-edges is scaled: by the roots of both ends' degrees, by the target's, or not."""
 
 
 class Topology:
@@ -49,13 +40,21 @@ class Topology:
         self._edge_features, self._dtype = edge_features, dtype
         self._edge_type, self.num_relations = edge_type, num_relations
         self._scales: dict[object, Scale] = {}
+        self.target_parts: tuple[Sequence[int], int] = (), 0
+        """Bounds of ranges of targets, and which range is at home: relation rows stand by these. None: all are."""
 
-    def scale(self, product: Product, dtype: torch.dtype) -> Scale:
-        """The vertex scalings of a normalised sum, so that the product needs no float per edge."""
-        name = product._replace(steps=1), dtype
+    def scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
+        """The vertex scalings of a normalised sum, so that it needs no float per edge."""
+        name = norm, weighted, dtype
         if name not in self._scales:
-            self._scales[name] = self._scale(product, dtype)
+            self._scales[name] = self._scale(norm, weighted, dtype)
         return self._scales[name]
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether the edges have weights, into targets or, where only those are here, out of sources."""
+        known = self.adjacency.known_transpose
+        return self.adjacency.weight is not None or (known is not None and known.weight is not None)
 
     @cached_property
     def ids(self) -> Tensor:
@@ -65,8 +64,8 @@ class Topology:
         )
 
     @cached_property
-    def loop(self) -> Tensor:
-        """Where an edge v -> v is missing: bool [n]."""
+    def loop(self) -> Tensor | None:
+        """Where an edge v -> v is missing, which some aggregates add: bool [n]; None: nowhere."""
         return ~self.adjacency.has_loop
 
     @cached_property
@@ -93,17 +92,18 @@ class Topology:
         return self._edge_type
 
     @cached_property
-    def pairs(self) -> Pairs:
+    def relation_rows(self) -> RelationRows:
         """The targets by relation; InputError where edges have no types."""
-        return self.pairs_of(())
-
-    def pairs_of(self, bounds: Sequence[int], home: int = 0) -> Pairs:
-        """The pairs of targets in parts with these bounds, of which part `home` is at home."""
         if self.edge_type is None:
             raise InputError(
                 "the graph's edges have no types, as a relational layer needs: give edge_type and relations"
             )
-        return Pairs.of(self.adjacency, self.edge_type, self.num_relations, bounds, home)
+        return RelationRows.of(self.adjacency, self.edge_type, self.num_relations, *self.target_parts)
+
+    @property
+    def relation_edges(self) -> Adjacency:
+        """The same edges into the rows of targets and relations."""
+        return self.relation_rows.in_edges
 
     def edge_features_at(self, edge_ids: Tensor | None) -> Tensor | None:
         """The rows [e, K] of the edges at these positions, int64 [e] on the CPU; None: of all."""
@@ -119,13 +119,14 @@ class Topology:
             return adjacency.degree.double()
         return torch.segment_reduce(adjacency.weight.double(), "sum", offsets=adjacency.indptr, initial=0)
 
-    def _scale(self, product: Product, dtype: torch.dtype) -> Scale:
-        if product.norm == "gcn":
+    def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
+        if norm == "gcn":
+            assert self.loop is not None
             loop = self.loop.double()
-            root = (self.degree(product.weighted) + loop).rsqrt()
+            root = (self.degree(weighted) + loop).rsqrt()
             root[root.isinf()] = 0
             return Scale(source=root.to(dtype), target=root.to(dtype), loop=(loop * root * root).to(dtype))
-        if product.reduce == "mean":
+        if norm == "mean":
             return Scale(target=self.degree(False).clamp(min=1).reciprocal().to(dtype))
         return Scale()
 
@@ -159,10 +160,62 @@ class SubTopology(Topology):
         return None if features is None else features[self.edges].to(self.adjacency.device)
 
     @cached_property
-    def loop(self) -> Tensor:
+    def loop(self) -> Tensor | None:
+        assert self.whole.loop is not None
         return self.whole.loop[self.targets].to(self.adjacency.device)
 
-    def _scale(self, product: Product, dtype: torch.dtype) -> Scale:
-        scale = self.whole.scale(product, dtype)
+    def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
+        scale = self.whole.scale(norm, weighted, dtype)
         taken = zip(scale, (self.sources, self.targets, self.targets), strict=True)
         return Scale(*(None if vector is None else vector[rows].to(self.adjacency.device) for vector, rows in taken))
+
+
+class EdgePart(Topology):
+    """Some of a topology's in-edges, between all of its sources and targets.
+
+    edges: int64 [e], ascending, where they stand among all. loops: bool [n], the targets whose missing loop, where an
+    aggregate adds it, belongs to this part.
+    """
+
+    def __init__(self, whole: Topology, edges: Tensor, loops: Tensor) -> None:
+        adjacency, num_targets = whole.adjacency, whole.adjacency.num_targets
+        targets = adjacency.edges()[1][edges]
+        indptr = torch.searchsorted(targets, torch.arange(num_targets + 1, device=adjacency.device))
+        weight = None if adjacency.weight is None else adjacency.weight[edges]
+        super().__init__(
+            Adjacency(indptr=indptr, indices=adjacency.indices[edges], num_sources=adjacency.num_sources, weight=weight)
+        )
+        self.whole, self.edges, self._loops = whole, edges, loops
+
+    def edge_numbers(self, places: Tensor) -> Tensor:
+        """Of places [n, F] among the in-edges of each row, where the edges stand among all; -1 where it has none."""
+        some = self.adjacency.degree > 0
+        found = torch.full(places.shape, -1, device=places.device)
+        found[some] = self.edges[self.adjacency.indptr[:-1, None][some] + places[some]]
+        return found
+
+    @cached_property
+    def loop(self) -> Tensor | None:
+        assert self.whole.loop is not None
+        return self.whole.loop & self._loops
+
+    @cached_property
+    def known_edges(self) -> EdgeFeatures | None:
+        known = self.whole.known_edges
+        return None if known is None else known._replace(edges=known.edges[self.edges])
+
+    @cached_property
+    def relation_edges(self) -> Adjacency:
+        """Into the relation rows of all edges, some of which may have none of these."""
+        rows, types, num_targets = self.whole.relation_rows, self.whole.edge_type, self.adjacency.num_targets
+        assert types is not None
+        source, target = self.adjacency.edges()
+        relation = torch.arange(len(rows.counts), device=source.device)
+        relation = relation.repeat_interleave(torch.tensor(rows.counts, device=source.device))
+        number = types.to(source.device)[self.edges] * num_targets + target
+        row = torch.searchsorted(relation * num_targets + rows.targets, number)
+        return Adjacency.from_edges(source, row, num_sources=self.adjacency.num_sources, num_targets=len(relation))
+
+    def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
+        scale = self.whole.scale(norm, weighted, dtype)
+        return scale if scale.loop is None else scale._replace(loop=scale.loop * self._loops)

@@ -11,9 +11,10 @@ from torch import nn
 from weft.core.errors import InputError
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.data import Graph, GraphStats
-from weft.nn.outline import GraphOperation, outline
+from weft.nn.graph_view import GraphView
+from weft.nn.operation import GraphOperation
+from weft.nn.outline import outline
 from weft.nn.typed import shared_parameters
-from weft.nn.view import GraphView
 
 NONZERO_COST = 8  # a map pays as much for a nonzero of sparse features as for this many entries (measured: 2 to 5)
 
@@ -120,10 +121,10 @@ class Workload:
             map_share=min(self.map_share, 1.0) if self.savings.sparse else 1.0,
             count_flops=key.count_flops,
             typed=stats.typed,
-            num_pairs=stats.num_relation_rows,
+            num_relation_rows=stats.num_relation_rows,
         )
         return tuple(made)
 
     def is_cached(self, op: GraphOperation) -> bool:
         """Whether a result is computed only once: constant features are always aggregated to the same."""
-        return self.savings.reuse and op.origin == "inputs" and op.is_product
+        return self.savings.reuse and op.origin == "inputs" and op.is_aggregate

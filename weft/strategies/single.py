@@ -17,7 +17,7 @@ class SinglePlan(Plan):
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         del rank
         edges = self.work.stats.num_edges * op.width * op.steps
-        return [Operation(kind="aggregate", edges=edges)] if op.is_product else []
+        return [Operation(kind="aggregate", edges=edges)] if op.is_aggregate else []
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedSingle:
         return PlacedSingle(self, group, slice(0, self.work.stats.num_vertices), seed=seed)

@@ -140,7 +140,7 @@ class Cutter:
         most = 0
         for part in (part for program in self.programs.values() for part in program.parts):
             own = sum(part.ports[port].width for port in {*part.targets.values(), *part.rows.values()})
-            if not part.is_product:
+            if not part.aggregates:
                 most = max(most, shape.targets * (own + part.width) * item)
                 continue
             kept = part.hop in self.kept
@@ -154,6 +154,6 @@ class Cutter:
 
 def layouts_of(programs: Iterable[Program], hops: range) -> tuple[Layout, ...]:
     """How the edges of these hops are stored for the aggregates over them."""
-    asked = (part for program in programs for part in program.parts if part.is_product)
-    found = {layout_of(one.question) for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps))}
+    asked = (part for program in programs for part in program.parts if part.aggregates)
+    found = {layout_of(one.op) for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps))}
     return tuple(sorted(found))

@@ -72,7 +72,7 @@ def array_bytes(plan: RankChunks, moves: Moves) -> int:
                 continue
             table = pool.take((rows, port.width) for port in part.ports)
             before = own.parts[number - 1] if number else None
-            if before is not None and before.is_product and not before.constant:
+            if before is not None and before.aggregates and not before.constant:
                 tables[-1] += steps_of(own, before, pool)
                 if training and before.hop in plan.kept:
                     tables[-1] += pool.take((rows, width) for width in (before.width, *before.kept_widths))
@@ -95,11 +95,11 @@ def array_bytes(plan: RankChunks, moves: Moves) -> int:
 
 
 def steps_of(moves: Moves, part: Part, pool: Pool) -> list[tuple[int, int]]:
-    """What all products of a question but the last one make and leave."""
+    """What all steps of an aggregate but the last one make and leave."""
     left: list[tuple[int, int]] = []
     for step in range(part.steps - 1):
         made = pool.take([(moves.num_rows(part.hop + step + 1), part.width)])
-        if part.linear and step:
+        if part.op.linear and step:
             pool.give([left.pop()])
         left += made
     return left
@@ -114,7 +114,7 @@ def backward(moves: Moves, pool: Pool) -> None:
             break
         rows = moves.num_rows(before.hop)
         into = pool.take((rows, before.ports[port].width) for port in differentiable(before))
-        if before.is_product:
+        if before.aggregates:
             grads: list[tuple[int, int]] = []
             for step in reversed(range(1, before.steps)):
                 made = pool.take([(moves.num_rows(before.hop + step), before.width)])

@@ -11,7 +11,7 @@ from weft.chunks.rank import HopSchedule, RankChunks
 from weft.chunks.schedule import Batch
 from weft.chunks.slots import Layout, Way, edge_bytes
 from weft.cost import Operation, all_reduce
-from weft.nn.phases import Total
+from weft.nn import Total
 from weft.strategies.vertex.plan import BlockStats
 
 
@@ -66,7 +66,7 @@ class Moves:
         if part.constant:
             return
         rows = self.num_rows(part.hop)
-        if before is not None and before.is_product and not before.constant:
+        if before is not None and before.aggregates and not before.constant:
             for step in range(before.steps):
                 last = step == before.steps - 1
                 self._product(before, step, last=last, values=True, way="forward")
@@ -77,7 +77,7 @@ class Moves:
         elif before is not None:
             self._load("rows", rows * (self._width(before, before.rows.values()) + self._answer_width(before)))
         self._store("rows", rows * sum(port.width for port in part.ports))
-        if part.pause is not None and isinstance(part.question, Total):
+        if part.pause is not None and isinstance(part.op, Total):
             self._total(part)
 
     def _backward(self, number: int) -> bool:
@@ -89,9 +89,9 @@ class Moves:
             return False
         wanted = [] if before.constant else differentiable(before)
         self._store("gradients", rows * self._width(before, set(wanted) & set(before.rows.values())))
-        if not before.is_product or before.constant:
+        if not before.aggregates or before.constant:
             self._load("rows", rows * (self._width(before, before.rows.values()) + self._answer_width(before)))
-            if isinstance(before.question, Total) and before.differentiable:
+            if isinstance(before.op, Total) and before.differentiable:
                 self._total(before)
             return bool(wanted) or before.differentiable
         for step in reversed(range(before.steps)):
@@ -107,7 +107,7 @@ class Moves:
     def _product(self, part: Part, step: int, *, last: bool, values: bool, way: Way) -> None:
         """One pass over all batches."""
         number = self.plan.schedule_of[part.hop + step]
-        planned, first = self.plan.schedules[number], part.ports[part.sources[part.first]].width
+        planned, first = self.plan.schedules[number], part.aggregated.width
         widths = self._source_widths(part, step)
         grads = [width for width, wanted in widths if wanted]
         read, given = sum(width for width, _ in widths), sum(grads)
@@ -121,7 +121,7 @@ class Moves:
                 Operation(
                     kind="transfer",
                     tag="edges",
-                    bytes_received=self.edge_bytes(layout_of(part.question), planned, batch, missing, way),
+                    bytes_received=self.edge_bytes(layout_of(part.op), planned, batch, missing, way),
                 )
             )
             if values:
@@ -130,7 +130,7 @@ class Moves:
                 self._exchange(batch.serve_counts, batch.fetch_counts, read)
             if values and not kept:
                 self._aggregate(edges * first)
-            if backward and part.differentiable and (grads or not part.linear):
+            if backward and part.differentiable and (grads or not part.op.linear):
                 self._aggregate(edges * first)
             if backward and grads:
                 self._exchange(batch.give_counts, batch.take_counts, given)
@@ -141,7 +141,7 @@ class Moves:
                 self._store("gradients", rows * sum(part.ports[port].width for port in targets))
 
     def edge_bytes(self, layout: Layout, planned: HopSchedule, batch: Batch, missing: int, way: Way) -> int:
-        """The bytes of a batch's edges as they stand for a question."""
+        """The bytes of a batch's edges as they are stored for an aggregate."""
         index, rows = planned.hop.block.indices.itemsize, batch.targets.stop - batch.targets.start
         edges = batch.edges.stop - batch.edges.start + (missing if layout == "looped" else 0)
         sources = planned.schedule.num_slots + (rows if layout == "whole" else 0)
@@ -149,7 +149,7 @@ class Moves:
 
     def _source_widths(self, part: Part, step: int) -> list[tuple[int, bool]]:
         """Of the rows that a product reads at sources, each once, their width and whether they have a gradient."""
-        ports = {port for name, port in part.sources.items() if not step or name != part.first}
+        ports = {port for name, port in part.sources.items() if not step or name != part.op.first}
         found = [(part.ports[port].width, part.ports[port].differentiable) for port in ports]
         return [*found, (part.width, part.differentiable)] if step else found
 
@@ -158,7 +158,7 @@ class Moves:
             self.made.append(all_reduce("statistics", part.width, self.sizes.itemsize, self.sizes.size))
 
     def _answer_width(self, part: Part) -> int:
-        return part.width if part.is_product else 0
+        return part.width if part.aggregates else 0
 
     def num_rows(self, hop: int) -> int:
         """How many rows this rank has before an aggregate, or, behind the last one, in the end."""

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.chunks.keeping import can_be_kept
 from weft.chunks.passes import Pass
 from weft.chunks.placed import PlacedChunks
 from weft.chunks.program import Part, Rehearsal
@@ -88,7 +87,7 @@ class OffloadPlan(Plan):
                 f"strategy offload makes {asked} products over the edges, and the model's layers {foreseen}: give a "
                 "layer that maps rows alone as weft.nn.RowLayer, and each product a layer of its own"
             )
-        products = (part for part in self.programs[True].parts if part.is_product and not part.constant)
+        products = (part for part in self.programs[True].parts if part.aggregates and not part.constant)
         self.kept = frozenset(part.hop for part in products if self._keeps(part))
         self.miniature = Miniature(work.graph, work.model, self._place_small)
         self._decisions: dict[str, Any] | None = decisions
@@ -153,14 +152,14 @@ class OffloadPlan(Plan):
         read; made again, each edge reads a row on the device, and of a sum, which needs no rows otherwise, every source
         comes from the host at least once.
         """
-        wanted, linear, stats = self.options.intermediates, part.linear, self.work.stats
-        if wanted == "recompute" or not can_be_kept(part.question) or (linear and not part.needs_answer):
+        wanted, linear, stats = self.options.intermediates, part.op.linear, self.work.stats
+        if wanted == "recompute" or not part.op.can_save or (linear and not part.needs_answer):
             return False
         if not linear and part.steps > 1:
             return False
         if wanted == "keep" or part.steps > 1:
             return True
-        width = part.ports[part.sources[part.first]].width
+        width = part.aggregated.width
         by_edge = 1 if linear else ATTENTION_COST
         again = (linear * stats.num_vertices + by_edge * stats.num_edges / NOMINAL_RATES.inplace) * width
         return 2 * stats.num_vertices * part.kept_width <= again
@@ -197,7 +196,7 @@ class OffloadPlan(Plan):
             )
 
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
-        raise NotImplementedError(f"offload's trace is of chunks, not of {op.kind} on rank {rank}")
+        raise NotImplementedError(f"offload's trace is of chunks, not of {op.op} on rank {rank}")
 
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
         return self._trace(rank, self.chunks(rank), training=training)

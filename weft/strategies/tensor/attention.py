@@ -5,12 +5,13 @@ Columns are dealt evenly and may cut a head; every rank that holds a column of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 from weft.comm import Layout, count_shared, even_bounds
 from weft.comm.exchange import Range
+from weft.nn import AttendEdges, EdgeSoftmax
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,27 @@ class AttentionPlan:
     logit_width: int
     left_apart: bool
     may_sum: bool = True
+
+    @classmethod
+    def of(cls, op: EdgeSoftmax, *, num_vertices: int, num_edges: int, size: int, may_sum: bool) -> AttentionPlan:
+        """That of an attention with all columns of every head."""
+        return cls(
+            num_vertices=num_vertices,
+            num_edges=num_edges,
+            size=size,
+            width=op.bounds[-1],
+            heads=op.heads,
+            logit_width=op.logit_width,
+            left_apart=op.beside_width > 0,
+            may_sum=may_sum,
+        )
+
+    def share(self, op: EdgeSoftmax, rank: int) -> EdgeSoftmax:
+        """The attention on the columns that a rank holds, logits made of columns apart."""
+        bounds = tuple(self.bounds(rank))
+        if isinstance(op, AttendEdges):
+            return replace(op, bounds=bounds, logit_bounds=tuple(self.logit_bounds(rank)), apart=True)
+        return replace(op, bounds=bounds)
 
     @cached_property
     def rows(self) -> tuple[int, ...]:

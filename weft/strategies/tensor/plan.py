@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.chunks.bounds import WorkingSet, cut_to_fit
+from weft.chunks.bounds import cut_to_fit
 from weft.chunks.columns import ChunkedGraph, Chunking
-from weft.chunks.work import Attend, AttendPairs, MeanByPair, Multiply, Work, working_set
 from weft.comm import (
     Group,
     Layout,
@@ -32,8 +31,18 @@ from weft.comm import (
 from weft.core.errors import InputError
 from weft.core.native import count_parts
 from weft.cost import Operation, all_reduce
-from weft.data import Adjacency
-from weft.nn import GraphOperation, GraphView, PairMaps, Pairs, Product, UnitCost, logits_of_pairs
+from weft.nn import (
+    Aggregate,
+    ByRelation,
+    EdgeSoftmax,
+    GraphOperation,
+    GraphView,
+    OwnRelationRows,
+    Rows,
+    Total,
+    UnitCost,
+    WorkingSet,
+)
 from weft.strategies.base import Options, Placed, Plan
 from weft.strategies.tensor.attention import AttentionPlan
 
@@ -56,125 +65,71 @@ class TensorView(GraphView):
     def row_ids(self) -> Tensor:
         return self.topology.ids[self.home.rows]
 
-    def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
-        plan = self._plan(h, logit_src.shape[1], logit_src.shape[1], left_apart=True)
-        bounds = plan.bounds(self.home.group.rank)
-        if self.home.chunked:
-            return self._by_chunks(plan, Attend(tuple(bounds), slope), (h, logit_src, logit_dst), steps)
-        h_Nf, logit_src, logit_dst = self._deal(plan, h, logit_src, logit_dst)
-        y_Nf = self._attention(h_Nf, logit_src, logit_dst, bounds, slope, steps, self.topology)
-        return self._gather(y_Nf, h.shape[1])
-
-    def attend_pairs(
-        self,
-        h: Tensor,
-        left: Tensor | None,
-        right: Tensor,
-        attention: Tensor,
-        *,
-        edge_map: Tensor | None = None,
-        slope: float,
-        steps: int = 1,
-    ) -> Tensor:
-        group = self.home.group
-        plan = self._plan(h, len(attention), right.shape[1], left_apart=left is not None)
-        start, stop = plan.logit_columns(sums=plan.sums)[group.rank]
-        bounds, logit_bounds = plan.bounds(group.rank), plan.logit_bounds(group.rank)
-        vector, edge_map = attention.reshape(-1)[start:stop], None if edge_map is None else edge_map[:, start:stop]
-        parts = (h, right) if left is None else (h, left, right)
-        if self.home.chunked:
-            work = AttendPairs(tuple(bounds), tuple(logit_bounds), slope)
-            return self._by_chunks(plan, work, parts, steps, vector, edge_map)
-        if left is None:
-            left_Nc, right_Nc = self._deal(plan, *parts)
-            first, last = plan.columns[group.rank]
-            h_Nf = left_Nc[:, first - start : last - start]
-        else:
-            h_Nf, left_Nc, right_Nc = self._deal(plan, *parts)
-        logits = logits_of_pairs(self.topology, left_Nc, right_Nc, vector, edge_map, logit_bounds, slope)
-        if plan.sums:
-            logits = sum_shared(logits, plan.held, group)
-        return self._gather(self._attend_edges(h_Nf, logits, bounds, steps, self.topology), h.shape[1])
-
     def total(self, x: Tensor) -> Tensor:
         return sum_over_ranks(x.sum(0), self.home.group, tag="statistics")
 
-    def _propagate(self, x: Tensor, product: Product) -> Tensor:
-        home, width = self.home, x.shape[1]
-        layout = column_layout(home.bounds, width)
-        if home.chunked:
-            kind = ProductKind(width, weighted=product.weighted, maximum=product.reduce == "max")
-            return self._chunked(x, Multiply(product._replace(steps=1)), kind, layout, product.steps)
-        return cols_to_rows(self._product(self._columns(x, layout), product, self.topology), layout, home.group)
-
     @property
-    def pairs(self) -> PairMaps:
+    def relation_rows(self) -> OwnRelationRows:
         home = self.home
-        return home.chunked.chunking.pairs(home.group.rank, home.group.size).home if home.chunked else home.pairs
+        if home.chunked:
+            return home.chunked.chunking.relations(home.group.rank, home.group.size).home
+        return self.topology.relation_rows
 
-    def _relate(self, x: Tensor) -> Tensor:
-        """Back come the rows of the pairs of this rank's vertices."""
-        home, width = self.home, x.shape[1]
+    def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+        if isinstance(op, EdgeSoftmax):
+            return self._attend(op, rows, steps)
+        home, x = self.home, rows[op.first]
+        width, split = x.shape[1], self.origin(x) == "rows"
         layout = column_layout(home.bounds, width)
         if home.chunked:
-            return self._chunked(x, MeanByPair(), ProductKind(width, relates=True), layout)
-        z_Mf = self._mean_by_pair(self._columns(x, layout), home.pairs)
-        return cols_to_rows(z_Mf, column_layout(home.pairs.bounds, width), home.group)
+            x, needs = x if split else self._columns(x, layout), home.needs(op, width)
+            return home.chunked.aggregate(x, op, needs, layout if split else None, layout, steps=steps)
+        y = self._run(op, {op.first: self._columns(x, layout)}, steps, self.topology)
+        leaving = column_layout(self.topology.relation_rows.bounds, width) if isinstance(op, ByRelation) else layout
+        return cols_to_rows(y, leaving, home.group)
 
-    def _chunked(self, x: Tensor, work: Work, kind: ProductKind, layout: Layout, steps: int = 1) -> Tensor:
-        """A product chunk by chunk, of rows, or of features, whose columns are here."""
-        home, split = self.home, self.origin(x) == "rows"
-        assert home.chunked
-        x = x if split else self._columns(x, layout)
-        return home.chunked.product(x, work, home.needs(kind), layout if split else None, layout, steps=steps)
+    def _attend(self, op: EdgeSoftmax, rows: Rows, steps: int) -> Tensor:
+        home, rank, width = self.home, self.home.group.rank, rows[op.first].shape[1]
+        plan = AttentionPlan.of(
+            op,
+            num_vertices=self.num_vertices,
+            num_edges=self.topology.adjacency.num_edges,
+            size=home.group.size,
+            may_sum=home.chunked is None,
+        )
+        start, stop = plan.logit_columns(sums=plan.sums)[rank]
+        shared = {name: rows[name][..., start:stop] for name in op.shared}
+        mine, leaving = plan.share(op, rank), column_layout(home.bounds, width)
+        packed = [rows[name] for name in (*op.source, *op.target)]
+        if home.chunked:
+            own = plan.own_columns(rank)
+            return home.chunked.aggregate(
+                torch.cat(packed, 1),
+                mine,
+                home.needs(op, width),
+                plan.layout(sums=False),
+                leaving,
+                steps=steps,
+                own=own,
+                extra=slice(own.stop if op.beside_width else 0, None),
+                shared=shared,
+            )
+        layout = plan.layout(sums=plan.sums)
+        widths = [last - first for first, last in layout.columns[rank]]
+        dealt = [part.contiguous() for part in rows_to_cols(torch.cat(packed, 1), layout, home.group).split(widths, 1)]
+        if not op.beside_width:
+            first, last = plan.columns[rank]
+            dealt.insert(0, dealt[0][:, first - start : last - start])
+        prepared = mine.prepare(self.topology, dict(zip((*mine.source, *mine.target), dealt, strict=True)) | shared)
+        if plan.sums:
+            prepared["logits"] = sum_shared(prepared["logits"], plan.held, home.group)
+        return cols_to_rows(self._run(mine, prepared, steps, self.topology), leaving, home.group)
 
     def _columns(self, x: Tensor, layout: Layout) -> Tensor:
         """This rank's columns of all rows, from its rows; those of features are here."""
         if self.origin(x) == "rows":
             return rows_to_cols(x, layout, self.home.group)
         return self._constant(x, self.home.columns, self.topology.ids, self.home.column_range.start)
-
-    def _plan(self, h: Tensor, heads: int, logit_width: int, *, left_apart: bool) -> AttentionPlan:
-        return AttentionPlan(
-            num_vertices=self.num_vertices,
-            num_edges=self.topology.adjacency.num_edges,
-            size=self.home.group.size,
-            width=h.shape[1],
-            heads=heads,
-            logit_width=logit_width,
-            left_apart=left_apart,
-            may_sum=self.home.chunked is None,
-        )
-
-    def _by_chunks(
-        self, plan: AttentionPlan, work: Work, parts: tuple[Tensor, ...], steps: int, *parameters: Tensor | None
-    ) -> Tensor:
-        """An attention chunk by chunk: of rows side by side, h first."""
-        home, own = self.home, plan.own_columns(self.home.group.rank)
-        assert home.chunked
-        kind = ProductKind(
-            plan.width, plan.heads, plan.logit_width, left_apart=plan.left_apart, by_edge=bool(parameters)
-        )
-        return home.chunked.product(
-            torch.cat(parts, 1),
-            work,
-            home.needs(kind),
-            plan.layout(sums=False),
-            column_layout(home.bounds, plan.width),
-            steps=steps,
-            own=own,
-            extra=slice(own.stop if plan.left_apart else 0, None),
-            parameters=parameters,
-        )
-
-    def _deal(self, plan: AttentionPlan, *parts: Tensor) -> list[Tensor]:
-        """Of tensors of rows side by side, this rank's columns of each."""
-        layout, group = plan.layout(sums=plan.sums), self.home.group
-        widths = [stop - start for start, stop in layout.columns[group.rank]]
-        return [part.contiguous() for part in rows_to_cols(torch.cat(parts, 1), layout, group).split(widths, 1)]
-
-    def _gather(self, y_Nf: Tensor, width: int) -> Tensor:
-        return cols_to_rows(y_Nf, column_layout(self.home.bounds, width), self.home.group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,27 +206,21 @@ class TensorPlan(Plan):
     def least_bytes(self) -> int:
         """What the largest aggregate of a single vertex has on the device of one of the ranks."""
         work = self.work
-        ops = [op for op in work.outline(self.view_type, training=True) if op.is_product]
-        needs = {self.needs(ProductKind.of(op)) for op in ops}
+        found = {(one.op, one.width) for one in work.outline(self.view_type, training=True) if one.is_aggregate}
+        needs = {self.needs(op, width) for op, width in found if isinstance(op, Aggregate)}
         return max((cut_to_fit(work.graph.in_edges, one, 0)[1] for one in needs), default=0)
 
-    def needs(self, kind: ProductKind) -> WorkingSet:
-        """What an aggregate of a chunk has on the device."""
+    def needs(self, op: Aggregate, width: int) -> WorkingSet:
+        """What an aggregate of a chunk has on the device of the rank that holds the most columns."""
         work = self.work
-        return needs_of(kind, work.graph.in_edges, self.size, work.itemsize, work.stats.num_edge_features)
+        sizes = {"itemsize": work.itemsize, "size": self.size, "num_edge_features": work.stats.num_edge_features}
+        return op.working_set(work.graph.in_edges, width, **sizes)
 
-    def attention(self, op: GraphOperation) -> AttentionPlan:
+    def attention(self, op: EdgeSoftmax) -> AttentionPlan:
         """How an attention is assigned to the ranks."""
-        return AttentionPlan(
-            num_vertices=self.work.stats.num_vertices,
-            num_edges=self.work.stats.num_edges,
-            size=self.size,
-            width=op.width,
-            heads=op.heads,
-            logit_width=op.logit_width,
-            left_apart=op.left_apart,
-            may_sum=self.chunking is None,
-        )
+        stats, may_sum = self.work.stats, self.chunking is None
+        sizes = {"num_vertices": stats.num_vertices, "num_edges": stats.num_edges, "size": self.size}
+        return AttentionPlan.of(op, **sizes, may_sum=may_sum)
 
     def explain(self, plan: AttentionPlan) -> str:
         """The way that logits take, and what each way would send."""
@@ -280,12 +229,12 @@ class TensorPlan(Plan):
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         """Columns, aggregate, rows, by section 3.2's formulas, chunk by chunk."""
         size, itemsize = self.size, self.work.itemsize
-        if op.kind == "total":
+        if isinstance(op.op, Total):
             return [all_reduce("statistics", op.width, itemsize, size)] if size > 1 else []
-        if op.kind == "embed":
+        if op.op == "embed":
             return []
         widths = [stop - start for start, stop in pairwise(even_bounds(op.width, size))]
-        plan = self.attention(op) if op.kind == "attend" else None
+        plan = self.attention(op.op) if isinstance(op.op, EdgeSoftmax) else None
         packed = [plan.layout(sums=plan.sums).width(one) for one in range(size)] if plan else widths
         again = self.chunking is not None and self.chunking.limit is not None and not op.linear
         made: list[Operation] = []
@@ -309,12 +258,13 @@ class TensorPlan(Plan):
         if chunking is None:
             own = self.row_bounds[rank + 1] - self.row_bounds[rank]
             leaving = everything = RowCounts(own, stats.num_vertices - own)
-            if op.kind == "relate":
+            if isinstance(op.op, ByRelation):
                 leaving = RowCounts(self.relation_rows[rank], sum(self.relation_rows) - self.relation_rows[rank])
             return [(everything, stats.num_edges, leaving)]
-        needs = self.needs(ProductKind.of(op))
-        chunks = chunking.chunks(needs)
-        crossing = chunking.crossing(chunks, chunking.pairs(rank, size) if needs.relates else None, rank, size)
+        assert isinstance(op.op, Aggregate)
+        chunks = chunking.chunks(self.needs(op.op, op.width))
+        relations = chunking.relations(rank, size) if isinstance(op.op, ByRelation) else None
+        crossing = chunking.crossing(chunks, relations, rank, size)
         ends = zip(crossing.arrivals, chunks, crossing.departures, strict=True)
         return [(RowCounts.of(coming), chunk.block.num_edges, RowCounts.of(going)) for coming, chunk, going in ends]
 
@@ -336,14 +286,15 @@ class PlacedTensor(Placed):
         super().__init__(plan, group, rows, seed=seed)
         columns = even_bounds(self.graph.num_features, group.size)
         self.bounds, self.column_range = plan.row_bounds, range(columns[group.rank], columns[group.rank + 1])
+        self.topology.target_parts = self.bounds, group.rank
         self.chunked: ChunkedGraph | None = None
         if plan.chunking is not None:
             device = torch.device(plan.options.device) if plan.options.device else group.device
             self.chunked = ChunkedGraph(self.topology, plan.chunking, group, device)
 
-    def needs(self, kind: ProductKind) -> WorkingSet:
+    def needs(self, op: Aggregate, width: int) -> WorkingSet:
         """What an aggregate of a chunk has on the device."""
-        return self.plan.needs(kind)
+        return self.plan.needs(op, width)
 
     @cached_property
     def columns(self) -> Tensor:
@@ -352,11 +303,6 @@ class PlacedTensor(Placed):
         held = self.graph.x[:, self.column_range.start : self.column_range.stop]
         return held.to(self.group.device, self.work.dtype).contiguous()
 
-    @cached_property
-    def pairs(self) -> Pairs:
-        """The pairs of vertex and relation, by the rank that answers for the vertex."""
-        return self.topology.pairs_of(self.bounds, self.group.rank)
-
     def view(self, stage: int, view_key: int) -> GraphView:
         del stage
         return TensorView(self, view_key)
@@ -364,55 +310,8 @@ class PlacedTensor(Placed):
     def describe(self) -> dict[str, Any]:
         plan = self.plan
         ops = self.work.outline(plan.view_type, training=False) if self.group.size > 1 else ()
-        how = [plan.explain(plan.attention(op)) for op in ops if op.kind == "attend"]
+        how = [plan.explain(plan.attention(one.op)) for one in ops if isinstance(one.op, EdgeSoftmax)]
         return {"attention": how} if how else {}
-
-
-class ProductKind(NamedTuple):
-    """What of a product decides how much memory it takes."""
-
-    width: int
-    heads: int = 0
-    logit_width: int = 0
-    left_apart: bool = False
-    by_edge: bool = False
-    weighted: bool = False
-    maximum: bool = False
-    relates: bool = False
-
-    @classmethod
-    def of(cls, asked: GraphOperation) -> ProductKind:
-        """That of a product that a model asks for."""
-        return cls(
-            asked.width,
-            asked.heads,
-            asked.logit_width,
-            asked.left_apart,
-            asked.by_edge,
-            asked.weighted,
-            asked.reduce == "max",
-            asked.kind == "relate",
-        )
-
-
-def needs_of(kind: ProductKind, adjacency: Adjacency, size: int, itemsize: int, num_edge_features: int) -> WorkingSet:
-    """What a product of a chunk has on the device of the rank that holds the most columns."""
-    share, heads, logit_width = -(-kind.width // size), 0, 0
-    if kind.heads:
-        heads = min(kind.heads, (share - 1) // (kind.width // kind.heads) + 2)  # it may begin and end within heads
-        logit_width = kind.logit_width // kind.heads * heads
-    return working_set(
-        adjacency,
-        width=share,
-        heads=heads,
-        logit_width=logit_width,
-        num_edge_features=num_edge_features if kind.by_edge else 0,
-        by_edge=kind.by_edge,
-        itemsize=itemsize,
-        weighted=kind.weighted and adjacency.weight is not None,
-        maximum=kind.maximum,
-        relates=kind.relates,
-    )
 
 
 class RowCounts(NamedTuple):

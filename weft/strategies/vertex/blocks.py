@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.comm import Halo, Parts, split_product, sum_over_ranks
-from weft.nn import GraphView, Product, SubTopology, UnitCost, even_heads, logits_of_pairs
+from weft.nn import Aggregate, GraphView, Rows, SubTopology, Sum, UnitCost
 from weft.partition import Dependencies, Hop
 from weft.strategies.base import Placed
 from weft.strategies.vertex.embedded import EmbeddedHalo
@@ -31,7 +31,7 @@ class Block(SubTopology):
         super().__init__(adjacency, sources, sources[: adjacency.num_targets], home.topology)
         self.num_relations = len(home.graph.relations)
         self.hop, self.home, self.halo = hop, home, halo
-        self._parts: dict[Product, Parts] = {}
+        self._parts: dict[Sum, Parts] = {}
         self._places: dict[Block, Tensor] = {}
 
     @cached_property
@@ -49,20 +49,20 @@ class Block(SubTopology):
         features = self.home.topology.edge_features_at(self.hop.edge_ids)
         return None if features is None else features.to(self.device)
 
-    def parts(self, product: Product, dtype: torch.dtype) -> Parts:
-        """The product in parts: over the inputs, and over what each rank sends."""
-        if product not in self._parts:
+    def parts(self, op: Sum, dtype: torch.dtype) -> Parts:
+        """A sum in parts: over the inputs, and over what each rank sends."""
+        if op not in self._parts:
             group, savings = self.home.group, self.home.work.savings
             ring = [(group.rank - step) % group.size for step in range(1, group.size)]
-            self._parts[product] = split_product(
+            self._parts[op] = split_product(
                 self.adjacency,
                 self.hop.num_inputs,
                 self.hop.received,
-                self.scale(product, dtype),
-                weighted=product.weighted,
+                self.scale(op.norm, op.weighted, dtype),
+                weighted=op.weighted and self.has_weight,
                 by_rank=ring if savings.ring else (),
             )
-        return self._parts[product]
+        return self._parts[op]
 
     def all_sources(self, x: Tensor) -> Tensor:
         """The rows of all sources, from those of the inputs."""
@@ -109,44 +109,6 @@ class BlockView(GraphView):
         num_targets = len(self.blocks[-1].targets) if self.blocks else len(x)
         return x if len(x) == num_targets else x[:num_targets]
 
-    def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
-        bounds = even_heads(h, logit_src)
-        first = self.blocks[0]
-        packed = first.all_sources(torch.cat([h, logit_src], 1))
-        h, logits = (part.contiguous() for part in packed.split([h.shape[1], logit_src.shape[1]], 1))
-        for step, block in enumerate(self.blocks[:steps]):
-            h = block.all_sources(h) if step else h
-            logit_src = logits if block is first else logits.index_select(0, block.places_in(first))
-            h = self._attention(h, logit_src, logit_dst[: len(block.targets)], bounds, slope, 1, block)
-        return h
-
-    def attend_pairs(
-        self,
-        h: Tensor,
-        left: Tensor | None,
-        right: Tensor,
-        attention: Tensor,
-        *,
-        edge_map: Tensor | None = None,
-        slope: float,
-        steps: int = 1,
-    ) -> Tensor:
-        first, vector = self.blocks[0], attention.reshape(-1)
-        if left is None:
-            h = left = first.all_sources(h)
-        else:
-            packed = first.all_sources(torch.cat([h, left], 1))
-            h, left = (part.contiguous() for part in packed.split([h.shape[1], left.shape[1]], 1))
-        bounds = even_heads(left, attention.t())
-        for step, block in enumerate(self.blocks[:steps]):
-            h = block.all_sources(h) if step else h
-            if step == 0 or block is not self.blocks[step - 1]:
-                own = left if block is first else left.index_select(0, block.places_in(first))
-                dst = right[: len(block.targets)]
-                logits = logits_of_pairs(block, own, dst, vector, edge_map, bounds, slope)
-            h = self._attend_edges(h, logits, even_heads(h, logits), 1, block)
-        return h
-
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         (block,) = self.blocks
         return self._sources(x, block, once=False), block.edge_index, len(block.targets)
@@ -157,19 +119,43 @@ class BlockView(GraphView):
     def total(self, x: Tensor) -> Tensor:
         return sum_over_ranks(x[: self._num_own].sum(0), self.home.group, tag="statistics")
 
-    def _propagate(self, x: Tensor, product: Product) -> Tensor:
-        one, once = product._replace(steps=1), self.origin(x) == "inputs" and self.inputs.savings.reuse
-        for block in self.blocks[: product.steps]:
-            if block.halo is None or product.reduce == "max" or self.origin(x) != "rows":
-                x = self._product(self._sources(x, block, once=once), one, block)
-            else:
-                x = block.halo.product(x, block.parts(one, x.dtype))
+    def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+        x = rows[op.first]
+        if not op.plain:
+            return self._aggregate_several(op, rows, steps)
+        once = self.origin(x) == "inputs" and self.inputs.savings.reuse
+        for block in self.blocks[:steps]:
+            if isinstance(op, Sum) and block.halo is not None and self.origin(x) == "rows":
+                x = block.halo.product(x, block.parts(op, x.dtype))
                 self._count(x, block, 1)
+            else:
+                x = self._run(op, {op.first: self._sources(x, block, once=once)}, 1, block)
         return x
 
-    def _relate(self, x: Tensor) -> Tensor:
-        once = self.origin(x) == "inputs" and self.inputs.savings.reuse
-        return super()._relate(self._sources(x, self.blocks[0], once=once))
+    def _aggregate_several(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+        """Of several tensors, those of sources side by side on the network, and once for all steps."""
+        first, names = self.blocks[0], op.source
+        packed = torch.cat([rows[name] for name in names], 1) if len(names) > 1 else rows[names[0]]
+        packed = first.all_sources(packed)
+        brought = packed.split([rows[name].shape[1] for name in names], 1)
+        found = dict(zip(names, (one.contiguous() for one in brought), strict=True))
+        op, rows = op.stepwise({**rows, **found})
+        x, before, prepared = rows[op.first], first, op.prepare(first, self._rows_at(first, op, rows))
+        for step, block in enumerate(self.blocks[:steps]):
+            x = block.all_sources(x) if step else x
+            if block is not before:
+                before, prepared = block, op.prepare(block, self._rows_at(block, op, {**rows, op.first: x}))
+            x = self._run(op, {**prepared, op.first: x}, 1, block)
+        return x
+
+    def _rows_at(self, block: Block, op: Aggregate, rows: Rows) -> Rows:
+        """A block's rows, from those of the first one's sources; what is aggregated is the block's already."""
+        first, num_targets = self.blocks[0], len(block.targets)
+        found = {name: rows[name][:num_targets] for name in op.target}
+        for name in op.source:
+            known = block is first or name == op.first
+            found[name] = rows[name] if known else rows[name].index_select(0, block.places_in(first))
+        return {**found, **{name: rows[name] for name in op.shared}}
 
     def _sources(self, x: Tensor, block: Block, *, once: bool) -> Tensor:
         """The rows of all sources of a block, from those of its inputs; `once`: constant ones need not be kept."""

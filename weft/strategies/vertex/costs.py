@@ -30,7 +30,7 @@ def level_costs(
     """
     itemsize, stats = work.itemsize, work.stats
     num_features = stats.num_features or stats.typed.mean_width
-    embedded = sum(asked.share * asked.width * directions(asked) for asked in operations if asked.kind == "embed")
+    embedded = sum(asked.share * asked.width * directions(asked) for asked in operations if asked.op == "embed")
     num_levels = max((asked.hops.stop for asked in operations), default=0)
     costs = torch.zeros(num_levels, 5, dtype=torch.float64)
     widths = [num_features / 2] + [0.0] * num_levels  # features have no gradient
@@ -63,12 +63,12 @@ def is_fetched(asked: GraphOperation, hop: int) -> bool:
 
 def fetched_width(asked: GraphOperation, hop: int) -> int:
     """Numbers of a fetched row: its columns, and once what logits need of a source besides, which serve all steps."""
-    return asked.width + (asked.logit_width if asked.left_apart and hop == asked.hop else 0)
+    return asked.width + (asked.beside_width if hop == asked.hop else 0)
 
 
 def edge_width(asked: GraphOperation, hop: int) -> int:
     """Columns that a product reads by edge, and once those of logits that need both ends."""
-    return asked.width + (0 if asked.left_apart or hop > asked.hop else asked.logit_width)
+    return asked.width + (asked.logit_width - asked.beside_width if hop == asked.hop else 0)
 
 
 def directions(asked: GraphOperation) -> int:

@@ -19,7 +19,7 @@ from weft.comm import Group, Halo, Route, make_route
 from weft.core.errors import InputError
 from weft.cost import Operation, all_reduce
 from weft.data import Graph
-from weft.nn import GraphOperation, GraphView, Topology, embeddings, is_embedded
+from weft.nn import GraphOperation, GraphView, Topology, Total, embeddings, is_embedded
 from weft.partition import Caching, Dependencies, Hop, make_dependencies, range_parts
 from weft.strategies.base import Options, Placed, Plan, whole_topology
 from weft.strategies.vertex.blocks import Block, BlockView, SameRowsView
@@ -134,19 +134,16 @@ class VertexPlan(Plan):
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         """For every block a halo, where rows are not constant and some are missing, and an aggregate."""
         itemsize = self.work.itemsize
-        if op.kind == "total":
+        if isinstance(op.op, Total):
             return [all_reduce("statistics", op.width, itemsize, self.size)] if self.size > 1 else []
         made = []
-        if (
-            op.kind == "embed"
-            and (embedded := embedded_stats(self.work.graph, self.everyone, rank, self.part)).exchanged
-        ):
+        if op.op == "embed" and (embedded := embedded_stats(self.work.graph, self.everyone, rank, self.part)).exchanged:
             made.append(exchanged(embedded, op.width * itemsize))
         blocks = self.blocks(rank) if op.hops else []
         for number in op.hops:
             if blocks[number].exchanged and is_fetched(op, number):
                 made.append(exchanged(blocks[number], fetched_width(op, number) * itemsize))
-            if op.is_product:
+            if op.is_aggregate:
                 made.append(Operation(kind="aggregate", edges=blocks[number].num_edges * op.width))
         return made
 

@@ -16,10 +16,12 @@ from weft.core.errors import InputError, RunError
 from weft.cost import NOMINAL_RATES, Machine, Rates
 from weft.data import Adjacency
 from weft.nn import (
+    Aggregate,
+    ByRelation,
     GraphOperation,
     GraphView,
     Inputs,
-    Product,
+    Rows,
     Topology,
     UnitCost,
     Workload,
@@ -44,11 +46,7 @@ class ProbeView(GraphView):
 
 
 class RowsOnly(ProbeView):
-    """Leaves out every product."""
-
-    def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
-        del slope, steps
-        return h + 0 * (logit_src.sum() + logit_dst.sum())
+    """Leaves out every aggregate."""
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         return x, torch.empty(2, 0, dtype=torch.int64, device=x.device), len(x)
@@ -63,12 +61,14 @@ class RowsOnly(ProbeView):
         weight = super().edge_weight
         return None if weight is None else weight[:0]
 
-    def _propagate(self, x: Tensor, product: Product) -> Tensor:
-        del product
+    def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+        del steps
+        x = rows[op.first]
+        if isinstance(op, ByRelation):
+            return x.index_select(0, self.relation_rows.targets)
+        for name, beside in rows.items():  # gradients flow to all
+            x = x if name == op.first else x + 0 * beside.sum()
         return x
-
-    def _relate(self, x: Tensor) -> Tensor:
-        return x.index_select(0, self.pairs.targets)
 
 
 def probe(work: Workload, group: Group) -> Machine:

@@ -1,4 +1,4 @@
-"""Pairs (vertex, relation): the rows that typed edges are aggregated to, and their way back to the vertices."""
+"""Relation rows, of a vertex and a relation each: what typed edges are aggregated to, and the way to the vertices."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from weft.nn.dense import linear
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairMaps:
-    """The pairs of the n vertices at home, by relation and then vertex, and their way to the vertices.
+class OwnRelationRows:
+    """The m relation rows of the n vertices at home, by relation and then vertex, and their way to the vertices.
 
-    counts: how many pairs there are of each relation. sums: the edges from the pairs, m sources, to the n targets.
+    counts: how many there are of each relation. sums: the edges from them, m sources, to the n targets.
     """
 
     counts: tuple[int, ...]
@@ -26,12 +26,12 @@ class PairMaps:
 
     @cached_property
     def targets(self) -> Tensor:
-        """The vertex of each pair at home: int64 [m]."""
+        """The vertex of each row at home: int64 [m]."""
         source, target = self.sums.edges()
         return target[source.argsort()]
 
     def map(self, z: Tensor, weight: Tensor) -> Tensor:
-        """The sum over a vertex's pairs of `z_(v,r) W_r`: z [m, B i], weight [R, B, i, o] -> [n, B o].
+        """The sum over a vertex's relation rows of `z_(v,r) W_r`: z [m, B i], weight [R, B, i, o] -> [n, B o].
 
         W_r is block-diagonal, with B blocks of i x o.
         """
@@ -40,13 +40,13 @@ class PairMaps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs(PairMaps):
-    """The M pairs of a vertex and a relation by which it has an in-edge: by part of the vertices, relation, vertex.
+class RelationRows(OwnRelationRows):
+    """The M rows of a vertex and a relation by which it has an in-edge: by part of the vertices, relation, vertex.
 
-    Each part is a range of the targets; one of them is at home here, with m pairs. So there are never more rows than
+    Each part is a range of the targets; one of them is at home here, with m rows. So there are never more rows than
     edges, those of a relation lie side by side, and those of a part do.
 
-    in_edges: of all pairs, from s sources to M targets. bounds: where the pairs of each part begin.
+    in_edges: of all rows, from s sources to M targets. bounds: where the rows of each part begin.
     """
 
     in_edges: Adjacency
@@ -55,8 +55,8 @@ class Pairs(PairMaps):
     @classmethod
     def of(
         cls, adjacency: Adjacency, edge_type: Tensor, num_relations: int, bounds: Sequence[int] = (), home: int = 0
-    ) -> Pairs:
-        """The pairs of edges [E] with these types [E]; bounds: of the parts of the targets; none: all are one part."""
+    ) -> RelationRows:
+        """The rows of edges [E] with these types [E]; bounds: of the parts of the targets; none: all are one part."""
         device, num_targets = adjacency.device, adjacency.num_targets
         ends = torch.tensor(bounds[1:] or [num_targets])
         target = torch.arange(num_targets).repeat_interleave(adjacency.degree.cpu(), output_size=adjacency.num_edges)
@@ -86,14 +86,10 @@ class Pairs(PairMaps):
             sums=sums.to(device),
         )
 
-    def mean(self, x: Tensor) -> Tensor:
-        """The mean of x [s, F] over the in-edges of every pair: [M, F]."""
-        return spmm(self.in_edges, x, scale=mean_scale(self.in_edges, x.dtype))
-
 
 @dataclass(frozen=True, kw_only=True)
-class PairRows:
-    """The M pairs of all vertices by vertex and then relation, so that those of a range of vertices are a range.
+class RelationIndex:
+    """The M relation rows of all vertices by vertex and then relation: those of a range of vertices are a range.
 
     starts: int64 [N + 1], where those of each vertex begin. vertex, relation: int64 [M].
     """
@@ -103,8 +99,8 @@ class PairRows:
     relation: Tensor
 
     @classmethod
-    def of(cls, adjacency: Adjacency, edge_type: Tensor, num_relations: int) -> PairRows:
-        """The pairs of a graph's edges [E] with these types [E]."""
+    def of(cls, adjacency: Adjacency, edge_type: Tensor, num_relations: int) -> RelationIndex:
+        """The rows of a graph's edges [E] with these types [E]."""
         target = torch.arange(adjacency.num_targets).repeat_interleave(adjacency.degree.cpu())
         key = (target * num_relations + edge_type.cpu()).unique()
         vertex = key // num_relations
@@ -112,18 +108,18 @@ class PairRows:
         return cls(starts=starts, vertex=vertex, relation=key % num_relations)
 
     def span(self, vertices: slice) -> slice:
-        """The pairs of a range of vertices."""
+        """The rows of a range of vertices."""
         return slice(int(self.starts[vertices.start]), int(self.starts[vertices.stop]))
 
     def in_edges(self, block: Adjacency, vertices: slice, edge_type: Tensor, num_relations: int) -> Adjacency:
-        """A block's edges [e] of these types [e], into the pairs of its targets, which are a range of vertices."""
+        """A block's edges [e] of these types [e], into the rows of its targets, which are a range of vertices."""
         span = self.span(vertices)
         known = (self.vertex[span] - vertices.start) * num_relations + self.relation[span]
         source, target = block.edges()
-        pair = torch.searchsorted(known, target * num_relations + edge_type.cpu())
-        return Adjacency.from_edges(source, pair, num_sources=block.num_sources, num_targets=len(known))
+        row = torch.searchsorted(known, target * num_relations + edge_type.cpu())
+        return Adjacency.from_edges(source, row, num_sources=block.num_sources, num_targets=len(known))
 
-    def at_home(self, rank: int, size: int, num_relations: int) -> tuple[PairMaps, Tensor]:
+    def at_home(self, rank: int, size: int, num_relations: int) -> tuple[OwnRelationRows, Tensor]:
         """Those of the vertices rank, rank + size, ..., and where each stands among them: int64 [M], -1 elsewhere."""
         own = (self.vertex % size == rank).nonzero().view(-1)
         own = own[self.relation[own].argsort(stable=True)]
@@ -136,7 +132,7 @@ class PairRows:
             num_targets=len(range(rank, len(self.starts) - 1, size)),
         )
         counts = tuple(torch.bincount(self.relation[own], minlength=num_relations).tolist())
-        return PairMaps(counts=counts, sums=sums), place
+        return OwnRelationRows(counts=counts, sums=sums), place
 
 
 def mean_scale(in_edges: Adjacency, dtype: torch.dtype) -> Scale:

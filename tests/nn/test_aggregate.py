@@ -1,0 +1,176 @@
+"""Partial results over disjoint sets of edges combine to the aggregate over all of them, with its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from weft.data import Adjacency
+from weft.nn import Aggregate, Attend, AttendEdges, ByRelation, EdgePart, GraphView, Max, Rows, Sum, Topology, Total
+from weft.nn import attention as attention_module
+from weft.nn.partial import Partial
+
+HEADS, WIDTH, LOGITS, FEATURES, RELATIONS = 2, 6, 4, 3, 4
+CUT_HEADS = (0, 2, 6)
+ATTENTION = {"bounds": CUT_HEADS, "slope": 0.2}
+BY_EDGES = {**ATTENTION, "logit_bounds": (0, 1, LOGITS)}
+OPS: list[Aggregate] = [
+    Sum(),
+    Sum(weighted=True),
+    Sum(norm="mean"),
+    Sum(norm="gcn", weighted=True),
+    Max(),
+    Attend(**ATTENTION),
+    AttendEdges(**BY_EDGES),
+    AttendEdges(**BY_EDGES, has_edge_map=True),
+    AttendEdges(bounds=CUT_HEADS, slope=0.2, logit_bounds=CUT_HEADS, apart=False),
+    ByRelation(),
+]
+
+
+def topology_of(seed: int, num_vertices: int, num_edges: int) -> Topology:
+    """Random edges with weights, features and relations; duplicates, loops and vertices without any."""
+    random = torch.Generator().manual_seed(seed)
+    source, target = (torch.randint(num_vertices, (num_edges,), generator=random) for _ in range(2))
+    weight = torch.rand(num_edges, generator=random, dtype=torch.float64) + 0.5
+    sizes = {"num_sources": num_vertices, "num_targets": num_vertices}
+    edges = Adjacency.from_edges(source, target, **sizes, weight=weight)
+    features = torch.randn(num_edges, FEATURES, generator=random, dtype=torch.float64)
+    types = torch.randint(RELATIONS, (num_edges,), generator=random)
+    return Topology(edges, None, features, torch.float64, types, RELATIONS)
+
+
+def rows_of(op: Aggregate, num_vertices: int, seed: int) -> Rows:
+    """Tensors of an aggregate; those of a maximum have ties."""
+    random = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    if isinstance(op, Max):
+        rows = {"x": torch.randint(3, (num_vertices, WIDTH), generator=random).double()}
+    else:
+        rows = {name: draw(num_vertices, WIDTH) for name in ("x", "h")}
+        width = op.logit_width
+        rows |= {name: draw(num_vertices, width) for name in ("logit_src", "logit_dst", "left", "right")}
+        rows |= {"attention": draw(width), "edge_map": draw(FEATURES, width)}
+    return {name: rows[name].requires_grad_() for name in (*op.source, *op.target, *op.shared)}
+
+
+def split(topology: Topology, count: int, seed: int) -> list[EdgePart]:
+    """The edges and loops dealt at random to some parts, of which one has none where there are several."""
+    random, adjacency = torch.Generator().manual_seed(seed), topology.adjacency
+    used = max(count - 1, 1)
+    part = torch.randint(used, (adjacency.num_edges,), generator=random)
+    loops = torch.randint(used, (adjacency.num_targets,), generator=random)
+    return [EdgePart(topology, (part == one).nonzero().view(-1), loops == one) for one in range(count)]
+
+
+def combined(op: Aggregate, topology: Topology, rows: Rows, count: int, seed: int) -> Tensor:
+    return op.combine([op.partial(part, rows) for part in split(topology, count, seed)])
+
+
+def with_gradients(y: Tensor, rows: Rows) -> list[Tensor]:
+    """A result and the gradients of what it was made of."""
+    random = torch.Generator().manual_seed(0)
+    grad = torch.randn(y.shape, generator=random, dtype=y.dtype)
+    return [y, *torch.autograd.grad(y, list(rows.values()), grad)]
+
+
+def check(op: Aggregate, num_vertices: int, num_edges: int, count: int, seed: int) -> None:
+    topology, rows = topology_of(seed, num_vertices, num_edges), rows_of(op, num_vertices, seed)
+    whole = with_gradients(op.apply(topology, rows), rows)
+    parts = with_gradients(combined(op, topology, rows, count, seed), rows)
+    for name, first, second in zip(("result", *rows), whole, parts, strict=True):
+        torch.testing.assert_close(second, first, rtol=1e-12, atol=1e-12, msg=lambda said, name=name: f"{name}: {said}")
+
+
+@pytest.mark.parametrize("op", OPS, ids=str)
+@given(
+    num_vertices=st.integers(1, 12),
+    num_edges=st.sampled_from([0, 1, 7, 60]),
+    count=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=25, deadline=None)
+def test_parts_combine_to_the_whole(op: Aggregate, num_vertices: int, num_edges: int, count: int, seed: int) -> None:
+    check(op, num_vertices, num_edges, count, seed)
+
+
+def test_large_logits_do_not_overflow() -> None:
+    op = Attend(**ATTENTION)
+    topology, rows = topology_of(0, 9, 60), rows_of(op, 9, 0)
+    rows["logit_src"] = (rows["logit_src"].detach() * 2000).requires_grad_()
+    whole, parts = op.apply(topology, rows), combined(op, topology, rows, 3, 0)
+    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
+
+
+def without_rescaling(partials: Sequence[Partial], bounds: Sequence[int]) -> Tensor:
+    """Each part counts the same."""
+    del bounds
+    return torch.stack([one.values for one in partials]).mean(0)
+
+
+def by_largest_logit(topology: Topology, logits: Tensor) -> Tensor:
+    """The largest logit in place of the denominator."""
+    largest = logits.new_full((topology.adjacency.num_targets, logits.shape[1]), -torch.inf)
+    rows = topology.adjacency.edges()[1][:, None].expand(-1, logits.shape[1])
+    return largest.scatter_reduce(0, rows, logits[: len(rows)], "amax")
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("merge_softmaxes", without_rescaling), ("log_sum_exp", by_largest_logit)])
+def test_an_error_in_the_merge_is_seen(monkeypatch: pytest.MonkeyPatch, name: str, wrong: Callable[..., Any]) -> None:
+    monkeypatch.setattr(attention_module, name, wrong)
+    with pytest.raises(AssertionError, match="result"):
+        check(Attend(**ATTENTION), 9, 60, 3, 0)
+
+
+def test_of_equal_maxima_the_first_edge_has_the_gradient() -> None:
+    edges = Adjacency.from_edges(torch.arange(4), torch.zeros(4).long(), num_sources=4, num_targets=1)
+    topology, x = Topology(edges), torch.ones(4, 1, dtype=torch.float64, requires_grad=True)
+    parts = [EdgePart(topology, torch.tensor(ids), torch.ones(1).bool()) for ids in ([2, 3], [1], [0])]
+    Max().combine([Max().partial(part, {"x": x}) for part in parts]).sum().backward()
+    assert x.grad is not None
+    assert x.grad.view(-1).tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("op", [one for one in OPS if one.linear], ids=str)
+def test_the_transpose_is_the_gradient(op: Aggregate) -> None:
+    topology, rows = topology_of(1, 9, 60), rows_of(op, 9, 1)
+    y = op.apply(topology, rows)
+    grad = torch.ones_like(y)
+    torch.testing.assert_close(op.transposed(topology, grad), torch.autograd.grad(y, rows["x"], grad)[0])
+
+
+@pytest.mark.parametrize("op", [one for one in OPS if one.can_save and not one.linear], ids=str)
+def test_gradients_go_by_what_is_saved(op: Aggregate) -> None:
+    topology, rows = topology_of(1, 9, 60), rows_of(op, 9, 1)
+    result, *expected = with_gradients(op.apply(topology, rows), rows)
+    made, saved = op.apply_saving(topology, rows)
+    torch.testing.assert_close(made, result, rtol=0, atol=0)
+    grad = torch.randn(made.shape, generator=torch.Generator().manual_seed(0), dtype=made.dtype)
+    plain = {name: one.detach() for name, one in rows.items()}
+    found = op.gradients(topology, plain, made, saved, grad)
+    for name, gradient in zip(rows, expected, strict=True):
+        torch.testing.assert_close(found[name], gradient)
+
+
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_a_view_takes_the_value_and_the_words(op: Aggregate) -> None:
+    """Equal values are one aggregate, whatever words made them."""
+    assert replace(op) == op
+    assert hash(replace(op)) == hash(op)
+    topology, rows = topology_of(2, 9, 60), rows_of(op, 9, 2)
+    torch.testing.assert_close(GraphView(topology).aggregate(op, rows), op.apply(topology, rows), rtol=0, atol=0)
+
+
+def test_a_total_is_of_all_rows() -> None:
+    x = torch.arange(6.0).view(3, 2)
+    assert GraphView(topology_of(0, 3, 0)).aggregate(Total(), {"x": x}).tolist() == [6, 9]

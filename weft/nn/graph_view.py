@@ -1,0 +1,217 @@
+"""The view of one device that holds every row and every edge, on which those of strategies are built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import InputError
+from weft.core.meter import Meter
+from weft.core.random import key as make_key
+from weft.core.savings import ALL_SAVINGS, Savings
+from weft.data import Adjacency
+from weft.kernels import keyed_dropout, spmm
+from weft.nn.aggregate import Aggregate, Rows, Total, WholeLayer
+from weft.nn.dense import linear
+from weft.nn.relations import OwnRelationRows
+from weft.nn.topology import Topology
+from weft.nn.view import TypedRows, View
+
+
+class UnitCost(NamedTuple):
+    """Passes over the edges, or over the network, that one column costs a training step, by where it comes from."""
+
+    inputs: float
+    dropped: float
+    rows: float
+
+
+Origin = Literal["inputs", "dropped", "rows"]
+
+
+@dataclass(kw_only=True)
+class Inputs:
+    """The constant features of a run, and what of them needs to be computed only once.
+
+    sparse: so few are not zero that maps go by those. sparse_first: and are dearer after an aggregate.
+    kept: aggregates of the rows, by what they are and their steps.
+    typed: what there is instead, where the vertices have no features of one width; rows is [n, 0] then.
+    """
+
+    rows: Tensor | None = None
+    savings: Savings = ALL_SAVINGS
+    sparse: bool = False
+    sparse_first: bool = False
+    kept: dict[tuple[Aggregate, int], Tensor] = field(default_factory=dict)
+    typed: TypedRows | None = None
+
+    @cached_property
+    def nonzeros(self) -> Adjacency:
+        """The rows as a sparse matrix."""
+        assert self.rows is not None
+        return Adjacency.from_dense(self.rows)
+
+
+class GraphView(View):
+    """The view of one device that holds every row and every edge."""
+
+    unit_cost = UnitCost(inputs=1, dropped=1, rows=2)
+    sparse_first = True
+    """Whether the kept aggregate of constant features may be given up for maps by their nonzeros."""
+    no_block = ""
+    """Why a layer cannot have the edges themselves, where it cannot."""
+    nested = False
+    """Whether a stage may have fewer rows after its product than before it."""
+
+    def __init__(
+        self, topology: Topology, *, key: int = 0, inputs: Inputs | None = None, meter: Meter | None = None
+    ) -> None:
+        self.topology = topology
+        self.inputs = inputs or Inputs()
+        self.meter = meter or Meter()
+        self._key = key
+        self._calls = 0
+        self._dropped: Tensor | None = None
+        self._mask = (0, 0.0)
+
+    @classmethod
+    def of(
+        cls,
+        adjacency: Adjacency,
+        *,
+        edge_features: Tensor | None = None,
+        edge_type: Tensor | None = None,
+        num_relations: int = 0,
+        key: int = 0,
+    ) -> GraphView:
+        """The view that a plain script hands to a layer; edge_features [E, K] and edge_type [E] are in edge order."""
+        topology = Topology(adjacency, edge_features=edge_features, edge_type=edge_type, num_relations=num_relations)
+        return cls(topology, key=key)
+
+    @property
+    def num_vertices(self) -> int:
+        return self.topology.adjacency.num_targets
+
+    @property
+    def row_ids(self) -> Tensor:
+        """What the vertices of this rank's rows were called first, int64 [n]: dropout's masks go by it."""
+        return self.topology.ids
+
+    def aggregate(self, op: Aggregate, rows: Rows, steps: int = 1) -> Tensor:
+        x = rows[op.first]
+        if isinstance(op, WholeLayer):
+            y: Tensor = op.layer(self, x)
+            return y
+        if isinstance(op, Total):
+            return self.total(x)
+        if op.plain and self.inputs.savings.reuse and self.origin(x) == "inputs":
+            return self._aggregate_once(op, rows, steps)
+        return self._aggregate(op, rows, steps)
+
+    @property
+    def relation_rows(self) -> OwnRelationRows:
+        return self.topology.relation_rows
+
+    @property
+    def typed_rows(self) -> TypedRows:
+        if self.inputs.typed is None:
+            raise InputError("a TypedInput is for a graph without x: leave it out")
+        return self.inputs.typed
+
+    def embed(self, weight: Tensor) -> Tensor:
+        return weight
+
+    def targets(self, x: Tensor) -> Tensor:
+        return x
+
+    def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        if self.no_block:
+            raise InputError(self.no_block)
+        return x, self.topology.edge_index, self.num_vertices
+
+    @property
+    def edge_features(self) -> Tensor | None:
+        if self.no_block:
+            raise InputError(self.no_block)
+        return self.topology.edge_features
+
+    @property
+    def edge_weight(self) -> Tensor | None:
+        if self.no_block:
+            raise InputError(self.no_block)
+        return self.topology.adjacency.weight
+
+    def total(self, x: Tensor) -> Tensor:
+        return x.sum(0)
+
+    def dropout(self, x: Tensor, p: float, *, relu: bool = False) -> Tensor:
+        if relu and (p == 0 or not self.inputs.savings.fuse):
+            x, relu = torch.relu(x), False
+        if p == 0:
+            return x
+        self._calls += 1
+        key = make_key(self._key, self._calls)
+        dropped = self._drop(x, key, p, relu)
+        if self.origin(x) == "inputs":
+            self._dropped, self._mask = dropped, (key, p)
+        return dropped
+
+    def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
+        inputs = self.inputs
+        if not (inputs.sparse and self.origin(x) == "inputs"):
+            return linear(x, weight, added)
+        y = spmm(inputs.nonzeros, weight, weighted=True)
+        return y if added is None else y.add_(added)
+
+    def maps_first(self, x: Tensor, out_width: int) -> bool:
+        origin, inputs = self.origin(x), self.inputs
+        if not inputs.savings.swap:
+            return False
+        if origin == "inputs" and inputs.savings.reuse:
+            return self.sparse_first and inputs.sparse_first
+        unit: float = getattr(self.unit_cost, origin)
+        return out_width * self.unit_cost.rows < x.shape[1] * unit
+
+    def origin(self, x: Tensor) -> Origin:
+        """Whether x is the run's constant features, those features under dropout, or rows that a layer computed."""
+        if x is self.inputs.rows:
+            return "inputs"
+        return "dropped" if x is self._dropped else "rows"
+
+    def _aggregate_once(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+        """The aggregate of constant features, made when first asked for."""
+        if (op, steps) not in self.inputs.kept:
+            with self.meter.during("setup"), torch.no_grad():
+                self.inputs.kept[op, steps] = self._aggregate(op, rows, steps)
+        return self.inputs.kept[op, steps]
+
+    def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+        """An aggregate over edges of this rank's rows."""
+        return self._run(op, op.prepare(self.topology, rows), steps, self.topology)
+
+    def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
+        return keyed_dropout(x, self.row_ids[: len(x)], key=key, p=p, relu=relu)
+
+    def _constant(self, x: Tensor, features: Tensor, ids: Tensor, first_column: int = 0) -> Tensor:
+        """Other rows or columns of the features, under the dropout that made x of them: no byte on the network."""
+        if self.origin(x) == "inputs":
+            return features
+        key, p = self._mask
+        return keyed_dropout(features, ids, key=key, p=p, first_column=first_column)
+
+    def _run(self, op: Aggregate, prepared: Rows, steps: int, topology: Topology) -> Tensor:
+        """An aggregate of prepared rows on the columns at hand, counted forward and backward."""
+        y = op.run(topology, prepared, steps)
+        self._count(y, topology, steps)
+        return y
+
+    def _count(self, y: Tensor, topology: Topology, steps: int) -> None:
+        """Counts an aggregate of y's columns now, and the transposed one when y's gradient arrives."""
+        meter, edges, width = self.meter, topology.adjacency.num_edges * steps, y.shape[1]
+        meter.aggregate(edges, width)
+        if y.requires_grad:
+            y.register_hook(lambda _: meter.aggregate(edges, width))

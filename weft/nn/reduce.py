@@ -1,0 +1,122 @@
+"""Aggregates that reduce in-neighbours to a sum, a mean, or a maximum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.core import native
+from weft.data import Adjacency
+from weft.kernels import spmm, spmm_max, spmm_max_places, spmm_transposed
+from weft.nn.aggregate import Aggregate, Rows, WorkingSet
+from weft.nn.partial import Partial, add, merge_maxima
+from weft.nn.relations import mean_scale
+from weft.nn.topology import EdgePart, Norm, Topology
+
+
+@dataclass(frozen=True)
+class Sum(Aggregate):
+    """The sum over in-neighbours, zero where there are none.
+
+    norm: 'gcn' is D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, eq. 2), 'mean' divides by the in-degree. weighted:
+    by the edges' weights, if they have any.
+    """
+
+    norm: Norm = None
+    weighted: bool = False
+    linear = can_save = True
+
+    @property
+    def loops(self) -> bool:
+        return self.norm == "gcn"
+
+    @property
+    def reads_weight(self) -> bool:
+        return self.weighted
+
+    def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:
+        x, adjacency = prepared["x"], topology.adjacency
+        scale, weighted = topology.scale(self.norm, self.weighted, x.dtype), self.weighted and topology.has_weight
+        for _ in range(steps):
+            x = spmm(adjacency, x, scale=scale, weighted=weighted)
+        return x
+
+    def transposed(self, topology: Topology, grad: Tensor, into: Tensor | None = None) -> Tensor:
+        scale, weighted = topology.scale(self.norm, self.weighted, grad.dtype), self.weighted and topology.has_weight
+        return spmm_transposed(topology.adjacency, grad, scale=scale, weighted=weighted, into=into)
+
+    def working_set(
+        self, adjacency: Adjacency, width: int, *, itemsize: int, size: int = 1, num_edge_features: int = 0
+    ) -> WorkingSet:
+        del num_edge_features
+        row = -(-width // size) * itemsize
+        weight = itemsize if self.weighted and adjacency.weight is not None else 0
+        return WorkingSet(8 + 2 * itemsize + row, 16 + itemsize + row, adjacency.indices.itemsize + weight)
+
+    def partial(self, part: EdgePart, rows: Rows) -> Partial:
+        return Partial(self.apply(part, rows))
+
+    def combine(self, partials: Sequence[Partial]) -> Tensor:
+        return add(partials)
+
+
+@dataclass(frozen=True)
+class Max(Aggregate):
+    """The maximum over in-neighbours by column, zero where there are none; the first of equals has the gradient."""
+
+    def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:
+        x = prepared["x"]
+        for _ in range(steps):
+            x = spmm_max(topology.adjacency, x)
+        return x
+
+    def working_set(
+        self, adjacency: Adjacency, width: int, *, itemsize: int, size: int = 1, num_edge_features: int = 0
+    ) -> WorkingSet:
+        del num_edge_features
+        row, edge_id = -(-width // size) * itemsize, native.id_dtype(adjacency.num_edges).itemsize
+        return WorkingSet(8 + 3 * row, 16 + 2 * row, 2 * adjacency.indices.itemsize + edge_id)
+
+    def partial(self, part: EdgePart, rows: Rows) -> Partial:
+        values, place = spmm_max_places(part.adjacency, rows["x"])
+        return Partial(values, part.edge_numbers(place))
+
+    def combine(self, partials: Sequence[Partial]) -> Tensor:
+        return merge_maxima(partials)
+
+
+@dataclass(frozen=True)
+class ByRelation(Aggregate):
+    """The mean over the in-edges of each relation: a row for each target and relation that has any, [M, F].
+
+    `topology.relation_rows` maps those by their relations and adds them up to the targets' rows.
+    """
+
+    linear = can_save = True
+
+    def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:
+        assert steps == 1, "the results are no rows of vertices"
+        x, edges = prepared["x"], topology.relation_edges
+        return spmm(edges, x, scale=mean_scale(edges, x.dtype))
+
+    def transposed(self, topology: Topology, grad: Tensor, into: Tensor | None = None) -> Tensor:
+        edges = topology.relation_edges
+        return spmm_transposed(edges, grad, scale=mean_scale(edges, grad.dtype), into=into)
+
+    def working_set(
+        self, adjacency: Adjacency, width: int, *, itemsize: int, size: int = 1, num_edge_features: int = 0
+    ) -> WorkingSet:
+        del num_edge_features
+        row = -(-width // size) * itemsize  # results of a block may be as many as its edges, which each has one of
+        return WorkingSet(0, 16 + row, adjacency.indices.itemsize + 8 + itemsize + row)
+
+    def partial(self, part: EdgePart, rows: Rows) -> Partial:
+        edges = part.relation_edges
+        return Partial(spmm(edges, rows["x"]), edges.degree[:, None])
+
+    def combine(self, partials: Sequence[Partial]) -> Tensor:
+        counts = torch.stack([one.beside for one in partials if one.beside is not None]).sum(0)
+        return add(partials) / counts
