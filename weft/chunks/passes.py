@@ -104,7 +104,7 @@ class Pass:
         for port, rows in left_by(reached, table.part).items():
             store(table.arrays[port], span, rows, self.meter)
         table.shared = {**reached.request.shared, **reached.shared}
-        table.note, table.learn = reached.note, reached.learn
+        table.op, table.note, table.learn = reached.request.op, reached.note, reached.learn
         if isinstance(reached.request.op, Total):
             added = reached.request.rows["x"][: self._num_own(span)].sum(0)
             table.total = added if table.total is None else table.total + added

@@ -76,7 +76,8 @@ class Products:
     def __init__(self, home: PlacedChunks, table: Table, view_key: int) -> None:
         self.home, self.table, self.part, self.view_key = home, table, table.part, view_key
         self.group, self.device, self.meter = home.group, home.group.device, home.group.meter
-        self.op, self.layout = table.part.op, layout_of(table.part.op)
+        assert table.op is not None
+        self.op, self.layout = table.op, layout_of(table.op)  # of the rank's own model, where it is one of its layers
 
     def answers(self, step: int, *, last: bool) -> Iterator[tuple[PlacedBatch, Loaded, Tensor]]:
         """Batch by batch, what is loaded and the answers [n, F] of a step; last: rows go on with them."""

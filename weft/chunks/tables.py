@@ -11,6 +11,7 @@ from torch import Tensor
 
 from weft.chunks.program import Part
 from weft.core.meter import Meter
+from weft.nn import Aggregate
 from weft.store.host import HostRows, PinnedRows
 
 Rows = HostRows | PinnedRows
@@ -20,14 +21,15 @@ Rows = HostRows | PinnedRows
 class Table:
     """What a pause left on the host, and what its answers are.
 
-    arrays: by port. shared, note, learn: of the pause. answer: the rows of it, where they are kept, and kept: what else
-    is kept of them. total: one for all.
+    arrays: by port. shared, op, note, learn: of the pause. answer: the rows of it, where they are kept, and kept: what
+    else is kept of them. total: one for all.
     between: of several steps, what each but the first had for x or h.
     """
 
     part: Part
     arrays: list[Rows]
     shared: dict[str, Tensor] = field(default_factory=dict)
+    op: Aggregate | None = None
     note: Any = None
     learn: Callable[[Tensor], None] | None = None
     answer: Rows | None = None
