@@ -49,7 +49,8 @@ def test_what_is_left_out_is_done() -> None:
 @pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
 def test_sparse_features_are_mapped_by_their_nonzeros(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr("weft.nn.view.spmm", lambda adj, x, **options: seen.append(adj) or spmm(adj, x, **options))
+    watched = lambda adj, x, **options: seen.append(adj) or spmm(adj, x, **options)  # noqa: E731
+    monkeypatch.setattr("weft.nn.graph_view.spmm", watched)
     for without in ("", "sparse"):
         seen.clear()
         session = Session(Case(model=model, layers=2, sparse=True, without=without), "single", Group())
