@@ -42,7 +42,7 @@ def check_all(group: Group, turns: int) -> int:
     checked = 0
     for number, case in enumerate(cases() + pyg_cases()):
         for name in RESIDENT[number % turns :: turns]:
-            if case in pyg_cases() and STRATEGIES[name].view_type.no_block:
+            if case in pyg_cases() and STRATEGIES[name].traits.block_error:
                 with pytest.raises(InputError, match=r"view\.block"):
                     Session(case, name, group).trace(group.rank, training=True)
             else:

@@ -17,6 +17,7 @@ from weft.core.errors import InputError
 from weft.core.savings import Savings
 from weft.data import Adjacency, Graph
 from weft.nn import (
+    SPREAD,
     Aggregate,
     GraphView,
     Inputs,
@@ -24,7 +25,6 @@ from weft.nn import (
     Request,
     Topology,
     Total,
-    UnitCost,
     WholeLayer,
     is_embedded,
     typed_rows,
@@ -48,8 +48,7 @@ class RowsView(GraphView):
     ids: int64 [n], what their vertices were called first. embedded: those of an embedding's rows that are theirs.
     """
 
-    unit_cost = UnitCost(inputs=1, dropped=1, rows=4)
-    sparse_first = False
+    traits = SPREAD
 
     def __init__(
         self, topology: Topology, ids: Tensor, num_vertices: int, *, key: int, calls: int, inputs: Inputs

@@ -12,7 +12,7 @@ from weft.nn.attention import Attend, AttendEdges, EdgeSoftmax
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.dense import Linear, linear, use_onednn
-from weft.nn.graph_view import GraphView, Inputs, UnitCost
+from weft.nn.graph_view import ONE_DEVICE, SPREAD, GraphView, Inputs, UnitCost, ViewTraits
 from weft.nn.models import (
     GAT,
     GCN,
@@ -53,8 +53,10 @@ __all__ = [
     "GCN",
     "GIN",
     "MODELS",
+    "ONE_DEVICE",
     "RGCN",
     "SAGE",
+    "SPREAD",
     "Aggregate",
     "Attend",
     "AttendEdges",
@@ -99,6 +101,7 @@ __all__ = [
     "TypedRows",
     "UnitCost",
     "View",
+    "ViewTraits",
     "WholeLayer",
     "WorkingSet",
     "Workload",

@@ -33,6 +33,24 @@ class UnitCost(NamedTuple):
 Origin = Literal["inputs", "dropped", "rows"]
 
 
+class ViewTraits(NamedTuple):
+    """How a strategy's views weigh one order of map and aggregate against the other, and what they refuse."""
+
+    unit_cost: UnitCost
+    sparse_first: bool = False
+    """Whether the kept aggregate of constant features may be given up for maps by their nonzeros."""
+    block_error: str = ""
+    """Why a layer cannot have the edges themselves, where it cannot."""
+    shrinks_rows: bool = False
+    """Whether a stage may have fewer rows after its aggregate than before it."""
+
+
+ONE_DEVICE = ViewTraits(UnitCost(inputs=1, dropped=1, rows=2), sparse_first=True)
+"""Of a view that has every row and every edge."""
+SPREAD = ViewTraits(UnitCost(inputs=1, dropped=1, rows=4))
+"""Of a view whose rows cross a network, or come from the host, each way."""
+
+
 @dataclass(kw_only=True)
 class Inputs:
     """The constant features of a run, and what of them needs to be computed only once.
@@ -59,13 +77,7 @@ class Inputs:
 class GraphView(View):
     """The view of one device that holds every row and every edge."""
 
-    unit_cost = UnitCost(inputs=1, dropped=1, rows=2)
-    sparse_first = True
-    """Whether the kept aggregate of constant features may be given up for maps by their nonzeros."""
-    no_block = ""
-    """Why a layer cannot have the edges themselves, where it cannot."""
-    nested = False
-    """Whether a stage may have fewer rows after its product than before it."""
+    traits = ONE_DEVICE
 
     def __init__(
         self, topology: Topology, *, key: int = 0, inputs: Inputs | None = None, meter: Meter | None = None
@@ -128,21 +140,23 @@ class GraphView(View):
     def targets(self, x: Tensor) -> Tensor:
         return x
 
+    def check_block(self) -> None:
+        """InputError where a layer cannot have the edges themselves."""
+        if self.traits.block_error:
+            raise InputError(self.traits.block_error)
+
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        if self.no_block:
-            raise InputError(self.no_block)
+        self.check_block()
         return x, self.topology.edge_index, self.num_vertices
 
     @property
     def edge_features(self) -> Tensor | None:
-        if self.no_block:
-            raise InputError(self.no_block)
+        self.check_block()
         return self.topology.edge_features
 
     @property
     def edge_weight(self) -> Tensor | None:
-        if self.no_block:
-            raise InputError(self.no_block)
+        self.check_block()
         return self.topology.adjacency.weight
 
     def total(self, x: Tensor) -> Tensor:
@@ -172,9 +186,9 @@ class GraphView(View):
         if not inputs.savings.swap:
             return False
         if origin == "inputs" and inputs.savings.reuse:
-            return self.sparse_first and inputs.sparse_first
-        unit: float = getattr(self.unit_cost, origin)
-        return out_width * self.unit_cost.rows < x.shape[1] * unit
+            return self.traits.sparse_first and inputs.sparse_first
+        unit: float = getattr(self.traits.unit_cost, origin)
+        return out_width * self.traits.unit_cost.rows < x.shape[1] * unit
 
     def origin(self, x: Tensor) -> Origin:
         """Whether x is the run's constant features, those features under dropout, or rows that a layer computed."""
@@ -191,25 +205,25 @@ class GraphView(View):
 
     def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         """An aggregate over edges of this rank's rows."""
-        return self._run(op, op.prepare(self.topology, rows), steps, self.topology)
+        return self.run(op, op.prepare(self.topology, rows), steps, self.topology)
 
     def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
         return keyed_dropout(x, self.row_ids[: len(x)], key=key, p=p, relu=relu)
 
-    def _constant(self, x: Tensor, features: Tensor, ids: Tensor, first_column: int = 0) -> Tensor:
+    def constant(self, x: Tensor, features: Tensor, ids: Tensor, first_column: int = 0) -> Tensor:
         """Other rows or columns of the features, under the dropout that made x of them: no byte on the network."""
         if self.origin(x) == "inputs":
             return features
         key, p = self._mask
         return keyed_dropout(features, ids, key=key, p=p, first_column=first_column)
 
-    def _run(self, op: Aggregate, prepared: Rows, steps: int, topology: Topology) -> Tensor:
+    def run(self, op: Aggregate, prepared: Rows, steps: int, topology: Topology) -> Tensor:
         """An aggregate of prepared rows on the columns at hand, counted forward and backward."""
         y = op.run(topology, prepared, steps)
-        self._count(y, topology, steps)
+        self.count(y, topology, steps)
         return y
 
-    def _count(self, y: Tensor, topology: Topology, steps: int) -> None:
+    def count(self, y: Tensor, topology: Topology, steps: int) -> None:
         """Counts an aggregate of y's columns now, and the transposed one when y's gradient arrives."""
         meter, edges, width = self.meter, topology.adjacency.num_edges * steps, y.shape[1]
         meter.aggregate(edges, width)

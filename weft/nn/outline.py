@@ -19,7 +19,7 @@ from weft.data import UNTYPED, Adjacency, TypedShape
 from weft.nn.aggregate import Aggregate, Rows, Total
 from weft.nn.attention import AttendEdges
 from weft.nn.dense import linear
-from weft.nn.graph_view import GraphView, Inputs, Origin
+from weft.nn.graph_view import ONE_DEVICE, GraphView, Inputs, Origin, ViewTraits
 from weft.nn.operation import GraphOperation
 from weft.nn.pyg import PyGConv
 from weft.nn.reduce import ByRelation
@@ -54,13 +54,10 @@ class Notes:
 
 
 class OutlineView(GraphView):
-    """A view that computes nothing and notes what it is asked for; it weighs and refuses as `view_type` does."""
+    """A view that computes nothing and notes what it is asked for; it weighs and refuses by the traits of another."""
 
-    def __init__(
-        self, view_type: type[GraphView], stage: int, notes: Notes, topology: Topology, inputs: Inputs
-    ) -> None:
-        self.unit_cost, self.no_block = view_type.unit_cost, view_type.no_block
-        self.sparse_first, self.nested = view_type.sparse_first, view_type.nested
+    def __init__(self, traits: ViewTraits, stage: int, notes: Notes, topology: Topology, inputs: Inputs) -> None:
+        self.traits = traits
         self.stage, self.notes = stage, notes
         self.topology, self.inputs = topology, inputs
         self._key = self._calls = 0
@@ -118,14 +115,13 @@ class OutlineView(GraphView):
         return weight.new_empty(num_rows, weight.shape[1]) + noted.sum()
 
     def targets(self, x: Tensor) -> Tensor:
-        return x[: self.notes.rows_at(self.hop + self.notes.steps[self.stage])] if self.nested else x
+        return x[: self.notes.rows_at(self.hop + self.notes.steps[self.stage])] if self.traits.shrinks_rows else x
 
     def total(self, x: Tensor) -> Tensor:
         return self._note(x, Total()).sum(0)
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        if self.no_block:
-            raise InputError(self.no_block)
+        self.check_block()
         targets = self._note(x, "block", origin=self.origin(x))
         return x.clone(), self.topology.edge_index, len(targets)
 
@@ -176,7 +172,11 @@ class OutlineView(GraphView):
         if op == "embed" or isinstance(op, Total):
             return x.clone()
         notes.flops = made
-        if self.nested and notes.nested and (len(x) != notes.rows_at(self.hop) or steps != notes.steps[self.stage]):
+        if (
+            self.traits.shrinks_rows
+            and notes.nested
+            and (len(x) != notes.rows_at(self.hop) or steps != notes.steps[self.stage])
+        ):
             raise InputError(
                 f"stage {self.stage} has products one after another, or of different steps, and so cannot tell which "
                 "rows a rank computes again: give each its own stage, or use --strategy communicated"
@@ -193,7 +193,7 @@ def outline(
     num_edge_features: int = 0,
     weighted: bool = False,
     training: bool,
-    view_type: type[GraphView] = GraphView,
+    traits: ViewTraits = ONE_DEVICE,
     savings: Savings = ALL_SAVINGS,
     sparse_first: bool = False,
     map_share: float = 1.0,
@@ -202,7 +202,7 @@ def outline(
     typed: TypedShape = UNTYPED,
     num_relation_rows: int = 0,
 ) -> list[GraphOperation]:
-    """The graph operations of one forward pass of `model` under views of `view_type`, in order.
+    """The graph operations of one forward pass of `model` under views with these traits, in order.
 
     weighted: whether the graph has edge weights. map_share: what a map of constant features costs against one of dense
     features. count_flops: of the maps as well, for which PyTorch loads its compiler (1 s). typed: what types the graph
@@ -220,7 +220,7 @@ def outline(
         x = torch.empty(notes.rows_at(0), num_features, dtype=dtype, device="meta")
         rows = no_rows(typed, notes.rows_at(0) - num_vertices, dtype) if typed.has_input else None
         inputs = Inputs(rows=x, savings=savings, sparse_first=sparse_first, typed=rows)
-        views = [OutlineView(view_type, stage, notes, topology, inputs) for stage in range(cast(int, model.num_stages))]
+        views = [OutlineView(traits, stage, notes, topology, inputs) for stage in range(cast(int, model.num_stages))]
         try:
             with torch.set_grad_enabled(training), torch.device("meta"), notes.counter or nullcontext():
                 logits: Tensor = twin(views, x)
@@ -233,7 +233,7 @@ def outline(
     relating = typed.num_relations, num_relation_rows / max(num_vertices, 1)
     notes = Notes(num_vertices, Counter(), False, counter, running, map_share, *relating)
     logits = run(notes, f"the model cannot take rows of {num_features} features ({{}}): mend its widths")
-    if view_type.nested:
+    if traits.shrinks_rows:
         again = Notes(num_vertices, notes.steps, True, None, running, 1.0, *relating)
         run(again, "a layer adds rows of its input to fewer rows of its result ({}): use view.targets(x) for them")
     if num_classes is not None and logits.shape[1:] != (num_classes,):

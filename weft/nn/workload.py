@@ -11,7 +11,7 @@ from torch import nn
 from weft.core.errors import InputError
 from weft.core.savings import ALL_SAVINGS, Savings
 from weft.data import Graph, GraphStats
-from weft.nn.graph_view import GraphView
+from weft.nn.graph_view import ONE_DEVICE, ViewTraits
 from weft.nn.operation import GraphOperation
 from weft.nn.outline import outline
 from weft.nn.typed import shared_parameters
@@ -22,7 +22,7 @@ NONZERO_COST = 8  # a map pays as much for a nonzero of sparse features as for t
 class OutlineKey(NamedTuple):
     """What an outline depends on besides the workload."""
 
-    view_type: type[GraphView]
+    traits: ViewTraits
     training: bool
     count_flops: bool
 
@@ -97,10 +97,10 @@ class Workload:
         return self.savings.sparse and NONZERO_COST * nonzeros < stats.num_features
 
     def outline(
-        self, view_type: type[GraphView] = GraphView, *, training: bool, count_flops: bool = False
+        self, traits: ViewTraits = ONE_DEVICE, *, training: bool, count_flops: bool = False
     ) -> tuple[GraphOperation, ...]:
-        """What the model asks of views of a type in one forward pass. InputError, see `weft.nn.outline`."""
-        found = OutlineKey(view_type, training, count_flops)
+        """What the model asks of views with these traits in one forward pass. InputError, see `weft.nn.outline`."""
+        found = OutlineKey(traits, training, count_flops)
         if found not in self.outlines:
             self.outlines[found] = self._outline(found)
         return self.outlines[found]
@@ -114,7 +114,7 @@ class Workload:
             num_edge_features=stats.num_edge_features,
             weighted=stats.weighted,
             training=key.training,
-            view_type=key.view_type,
+            traits=key.traits,
             savings=self.savings,
             num_classes=self.num_classes,
             sparse_first=self.sparse_first,

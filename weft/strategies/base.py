@@ -20,7 +20,19 @@ from weft.core.errors import InputError
 from weft.core.random import key
 from weft.cost import Machine, Operation, Trace, all_reduce
 from weft.data import Graph
-from weft.nn import GraphOperation, GraphView, Inputs, Topology, Workload, shared_parameters, typed_rows, with_own_rows
+from weft.nn import (
+    SPREAD,
+    GraphOperation,
+    GraphView,
+    Inputs,
+    Topology,
+    Total,
+    ViewTraits,
+    Workload,
+    shared_parameters,
+    typed_rows,
+    with_own_rows,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +72,7 @@ class Plan(ABC):
     """Whether it gives the numbers of `single`."""
     savings: ClassVar[tuple[str, ...]] = ()
     """The savings that it has besides those of all strategies."""
-    view_type: ClassVar[type[GraphView]] = GraphView
+    traits: ClassVar[ViewTraits] = SPREAD
     """How its views weigh one order of map and aggregate against the other, and what they refuse."""
     max_ranks: ClassVar[int | None] = None
 
@@ -83,7 +95,7 @@ class Plan(ABC):
     def decide(self, decisions: Any) -> None:
         """Makes the choices that the plan consists of, or takes those given. InputError for what cannot be."""
         del decisions
-        self.work.outline(self.view_type, training=True)
+        self.work.outline(self.traits, training=True)
 
     def decisions(self) -> Any:
         """The choices that take a search: small, for another process to make the same plan of."""
@@ -102,17 +114,21 @@ class Plan(ABC):
 
     @abstractmethod
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
-        """What a rank does forward for one thing that the model asks of its views."""
+        """What a rank does forward for one thing that the model asks of its views, but for totals."""
 
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
         """What one training step, or one evaluation, does on a rank."""
         work = self.work
         forward: list[Operation] = []
         backward: list[Operation] = []
-        for op in work.outline(self.view_type, training=training):
+        for op in work.outline(self.traits, training=training):
             if work.is_cached(op):
                 continue
-            made = self.lower(op, rank)
+            if isinstance(op.op, Total):
+                size = self.size
+                made = [all_reduce("statistics", op.width, work.itemsize, size)] if size > 1 else []
+            else:
+                made = self.lower(op, rank)
             forward += made
             if op.backward:
                 backward = [operation.mirrored() for operation in reversed(made)] + backward

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from weft.comm import Group
 from weft.cost import Operation
-from weft.nn import GraphOperation, GraphView
+from weft.nn import ONE_DEVICE, GraphOperation, GraphView
 from weft.strategies.base import Placed, Plan
+from weft.strategies.view import Identity, PlacedView
 
 
 class SinglePlan(Plan):
     """One rank holds every row, column and edge."""
 
     name = "single"
+    traits = ONE_DEVICE
     max_ranks = 1
 
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
@@ -28,4 +32,9 @@ class PlacedSingle(Placed):
 
     def view(self, stage: int, view_key: int) -> GraphView:
         del stage
-        return GraphView(self.topology, key=view_key, inputs=self.inputs, meter=self.group.meter)
+        return PlacedView(self.exchange, self.plan.traits, key=view_key, inputs=self.inputs)
+
+    @cached_property
+    def exchange(self) -> Identity:
+        """Nothing is moved."""
+        return Identity(self.topology, self.topology.ids, self.graph.num_vertices, self.group)

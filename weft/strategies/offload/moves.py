@@ -12,7 +12,7 @@ from weft.chunks.schedule import Batch
 from weft.chunks.slots import Layout, Way, edge_bytes
 from weft.cost import Operation, all_reduce
 from weft.nn import Total
-from weft.strategies.vertex.plan import BlockStats
+from weft.strategies.vertex.blocks import BlockStats
 
 
 @dataclass(frozen=True, kw_only=True)

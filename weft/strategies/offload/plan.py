@@ -26,14 +26,13 @@ from weft.core.memory import give_back_pages
 from weft.core.units import format_bytes
 from weft.cost import NOMINAL_RATES, Operation, Trace, all_reduce
 from weft.data import Graph
-from weft.nn import GraphOperation, GraphView, Inputs, Workload, embeddings, shared_parameters
+from weft.nn import SPREAD, GraphOperation, GraphView, Inputs, Workload, embeddings, shared_parameters
 from weft.store.host import free_bytes
 from weft.strategies.base import Placed, Plan, Step, whole_topology
 from weft.strategies.offload.cut import MAX_CHUNKS, Cutter, Orders
 from weft.strategies.offload.forecast import Forecast, forecast
 from weft.strategies.offload.miniature import Miniature
 from weft.strategies.offload.moves import Moves, MoveSizes
-from weft.strategies.vertex.blocks import SameRowsView
 from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, embedded_stats, make_embedded_halo
 
 SOME_CHUNKS = 64  # whose memory is named where a limit is below what any chunk takes
@@ -68,7 +67,7 @@ class OffloadPlan(Plan):
     name = "offload"
     options_type = OffloadOptions
     savings = ("share", "keep", "reorder", "prefetch")
-    view_type = SameRowsView
+    traits = SPREAD
     options: OffloadOptions
 
     def decide(self, decisions: Any) -> None:

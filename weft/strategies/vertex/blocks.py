@@ -1,17 +1,25 @@
-"""The blocks that a rank of a vertex-parallel strategy multiplies by, and the view that layers have of them."""
+"""The exchange of vertex parallelism: the rows that the blocks of a rank's vertices lack (NeutronStar, section 2.2).
+
+`Halos` sends; `operations` is what it sends, by the blocks' numbers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from weft.comm import Halo, Parts, split_product, sum_over_ranks
-from weft.nn import Aggregate, GraphView, Rows, SubTopology, Sum, UnitCost
-from weft.partition import Dependencies, Hop
+from weft.comm import Group, Halo, Parts, split_product
+from weft.cost import Operation
+from weft.nn import Aggregate, GraphOperation, Rows, SubTopology, Sum, Topology
+from weft.partition import Hop
 from weft.strategies.base import Placed
+from weft.strategies.vertex.costs import fetched_width, is_fetched
 from weft.strategies.vertex.embedded import EmbeddedHalo
+from weft.strategies.view import Exchange, PlacedView
 
 
 class Block(SubTopology):
@@ -77,62 +85,53 @@ class Block(SubTopology):
         return self._places[other]
 
 
-class BlockView(GraphView):
-    """Products over the blocks of one stage; what a block's sources lack is fetched."""
+class Halos(Exchange):
+    """The rows that the blocks of one stage lack are fetched; results are the first rows of those that come in.
 
-    unit_cost = UnitCost(inputs=1, dropped=1, rows=4)
-    nested = True
+    blocks: one for each step, the last one's targets last. whole: the graph's topology, for a stage without aggregates.
+    rows_ids: int64 [n], the original ids of the rank's rows, of which it answers for the first `num_own`.
+    """
 
     def __init__(
         self,
-        home: Placed,
-        dependencies: Dependencies,
         blocks: tuple[Block, ...],
+        whole: Topology,
         row_ids: Tensor,
-        view_key: int,
-        embedded: EmbeddedHalo | None = None,
+        num_own: int,
+        group: Group,
+        embedded: EmbeddedHalo | None,
     ) -> None:
-        first = blocks[0] if blocks else home.topology
-        super().__init__(first, key=view_key, inputs=home.inputs, meter=home.group.meter)
-        self.home, self.blocks, self.embedded = home, blocks, embedded
-        self._num_own, self._row_ids = dependencies.num_own, row_ids
-
-    @property
-    def num_vertices(self) -> int:
-        return self.home.graph.num_vertices
-
-    @property
-    def row_ids(self) -> Tensor:
-        return self._row_ids
+        super().__init__(blocks[0] if blocks else whole, row_ids, whole.adjacency.num_targets, group)
+        self.blocks, self.num_own, self.embedded = blocks, num_own, embedded
 
     def targets(self, x: Tensor) -> Tensor:
         num_targets = len(self.blocks[-1].targets) if self.blocks else len(x)
         return x if len(x) == num_targets else x[:num_targets]
 
-    def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        (block,) = self.blocks
-        return self._sources(x, block, once=False), block.edge_index, len(block.targets)
+    def own(self, x: Tensor) -> Tensor:
+        return x[: self.num_own]
 
     def embed(self, weight: Tensor) -> Tensor:
         return self.embedded.fetch(weight) if self.embedded else weight
 
-    def total(self, x: Tensor) -> Tensor:
-        return sum_over_ranks(x[: self._num_own].sum(0), self.home.group, tag="statistics")
+    def block(self, view: PlacedView, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        (block,) = self.blocks
+        return self._sources(view, x, block, once=False), block.edge_index, len(block.targets)
 
-    def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+    def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         x = rows[op.first]
         if not op.plain:
-            return self._aggregate_several(op, rows, steps)
-        once = self.origin(x) == "inputs" and self.inputs.savings.reuse
+            return self._aggregate_several(view, op, rows, steps)
+        once = view.origin(x) == "inputs" and view.inputs.savings.reuse
         for block in self.blocks[:steps]:
-            if isinstance(op, Sum) and block.halo is not None and self.origin(x) == "rows":
+            if isinstance(op, Sum) and block.halo is not None and view.origin(x) == "rows":
                 x = block.halo.product(x, block.parts(op, x.dtype))
-                self._count(x, block, 1)
+                view.count(x, block, 1)
             else:
-                x = self._run(op, {op.first: self._sources(x, block, once=once)}, 1, block)
+                x = view.run(op, {op.first: self._sources(view, x, block, once=once)}, 1, block)
         return x
 
-    def _aggregate_several(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+    def _aggregate_several(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         """Of several tensors, those of sources side by side on the network, and once for all steps."""
         first, names = self.blocks[0], op.source
         packed = torch.cat([rows[name] for name in names], 1) if len(names) > 1 else rows[names[0]]
@@ -145,7 +144,7 @@ class BlockView(GraphView):
             x = block.all_sources(x) if step else x
             if block is not before:
                 before, prepared = block, op.prepare(block, self._rows_at(block, op, {**rows, op.first: x}))
-            x = self._run(op, {**prepared, op.first: x}, 1, block)
+            x = view.run(op, {**prepared, op.first: x}, 1, block)
         return x
 
     def _rows_at(self, block: Block, op: Aggregate, rows: Rows) -> Rows:
@@ -157,14 +156,36 @@ class BlockView(GraphView):
             found[name] = rows[name] if known else rows[name].index_select(0, block.places_in(first))
         return {**found, **{name: rows[name] for name in op.shared}}
 
-    def _sources(self, x: Tensor, block: Block, *, once: bool) -> Tensor:
+    def _sources(self, view: PlacedView, x: Tensor, block: Block, *, once: bool) -> Tensor:
         """The rows of all sources of a block, from those of its inputs; `once`: constant ones need not be kept."""
-        if self.origin(x) == "rows":
+        if view.origin(x) == "rows":
             return block.all_sources(x)
-        return self._constant(x, self.home.features(block.sources) if once else block.features, block.ids)
+        return view.constant(x, block.home.features(block.sources) if once else block.features, block.ids)
 
 
-class SameRowsView(BlockView):
-    """Blocks without cached vertices: a stage has the same rows before and after its products."""
+@dataclass(frozen=True, kw_only=True)
+class BlockStats:
+    """As much of one aggregate's block on a rank as a trace needs."""
 
-    nested = False
+    num_edges: int
+    num_sent: int = 0
+    """Rows that the rank sends."""
+    num_received: int = 0
+    exchanged: bool = False
+    """Whether any rank sends any."""
+
+    def fetch(self, row_bytes: int) -> Operation:
+        """The exchange that brings the missing rows."""
+        sent, received = self.num_sent * row_bytes, self.num_received * row_bytes
+        return Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received)
+
+
+def operations(op: GraphOperation, blocks: Sequence[BlockStats], itemsize: int) -> list[Operation]:
+    """What a rank does forward for an aggregate, block by block: a halo, where rows are missing, and the edges."""
+    made = []
+    for number in op.hops:
+        if blocks[number].exchanged and is_fetched(op, number):
+            made.append(blocks[number].fetch(fetched_width(op, number) * itemsize))
+        if op.is_aggregate:
+            made.append(Operation(kind="aggregate", edges=blocks[number].num_edges * op.width))
+    return made

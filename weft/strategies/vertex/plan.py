@@ -17,14 +17,15 @@ from torch import Tensor
 
 from weft.comm import Group, Halo, Route, make_route
 from weft.core.errors import InputError
-from weft.cost import Operation, all_reduce
+from weft.cost import Operation
 from weft.data import Graph
-from weft.nn import GraphOperation, GraphView, Topology, Total, embeddings, is_embedded
+from weft.nn import SPREAD, GraphOperation, GraphView, Topology, embeddings, is_embedded
 from weft.partition import Caching, Dependencies, Hop, make_dependencies, range_parts
 from weft.strategies.base import Options, Placed, Plan, whole_topology
-from weft.strategies.vertex.blocks import Block, BlockView, SameRowsView
-from weft.strategies.vertex.costs import NOMINAL, fetched_width, is_fetched, level_costs
+from weft.strategies.vertex.blocks import Block, BlockStats, Halos, operations
+from weft.strategies.vertex.costs import NOMINAL, is_fetched, level_costs
 from weft.strategies.vertex.embedded import EmbeddedHalo, again_by_owner
+from weft.strategies.view import PlacedView
 
 MAX_LEVELS = 100  # a level is a byte
 
@@ -49,24 +50,12 @@ class HybridOptions(VertexOptions):
     """The file of what a machine costs, see weft.cost.Machine."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockStats:
-    """As much of one aggregate's block on a rank as a trace needs."""
-
-    num_edges: int
-    num_sent: int = 0
-    """Rows that the rank sends."""
-    num_received: int = 0
-    exchanged: bool = False
-    """Whether any rank sends any."""
-
-
 class VertexPlan(Plan):
     """One program on P ranks, exact, that caches a share of the remote sources and fetches the others."""
 
     options_type: ClassVar[type[Options]] = VertexOptions
     savings = ("ring", "overlap")
-    view_type: ClassVar[type[BlockView]] = BlockView
+    traits = SPREAD._replace(shrinks_rows=True)
     by_cost: ClassVar[bool] = False
     """Whether it decides by what flops, edges and bytes cost."""
     ratio: ClassVar[float | None] = None
@@ -87,7 +76,7 @@ class VertexPlan(Plan):
         chosen = options if isinstance(options, HybridOptions) else HybridOptions()
         return level_costs(
             work,
-            work.outline(self.view_type, training=True, count_flops=self.by_cost),
+            work.outline(self.traits, training=True, count_flops=self.by_cost),
             self.machine or NOMINAL,
             ratio=chosen.cache_ratio if self.ratio is None else self.ratio,
             max_bytes=chosen.cache_memory,
@@ -132,20 +121,11 @@ class VertexPlan(Plan):
         ]
 
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
-        """For every block a halo, where rows are not constant and some are missing, and an aggregate."""
         itemsize = self.work.itemsize
-        if isinstance(op.op, Total):
-            return [all_reduce("statistics", op.width, itemsize, self.size)] if self.size > 1 else []
-        made = []
-        if op.op == "embed" and (embedded := embedded_stats(self.work.graph, self.everyone, rank, self.part)).exchanged:
-            made.append(exchanged(embedded, op.width * itemsize))
-        blocks = self.blocks(rank) if op.hops else []
-        for number in op.hops:
-            if blocks[number].exchanged and is_fetched(op, number):
-                made.append(exchanged(blocks[number], fetched_width(op, number) * itemsize))
-            if op.is_aggregate:
-                made.append(Operation(kind="aggregate", edges=blocks[number].num_edges * op.width))
-        return made
+        if op.op == "embed":
+            embedded = embedded_stats(self.work.graph, self.everyone, rank, self.part)
+            return [embedded.fetch(op.width * itemsize)] if embedded.exchanged else []
+        return operations(op, self.blocks(rank), itemsize)
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedVertices:
         return PlacedVertices(self, group, seed=seed)
@@ -164,9 +144,11 @@ class PlacedVertices(Placed):
     def __init__(self, plan: VertexPlan, group: Group, *, seed: int) -> None:
         self.dependencies = needed = plan.dependencies(group.rank)
         super().__init__(plan, group, needed.own, seed=seed, input_rows=needed.rows)
+        row_ids, embedded = self.topology.ids[needed.rows].to(group.device), make_embedded_halo(plan, group)
         self.blocks = self._make_blocks()
-        self.embedded_halo = make_embedded_halo(plan, group)
-        self.row_ids = self.topology.ids[needed.rows].to(group.device)
+        self.exchanges = [
+            Halos(blocks, self.topology, row_ids, needed.num_own, group, embedded) for blocks in self.blocks
+        ]
 
     @cached_property
     def topology(self) -> Topology:
@@ -185,8 +167,7 @@ class PlacedVertices(Placed):
         }
 
     def view(self, stage: int, view_key: int) -> GraphView:
-        needed, view_type = self.dependencies, self.plan.view_type
-        return view_type(self, needed, self.blocks[stage], self.row_ids, view_key, self.embedded_halo)
+        return PlacedView(self.exchanges[stage], self.plan.traits, key=view_key, inputs=self.inputs)
 
     def _make_blocks(self) -> list[tuple[Block, ...]]:
         """The blocks of each stage's aggregates; those that have the same rows on every rank are one."""
@@ -202,7 +183,7 @@ class PlacedVertices(Placed):
             else:
                 halo = self._halo(hop, f"halo {number}") if exchanged[number] else None
                 blocks.append(Block(hop, self.dependencies.rows, self, halo))
-        operations = self.work.outline(self.plan.view_type, training=True, count_flops=self.plan.by_cost)
+        operations = self.work.outline(self.plan.traits, training=True, count_flops=self.plan.by_cost)
         self.fetching = [
             any(number in one.hops and is_fetched(one, number) for one in operations) for number in range(len(hops))
         ]
@@ -238,17 +219,11 @@ def embedded_stats(graph: Graph, everyone: Sequence[Dependencies], rank: int, pa
     )
 
 
-def exchanged(block: BlockStats, row_bytes: int) -> Operation:
-    """The exchange that brings a block's missing rows."""
-    sent, received = block.num_sent * row_bytes, block.num_received * row_bytes
-    return Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received)
-
-
 class CommunicatedPlan(VertexPlan):
     """Every remote source is fetched at every layer."""
 
     name = "communicated"
-    view_type = SameRowsView
+    traits = SPREAD
     ratio = 0.0
 
 

@@ -16,6 +16,7 @@ from weft.core.errors import InputError, RunError
 from weft.cost import NOMINAL_RATES, Machine, Rates
 from weft.data import Adjacency
 from weft.nn import (
+    SPREAD,
     Aggregate,
     ByRelation,
     GraphOperation,
@@ -23,7 +24,6 @@ from weft.nn import (
     Inputs,
     Rows,
     Topology,
-    UnitCost,
     Workload,
     typed_rows,
     with_own_rows,
@@ -41,8 +41,7 @@ LEAST = 1e-15  # seconds of anything, so that nothing is free
 class ProbeView(GraphView):
     """The view of one device, with the order of map and aggregate that spread ranks have."""
 
-    unit_cost = UnitCost(inputs=1, dropped=1, rows=4)
-    sparse_first = False  # its features are dense
+    traits = SPREAD
 
 
 class RowsOnly(ProbeView):
@@ -124,7 +123,7 @@ def probe(work: Workload, group: Group) -> Machine:
             f"the probe cannot run the model on a small graph ({str(error).splitlines()[0]}): give --probe with the "
             "factors of another run, --cache-ratio, or another strategy"
         ) from error
-    operations = work.outline(ProbeView, training=True)
+    operations = work.outline(SPREAD, training=True)
     flops = 3 * counter.get_total_flops()  # backward, by rows and by weights
     edges = num_edges * sum(_passes(work, operations))
     bytes_each_way, network = _exchange_seconds(group)

@@ -1,0 +1,188 @@
+"""The exchange of tensor parallelism: rows to columns before an aggregate, columns to rows behind it (NeutronTP, 3.2).
+
+`Columns` sends; `operations` is what it sends by the paper's formulas, chunk by chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.chunks.columns import ChunkedGraph
+from weft.comm import (
+    Group,
+    Layout,
+    RowSet,
+    cols_to_rows,
+    column_layout,
+    count_shared,
+    even_bounds,
+    rows_to_cols,
+    sum_shared,
+)
+from weft.cost import Operation
+from weft.nn import (
+    Aggregate,
+    ByRelation,
+    EdgeSoftmax,
+    GraphOperation,
+    OwnRelationRows,
+    Rows,
+    Topology,
+    WorkingSet,
+    Workload,
+)
+from weft.strategies.tensor.attention import AttentionPlan
+from weft.strategies.view import Exchange, PlacedView
+
+
+class Columns(Exchange):
+    """This rank's rows become its columns of all rows, and back. The features' columns are here from the start.
+
+    work: whose graph has the features. topology: the whole graph's. rows: the vertices that the rank answers for.
+    bounds: of every rank's rows. chunked: what aggregates chunk by chunk, if it is to be. working_set: of an aggregate.
+    """
+
+    def __init__(
+        self,
+        work: Workload,
+        topology: Topology,
+        rows: slice | Tensor,
+        bounds: tuple[int, ...],
+        group: Group,
+        *,
+        chunked: ChunkedGraph | None,
+        working_set: Callable[[Aggregate, int], WorkingSet],
+    ) -> None:
+        super().__init__(topology, topology.ids[rows], topology.adjacency.num_targets, group)
+        self.work, self.bounds, self.chunked, self.working_set = work, bounds, chunked, working_set
+        columns = even_bounds(work.stats.num_features, group.size)
+        self.column_range = range(columns[group.rank], columns[group.rank + 1])
+
+    @cached_property
+    def features(self) -> Tensor:
+        """This rank's columns [N, f] of the features; read from the graph only if a model aggregates them."""
+        x = self.work.graph.x
+        assert x is not None
+        held = x[:, self.column_range.start : self.column_range.stop]
+        return held.to(self.group.device, self.work.dtype).contiguous()
+
+    @property
+    def relation_rows(self) -> OwnRelationRows:
+        if self.chunked:
+            return self.chunked.chunking.relations(self.group.rank, self.group.size).home
+        return self.topology.relation_rows
+
+    def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+        if isinstance(op, EdgeSoftmax):
+            return self._attend(view, op, rows, steps)
+        x = rows[op.first]
+        width, split = x.shape[1], view.origin(x) == "rows"
+        layout = column_layout(self.bounds, width)
+        if self.chunked:
+            x, needs = x if split else self._columns(view, x, layout), self.working_set(op, width)
+            return self.chunked.aggregate(x, op, needs, layout if split else None, layout, steps=steps)
+        y = view.run(op, {op.first: self._columns(view, x, layout)}, steps, self.topology)
+        leaving = column_layout(self.topology.relation_rows.bounds, width) if isinstance(op, ByRelation) else layout
+        return cols_to_rows(y, leaving, self.group)
+
+    def _attend(self, view: PlacedView, op: EdgeSoftmax, rows: Rows, steps: int) -> Tensor:
+        rank, width = self.group.rank, rows[op.first].shape[1]
+        plan = AttentionPlan.of(
+            op,
+            num_vertices=self.num_vertices,
+            num_edges=self.topology.adjacency.num_edges,
+            size=self.group.size,
+            may_sum=self.chunked is None,
+        )
+        start, stop = plan.logit_columns(sums=plan.sums)[rank]
+        shared = {name: rows[name][..., start:stop] for name in op.shared}
+        mine, leaving = plan.share(op, rank), column_layout(self.bounds, width)
+        packed = [rows[name] for name in (*op.source, *op.target)]
+        if self.chunked:
+            own = plan.own_columns(rank)
+            return self.chunked.aggregate(
+                torch.cat(packed, 1),
+                mine,
+                self.working_set(op, width),
+                plan.layout(sums=False),
+                leaving,
+                steps=steps,
+                own=own,
+                extra=slice(own.stop if op.beside_width else 0, None),
+                shared=shared,
+            )
+        layout = plan.layout(sums=plan.sums)
+        widths = [last - first for first, last in layout.columns[rank]]
+        dealt = [part.contiguous() for part in rows_to_cols(torch.cat(packed, 1), layout, self.group).split(widths, 1)]
+        if not op.beside_width:
+            first, last = plan.columns[rank]
+            dealt.insert(0, dealt[0][:, first - start : last - start])
+        prepared = mine.prepare(self.topology, dict(zip((*mine.source, *mine.target), dealt, strict=True)) | shared)
+        if plan.sums:
+            prepared["logits"] = sum_shared(prepared["logits"], plan.held, self.group)
+        return cols_to_rows(view.run(mine, prepared, steps, self.topology), leaving, self.group)
+
+    def _columns(self, view: PlacedView, x: Tensor, layout: Layout) -> Tensor:
+        """This rank's columns of all rows, from its rows; those of features are here."""
+        if view.origin(x) == "rows":
+            return rows_to_cols(x, layout, self.group)
+        return view.constant(x, self.features, self.topology.ids, self.column_range.start)
+
+
+def operations(
+    op: GraphOperation,
+    rank: int,
+    size: int,
+    itemsize: int,
+    schedule: Sequence[tuple[RowCounts | None, int, RowCounts | None]],
+    attention: AttentionPlan | None,
+    *,
+    how: str,
+    recomputed: bool,
+) -> list[Operation]:
+    """What a rank does forward for an aggregate: columns, aggregate, rows.
+
+    schedule: chunk by chunk, the rows that arrive before it, its edges, and the rows that leave behind it. how: the way
+    that an attention's logits take. recomputed: whether the backward pass aggregates again.
+    """
+    widths = [stop - start for start, stop in pairwise(even_bounds(op.width, size))]
+    packed = [attention.layout(sums=attention.sums).width(one) for one in range(size)] if attention else widths
+    made: list[Operation] = []
+    for arriving, num_edges, leaving in schedule:
+        if arriving and op.origin == "rows" and size > 1:
+            made.append(exchanged("split", arriving, packed, rank, itemsize, "" if made else how))
+        if attention and attention.sums:
+            numbers = count_shared(attention.held, attention.num_logits, rank)
+            sent, received = (number * itemsize for number in numbers)
+            apart = Operation(kind="collective", tag="logits", bytes_sent=sent, bytes_received=received)
+            made += [apart, apart.mirrored()]
+        made.append(Operation(kind="aggregate", edges=num_edges * widths[rank] * op.steps, recomputed=recomputed))
+        if leaving and size > 1:
+            made.append(exchanged("split", leaving, widths, rank, itemsize).mirrored())
+    return made
+
+
+class RowCounts(NamedTuple):
+    """How many rows of a set a rank answers for, and how many the others."""
+
+    own: int
+    others: int
+
+    @classmethod
+    def of(cls, rows: RowSet | None) -> RowCounts | None:
+        """Those of a set."""
+        return None if rows is None else cls(len(rows.own), len(rows.ids) - len(rows.own))
+
+
+def exchanged(tag: str, rows: RowCounts, widths: Sequence[int], rank: int, itemsize: int, how: str = "") -> Operation:
+    """A split of so many rows into `widths` columns of each rank; its mirror is the gather."""
+    sent, received = rows.own * (sum(widths) - widths[rank]), rows.others * widths[rank]
+    return Operation(
+        kind="collective", tag=tag, bytes_sent=sent * itemsize, bytes_received=received * itemsize, how=how
+    )
