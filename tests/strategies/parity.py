@@ -461,7 +461,7 @@ def wrong_gather(gather: Callable[..., None]) -> Callable[..., None]:
 def wrong_ids(place: Callable[..., None]) -> Callable[..., None]:
     def wrong(home: PlacedVertices, *arguments: Any, **options: Any) -> None:
         place(home, *arguments, **options)
-        home.exchanges[0].row_ids[home.dependencies.num_own :] += 1  # which all stages share
+        home.halos[0].row_ids[home.dependencies.num_own :] += 1  # which all stages share
 
     return wrong
 

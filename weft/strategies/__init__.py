@@ -7,11 +7,18 @@ from weft.strategies.single import SinglePlan
 from weft.strategies.tensor.plan import TensorPlan
 from weft.strategies.vertex.plan import CachedPlan, CommunicatedPlan, HybridPlan, VertexOptions
 from weft.strategies.vertex.stale import StalePlan
+from weft.strategies.view import Exchange, PlacedView
 
 STRATEGIES: dict[str, type[Plan]] = {
     plan.name: plan
     for plan in (SinglePlan, TensorPlan, CommunicatedPlan, CachedPlan, HybridPlan, StalePlan, OffloadPlan)
 }
+
+
+def register(plan: type[Plan]) -> type[Plan]:
+    """Makes a strategy known by its name, to `weft.train`, to the command line and to the tests; a decorator."""
+    STRATEGIES[plan.name] = plan
+    return plan
 
 
 def get_strategy(name: str) -> type[Plan]:
@@ -21,4 +28,15 @@ def get_strategy(name: str) -> type[Plan]:
     return STRATEGIES[name]
 
 
-__all__ = ["STRATEGIES", "Options", "Placed", "Plan", "Step", "VertexOptions", "get_strategy"]
+__all__ = [
+    "STRATEGIES",
+    "Exchange",
+    "Options",
+    "Placed",
+    "PlacedView",
+    "Plan",
+    "Step",
+    "VertexOptions",
+    "get_strategy",
+    "register",
+]

@@ -23,7 +23,6 @@ from weft.data import Graph
 from weft.nn import (
     SPREAD,
     GraphOperation,
-    GraphView,
     Inputs,
     Topology,
     Total,
@@ -33,6 +32,7 @@ from weft.nn import (
     typed_rows,
     with_own_rows,
 )
+from weft.strategies.view import Exchange, PlacedView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +191,12 @@ class Placed(ABC):
         return {}
 
     @abstractmethod
-    def view(self, stage: int, view_key: int) -> GraphView:
+    def exchange(self, stage: int) -> Exchange:
+        """What brings the rows of one of the model's stages to the edges, and the results back."""
+
+    def view(self, stage: int, view_key: int) -> PlacedView:
         """The view of one stage, whose dropout masks depend on `view_key`."""
+        return PlacedView(self.exchange(stage), self.plan.traits, key=view_key, inputs=self.inputs)
 
     def steps(self, epoch: int) -> Sequence[Step]:
         """The training steps of an epoch."""

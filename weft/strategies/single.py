@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from weft.comm import Group
 from weft.cost import Operation
-from weft.nn import ONE_DEVICE, GraphOperation, GraphView
+from weft.nn import ONE_DEVICE, GraphOperation
 from weft.strategies.base import Placed, Plan
-from weft.strategies.view import Identity, PlacedView
+from weft.strategies.view import Identity
 
 
 class SinglePlan(Plan):
@@ -30,11 +28,6 @@ class SinglePlan(Plan):
 class PlacedSingle(Placed):
     """The whole graph on this rank."""
 
-    def view(self, stage: int, view_key: int) -> GraphView:
+    def exchange(self, stage: int) -> Identity:
         del stage
-        return PlacedView(self.exchange, self.plan.traits, key=view_key, inputs=self.inputs)
-
-    @cached_property
-    def exchange(self) -> Identity:
-        """Nothing is moved."""
         return Identity(self.topology, self.topology.ids, self.graph.num_vertices, self.group)

@@ -26,7 +26,7 @@ from weft.core.memory import give_back_pages
 from weft.core.units import format_bytes
 from weft.cost import NOMINAL_RATES, Operation, Trace, all_reduce
 from weft.data import Graph
-from weft.nn import SPREAD, GraphOperation, GraphView, Inputs, Workload, embeddings, shared_parameters
+from weft.nn import SPREAD, GraphOperation, Inputs, Workload, embeddings, shared_parameters
 from weft.store.host import free_bytes
 from weft.strategies.base import Placed, Plan, Step, whole_topology
 from weft.strategies.offload.cut import MAX_CHUNKS, Cutter, Orders
@@ -34,6 +34,7 @@ from weft.strategies.offload.forecast import Forecast, forecast
 from weft.strategies.offload.miniature import Miniature
 from weft.strategies.offload.moves import Moves, MoveSizes
 from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, embedded_stats, make_embedded_halo
+from weft.strategies.view import Exchange
 
 SOME_CHUNKS = 64  # whose memory is named where a limit is below what any chunk takes
 MARGIN = 0.91  # of a limit is filled: what is found scaled down has been up to 8 % below what chunks then took
@@ -268,8 +269,8 @@ class PlacedOffload(Placed):
         """Nothing: features are read range by range."""
         return Inputs(rows=torch.empty(0, self.graph.num_features, dtype=self.work.dtype), savings=self.work.savings)
 
-    def view(self, stage: int, view_key: int) -> GraphView:
-        raise NotImplementedError(f"stage {stage} has no view of all rows (key {view_key})")
+    def exchange(self, stage: int) -> Exchange:
+        raise NotImplementedError(f"stage {stage} is run chunk by chunk, by a pass")
 
     def forward(self, step: Step) -> Tensor:
         self.model.train(step.training)

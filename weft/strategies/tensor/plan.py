@@ -28,13 +28,11 @@ from weft.nn import (
     ByRelation,
     EdgeSoftmax,
     GraphOperation,
-    GraphView,
     WorkingSet,
 )
 from weft.strategies.base import Options, Placed, Plan
 from weft.strategies.tensor.attention import AttentionPlan
 from weft.strategies.tensor.columns import Columns, RowCounts, operations
-from weft.strategies.view import PlacedView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,13 +174,13 @@ class PlacedTensor(Placed):
         if plan.chunking is not None:
             device = torch.device(plan.options.device) if plan.options.device else group.device
             chunked = ChunkedGraph(self.topology, plan.chunking, group, device)
-        self.exchange = Columns(
+        self.columns = Columns(
             plan.work, self.topology, rows, plan.row_bounds, group, chunked=chunked, working_set=plan.needs
         )
 
-    def view(self, stage: int, view_key: int) -> GraphView:
+    def exchange(self, stage: int) -> Columns:
         del stage
-        return PlacedView(self.exchange, self.plan.traits, key=view_key, inputs=self.inputs)
+        return self.columns
 
     def describe(self) -> dict[str, Any]:
         plan = self.plan

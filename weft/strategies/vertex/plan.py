@@ -19,13 +19,12 @@ from weft.comm import Group, Halo, Route, make_route
 from weft.core.errors import InputError
 from weft.cost import Operation
 from weft.data import Graph
-from weft.nn import SPREAD, GraphOperation, GraphView, Topology, embeddings, is_embedded
+from weft.nn import SPREAD, GraphOperation, Topology, embeddings, is_embedded
 from weft.partition import Caching, Dependencies, Hop, make_dependencies, range_parts
 from weft.strategies.base import Options, Placed, Plan, whole_topology
 from weft.strategies.vertex.blocks import Block, BlockStats, Halos, operations
 from weft.strategies.vertex.costs import NOMINAL, is_fetched, level_costs
 from weft.strategies.vertex.embedded import EmbeddedHalo, again_by_owner
-from weft.strategies.view import PlacedView
 
 MAX_LEVELS = 100  # a level is a byte
 
@@ -146,9 +145,7 @@ class PlacedVertices(Placed):
         super().__init__(plan, group, needed.own, seed=seed, input_rows=needed.rows)
         row_ids, embedded = self.topology.ids[needed.rows].to(group.device), make_embedded_halo(plan, group)
         self.blocks = self._make_blocks()
-        self.exchanges = [
-            Halos(blocks, self.topology, row_ids, needed.num_own, group, embedded) for blocks in self.blocks
-        ]
+        self.halos = [Halos(blocks, self.topology, row_ids, needed.num_own, group, embedded) for blocks in self.blocks]
 
     @cached_property
     def topology(self) -> Topology:
@@ -166,8 +163,8 @@ class PlacedVertices(Placed):
             "choice_seconds": needed.choice_seconds,
         }
 
-    def view(self, stage: int, view_key: int) -> GraphView:
-        return PlacedView(self.exchanges[stage], self.plan.traits, key=view_key, inputs=self.inputs)
+    def exchange(self, stage: int) -> Halos:
+        return self.halos[stage]
 
     def _make_blocks(self) -> list[tuple[Block, ...]]:
         """The blocks of each stage's aggregates; those that have the same rows on every rank are one."""

@@ -1,0 +1,83 @@
+"""A strategy of one's own: a rank has a range of vertices with their in-edges, and is sent the rows of all others.
+
+Registering it is all: `weft.train` takes its name, and the tests hold it to `single` and to its own trace.
+"""
+
+import torch
+from torch import Tensor
+
+import weft
+from weft.comm import Group, Halo, Route, even_bounds
+from weft.cost import Operation
+from weft.data import Adjacency
+from weft.nn import Aggregate, GraphOperation, Rows, SubTopology, Topology
+from weft.strategies import Exchange, Placed, PlacedView, Plan, register
+
+
+@register
+class BroadcastPlan(Plan):
+    name = "broadcast"
+
+    def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
+        first, end = even_bounds(self.work.stats.num_vertices, self.size)[rank : rank + 2]
+        num_own, indptr, made = end - first, self.work.graph.in_edges.indptr, list[Operation]()
+        for step in range(op.steps if op.reads_edges else 0):
+            row = (op.width + (0 if step else op.beside_width)) * self.work.itemsize
+            sent, received = num_own * (self.size - 1) * row, (len(indptr) - 1 - num_own) * row
+            if self.size > 1:
+                made.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
+            if op.is_aggregate:
+                made.append(Operation(kind="aggregate", edges=int(indptr[end] - indptr[first]) * op.width))
+        return made
+
+    def place(self, group: Group, *, seed: int = 0) -> Placed:
+        first, end = even_bounds(self.work.stats.num_vertices, self.size)[group.rank : group.rank + 2]
+        return PlacedRange(self, group, slice(first, end), seed=seed)
+
+
+class PlacedRange(Placed):
+    def exchange(self, _stage: int) -> Exchange:
+        return Everyone(self.topology, self.rows, self.group)
+
+
+class Everyone(Exchange):
+    """The rows of all ranks, this rank's first; gradients of the others' rows go back to their ranks."""
+
+    def __init__(self, whole: Topology, own: slice, group: Group) -> None:
+        edges, ids = whole.adjacency, torch.arange(whole.adjacency.num_targets, device=group.device)
+        sources = torch.cat([ids[own], ids[: own.start], ids[own.stop :]])
+        span = slice(int(edges.indptr[own.start]), int(edges.indptr[own.stop]))
+        indptr = edges.indptr[own.start : own.stop + 1] - span.start
+        indices = sources.argsort().to(edges.indices.dtype)[edges.indices[span].long()]
+        weight = None if edges.weight is None else edges.weight[span]
+        block = Adjacency(indptr=indptr, indices=indices, num_sources=len(ids), weight=weight)
+        super().__init__(SubTopology(block, sources, own, whole, span), whole.ids[own], len(ids), group)
+        self.topology.edge_type = None if whole.edge_type is None else whole.edge_type[span]
+        self.topology.num_relations = whole.num_relations
+        received = torch.tensor(even_bounds(len(ids), group.size)).diff().tolist()
+        self.num_own, received[group.rank] = received[group.rank], 0
+        sent = tuple(0 if rank == group.rank else self.num_own for rank in range(group.size))
+        rows = torch.arange(self.num_own, device=group.device).repeat(group.size - 1)
+        route = Route(rows=rows, sent=sent, received=tuple(received), num_rows=self.num_own)
+        self.halo = Halo(route, group, name="broadcast")
+
+    def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+        sources = self.bring(torch.cat([rows[name] for name in op.source], 1))
+        widths = [rows[name].shape[1] for name in op.source]
+        brought = (one.contiguous() for one in sources.split(widths, 1))
+        op, rows = op.stepwise({**rows, **dict(zip(op.source, brought, strict=True))})
+        prepared, x = op.prepare(self.topology, rows), rows[op.first]
+        for step in range(steps):
+            x = self.bring(x) if step else x
+            x = view.run(op, {**prepared, op.first: x}, 1, self.topology)
+        return x
+
+    def block(self, _view: PlacedView, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        return self.bring(x), self.topology.edge_index, self.num_own
+
+    def bring(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.halo.fetch(x)]) if self.group.size > 1 else x
+
+
+if __name__ == "__main__":
+    print(weft.train("digits", strategy="broadcast", workers=2, epochs=30).summary["scores"])
