@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_runs import EPOCHS, RUN, WEFT, finish, losses, ranks, start, summary, wait_for_epoch
 
 import weft
+from tests.engine.test_runs import EPOCHS, RUN, WEFT, finish, losses, ranks, start, summary, wait_for_epoch
 from weft.cli import main
 from weft.core import native
 from weft.core.errors import InputError, RunError

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from parity import make_typed_graph
 from safetensors.torch import load_file
 
 import weft
+from tests.strategies.graphs import make_typed_graph
 from weft.core.errors import InputError
 
 OPTIONS: dict[str, Any] = {

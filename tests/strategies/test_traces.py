@@ -7,8 +7,9 @@ from itertools import takewhile
 
 import pytest
 import torch
-from parity import FACTORS, NUM_CLASSES, NUM_FEATURES, Case
 
+from tests.strategies.cases import FACTORS, Case
+from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
 from weft.core.errors import InputError
 from weft.cost import Trace
 from weft.data.generate import generate
