@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import weft
 from tests.data.test_links import make
+from tests.engine.running import train
 from tests.ranks import on_ranks
 from tests.strategies.cases import EXACT, FACTORS
 from tests.strategies.planted import replaced, too_large
@@ -223,7 +224,7 @@ def test_runs_and_resumes(tmp_path: Path) -> None:
     for strategy, workers in (("single", 1), ("tensor", 2)):
         out = tmp_path / strategy
         weft.train(data, out=out, epochs=3, **options)
-        resumed = weft.train(data, out=out, epochs=6, resume=True, strategy=strategy, workers=workers, **options)
+        resumed = train(data, out=out, epochs=6, resume=True, strategy=strategy, workers=workers, **options)
         if workers == 1:
             assert curve(resumed) == curve(whole)
         torch.testing.assert_close(curve(resumed), curve(whole), rtol=1e-9, atol=1e-9)

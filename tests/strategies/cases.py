@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise, product
@@ -216,9 +217,9 @@ def turn(name: str, turns: int) -> int:
 
 
 def chosen(names: Collection[str], share: float) -> set[str]:
-    """A share of the names, at least one, by their hashes; another name changes one of them at most."""
+    """A share of the names, rounded up, by their hashes; another name changes one of them at most."""
     ranked = sorted(names, key=lambda name: turn(name, 1 << 60))
-    return set(ranked[: max(1, round(share * len(ranked)))])
+    return set(ranked[: math.ceil(share * len(ranked))])
 
 
 def point(*values: Any, name: str, quick: bool) -> Any:
