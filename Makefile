@@ -11,7 +11,7 @@ demo: $(VENV)/ready
 	$(BIN)/weft train digits --model gcn --decoupled --strategy tensor --workers 2 --epochs 200 --out runs/demo
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -1,12 +1,35 @@
-"""Fixtures for all tests."""
+"""Fixtures for all tests, and what a session has: one thread a process, references, ranks that are kept."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: graphs are too small for more
+
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.ranks import close_pools
+from tests.strategies.session import REFERENCES
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives the references a folder that the workers of pytest-xdist and all ranks share."""
+    if REFERENCES not in os.environ:
+        folder = tempfile.TemporaryDirectory()
+        os.environ[REFERENCES] = folder.name
+        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(lambda: os.environ.pop(REFERENCES))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ranks() -> Iterator[None]:
+    """Ends the ranks that are kept with the session."""
+    yield
+    close_pools()
 
 
 @pytest.fixture

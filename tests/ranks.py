@@ -1,6 +1,7 @@
-"""Runs a function on P ranks: gloo, rendezvous by file, one thread a rank, a hard limit, the first traceback.
+"""Runs functions on P ranks: gloo, rendezvous by file, one thread a rank, a hard limit, the first traceback.
 
-Ranks are forked from a process that has imported PyTorch and does nothing else, since the import takes seconds.
+Ranks are forked from a process that has imported PyTorch and does nothing else, since the import takes seconds. Those
+of `on_ranks` stay for the session, one pool per P; those of `spawn` are new.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from contextlib import closing
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -21,51 +24,115 @@ from weft.core.meter import Meter
 
 LIMIT_SECONDS = 240
 
+_pools: dict[int, Pool] = {}
+
+
+def on_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """`function(group, *arguments)` on each of `size` ranks that are kept; the results in rank order.
+
+    One rank is this process. Function, arguments and results are pickled. AssertionError with the first traceback.
+    """
+    if size == 1:
+        return [function(Group(), *arguments)]
+    if size not in _pools or _pools[size].closed:
+        _pools[size] = Pool(size)
+    return _pools[size].run(function, *arguments)
+
 
 def spawn(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """`function(group, *arguments)` on every rank; the results in rank order."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["weft.strategies", "weft.engine"])
-    with tempfile.TemporaryDirectory() as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(size)]
-        ranks = [
-            context.Process(target=_main, args=(rank, size, folder, pipes[rank][1], function, arguments), daemon=True)
-            for rank in range(size)
+    """As `on_ranks`, in processes of its own."""
+    with closing(Pool(size)) as pool:
+        return pool.run(function, *arguments)
+
+
+def close_pools() -> None:
+    """Ends all ranks that are kept."""
+    while _pools:
+        _pools.popitem()[1].close()
+
+
+class Pool:
+    """Ranks that run one function after another; after a failure all are ended, since some may wait for others."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["pytest", "weft.strategies", "weft.engine"])
+        self.closed = False
+        self._folder = tempfile.TemporaryDirectory()
+        pipes = [context.Pipe() for _ in range(size)]
+        self._pipes = [ours for ours, _ in pipes]
+        self._processes = [
+            context.Process(target=_serve, args=(rank, size, self._folder.name, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
         ]
-        for process, (_, sender) in zip(ranks, pipes, strict=True):
+        for process, (_, theirs) in zip(self._processes, pipes, strict=True):
             process.start()
-            sender.close()  # so that a rank that dies without a word is an end of file here
+            theirs.close()  # so that a rank that dies without a word is an end of file here
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """`function(group, *arguments)` on every rank; the results in rank order."""
         try:
-            return [_result(rank, receiver) for rank, (receiver, _) in enumerate(pipes)]
-        finally:
-            for process in ranks:
-                process.join(5)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
-            for receiver, _ in pipes:
-                receiver.close()
+            for pipe in self._pipes:
+                pipe.send((function, arguments))
+            return self._results()
+        except BaseException:
+            self.close(wait_seconds=0)
+            raise
+
+    def close(self, wait_seconds: float = 5) -> None:
+        """Ends the ranks, at once if they do not end by themselves."""
+        self.closed = True
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(wait_seconds)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+    def _results(self) -> list[Any]:
+        results: dict[Connection, Any] = {}
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while len(results) < len(self._pipes):
+            pending = [pipe for pipe in self._pipes if pipe not in results]
+            ready = wait(pending, max(0.0, deadline - time.monotonic()))
+            late = [self._pipes.index(pipe) for pipe in pending]
+            assert ready, f"ranks {late} gave no result within {LIMIT_SECONDS} s"
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                failed, results[pipe] = _received(pipe)
+                assert not failed, f"rank {self._pipes.index(pipe)} failed:\n{results[pipe]}"
+        return [results[pipe] for pipe in self._pipes]
 
 
-def _result(rank: int, pipe: Connection) -> Any:
-    assert pipe.poll(LIMIT_SECONDS), f"rank {rank} gave no result within {LIMIT_SECONDS} s"
-    failed, value = pipe.recv()
-    if failed:
-        raise AssertionError(f"rank {rank} failed:\n{value}")
-    return value
+def _received(pipe: Connection) -> tuple[bool, Any]:
+    """Whether a rank failed, and its result or its traceback."""
+    try:
+        failed, value = pipe.recv()
+    except (EOFError, ConnectionError):
+        return True, "it ended without a word"
+    return failed, value
 
 
-def _main(
-    rank: int, size: int, folder: str, pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
+def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
+    """A rank of a pool, until the other end of the pipe is closed. Ranks that a function has parted meet again."""
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    try:
-        init = f"file://{Path(folder) / 'meet'}"
-        group: Group = join(timeout_seconds=60, meter=Meter(), init_method=init)
-        result = function(group, *arguments)
-        group.close()
-        pipe.send((False, result))
-    except BaseException:
-        pipe.send((True, traceback.format_exc()))
+    turn = 0
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        except BaseException:
+            pipe.send((True, traceback.format_exc()))
+            continue
+        turn += 1
+        try:
+            init = f"file://{Path(folder) / f'meet-{turn}'}"
+            group = join(timeout_seconds=60, meter=Meter(), init_method=init)
+            pipe.send((False, function(group, *arguments)))
+        except BaseException:
+            pipe.send((True, traceback.format_exc()))

@@ -1,24 +1,31 @@
-"""The examples run as they stand."""
+"""The examples run as they stand, on two ranks."""
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.engine.running import said_by_ranks
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+def run_example(path: Path, folder: Path) -> None:
+    """On a rank, as torchrun starts it; the ranks' models begin with the same weights."""
+    os.chdir(folder)
+    torch.manual_seed(0)
+    runpy.run_path(str(path), run_name="__main__")
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_example(name: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    figures = [float(figure) for figure in re.findall(r"0\.\d+", done.stdout)]
+    said = said_by_ranks(2, run_example, EXAMPLES / name, tmp_path)
+    figures = [float(figure) for figure in re.findall(r"0\.\d+", said.out)]
     assert figures
     assert min(figures) > 0.5
     if name == "from_pyg.py":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import spawn
 
+from tests.ranks import spawn
 from weft.comm import Group, Key
 from weft.comm.group import Exchange
 from weft.core.errors import InputError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import product
 
 import torch
-from ranks import spawn
 from torch import Tensor
 
+from tests.ranks import on_ranks
 from weft.comm import Group, Halo, make_route, split_product
 from weft.core.meter import Counts
 from weft.data import Adjacency
@@ -139,7 +139,7 @@ def check_all(group: Group) -> list[tuple[int, int, int]]:
 
 def test_equals_the_whole_product() -> None:
     """Also with rows that are computed again, with a rank that has no vertices, and with nothing to exchange."""
-    sizes = spawn(SIZE, check_all)
+    sizes = on_ranks(SIZE, check_all)
     for first, again, *_, alone, _ in sizes:
         assert first[0] == first[1] < again[1]
         assert first[2] > again[2] > 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from graph_checks import assert_one_line
 
+from tests.data.graph_checks import assert_one_line
 from weft.core.errors import InputError
 from weft.cost import Machine
 

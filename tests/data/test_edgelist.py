@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from graph_checks import assert_one_line, same_graph
 
+from tests.data.graph_checks import assert_one_line, same_graph
 from weft.core.errors import InputError
 from weft.data import Graph, load, read_edges
 from weft.data.io import text

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graph_checks import CALM, assert_one_line, graphs
 from hypothesis import given
 from torch import Tensor
 
+from tests.data.graph_checks import CALM, assert_one_line, graphs
 from weft.core.errors import InputError
 from weft.data import Adjacency, DataWarning, Graph, checks, require_trainable
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from graph_checks import CALM, assert_one_line, graphs
 from hypothesis import given
 
+from tests.data.graph_checks import CALM, assert_one_line, graphs
 from weft.core.errors import InputError
 from weft.data import Graph, with_inverse_relations
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from graph_checks import CALM, assert_one_line, graphs, same_graph
 from hypothesis import assume, given
 
+from tests.data.graph_checks import CALM, assert_one_line, graphs, same_graph
 from weft.core.errors import InputError
 from weft.data import Graph, load, reorder
 from weft.data.checks import MASKS

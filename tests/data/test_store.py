@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graph_checks import CALM, assert_one_line, graphs, same_graph
 from hypothesis import given
 
+from tests.data.graph_checks import CALM, assert_one_line, graphs, same_graph
 from weft.core.errors import InputError
 from weft.data import Graph, load, open_store, save
 from weft.data.io import store

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_link import Case
 from torch import Tensor
 from torch.nn import functional
 
+from tests.engine.test_link import Case
 from weft.comm import Group
 from weft.data import Graph, Links
 from weft.engine import blocks, link

@@ -23,7 +23,7 @@ def weighted() -> Graph:
 
 
 def test_a_run_says_once_that_weights_are_ignored(weighted: Graph, tmp_path: Path) -> None:
-    options = {"quiet": True, "epochs": 1, "hidden": 8, "strategy": "communicated", "workers": 2}
+    options = {"quiet": True, "epochs": 1, "hidden": 8, "strategy": "communicated"}
     with pytest.warns(DataWarning, match="digits has edge weights, which are ignored by SAGEConv: use gcn") as caught:
         weft.train(weighted, "sage", out=tmp_path / "sage", **options)
     assert len(caught) == 1

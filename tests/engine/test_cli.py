@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.engine.running import command
 from weft.cli import main
 from weft.data import Graph, load
 
@@ -222,10 +223,11 @@ def test_compare(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path
     assert "tensor" in table
 
 
-def test_ablate(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
+def test_ablate(store: Path, tmp_path: Path) -> None:
     out = tmp_path / "ablate"
-    command = ["compare", str(store), "--ablate", "--workers", "2", "--epochs", "2", "--dtype", "float64"]
-    assert main([*command, "--out", str(out)]) == 0
+    given = ("compare", store, "--ablate", "--epochs", "2", "--dtype", "float64", "--out", out)
+    said = command(*given, workers=2)
+    assert said.result == 0
     lines = [json.loads(line) for line in (out / "compare.jsonl").read_text().splitlines()]
     assert [line["strategy"] for line in lines] == ["vertex-parallel", "tensor", "decoupled", "pipeline"]
     losses = [line["summary"]["loss"] for line in lines]
@@ -233,4 +235,4 @@ def test_ablate(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path)
     assert losses[2] == losses[3] != losses[1]
     exchanges = [line["summary"]["ranks"][0]["collectives"] for line in lines]
     assert exchanges[3]["split"] == 4 * exchanges[2]["split"]
-    assert "pipeline" in capsys.readouterr().out
+    assert "pipeline" in said.out

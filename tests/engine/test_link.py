@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from parity import EXACT, MACHINE, Given, check_close, replaced, too_large
-from ranks import spawn
-from test_links import make
 from torch import Tensor, nn
 
 import weft
+from tests.data.test_links import make
+from tests.engine.running import train
+from tests.ranks import on_ranks
+from tests.strategies.cases import EXACT, MACHINE
+from tests.strategies.planted import replaced, too_large
+from tests.strategies.session import Given, check_close
 from weft.cli import main
 from weft.comm import Group, halo
 from weft.core.config import Config
@@ -41,6 +46,10 @@ class Case:
     model: str = "gcn"
     negatives: int = 1
     order: str = "none"
+
+    @property
+    def id(self) -> str:
+        return f"{self.model}-{self.decoder}-{self.graph}"
 
     @property
     def config(self) -> Config:
@@ -137,7 +146,13 @@ class Reference:
         self.losses, self.scores = whole.losses(), whole.scores()
 
 
-def check(case: Case, name: str, group: Group, expected: Reference) -> None:
+@cache
+def reference(case: Case) -> Reference:
+    """Computed once a process."""
+    return Reference(case)
+
+
+def check(group: Group, case: Case, name: str, expected: Reference) -> None:
     placed = Session(case, name, group, IN_CHUNKS if name == "offload" else PLACEMENT)
     placed.group.meter.take("train")
     placed.step(2)
@@ -145,47 +160,51 @@ def check(case: Case, name: str, group: Group, expected: Reference) -> None:
     gradients = placed.gradients()
     assert gradients.keys() == expected.gradients.keys()
     for parameter, gradient in expected.gradients.items():
-        check_close(gradients[parameter], gradient, f"{case}, {name}: gradient of {parameter}")
-    check_close(placed.losses(), expected.losses, f"{case}, {name}: losses")
+        check_close(gradients[parameter], gradient, f"gradient of {parameter}")
+    check_close(placed.losses(), expected.losses, "losses")
     placed.group.meter.take("eval")
     scores = placed.scores()
     placed.check_counts("eval", epoch=None)
     for score in SCORES:
-        assert scores.get(score) == pytest.approx(expected.scores.get(score), abs=1e-12), f"{case}, {name}: {score}"
+        assert scores.get(score) == pytest.approx(expected.scores.get(score), abs=1e-12), score
 
 
-def check_idle_ranks(group: Group) -> None:
-    """A rank that has vertex 59 alone, without links, and a rank that has nothing."""
-    case = CASES[2]
+def matrix() -> list[Any]:
+    return [
+        pytest.param(name, case, size, id=f"{name}-{case.id}-P{size}")
+        for size, case in product((1, 2, 3), CASES)
+        for name in (EXACT if size < 3 else ("tensor", "hybrid"))
+    ]
+
+
+@pytest.mark.parametrize(("name", "case", "size"), matrix())
+def test_equals_single(name: str, case: Case, size: int) -> None:
+    expected = reference(case)
+    assert set(SCORES) <= expected.scores.keys()
+    on_ranks(size, check, case, name, expected)
+
+
+def check_idle_ranks(group: Group, case: Case, expected: Reference) -> None:
     part = (torch.arange(60) == 59).int()
     placed = Session(case, "communicated", group, Given(partition=part))
-    expected = Reference(case)
     check_close(placed.losses(), expected.losses, "losses")
     assert placed.scores() == pytest.approx(expected.scores, abs=1e-12)
 
 
-def check_all(group: Group) -> None:
-    for case in CASES:
-        expected = Reference(case)
-        assert set(SCORES) <= expected.scores.keys()
-        for name in EXACT if group.size < 3 else ("tensor", "hybrid"):
-            check(case, name, group, expected)
-    if group.size == 3:
-        check_idle_ranks(group)
-    if group.size > 1:
-        expected = Reference(CASES[0])
-        wrong = replaced(halo.Rows, "wait", too_large(halo.Rows.wait))
-        with wrong, pytest.raises(AssertionError, match=r"gradient|loss"):
-            check(CASES[0], "tensor", group, expected)
+def test_a_rank_without_links_and_one_without_vertices() -> None:
+    """A rank that has vertex 59 alone, without links, and a rank that has nothing."""
+    on_ranks(3, check_idle_ranks, CASES[2], reference(CASES[2]))
 
 
-def test_equals_single_on_one_rank() -> None:
-    check_all(Group())
+def check_planted(group: Group, case: Case, expected: Reference) -> None:
+    wrong = replaced(halo.Rows, "wait", too_large(halo.Rows.wait))
+    with wrong, pytest.raises(AssertionError, match=r"gradient|loss"):
+        check(group, case, "tensor", expected)
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_equals_single(size: int) -> None:
-    spawn(size, check_all)
+def test_a_planted_error_shows(size: int) -> None:
+    on_ranks(size, check_planted, CASES[0], reference(CASES[0]))
 
 
 OPTIONS: dict[str, Any] = {"task": "link", "dtype": "float64", "hidden": 16, "metric": "mrr", "quiet": True}
@@ -208,7 +227,7 @@ def test_runs_and_resumes(tmp_path: Path) -> None:
     for strategy, workers in (("single", 1), ("tensor", 2)):
         out = tmp_path / strategy
         weft.train(data, out=out, epochs=3, **options)
-        resumed = weft.train(data, out=out, epochs=6, resume=True, strategy=strategy, workers=workers, **options)
+        resumed = train(data, out=out, epochs=6, resume=True, strategy=strategy, workers=workers, **options)
         if workers == 1:
             assert curve(resumed) == curve(whole)
         torch.testing.assert_close(curve(resumed), curve(whole), rtol=1e-9, atol=1e-9)

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,29 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_runs import EPOCHS, RUN, WEFT, finish, losses, ranks, start, summary, wait_for_epoch
 
 import weft
+from tests.engine.running import (
+    WEFT,
+    command,
+    finish,
+    losses,
+    ranks,
+    say,
+    start,
+    summary,
+    train,
+    wait_for_epoch,
+)
+from tests.ranks import spawn
 from weft.cli import main
 from weft.core import native
 from weft.core.errors import InputError, RunError
 
+RUN = ["train", "digits", "--hidden", "16", "--dtype", "float64", "--norm", "batch"]
 OFFLOAD = ["--strategy", "offload", "--chunks", "3"]
-OPTIONS = {"quiet": True, "hidden": 16, "dtype": "float64", "norm": "batch"}
+EPOCHS = 12
+OPTIONS: dict[str, Any] = {"quiet": True, "hidden": 16, "dtype": "float64", "norm": "batch"}
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +48,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_finished_run(whole: Path, tmp_path: Path) -> None:
-    """Two ranks, from the command line: single's losses, scores and weights, and nothing left."""
+    """Two ranks: single's losses, scores and weights, and nothing left."""
     out, scratch = tmp_path / "run", tmp_path / "scratch"
     scratch.mkdir()
-    command = [*RUN, *OFFLOAD, "--workers", "2", "--epochs", str(EPOCHS), "--scratch", scratch, "--out", out]
-    code, errors = finish(start(*command))
-    assert code == 0, errors
-    assert "3 chunks; device " in errors
+    said = command(*RUN, *OFFLOAD, "--epochs", str(EPOCHS), "--scratch", scratch, "--out", out, workers=2)
+    assert said.result == 0
+    assert "3 chunks; device " in said.err
     torch.testing.assert_close(losses(out), losses(whole), rtol=1e-9, atol=1e-9)
     assert summary(out)["test_accuracy"] == summary(whole)["test_accuracy"]
     for name, value in load_file(out / "model.safetensors").items():
@@ -54,7 +68,7 @@ def test_resumed_under_offload_and_back(whole: Path, tmp_path: Path, strategy: s
     for turn, name in enumerate((strategy, "offload", strategy)):
         chunks = 5 if name == "offload" else 0
         epochs, count = EPOCHS * (turn + 1) // 3, 1 if name == "offload" else workers
-        weft.train(
+        train(
             "digits",
             out=out,
             resume=turn > 0,
@@ -83,7 +97,7 @@ def test_kill_and_resume(tmp_path: Path) -> None:
     scratch.mkdir()
     run = [*RUN, *OFFLOAD, "--workers", "2", "--checkpoint-every", "2", "--scratch", scratch, "--out", out]
     process = start(*run, "--epochs", "100000")
-    wait_for_epoch(out, 4)
+    wait_for_epoch(process, out, 4)
     os.kill(ranks(process)[1], signal.SIGKILL)
     code, errors = finish(process)
     assert code == 1
@@ -95,8 +109,8 @@ def test_kill_and_resume(tmp_path: Path) -> None:
 
     newest = max(int(path.name.removeprefix("epoch-")) for path in (out / "checkpoints").iterdir())
     epochs = newest + 2
-    code, errors = finish(start(*run, "--resume", "--epochs", str(epochs)))
-    assert code == 0, errors
+    resumed = command(*run, "--resume", "--epochs", str(epochs), workers=2)
+    assert resumed.result == 0
     assert not list(scratch.iterdir())
     unbroken = weft.train("digits", out=tmp_path / "unbroken", epochs=epochs, **OPTIONS)
     torch.testing.assert_close(losses(out), losses(unbroken.folder), rtol=1e-9, atol=1e-9)
@@ -107,8 +121,8 @@ SMALL = "sbm:vertices=60,degree=4,classes=3,features=5"
 
 def refusal(capsys: pytest.CaptureFixture[str], out: Path, *arguments: str | Path) -> tuple[int, str]:
     """The exit code and the one line of a command that offload refuses before it has written anything."""
-    command = ["train", SMALL, "--strategy", "offload", "--epochs", "2", "--out", out, *arguments]
-    code = main([str(one) for one in command])
+    given = ["train", SMALL, "--strategy", "offload", "--epochs", "2", "--out", out, *arguments]
+    code = main([str(one) for one in given])
     (line,) = capsys.readouterr().err.splitlines()
     assert not out.exists()
     return code, line.removeprefix("weft: error: ")
@@ -122,9 +136,8 @@ def test_too_little_device_memory_is_refused_with_what_works(
         assert code == 2
         assert said.startswith("--device-memory 1.0 kB: one vertex with its ")
         least = said.partition("give --device-memory ")[2].partition(",")[0]
-        command = ["train", SMALL, "--strategy", "offload", "--epochs", "1", "--workers", workers]
-        assert main([*command, "--out", str(tmp_path / workers), "--device-memory", least]) == 0
-        capsys.readouterr()
+        works = ["train", SMALL, "--strategy", "offload", "--epochs", "1", "--device-memory", least]
+        assert command(*works, "--out", tmp_path / workers, workers=int(workers)).result == 0
 
 
 def test_a_scratch_folder_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -146,32 +159,43 @@ def test_a_scratch_folder_of_somebody_else(capsys: pytest.CaptureFixture[str], t
 def test_too_little_room_is_refused_before_the_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("weft.strategies.offload.run.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("weft.strategies.offload.plan.free_bytes", lambda _: 1000)
     code, said = refusal(capsys, tmp_path / "out", "--scratch", tmp_path)
     assert code == 2
     assert said.startswith(f"{tmp_path}: vertex data takes ")
     assert "give another folder with --scratch" in said
 
 
+def limit_files() -> None:
+    """A limit on the size of files, which the system answers as it does a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+
+
+def limited_main(arguments: list[str]) -> int:
+    limit_files()
+    return main(arguments)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_disk_that_gets_full_is_one_line(tmp_path: Path, workers: int) -> None:
-    """A limit on the size of files, which the system answers as it does a full disk."""
     scratch, out = tmp_path / "scratch", tmp_path / "out"
     scratch.mkdir()
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
-
     graph = "sbm:vertices=4000,degree=4,classes=3,features=7"
-    command = [*WEFT, "train", graph, *OFFLOAD, "--epochs", "2", "--without", "pages"]
-    command += ["--scratch", str(scratch), "--out", str(out), "--workers", str(workers)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, preexec_fn=limit, check=False)
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    (said,) = (line for line in done.stderr.splitlines() if line.startswith("weft: "))
-    assert f"{scratch}: no room for " in said
-    assert "--scratch another folder" in said
+    arguments = ["train", graph, *OFFLOAD, "--epochs", "2", "--without", "pages", "--scratch", str(scratch)]
+    arguments += ["--out", str(out)]
+    if workers == 1:
+        (said,) = spawn(1, say, limited_main, (arguments,), {})
+        code, errors = said.result, said.err
+    else:
+        started = [*WEFT, *arguments, "--workers", str(workers)]
+        done = subprocess.run(started, capture_output=True, text=True, timeout=100, preexec_fn=limit_files, check=False)
+        code, errors = done.returncode, done.stderr
+    assert code == 1, errors
+    assert "Traceback" not in errors
+    (line,) = (line for line in errors.splitlines() if line.startswith("weft: "))
+    assert f"{scratch}: no room for " in line
+    assert "--scratch another folder" in line
     assert not list(scratch.iterdir())
 
 
@@ -217,8 +241,13 @@ def test_a_disk_that_fails_under_the_loader(monkeypatch: pytest.MonkeyPatch, tmp
     assert "\n" not in str(caught.value)
 
 
-def test_a_refused_limit_leaves_no_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_refused_limit_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """One that a chunk does not fit, as only the plan finds, by one rank and by two; a missing folder besides."""
+    left = tmp_path / "temporary"
+    left.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(left))
     for workers in ("1", "2"):
         code, said = refusal(capsys, tmp_path / "out", "--device-memory", "3kB", "--workers", workers)
         assert code == 2
@@ -226,3 +255,4 @@ def test_a_refused_limit_leaves_no_folder(capsys: pytest.CaptureFixture[str], tm
     code, said = refusal(capsys, tmp_path / "out", "--device-memory", "1MB", "--scratch", tmp_path / "nowhere")
     assert code == 2
     assert said == f"{tmp_path}/nowhere: No such file or directory: --scratch another folder"
+    assert not list(left.iterdir())

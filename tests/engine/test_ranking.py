@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
-from test_links import NAMES, make
 
+from tests.data.test_links import NAMES, make
 from weft.comm import Group
 from weft.data import Links, with_held_out_links
 from weft.engine import ranking

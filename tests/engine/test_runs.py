@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,72 +16,26 @@ import torch
 from safetensors.torch import load_file
 
 import weft
+from tests.engine.running import (
+    finish,
+    losses,
+    ranks,
+    said_by_ranks,
+    say,
+    start,
+    summary,
+    train,
+    wait_for_epoch,
+)
+from tests.ranks import spawn
 from weft.core import record
 from weft.core.errors import InputError
 from weft.partition import make_book
 
-WEFT = [sys.executable, "-m", "weft"]
 RUN = ["train", "digits", "--hidden", "16", "--dtype", "float64", "--norm", "batch"]
 EPOCHS = 12
-
-
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    """A command in a session of its own, so that a signal reaches all of it and nothing else."""
-    command = [*WEFT, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def finish(process: subprocess.Popen[str], seconds: float = 100) -> tuple[int, str]:
-    """Exit code and standard error, once nothing of the process's session is left."""
-    _, errors = process.communicate(timeout=seconds)
-    deadline = time.monotonic() + 10
-    while members(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not members(process.pid), "orphans"
-    return process.returncode, errors
-
-
-def members(session: int) -> list[int]:
-    """Living processes of a session."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            found.append(int(entry.name))
-    return found
-
-
-def ranks(process: subprocess.Popen[str]) -> list[int]:
-    """Pids of the launcher's ranks."""
-    found = []
-    for pid in members(process.pid):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"spawn_main" in command:
-            found.append(pid)
-    return sorted(found)
-
-
-def wait_for_epoch(folder: Path, epoch: int) -> None:
-    deadline = time.monotonic() + 60
-    while not any(line.get("epoch", -1) >= epoch for line in record.read(folder / "metrics.jsonl")):
-        assert time.monotonic() < deadline, "the run does not start"
-        time.sleep(0.05)
-
-
-def losses(folder: Path) -> list[float]:
-    lines = record.read(folder / "metrics.jsonl")
-    epochs = [line for line in lines if line["kind"] == "epoch"]
-    assert [line["epoch"] for line in epochs] == list(range(len(epochs)))
-    return [line["loss"] for line in epochs]
-
-
-def summary(folder: Path) -> dict[str, Any]:
-    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["kind"] == "summary"
-    return dict(last)
+OPTIONS: dict[str, Any] = {"quiet": True, "hidden": 16, "dtype": "float64", "norm": "batch"}
+"""Those of RUN, for a call."""
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +63,7 @@ def test_a_finished_run(whole: Path) -> None:
         assert rank["edges"] > 0
         assert rank["compute_seconds"] > 0
 
-    single = weft.train(
-        "digits", out=whole.parent / "single", quiet=True, hidden=16, dtype="float64", norm="batch", epochs=EPOCHS
-    )
+    single = train("digits", out=whole.parent / "single", epochs=EPOCHS, **OPTIONS)
     torch.testing.assert_close(losses(whole), losses(single.folder), rtol=1e-9, atol=1e-9)
     assert single.summary["test_accuracy"] == last["test_accuracy"]
     for name, value in load_file(whole / "model.safetensors").items():
@@ -125,7 +75,7 @@ def test_a_real_graph_gives_the_same_scores(weft_data: Callable[[str], Path], tm
     path = weft_data("cora")
     scores = []
     for strategy, workers, order in (("single", 1, "none"), ("tensor", 3, "bfs")):
-        run = weft.train(
+        run = train(
             path,
             out=tmp_path / strategy,
             quiet=True,
@@ -143,9 +93,8 @@ def test_a_real_graph_gives_the_same_scores(weft_data: Callable[[str], Path], tm
 def test_kept_pages_change_nothing(tmp_path: Path) -> None:
     """The settings of the process that a run changes: its losses are the same bits without them."""
     for without in ("", "pages"):
-        folder = tmp_path / f"without-{without}"
-        code, errors = finish(start("train", "digits", "--epochs", "5", "--without", without, "--out", folder))
-        assert code == 0, errors
+        options = {"epochs": 5, "without": without, "out": tmp_path / f"without-{without}", "quiet": True}
+        spawn(1, say, weft.train, ("digits",), options)
     assert losses(tmp_path / "without-") == losses(tmp_path / "without-pages")
 
 
@@ -166,7 +115,7 @@ def test_kill_and_resume(whole: Path, tmp_path: Path) -> None:
         folder,
     ]
     process = start(*run)
-    wait_for_epoch(folder, 6)
+    wait_for_epoch(process, folder, 6)
     os.kill(ranks(process)[1], signal.SIGKILL)
     code, errors = finish(process)
     assert code == 1
@@ -182,43 +131,27 @@ def test_kill_and_resume(whole: Path, tmp_path: Path) -> None:
     assert newest >= 6
     epochs = max(EPOCHS, newest + 3)
     if epochs > EPOCHS:
-        longer = weft.train(
-            "digits",
-            out=tmp_path / "longer",
-            quiet=True,
-            hidden=16,
-            dtype="float64",
-            norm="batch",
-            epochs=epochs,
-            strategy="tensor",
-            workers=2,
-        )
+        longer = train("digits", out=tmp_path / "longer", epochs=epochs, strategy="tensor", workers=2, **OPTIONS)
         wanted = losses(longer.folder)
 
-    for workers in (3, 1, 2):
+    for workers in (3, 1):
         copy = tmp_path / f"resumed-{workers}"
         subprocess.run(["cp", "-r", folder, copy], check=True)
         strategy = "single" if workers == 1 else "tensor"
-        code, errors = finish(
-            start(
-                "train",
-                "digits",
-                "--resume",
-                "--out",
-                copy,
-                "--workers",
-                str(workers),
-                "--strategy",
-                strategy,
-                "--epochs",
-                str(epochs),
-            )
+        train(
+            "digits",
+            out=copy,
+            resume=True,
+            epochs=epochs,
+            strategy=strategy,
+            workers=workers,
+            checkpoint_every=2,
+            **OPTIONS,
         )
-        assert code == 0, errors
-        if workers == 2:
-            assert losses(copy) == wanted
-        else:
-            torch.testing.assert_close(losses(copy), wanted, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(losses(copy), wanted, rtol=1e-9, atol=1e-9)
+    code, errors = finish(start("train", "digits", "--resume", "--out", folder, "--epochs", str(epochs)))
+    assert code == 0, errors
+    assert losses(folder) == wanted
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -240,7 +173,7 @@ def test_told_to_stop(tmp_path: Path, workers: int) -> None:
         "--out",
         folder,
     )
-    wait_for_epoch(folder, 3)
+    wait_for_epoch(process, folder, 3)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)
     else:
@@ -357,7 +290,7 @@ def test_damaged_newer_checkpoints_do_not_outlive_a_resume(tmp_path: Path) -> No
 
 def test_a_summary_is_of_the_ranks_that_ended_it(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    weft.train("digits", out=out, quiet=True, epochs=3, strategy="tensor", workers=2, hidden=8)
+    train("digits", out=out, quiet=True, epochs=3, strategy="tensor", workers=2, hidden=8)
     summary = weft.train("digits", out=out, quiet=True, epochs=6, resume=True, hidden=8).summary
     assert len(summary["ranks"]) == 1
     assert summary["ranks"][0]["bytes_sent"] == 0
@@ -384,7 +317,7 @@ def test_a_rank_killed_among_others(tmp_path: Path) -> None:
     process = start(
         *RUN, "--strategy", "communicated", "--workers", "3", "--epochs", "100000", "--out", tmp_path / "run"
     )
-    wait_for_epoch(tmp_path / "run", 3)
+    wait_for_epoch(process, tmp_path / "run", 3)
     os.kill(ranks(process)[2], signal.SIGKILL)
     code, errors = finish(process)
     (said,) = (line for line in errors.splitlines() if not line.startswith("epoch "))
@@ -393,16 +326,15 @@ def test_a_rank_killed_among_others(tmp_path: Path) -> None:
     assert "in epoch" in said
 
 
-def test_dependencies(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_dependencies(tmp_path: Path) -> None:
     """A run by a book, its choice again from its probe, and under a memory limit; resumed under other dependencies."""
-    options = {"hidden": 16, "dtype": "float64", "norm": "batch", "layers": 3, "workers": 2}
+    options = {"hidden": 16, "dtype": "float64", "norm": "batch", "layers": 3, "workers": 2, "quiet": True}
     book = tmp_path / "book.safetensors"
-    graph = weft.load("digits")
-    make_book(graph, 2, method="fennel").save(book)
+    make_book(weft.load("digits"), 2, method="fennel").save(book)
 
-    first = weft.train(graph, out=tmp_path / "first", epochs=6, strategy="hybrid", partition=str(book), **options)
-    again = weft.train(
-        graph,
+    first = train("digits", out=tmp_path / "first", epochs=6, strategy="hybrid", partition=str(book), **options)
+    again = train(
+        "digits",
         out=tmp_path / "again",
         epochs=3,
         strategy="hybrid",
@@ -413,23 +345,20 @@ def test_dependencies(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert choice(first) == choice(again)
     assert losses(again.folder) == losses(first.folder)[:3]
 
-    resumed = weft.train(graph, out=again.folder, resume=True, epochs=6, strategy="cached", **options)
+    resumed = train("digits", out=again.folder, resume=True, epochs=6, strategy="cached", **options)
     assert losses(resumed.folder) == pytest.approx(losses(first.folder), abs=1e-9)
 
-    longer = weft.train(
-        graph, out=first.folder, resume=True, epochs=8, strategy="hybrid", partition=str(book), **options
-    )
+    longer = train("digits", out=first.folder, resume=True, epochs=8, strategy="hybrid", partition=str(book), **options)
     placed = [line["placement"] for line in longer.records if line["kind"] == "config"]
     assert len(placed) == 2
     assert [one["cached"] for one in placed[1]] == choice(first)
     assert max(one["probe_seconds"] for one in placed[1]) < 1e-3  # the first run's is taken
 
-    capfd.readouterr()
-    few = weft.train(
-        graph, out=tmp_path / "few", epochs=1, strategy="hybrid", cache_ratio=1.0, cache_memory="1kB", **options
-    )
-    assert choice(few) == [[0, 0, 0]] * 2
-    assert "--cache-memory 1kB ends the caching on rank 0, 1: 0 vertices cached" in capfd.readouterr().err
+    options |= {"epochs": 1, "strategy": "hybrid", "cache_ratio": 1.0, "cache_memory": "1kB", "out": tmp_path / "few"}
+    options |= {"quiet": False}
+    few = said_by_ranks(2, weft.train, "digits", **options)
+    assert choice(few.result) == [[0, 0, 0]] * 2
+    assert "--cache-memory 1kB ends the caching on rank 0, 1: 0 vertices cached" in few.err
 
 
 def choice(run: weft.Run) -> list[list[int]]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import spawn
-from test_blocks import labelled
-from test_link import Case
 from torch import Tensor
 from torch.nn import functional
 
+from tests.engine.test_blocks import labelled
+from tests.engine.test_link import Case
+from tests.ranks import spawn
+from tests.strategies.session import NOTHING
 from weft.comm import Group
 from weft.data import Links, negative_key
 from weft.engine.link import LinkTask
 from weft.engine.metrics import SPLITS, NodeTask
-from weft.strategies import STRATEGIES, Step
+from weft.nn import Workload
+from weft.strategies import Step
 
 NUM_VERTICES = 103
 
@@ -120,7 +122,7 @@ def test_links(size: int) -> None:
 def test_each_step_of_an_epoch_drops_other_numbers() -> None:
     """The first as if it were alone; what is read of the rows has no part in it."""
     graph, model = Case(graph="directed").build()
-    strategy = STRATEGIES["single"](graph, model, Group(), seed=3)
+    strategy = NOTHING.plan("single", Workload(model, graph)).place(Group(), seed=3)
     alone, first, second, rows = (
         strategy.forward(Step(epoch=2, training=True, **more))
         for more in ({}, {"number": 0}, {"number": 1}, {"number": 1, "rows": torch.tensor([0, 5])})

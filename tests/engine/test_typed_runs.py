@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from parity import make_typed_graph
 from safetensors.torch import load_file
 
 import weft
+from tests.engine.running import train
+from tests.strategies.graphs import make_typed_graph
 from weft.core.errors import InputError
 
 OPTIONS: dict[str, Any] = {
@@ -43,9 +44,10 @@ def test_embeddings_outlive_a_change_of_strategy_and_ranks(tmp_path: Path) -> No
     again = weft.train(graph, "rgcn", out=tmp_path / "one", epochs=6, resume=True, **OPTIONS)
     assert losses(again) == losses(whole)
 
-    placed = {"out": tmp_path / "many", **OPTIONS}
-    weft.train(graph, "rgcn", epochs=2, strategy="tensor", workers=3, **placed)
-    again = weft.train(graph, "rgcn", epochs=6, strategy="cached", workers=2, resume=True, **placed)
+    store, placed = tmp_path / "graph", {"out": tmp_path / "many", **OPTIONS}
+    graph.save(store)
+    train(store, "rgcn", epochs=2, strategy="tensor", workers=3, **placed)
+    again = train(store, "rgcn", epochs=6, strategy="cached", workers=2, resume=True, **placed)
     assert losses(again) == pytest.approx(losses(whole), rel=1e-9, abs=1e-9)
     for name, value in weights(tmp_path / "many").items():
         torch.testing.assert_close(value, best[name], rtol=1e-8, atol=1e-8)
@@ -102,9 +104,9 @@ def test_hybrid_probes_a_typed_graph(tmp_path: Path) -> None:
 def test_real_graphs(weft_data: Callable[[str], Path], tmp_path: Path) -> None:
     """The same losses on one rank and on three; docs/typed.md has the accuracy over ten seeds."""
     options: dict[str, Any] = {"hidden": 16, "dropout": 0.0, "weight_decay": 0.0, "inverse_relations": True}
-    graph = weft.load(weft_data("rdf_aifb"))
+    options |= {"epochs": 10, "quiet": True, "dtype": "float64"}
     runs = [
-        weft.train(graph, "rgcn", out=tmp_path / name, epochs=10, quiet=True, dtype="float64", **where, **options)
+        train(weft_data("rdf_aifb"), "rgcn", out=tmp_path / name, **where, **options)
         for name, where in (("one", {}), ("three", {"strategy": "tensor", "workers": 3}))
     ]
     assert losses(runs[1]) == pytest.approx(losses(runs[0]), rel=1e-9, abs=1e-9)

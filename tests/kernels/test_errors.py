@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from kernel_cases import graph
 
+from tests.kernels.kernel_cases import graph
 from weft.core.native import _native
 from weft.data.adjacency import Adjacency
 from weft.kernels import EdgeFeatures, Scale, attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max

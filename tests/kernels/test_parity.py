@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import (
+
+from tests.kernels.kernel_cases import (
     DTYPES,
     assert_same,
     attend_case,

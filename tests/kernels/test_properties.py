@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import (
+
+from tests.kernels.kernel_cases import (
     DTYPES,
     Case,
     attend_case,
@@ -21,7 +22,6 @@ from kernel_cases import (
     rounded,
     spmm_case,
 )
-
 from weft.data.adjacency import Adjacency
 from weft.kernels import (
     Scale,

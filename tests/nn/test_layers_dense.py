@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from parity import make_graph
 from torch import Tensor, nn
 
+from tests.strategies.graphs import make_graph
 from weft.data import Graph
 from weft.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphView, SAGEConv, Topology
 

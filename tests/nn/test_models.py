@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from parity import make_graph
 from torch import Tensor
 
+from tests.strategies.graphs import make_graph
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.nn import (

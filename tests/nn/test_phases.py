@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import pytest
 import torch
-from parity import Case, Session, cases, pyg_cases, typed_cases
 from torch import Tensor
 
+from tests.strategies.cases import Case, cases, pyg_cases, typed_cases
+from tests.strategies.session import Session
 from weft.comm import Group
 from weft.core.random import key
 from weft.nn import Total, WholeLayer

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from parity import make_graph
 
+from tests.strategies.graphs import make_graph
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.engine.check import check

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from parity import Case, Session
 
+from tests.strategies.cases import Case
+from tests.strategies.session import Session
 from weft.comm import Group
 from weft.core.savings import SAVINGS, Savings
 from weft.kernels import spmm

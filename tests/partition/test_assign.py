@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from graph_checks import CALM, assert_one_line, graphs
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.data.graph_checks import CALM, assert_one_line, graphs
 from weft.core import native
 from weft.core.errors import InputError
 from weft.data import Adjacency, Graph, load

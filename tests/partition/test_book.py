@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from graph_checks import assert_one_line
 from safetensors.torch import save_file
 
 import weft
+from tests.data.graph_checks import assert_one_line
 from weft.cli import main
 from weft.core.errors import InputError
 from weft.data import Graph, load, reorder

@@ -7,11 +7,11 @@ from functools import cached_property
 
 import pytest
 import torch
-from graph_checks import CALM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.data.graph_checks import CALM
 from weft.core import native
 from weft.data import Adjacency, Graph, load
 from weft.partition import Caching, Dependencies, make_dependencies

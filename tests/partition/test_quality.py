@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from graph_checks import CALM, graphs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.data.graph_checks import CALM, graphs
 from weft.data import Graph
 from weft.partition import Quality
 from weft.report import partition_table

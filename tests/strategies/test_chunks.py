@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
-from parity import Case, Given, Session, cases, check_case, check_close, planted_error, reference, typed_cases
-from ranks import spawn
 
+from tests.ranks import on_ranks
+from tests.strategies.cases import Case, cases, chosen, point, turn, typed_cases
+from tests.strategies.planted import check_planted
+from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
 from weft.chunks.bounds import cut_evenly, cut_to_fit, make_chunks
 from weft.chunks.columns import spilled
 from weft.chunks.crossing import Crossing
@@ -20,6 +22,7 @@ from weft.strategies.tensor.plan import TensorPlan
 
 COUNTS = (1, 2, 7, 32)
 WITHOUT = ("", "pipeline")
+SLOW = pytest.mark.slow
 
 
 def all_cases() -> list[Case]:
@@ -31,25 +34,39 @@ def least(case: Case, size: int) -> int:
     return TensorPlan(Workload(model, graph), size).least_bytes()
 
 
-def without(case: Case, saving: str) -> Case:
-    return replace(case, without=",".join(filter(None, (case.without, saving))))
+def ways() -> list[Any]:
+    """Every case under one of the ways to cut it."""
+    points = []
+    for size in (1, 2, 3, 4):
+        named = {}
+        for case in all_cases():
+            every = list(product((*COUNTS[1:], "limit"), WITHOUT))
+            chunks, saving = every[turn(f"{case.id}-P{size}", len(every))]
+            way = "limit" if chunks == "limit" else f"{chunks}chunks"
+            name = "-".join(filter(None, ("tensor", case.id, way, saving and f"no_{saving}", f"P{size}")))
+            named[name] = (case.without_saving(saving), chunks, size)
+        quick = {1: set(named), 3: chosen(named, 1 / 3)}.get(size, set())
+        points += [point(*values, name=name, quick=name in quick) for name, values in named.items()]
+    return points
 
 
-def check_cases(group: Group, turns: int) -> int:
-    """Every case, or some in turns, each under one of the ways to cut it."""
-    ways = list(product((*COUNTS[1:], "limit"), WITHOUT))
-    chosen = list(enumerate(all_cases()))[::turns]
-    for number, case in chosen:
-        chunks, saving = ways[(number + 3 * group.size) % len(ways)]
-        if chunks != "limit":
-            check_case(group, without(case, saving), "tensor", Given(chunks=int(chunks)))
-            continue
-        limit = 2 * least(case, group.size)
-        placed = check_case(group, without(case, saving), "tensor", Given(device_memory=limit))
-        assert 0 < placed.meter.take("train").working_bytes <= limit
-    with planted_error("tensor"), pytest.raises(AssertionError, match=r"logits|gradient"):
-        check_case(group, Case(model="gcn"), "tensor", Given(chunks=3))
-    return len(chosen)
+@pytest.mark.parametrize(("case", "chunks", "size"), ways())
+def test_chunks_equal_single(case: Case, chunks: int | str, size: int) -> None:
+    if isinstance(chunks, int):
+        check_on_ranks(size, case, "tensor", Given(chunks=chunks))
+    else:
+        reference(case)
+        on_ranks(size, check_limit, case, 2 * least(case, size))
+
+
+def check_limit(group: Group, case: Case, limit: int) -> None:
+    placed = check_case(group, case, "tensor", Given(device_memory=limit))
+    assert 0 < placed.meter.take("train").working_bytes <= limit
+
+
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=SLOW), 3, pytest.param(4, marks=SLOW)])
+def test_a_planted_error_shows(size: int) -> None:
+    check_planted(size, "tensor", Case(model="gcn"), Given(chunks=3))
 
 
 def check_pipeline(group: Group) -> None:
@@ -58,48 +75,37 @@ def check_pipeline(group: Group) -> None:
         case = Case(model=model, decoupled=model != "gin")
         runs = []
         for saving in WITHOUT:
-            placed = Session(without(case, saving), "tensor", group, Given(chunks=4))
+            placed = Session(case.without_saving(saving), "tensor", group, Given(chunks=4))
             runs.append([placed.step(0)[0], *placed.gradients().values()])
         assert all(map(torch.equal, *runs)), f"{case}: the pipeline changes bits"
 
 
-def check_counts(group: Group) -> int:
-    """Every model in 1, 2, 7 and 32 chunks: losses are single's, and the pipeline changes no bit."""
-    checked = 0
-    for (model, decoupled), chunks in product(product(MODELS, (False, True)), COUNTS):
-        case = Case(model=model, decoupled=decoupled, layers=2)
-        runs = []
-        for saving in WITHOUT:
-            placed = Session(without(case, saving), "tensor", group, Given(chunks=chunks))
-            logits, _ = placed.step(0)
-            runs.append([logits, *placed.gradients().values()])
-            parts = [report["losses"] for report in group.all_gather_object({"losses": placed.losses(5)})]
-            losses = torch.tensor(parts, dtype=torch.float64).sum(0)
-            check_close(losses, torch.tensor(reference(case).losses, dtype=torch.float64), f"{case} {chunks}")
-            checked += 1
-        assert all(map(torch.equal, *runs)), f"{case} in {chunks} chunks: the pipeline changes bits"
-    return checked
+def check_counts(group: Group, case: Case, chunks: int) -> None:
+    """Losses are single's, and the pipeline changes no bit."""
+    runs = []
+    for saving in WITHOUT:
+        placed = Session(case.without_saving(saving), "tensor", group, Given(chunks=chunks))
+        logits, _ = placed.step(0)
+        runs.append([logits, *placed.gradients().values()])
+        check_close(placed.all_losses(case.steps), reference(case).losses, f"{case} {chunks}")
+    assert all(map(torch.equal, *runs)), "the pipeline changes bits"
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_chunks_equal_single(size: int) -> None:
-    assert spawn(size, check_cases, size) == [-(-len(all_cases()) // size)] * size
+COUNTED = [Case(model=one, decoupled=decoupled, layers=2) for one, decoupled in product(MODELS, (False, True))]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_chunks_of_every_case_equal_single(size: int) -> None:
-    assert spawn(size, check_cases, 1) == [len(all_cases())] * size
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_every_count_equals_single(size: int) -> None:
-    assert spawn(size, check_counts) == [2 * 2 * len(MODELS) * len(COUNTS)] * size
+@SLOW
+@pytest.mark.parametrize("size", [1, 2, 3, 4], ids=lambda size: f"P{size}")
+@pytest.mark.parametrize("chunks", COUNTS, ids=lambda chunks: f"{chunks}chunks")
+@pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.id)
+def test_every_count_equals_single(case: Case, chunks: int, size: int) -> None:
+    """Every model in 1, 2, 7 and 32 chunks."""
+    reference(case)
+    on_ranks(size, check_counts, case, chunks)
 
 
 def test_the_pipeline_changes_no_bit() -> None:
-    spawn(3, check_pipeline)
+    on_ranks(3, check_pipeline)
 
 
 def test_chunks_cover_the_graph() -> None:

@@ -5,31 +5,21 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from parity import (
-    Case,
-    Given,
-    Session,
-    cases,
-    check_case,
-    check_close,
-    planted_error,
-    pyg_cases,
-    reference,
-    replaced,
-    typed_cases,
-)
-from ranks import spawn
 from torch import Tensor, nn
 
+from tests.ranks import on_ranks
+from tests.strategies.cases import Case, cases, chosen, point, pyg_cases, turn, typed_cases
+from tests.strategies.planted import check_planted, replaced
+from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
 from weft.chunks import placed as chunks_placed
 from weft.comm import Group
 from weft.core.errors import InputError
@@ -81,54 +71,43 @@ def all_cases() -> list[Case]:
     return [*cases(), *typed_cases(), *pyg_cases(), *SEVERAL_MASKS]
 
 
-def without(case: Case, saving: str) -> Case:
-    return replace(case, without=",".join(filter(None, (case.without, saving))))
-
-
-IN_TURN = {1: slice(0, None, 3), 3: slice(2, None, 6)}
 WAYS = list(product(CHUNKS, INTERMEDIATES, WITHOUT))
+SHARES = {1: 1 / 3, 3: 1 / 6}
+"""Of the cases that are quickly tested by P, each in one of the ways."""
 
 
-def some_caching(number: int) -> float | None:
-    """Every fourth case keeps half of the other ranks' rows beside its own."""
-    return 0.5 if number % 4 == 3 else None
+def given(case: Case, chunks: int, intermediates: str, saving: str, size: int) -> tuple[str, Any]:
+    """A test's name and its parameters; every fourth caches half of the other ranks' rows beside its own."""
+    name = "-".join(filter(None, (case.id, f"{chunks}chunks", intermediates, saving and f"no_{saving}", f"P{size}")))
+    cache_ratio = 0.5 if turn(name, 4) == 0 else None
+    placement = Given(chunks=chunks, intermediates=intermediates, cache_ratio=cache_ratio)
+    return f"offload-{name}", (case.without_saving(saving), placement, size)
 
 
-def check_in_turn(group: Group) -> int:
-    """A third of the cases at P = 1 and a sixth of them at P = 3, each under one of the ways; the rest is slow."""
-    chosen = all_cases()[IN_TURN[group.size]]
-    for number, case in enumerate(chosen):
-        chunks, intermediates, saving = WAYS[(7 * number + group.size) % len(WAYS)]
-        given = Given(chunks=chunks, intermediates=intermediates, cache_ratio=some_caching(number))
-        check_case(group, without(case, saving), "offload", given)
-    with planted_error("offload"), pytest.raises(AssertionError, match=r"logits|gradient"):
-        check_case(group, Case(model="gcn"), "offload", Given(chunks=3))
-    return len(chosen)
+def matrix() -> list[Any]:
+    """Some cases in one of the ways; and every case in every number of chunks, with the savings left out in turn."""
+    points: dict[str, Any] = {}
+    for size, share in SHARES.items():
+        quick = chosen([f"{case.id}-P{size}" for case in all_cases()], share)
+        for case in all_cases():
+            if f"{case.id}-P{size}" in quick:
+                name, values = given(case, *WAYS[turn(f"{case.id}-P{size}", len(WAYS))], size)
+                points[name] = point(*values, name=name, quick=True)
+    for size, case, chunks, intermediates in product((1, 2, 3, 4), all_cases(), CHUNKS, INTERMEDIATES):
+        saving = WITHOUT[turn(f"{case.id}-{chunks}-{intermediates}-P{size}", len(WITHOUT))]
+        name, values = given(case, chunks, intermediates, saving, size)
+        points.setdefault(name, point(*values, name=name, quick=False))
+    return list(points.values())
 
 
-def check_all(group: Group, intermediates: str) -> int:
-    """Every case in every number of chunks, with the savings left out in turn."""
-    for number, (case, chunks) in enumerate(product(all_cases(), CHUNKS)):
-        given = Given(chunks=chunks, intermediates=intermediates, cache_ratio=some_caching(number))
-        check_case(group, without(case, WITHOUT[number % len(WITHOUT)]), "offload", given)
-    return len(all_cases())
+@pytest.mark.parametrize(("case", "placement", "size"), matrix())
+def test_equals_single(case: Case, placement: Given, size: int) -> None:
+    check_on_ranks(size, case, "offload", placement)
 
 
-def run_on(size: int, check: Callable[..., Any], *arguments: object) -> list[Any]:
-    """As `spawn`, but one rank is this process."""
-    return spawn(size, check, *arguments) if size > 1 else [check(Group(), *arguments)]
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_equals_single(size: int) -> None:
-    assert run_on(size, check_in_turn) == [len(all_cases()[IN_TURN[size]])] * size
-
-
-@SLOW
-@pytest.mark.parametrize("intermediates", INTERMEDIATES)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_every_way_equals_single(size: int, intermediates: str) -> None:
-    assert run_on(size, check_all, intermediates) == [len(all_cases())] * size
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=SLOW), 3, pytest.param(4, marks=SLOW)])
+def test_a_planted_error_shows(size: int) -> None:
+    check_planted(size, "offload", Case(model="gcn"), Given(chunks=3))
 
 
 def check_prefetch(group: Group) -> None:
@@ -139,7 +118,7 @@ def check_prefetch(group: Group) -> None:
     ):
         runs = []
         for saving in ("", "prefetch"):
-            placed = Session(without(case, saving), "offload", group, Given(chunks=4))
+            placed = Session(case.without_saving(saving), "offload", group, Given(chunks=4))
             logits, _ = placed.step(0)
             runs.append([logits, *placed.gradients().values(), torch.tensor(placed.losses(2))])
         assert all(map(torch.equal, *runs)), f"{case}: prefetch changes bits"
@@ -147,7 +126,7 @@ def check_prefetch(group: Group) -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_prefetch_changes_no_bit(size: int) -> None:
-    run_on(size, check_prefetch)
+    on_ranks(size, check_prefetch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,20 +149,19 @@ class Shaped(Case):
         return Graph.from_edges(source, target, num_vertices=count, **rows), model
 
 
-def check_shapes(group: Group) -> int:
+def shapes() -> list[Any]:
+    points = []
+    for size, models, counts in ((1, ("gcn", "sage", "gat", "gin"), (1, 2, 17)), (3, ("sage", "gat"), (2, 17))):
+        for shape, model, num_vertices in product(("none", "star", "isolated"), models, counts):
+            case = Shaped(model=model, shape=shape, num_vertices=num_vertices, layers=2, hidden=6)
+            points.append(point(case, size, name=f"{model}-{shape}{num_vertices}-P{size}", quick=size == 1))
+    return points
+
+
+@pytest.mark.parametrize(("case", "size"), shapes())
+def test_graphs_without_edges_with_one_vertex_and_with_a_hub(case: Case, size: int) -> None:
     """Graphs at the edge of what there is, under models whose products need loops, maxima and none of both."""
-    checked = 0
-    models, sizes = (("gcn", "sage", "gat", "gin"), (1, 2, 17)) if group.size == 1 else (("sage", "gat"), (2, 17))
-    for shape, model, num_vertices in product(("none", "star", "isolated"), models, sizes):
-        case = Shaped(model=model, shape=shape, num_vertices=num_vertices, layers=2, hidden=6)
-        check_case(group, case, "offload", Given(chunks=3))
-        checked += 1
-    return checked
-
-
-@pytest.mark.parametrize("size", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_graphs_without_edges_with_one_vertex_and_with_a_hub(size: int) -> None:
-    assert run_on(size, check_shapes) == [36 if size == 1 else 12] * size
+    check_on_ranks(size, case, "offload", Given(chunks=3))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,14 +173,10 @@ class RowsOnly(Case):
         return Stack([RowLayer(Linear(7, 4), 4), RowLayer(Linear(4, 5), 5)], dropout=self.dropout, norm=self.norm)
 
 
-def check_rows_only(group: Group) -> None:
-    for norm in ("none", "batch"):
-        check_case(group, RowsOnly(model="rows", norm=norm), "offload", Given(chunks=3))
-
-
+@pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_model_without_a_product(size: int) -> None:
-    run_on(size, check_rows_only)
+def test_a_model_without_a_product(size: int, norm: str) -> None:
+    check_on_ranks(size, RowsOnly(model="rows", norm=norm), "offload", Given(chunks=3))
 
 
 class Whole(nn.Module):
@@ -329,7 +303,7 @@ def with_norm(norm: nn.Module) -> Stack:
 def test_what_cannot_run_chunk_by_chunk_is_refused(model: nn.Module, said: str) -> None:
     graph, _ = Case(model="gcn").build()
     with pytest.raises(InputError, match=said) as caught:
-        Given(chunks=3).plan("offload", Workload(model.double(), graph), 1)
+        Given(chunks=3).plan("offload", Workload(model.double(), graph))
     assert "\n" not in str(caught.value)
 
 
@@ -342,7 +316,7 @@ def test_frozen_parameters_make_nothing_constant() -> None:
         model = Stack([RowLayer(Linear(7, 6), 6), GCNConv(6, 5)], norm="batch").double()
         for parameter in (*model.layers[0].parameters(), *model.norms.parameters()):
             parameter.requires_grad_(False)
-        placed = Given(chunks=3).plan(name, Workload(model, graph), 1).place(Group())
+        placed = Given(chunks=3).plan(name, Workload(model, graph)).place(Group())
         for epoch in range(3):
             logits = placed.forward(Step(epoch=epoch, training=True))
             placed.backward(logits, torch.ones_like(logits))
@@ -401,7 +375,7 @@ class Single(Case):
 
 def plan_of(case: Case, **options: Any) -> Any:
     graph, model = case.build()
-    return Given(**options).plan("offload", Workload(model, graph, Savings.without(case.without)), 1)
+    return Given(**options).plan("offload", Workload(model, graph, Savings.without(case.without)))
 
 
 def check_numbers(placed: Session) -> None:
@@ -473,28 +447,35 @@ def rows_made() -> Iterator[list[int]]:
         yield made
 
 
-FORESEEN = all_cases()[::4]
+def foreseen() -> list[Any]:
+    """A quarter of the cases on one rank, and a twelfth on two."""
+    points = []
+    for size, share in ((1, 1 / 4), (2, 1 / 12)):
+        cases = {f"{case.id}-P{size}": case for case in all_cases()}
+        for name in sorted(chosen(cases, share)):
+            chunks, intermediates = list(product(CHUNKS, INTERMEDIATES))[turn(name, 9)]
+            placement = Given(chunks=chunks, intermediates=intermediates)
+            points.append(pytest.param(cases[name], placement, size, id=f"{chunks}chunks-{intermediates}-{name}"))
+    return points
 
 
-def check_forecast(group: Group) -> None:
+def check_forecast(group: Group, case: Case, placement: Given) -> None:
+    placed = Session(case, "offload", group, placement)
+    assert isinstance(placed.strategy, PlacedOffload)
+    foreseen = placed.strategy.describe()["forecast"]
+    with rows_made() as made:
+        for _ in range(2):
+            placed.meter.take("train")
+            placed.step(0)
+            placed.evaluation()
+    counts = placed.meter.take("train")
+    assert foreseen["disk"] == sum(made) + placed.strategy.chunks.spool.num_bytes
+    assert foreseen["to_device"] == counts.to_device.total()
+    assert foreseen["to_host"] == counts.to_host.total()
+    assert foreseen["network"] == counts.bytes_sent.total()
+
+
+@pytest.mark.parametrize(("case", "placement", "size"), foreseen())
+def test_what_is_foreseen_is_what_is_taken_and_moved(case: Case, placement: Given, size: int) -> None:
     """What is foreseen of files and moves is what a training step and an evaluation make and count."""
-    for number, case in enumerate(FORESEEN[:: 3 if group.size > 1 else 1]):
-        given = Given(chunks=CHUNKS[number % 3], intermediates=INTERMEDIATES[number // 3 % 3])
-        placed = Session(case, "offload", group, given)
-        assert isinstance(placed.strategy, PlacedOffload)
-        foreseen = placed.strategy.describe()["forecast"]
-        with rows_made() as made:
-            for _ in range(2):
-                placed.meter.take("train")
-                placed.step(0)
-                placed.evaluation()
-        counts = placed.meter.take("train")
-        assert foreseen["disk"] == sum(made) + placed.strategy.chunks.spool.num_bytes, f"{case}: {given}"
-        assert foreseen["to_device"] == counts.to_device.total(), str(case)
-        assert foreseen["to_host"] == counts.to_host.total(), str(case)
-        assert foreseen["network"] == counts.bytes_sent.total(), str(case)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_what_is_foreseen_is_what_is_taken_and_moved(size: int) -> None:
-    run_on(size, check_forecast)
+    on_ranks(size, check_forecast, case, placement)

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from parity import NUM_CLASSES, NUM_FEATURES, Case, Session, typed_cases
 
+from tests.strategies.cases import Case, typed_cases
+from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
+from tests.strategies.session import Session
 from weft.chunks.program import Part, Program, Rehearsal
 from weft.chunks.slots import spread, with_loops
 from weft.comm import Group

@@ -6,11 +6,13 @@ import math
 from collections import Counter
 from itertools import product
 
+import pytest
 import torch
-from parity import Case, Given, Session, check_counts
-from ranks import spawn
 from torch import Tensor
 
+from tests.ranks import on_ranks
+from tests.strategies.cases import Case
+from tests.strategies.session import Given, Session, check_counts
 from weft.comm import Group, make_route
 from weft.core.meter import Counts
 from weft.strategies.vertex.stale import StaleHalo
@@ -99,7 +101,7 @@ def without_halo(counts: Counter[str]) -> Counter[str]:
 
 def check_steps(session: Session, counts: list[Counts], fresh: list[int]) -> None:
     """The steps of `fresh` move what the trace says; in the others, which compute as much, there is no halo."""
-    trace = session.trace(session.group.rank, training=True)
+    trace = session.trace(training=True)
     assert trace.bytes_sent["halo"] > 0
     for step, counted in enumerate(counts):
         if step in fresh:
@@ -162,16 +164,17 @@ def check_evaluation(exact: Session, stale: Session, losses: list[float]) -> Non
         expected = exact.evaluation()
         stale.meter.take("eval")
         assert torch.equal(stale.evaluation(), expected)
-        check_counts(stale.meter.take("eval"), stale.trace(group.rank, training=False), stale.case)
+        check_counts(stale.meter.take("eval"), stale.trace(training=False), stale.case)
 
 
-def check_all(group: Group) -> int:
-    check_memory(group)
-    check_bound(group)
-    for case in CASES:
-        check_case(group, case)
-    return len(CASES)
+def test_old_halos_are_those_of_the_last_refresh() -> None:
+    on_ranks(2, check_memory)
 
 
-def test_old_halos() -> None:
-    assert spawn(2, check_all) == [len(CASES)] * 2
+def test_rows_that_change_much_are_refreshed() -> None:
+    on_ranks(2, check_bound)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_training_with_old_halos(case: Case) -> None:
+    on_ranks(2, check_case, case)

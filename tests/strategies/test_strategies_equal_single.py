@@ -1,97 +1,175 @@
-"""The parity matrix: every exact strategy x every model x P, in one spawn per P."""
+"""The parity matrix: every resident strategy x every model x P, each a test: `pytest -k "tensor and gat"`.
+
+A part of it is quick, chosen by a hash of the names; `pytest -m ""` runs all.
+"""
 
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
-from parity import (
+
+from tests.ranks import on_ranks
+from tests.strategies.cases import (
     EXACT,
     MACHINE,
-    NOTHING,
-    NUM_CLASSES,
-    NUM_FEATURES,
     PARTS_OF_LOGITS,
     RESIDENT,
     Case,
-    Given,
-    Session,
     cases,
-    check_case,
-    check_close,
-    part_by,
-    planted_error,
-    planted_typed_errors,
+    chosen,
+    point,
     pyg_cases,
-    replaced,
-    too_large,
     typed_cases,
 )
-from ranks import spawn
-
-from weft.comm import Group, exchange
+from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
+from tests.strategies.planted import PLANTED, check_planted
+from tests.strategies.session import (
+    NOTHING,
+    Given,
+    Session,
+    check_case,
+    check_close,
+    check_on_ranks,
+    part_by,
+    reference,
+)
+from weft.comm import Group
 from weft.core.errors import InputError
 from weft.nn import MODELS, Linear, RowLayer, Stack, View, Workload
 from weft.partition import METHODS
 from weft.strategies import STRATEGIES, Step
 
-
-def check_all(group: Group, turns: int) -> int:
-    """Every case under every strategy, or, in turns, under a half or a quarter of them."""
-    checked = 0
-    for number, case in enumerate(cases() + pyg_cases()):
-        for name in RESIDENT[number % turns :: turns]:
-            if case in pyg_cases() and STRATEGIES[name].traits.block_error:
-                with pytest.raises(InputError, match=r"view\.block"):
-                    Session(case, name, group).trace(group.rank, training=True)
-            else:
-                check_case(group, case, name, Given(machine=MACHINE))
-            checked += 1
-    for name in EXACT if group.size > 1 else ():
-        with planted_error(name), pytest.raises(AssertionError, match=r"logits|gradient"):
-            check_case(group, Case(model="gcn"), name, Given(cache_ratio=0.5))
-    if group.size > 1:
-        wrong_sum = replaced(exchange, "_sum_shared", too_large(exchange._sum_shared))
-        with wrong_sum, pytest.raises(AssertionError, match="logits"):
-            check_case(group, PARTS_OF_LOGITS, "tensor")
-    return checked
+SHARES = {1: 1.0, 2: 0.5, 3: 0.25, 4: 0.25}
+"""Of the strategies that a case is quickly tested under, by P."""
 
 
-def check_partitions(group: Group, turns: int) -> list[bool]:
-    """Models under partitioners, one in `turns`; whether hybrid cached some sources of a hop and fetched others."""
-    mixed = []
-    for number, ((model, decoupled), method) in enumerate(product(product(MODELS, (False, True)), METHODS)):
-        if number % turns:
-            continue
-        case = Case(model=model, decoupled=decoupled, input_dropout=0.3, weighted=True)
-        given = Given(partition=part_by(method, case, group.size), machine=MACHINE)
-        facts = check_case(group, case, "hybrid", given).strategy.describe()
-        hops = list(zip(facts["cached"], facts["fetched"], strict=True))
-        mixed.append(any(cached and fetched for cached, fetched in hops[1:]))
-    empty = torch.zeros(23, dtype=torch.int32)  # all vertices are rank 0's
-    for name in ("communicated", "cached", "hybrid"):
-        check_case(group, Case(model="sage", norm="batch"), name, Given(partition=empty, cache_ratio=0.5))
-    for ratio in (0.25, 0.75):
-        check_case(group, Case(model="gat", layers=4), "hybrid", Given(cache_ratio=ratio))
+def matrix() -> list[Any]:
+    points = []
+    for size, case in product(SHARES, cases() + pyg_cases()):
+        names = {f"{name}-{case.id}-P{size}": name for name in RESIDENT}
+        quick = chosen(names, SHARES[size])
+        points += [point(name, case, size, name=one, quick=one in quick) for one, name in names.items()]
+    return points
+
+
+@pytest.mark.parametrize(("name", "case", "size"), matrix())
+def test_equals_single(name: str, case: Case, size: int) -> None:
+    """Or says in a sentence that a strategy has no edges for the layers that ask for them."""
+    if case.reads_edges and STRATEGIES[name].traits.block_error:
+        on_ranks(size, check_refused, name, case)
+    else:
+        check_on_ranks(size, case, name, Given(machine=MACHINE))
+
+
+def check_refused(group: Group, name: str, case: Case) -> None:
+    with pytest.raises(InputError, match=r"view\.block"):
+        Session(case, name, group)
+
+
+def typed() -> list[Any]:
+    return [
+        point(name, case, size, name=f"{name}-{case.id}-P{size}", quick=size in (1, 3))
+        for size, case, name in product(SHARES, typed_cases(), RESIDENT)
+    ]
+
+
+@pytest.mark.parametrize(("name", "case", "size"), typed())
+def test_typed_graphs_equal_single(name: str, case: Case, size: int) -> None:
+    check_on_ranks(size, case, name, Given(machine=MACHINE))
+
+
+SIZES = [pytest.param(size, id=f"P{size}", marks=pytest.mark.slow if size in (2, 4) else ()) for size in SHARES]
+SEVERAL = SIZES[1:]
+EMBEDDED = Case(model="rgcn", typed="some", layers=2, bases=2)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_cached_rows_of_embeddings_where_a_rank_has_none(size: int) -> None:
+    empty = torch.zeros(EMBEDDED.num_vertices, dtype=torch.int32)
+    check_on_ranks(size, EMBEDDED, "cached", Given(partition=empty))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_embedded_rows_of_which_some_are_cached(size: int) -> None:
+    check_on_ranks(size, EMBEDDED, "hybrid", Given(partition=part_by("random", EMBEDDED, size), cache_ratio=0.5))
+
+
+def partitions() -> list[Any]:
+    points = []
+    for size in (2, 3, 4):
+        named = {
+            f"{case.id}-{method}-P{size}": (case, method)
+            for (model, decoupled), method in product(product(MODELS, (False, True)), METHODS)
+            for case in [Case(model=model, decoupled=decoupled, input_dropout=0.3, weighted=True)]
+        }
+        quick = chosen(named, 1 / 3) if size == 3 else set()
+        points += [point(*one, size, name=name, quick=name in quick) for name, one in named.items()]
+    return points
+
+
+@pytest.mark.parametrize(("case", "method", "size"), partitions())
+def test_hybrid_under_partitioners_equals_single(case: Case, method: str, size: int) -> None:
+    check_on_ranks(size, case, "hybrid", Given(partition=part_by(method, case, size), machine=MACHINE))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_factors_decide_what_is_cached(size: int) -> None:
+    """Under most partitions hybrid caches some sources of a later hop on a rank, and fetches others."""
+    mixed = 0
+    points = [one.values for one in partitions() if one.values[2] == size]
+    for case, method, _ in points:
+        graph, model = case.build()
+        given = Given(partition=part_by(method, case, size), machine=MACHINE)
+        plans = given.plan("hybrid", Workload(model, graph), size).everyone
+        mixed += any(hop.num_inputs > plan.num_own and len(hop.fetched) for plan in plans for hop in plan.hops[1:])
+    assert mixed > 20
+
+
+@pytest.mark.parametrize("name", ["communicated", "cached", "hybrid"])
+@pytest.mark.parametrize("size", SEVERAL)
+def test_all_vertices_are_rank_0s(size: int, name: str) -> None:
+    empty = torch.zeros(23, dtype=torch.int32)
+    check_on_ranks(size, Case(model="sage", norm="batch"), name, Given(partition=empty, cache_ratio=0.5))
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.75])
+@pytest.mark.parametrize("size", SEVERAL)
+def test_hybrid_with_a_given_share_equals_single(size: int, ratio: float) -> None:
+    check_on_ranks(size, Case(model="gat", layers=4), "hybrid", Given(cache_ratio=ratio))
+
+
+def check_limited(group: Group) -> None:
     limited = check_case(group, Case(model="gcn"), "hybrid", Given(cache_ratio=1.0, cache_memory=2000))
     assert limited.strategy.describe()["cached_bytes"] <= 2000
-    return mixed
 
 
-def check_types(group: Group) -> int:
-    """Every typed case under every strategy; rows that are computed again, and rows that nobody has."""
-    for case, name in product(typed_cases(), RESIDENT):
-        check_case(group, case, name, Given(machine=MACHINE))
-    case = Case(model="rgcn", typed="some", layers=2, bases=2)
-    empty = torch.zeros(case.num_vertices, dtype=torch.int32)
-    check_case(group, case, "cached", Given(partition=empty))
-    check_case(group, case, "hybrid", Given(partition=part_by("random", case, group.size), cache_ratio=0.5))
-    if group.size > 1:
-        for planted in planted_typed_errors():
-            with planted as name, pytest.raises(AssertionError, match=r"logits|gradient|losses"):
-                check_case(group, case, name, Given(cache_ratio=0.5))
-    return len(typed_cases())
+@pytest.mark.parametrize("size", SEVERAL)
+def test_hybrid_keeps_a_limit_of_memory(size: int) -> None:
+    reference(Case(model="gcn"))
+    on_ranks(size, check_limited)
+
+
+@pytest.mark.parametrize("error", EXACT)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_planted_error_shows(size: int, error: str) -> None:
+    """One in what each strategy moves."""
+    if error not in PLANTED:
+        pytest.skip(f"no error of {error} is planted")
+    check_planted(size, error, Case(model="gcn"), Given(cache_ratio=0.5))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_planted_error_in_partial_logits_shows(size: int) -> None:
+    check_planted(size, "logits", PARTS_OF_LOGITS, Given(), shows="logits")
+
+
+@pytest.mark.parametrize("error", ["pairs", "embedded_rows", "summed_embedding"])
+@pytest.mark.parametrize("size", SEVERAL)
+def test_a_planted_error_of_types_shows(size: int, error: str) -> None:
+    check_planted(size, error, EMBEDDED, Given(cache_ratio=0.5), shows=r"logits|gradient|losses")
 
 
 class TwoProducts(torch.nn.Module):
@@ -125,7 +203,7 @@ def check_own_layers(group: Group) -> None:
         model = Stack([layer()]).double()
         step = Step(epoch=0, training=False)
         work = Workload(model, graph)
-        whole = NOTHING.plan("single", work, 1).place(Group()).forward(step)
+        whole = NOTHING.plan("single", work).place(Group()).forward(step)
         placed = NOTHING.plan("communicated", work, group.size).place(group)
         check_close(placed.forward(step), whole[placed.rows], layer.__name__)
         for name in ("cached", "hybrid"):
@@ -140,57 +218,25 @@ def check_rows_alone(group: Group) -> None:
     model = Stack([RowLayer(Linear(NUM_FEATURES, 4), 4), RowLayer(Linear(4, NUM_CLASSES), NUM_CLASSES)]).double()
     step = Step(epoch=0, training=False)
     work = Workload(model, graph)
-    whole = NOTHING.plan("single", work, 1).place(Group()).forward(step)
+    whole = NOTHING.plan("single", work).place(Group()).forward(step)
     for name in EXACT:
         placed = Given(machine=MACHINE).plan(name, work, group.size).place(group)
         check_close(placed.forward(step), whole[placed.rows], name)
 
 
 def test_layers_that_keep_every_row() -> None:
-    spawn(2, check_own_layers)
+    on_ranks(2, check_own_layers)
 
 
 def test_models_without_a_product() -> None:
-    spawn(2, check_rows_alone)
+    on_ranks(2, check_rows_alone)
 
 
-def test_single_equals_itself_in_another_order() -> None:
-    reordered = [case for case in cases() if case.order != "none"]
-    assert reordered
-    for case in reordered:
-        check_case(Group(), case, "single")
+@pytest.mark.parametrize("case", [case for case in cases() if case.order != "none"], ids=lambda case: case.id)
+def test_single_equals_itself_in_another_order(case: Case) -> None:
+    check_on_ranks(1, case, "single")
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_equals_single(size: int) -> None:
-    turns = {1: 1, 2: 2, 3: 4, 4: 4}[size]
-    num_checked = len(RESIDENT) * len(cases() + pyg_cases()) // turns
-    assert spawn(size, check_all, turns) == [num_checked] * size
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_every_strategy_equals_single(size: int) -> None:
-    assert spawn(size, check_all, 1) == [len(RESIDENT) * len(cases() + pyg_cases())] * size
-
-
-@pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])
-def test_typed_graphs_equal_single(size: int) -> None:
-    ranks = spawn(size, check_types) if size > 1 else [check_types(Group())]
-    assert ranks == [len(typed_cases())] * size
-
-
-def check_mixed(size: int, turns: int) -> None:
-    mixed = torch.tensor(spawn(size, check_partitions, turns))
-    assert len(mixed[0]) == -(-2 * len(MODELS) * len(METHODS) // turns)
-    assert mixed.any(0).sum() > 20 // turns  # else the factors decide nothing
-
-
-def test_equals_single_under_partitioners_in_turn() -> None:
-    check_mixed(3, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_equals_single_under_every_partitioner(size: int) -> None:
-    check_mixed(size, 1)
+@pytest.mark.parametrize("of", [[*cases(), *pyg_cases()], typed_cases()], ids=["untyped", "typed"])
+def test_cases_have_names_of_their_own(of: list[Case]) -> None:
+    assert len({case.id for case in of}) == len(of)

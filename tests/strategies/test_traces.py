@@ -8,8 +8,10 @@ from itertools import takewhile
 
 import pytest
 import torch
-from parity import MACHINE, NUM_CLASSES, NUM_FEATURES, Case, Given
 
+from tests.strategies.cases import MACHINE, Case
+from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
+from tests.strategies.session import NOTHING, Given
 from weft.core.errors import InputError
 from weft.cost import Trace
 from weft.data import GraphStats, load
@@ -109,7 +111,7 @@ def test_caching_counts_a_hundred_products() -> None:
     graph, _ = Case(model="gcn").build()
     model = make_model("gcn", NUM_FEATURES, NUM_CLASSES, decoupled=True, layers=101)
     work = Workload(model, graph)
-    assert len(get_strategy("communicated")(work, 2).dependencies(0).hops) == 101  # type: ignore[attr-defined]
+    assert len(NOTHING.plan("communicated", work, 2).dependencies(0).hops) == 101
     with pytest.raises(InputError, match="101 aggregates, and caching knows 100"):
         get_strategy("cached")(work, 2)
 
@@ -119,7 +121,7 @@ def test_forced_shares_are_of_the_cheapest() -> None:
     graph = load("rmat:vertices=600,edges=6k,features=7,classes=5")
     model = make_model("gcn", NUM_FEATURES, NUM_CLASSES, layers=3)
     cheap = [
-        Given(cache_ratio=0.3, machine=machine).plan("hybrid", Workload(model, graph), 2).dependencies(0)  # type: ignore[attr-defined]
+        Given(cache_ratio=0.3, machine=machine).plan("hybrid", Workload(model, graph), 2).dependencies(0)
         for machine in (None, MACHINE)
     ]
     edges = [plan.hops[0].block.num_edges for plan in cheap]

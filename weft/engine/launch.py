@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from weft.core.errors import InputError, RunError
@@ -48,7 +48,7 @@ def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: i
         )
         with _quiet(), _signal_handlers_restored():
             try:
-                elastic_launch(config, entry)(*arguments, status)
+                elastic_launch(config, _run_rank)(entry, *arguments, status)
             except ChildFailedError as error:
                 rank, failure = error.get_first_failure()
                 if failure.exitcode - STOPPED in SIGNALS:
@@ -57,6 +57,15 @@ def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: i
             except SignalException as error:
                 return int(error.sigval)
         return 0
+
+
+def _run_rank(entry: Callable[..., None], *arguments: Any) -> None:
+    """`entry` on a rank, which tells the launcher of its error; PyTorch would leave the traceback in a file besides."""
+    try:
+        entry(*arguments)
+    except Exception as error:
+        get_error_handler().record_exception(error)
+        sys.exit(1)
 
 
 def _explained(rank: int, failure: ProcessFailure, status: Path) -> InputError | RunError:

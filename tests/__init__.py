@@ -1,0 +1,1 @@
+"""A package, so that tests import from each other by full names."""

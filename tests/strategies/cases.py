@@ -1,0 +1,228 @@
+"""Graphs and models that strategies are tested on, and which of the tests are quick."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import examples.broadcast  # noqa: F401  # a strategy of one's own, which registers itself
+from tests.strategies.graphs import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    NUM_FEATURES_SPARSE,
+    make_graph,
+    make_typed_graph,
+)
+from weft.cost import Machine
+from weft.data import Graph, TypedShape, reorder
+from weft.nn import MODELS, Stack, from_pyg, make_model
+from weft.nn.conv import mlp
+from weft.strategies import STRATEGIES
+
+EXACT = [name for name, plan in STRATEGIES.items() if plan.exact and name != "single"]
+RESIDENT = [name for name in EXACT if name != "offload"]
+"""Those whose rows stay where they are; test_offload.py has the matrix of the other, whose ways to run are more."""
+MACHINE = Machine(seconds_per_flop=1e-10, seconds_per_edge=1e-9, seconds_per_byte=8e-10)
+"""Such that hybrid caches some of the sources and fetches others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A graph and a model; the sizes divide nothing."""
+
+    model: str
+    decoupled: bool = False
+    num_vertices: int = 23
+    hidden: int = 9
+    heads: int = 3
+    layers: int = 3
+    norm: str = "none"
+    residual: bool = False
+    dropout: float = 0.4
+    input_dropout: float = 0.0
+    weighted: bool = False
+    edge_features: int = 0
+    edge_attention: bool = False
+    multilabel: bool = False
+    without: str = ""
+    frozen: bool = False
+    sparse: bool = False
+    order: str = "none"
+    bases: int = 0
+    blocks: int = 0
+    one_hot: bool = False
+    typed: str = ""
+    """What vertices of a typed graph have, see make_typed_graph; '' for a graph without types."""
+    steps: int = 2
+    """Adam steps whose losses are compared. An error in a moment shows in the second, in a decay perhaps later."""
+
+    @property
+    def id(self) -> str:
+        """The model, and what differs from the defaults, as part of a test's name."""
+        words = [self.model]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("model", "steps") or value == field.default:
+                continue
+            joint = "_" if isinstance(value, str) else ""
+            words.append(field.name if value is True else f"{field.name}{joint}{value}".replace(",", "+"))
+        return "-".join(words)
+
+    @property
+    def reads_edges(self) -> bool:
+        """Whether its layers ask for the edges themselves, which not every strategy has."""
+        return self.model in PYG
+
+    def without_saving(self, saving: str) -> Case:
+        """The case without one more saving, if any."""
+        return replace(self, without=",".join(filter(None, (self.without, saving))))
+
+    def build(self) -> tuple[Graph, Stack | nn.Module]:
+        graph = (
+            make_typed_graph(self.num_vertices, self.typed)
+            if self.typed
+            else make_graph(
+                self.num_vertices,
+                weighted=self.weighted,
+                edge_features=self.edge_features,
+                multilabel=self.multilabel,
+                sparse=self.sparse,
+            )
+        )
+        torch.manual_seed(5)
+        model = self.make_pyg_stack() if self.model in PYG else self.make_model(graph.typed)
+        if self.frozen:
+            next(model.parameters()).requires_grad_(False)
+            model.register_parameter("unused", nn.Parameter(torch.ones(3)))
+        for parameter in model.parameters():  # biases and eps start at zero, where an error in them would not show
+            nn.init.uniform_(parameter, -0.6, 0.6)
+        return reorder(graph, self.order), model.double()
+
+    def make_model(self, typed: TypedShape) -> nn.Module:
+        return make_model(
+            self.model,
+            NUM_FEATURES_SPARSE if self.sparse else NUM_FEATURES,
+            NUM_CLASSES,
+            typed=typed,
+            bases=self.bases,
+            blocks=self.blocks,
+            one_hot=self.one_hot,
+            hidden=self.hidden,
+            heads=self.heads,
+            layers=self.layers,
+            decoupled=self.decoupled,
+            dropout=self.dropout,
+            input_dropout=self.input_dropout,
+            norm=self.norm,
+            residual=self.residual,
+            edge_width=self.edge_features if self.edge_attention else 0,
+        )
+
+    def make_pyg_stack(self) -> Stack:
+        import torch_geometric.nn as pyg
+
+        options: dict[str, object] = {}
+        if self.model == "PNAConv":
+            options = {"aggregators": ["mean", "max", "std"], "scalers": ["amplification"], "deg": torch.arange(9)}
+        if self.model == "GENConv":
+            options = {"norm": "layer"}
+        if self.edge_features:
+            options["edge_dim"] = self.edge_features
+        kind = getattr(pyg, self.model)
+        widths = [NUM_FEATURES, *[self.hidden] * (self.layers - 1), NUM_CLASSES]
+        sizes = [(mlp(a, b),) if self.model == "GINEConv" else (a, b) for a, b in pairwise(widths)]
+        layers = [from_pyg(kind(*size, **options)) for size in sizes]
+        return Stack(layers, dropout=self.dropout, norm=self.norm)
+
+
+PYG = ("SAGEConv", "GATv2Conv", "TransformerConv", "PNAConv", "GraphConv", "GENConv", "GINEConv")
+"""PyG's convolutions that are run as they are, under strategies that can give a layer the edges."""
+
+
+def pyg_cases() -> list[Case]:
+    """Every convolution, those that can with edge features, and GraphConv with edge weights."""
+    found = [
+        Case(model=name, layers=2, hidden=8, norm="batch" if name == "SAGEConv" else "none", steps=5)
+        for name in PYG[:-1]
+    ]
+    for name in ("GINEConv", "GATv2Conv", "TransformerConv", "PNAConv", "GENConv"):
+        found.append(Case(model=name, layers=2, hidden=8, edge_features=3, steps=5 if name == "GINEConv" else 2))
+    found.append(Case(model="GATv2Conv", layers=2, hidden=8, edge_features=3, order="bfs"))
+    found.append(Case(model="GINEConv", layers=2, num_vertices=3, edge_features=3))  # P = 4: a rank has no edge
+    found.append(Case(model="GraphConv", layers=2, hidden=8, weighted=True))
+    return found
+
+
+def cases() -> list[Case]:
+    """Every model, coupled and decoupled, and each option at least once."""
+    found = [
+        Case(model=model, decoupled=decoupled, steps=2 if decoupled else 5)
+        for model, decoupled in product(MODELS, (False, True))
+    ]
+    for model in MODELS:
+        found.append(Case(model=model, norm="batch", residual=True, input_dropout=0.3, layers=2))
+        found.append(Case(model=model, hidden=2, heads=2, layers=2, without="reuse"))  # P beyond the width
+        found.append(Case(model=model, num_vertices=3, layers=2))  # P = 4: a rank answers for no row
+    found.append(Case(model="gcn", weighted=True, input_dropout=0.3, hidden=4, layers=2))
+    found.append(Case(model="sage", frozen=True, layers=2))
+    found.append(Case(model="gcn", decoupled=True, norm="layer", multilabel=True, layers=4))
+    found += [Case(model=model, sparse=True, layers=2) for model in MODELS]
+    found.append(Case(model="sage", sparse=True, decoupled=True))
+    found.append(Case(model="gat", hidden=20, heads=5, layers=3, norm="layer"))  # heads that no P in 2..4 divides
+    found.append(Case(model="gcn", order="bfs", weighted=True, input_dropout=0.3, layers=2))
+    found.append(Case(model="sage", order="degree", input_dropout=0.3, norm="batch", multilabel=True))
+    found.append(Case(model="gat", order="bfs", decoupled=True))
+    return found + attention_cases()
+
+
+def attention_cases() -> list[Case]:
+    """Edge features in the logit, and 5 heads that no P divides, one that every rank has a part of, none for a rank."""
+    edges: dict[str, Any] = {"edge_features": 3, "edge_attention": True}
+    found = [Case(model=model, decoupled=True, layers=2, **edges) for model in ("gat", "gatv2")]
+    found.append(Case(model="gat", hidden=20, heads=5, layers=2, order="degree", **edges))
+    found.append(Case(model="gatv2", hidden=20, heads=5, layers=2, order="bfs", **edges))
+    found.append(PARTS_OF_LOGITS)
+    found.append(Case(model="gatv2", num_vertices=3, layers=2, **edges))
+    return found
+
+
+PARTS_OF_LOGITS = Case(model="gatv2", hidden=120, heads=1, layers=2, edge_features=2, edge_attention=True)
+"""A head so wide that parts of its logits are less than its vectors."""
+
+
+def typed_cases() -> list[Case]:
+    """Relations with every kind of maps, and vertices with and without features."""
+    return [
+        Case(model="rgcn", typed="some", hidden=8, layers=3, blocks=2, steps=5),
+        Case(model="rgcn", typed="some", layers=2, bases=2),
+        Case(model="rgcn", typed="none", layers=2, hidden=6, input_dropout=0.3, norm="batch", residual=True),
+        Case(model="rgcn", typed="x", layers=2),
+        Case(model="rgcn", typed="x", layers=2, input_dropout=0.3, without="reuse", hidden=2),
+        Case(model="rgcn", typed="none", num_vertices=7, layers=2),  # P = 4: hardly a row each
+        Case(model="rgcn", typed="one", order="bfs", layers=2, bases=2, one_hot=True, hidden=4),
+        Case(model="sage", typed="some", decoupled=True),
+    ]
+
+
+def turn(name: str, turns: int) -> int:
+    """Which of so many turns a name has, by its hash: the same whatever other names there are."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % turns
+
+
+def chosen(names: Collection[str], share: float) -> set[str]:
+    """A share of the names, rounded up, by their hashes; another name changes one of them at most."""
+    ranked = sorted(names, key=lambda name: turn(name, 1 << 60))
+    return set(ranked[: math.ceil(share * len(ranked))])
+
+
+def point(*values: Any, name: str, quick: bool) -> Any:
+    """The parameters of one test; those that are not quick run with `pytest -m ""`."""
+    return pytest.param(*values, id=name, marks=() if quick else pytest.mark.slow)

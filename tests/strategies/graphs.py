@@ -1,0 +1,100 @@
+"""Small graphs with everything that a real one may have: loops, repeated edges, vertices without edges, types."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.data import Graph
+
+NUM_FEATURES, NUM_FEATURES_SPARSE, NUM_CLASSES = 7, 300, 5
+
+
+def make_graph(
+    num_vertices: int,
+    *,
+    weighted: bool = False,
+    edge_features: int = 0,
+    multilabel: bool = False,
+    sparse: bool = False,
+) -> Graph:
+    """A directed graph with self loops, duplicate edges and, where there is room, an isolated vertex.
+
+    sparse: of many features, 5 of a vertex are not zero.
+    """
+    random = torch.Generator().manual_seed(3)
+    linked = max(num_vertices - 1, 1)
+    source = torch.randint(0, linked, (5 * num_vertices,), generator=random)
+    target = torch.randint(0, linked, (5 * num_vertices,), generator=random)
+    source = torch.cat([source, torch.tensor([0, 1, 1]), source[:3]])
+    target = torch.cat([target, torch.tensor([0, 1, 1]), target[:3]])
+    y = torch.randint(0, NUM_CLASSES, (num_vertices,), generator=random)
+    y[0] = NUM_CLASSES - 1
+    labels = (
+        torch.nn.functional.one_hot(y, NUM_CLASSES) | torch.nn.functional.one_hot(y.flip(0), NUM_CLASSES)
+        if multilabel
+        else y
+    )
+    train = torch.arange(num_vertices) % 3 != 1
+    return Graph.from_edges(
+        source,
+        target,
+        num_vertices=num_vertices,
+        weight=torch.rand(len(source), generator=random) + 0.1 if weighted else None,
+        edge_features=torch.randn(len(source), edge_features, generator=random) if edge_features else None,
+        x=torch.randn(num_vertices, NUM_FEATURES, generator=random)
+        if not sparse
+        else sparse_features(num_vertices, random),
+        y=labels.float() if multilabel else labels,
+        train_mask=train,
+        val_mask=~train,
+    )
+
+
+def sparse_features(num_vertices: int, random: torch.Generator) -> Tensor:
+    columns = torch.randint(0, NUM_FEATURES_SPARSE, (num_vertices, 5), generator=random)
+    return torch.zeros(num_vertices, NUM_FEATURES_SPARSE).scatter_(
+        1, columns, torch.randn(columns.shape, generator=random)
+    )
+
+
+def make_typed_graph(num_vertices: int, kind: str) -> Graph:
+    """Three types of vertices, of which the second has no in-edge, and five relations, of which one has no edge.
+
+    kind: 'x' gives features of one width; 'some' features of two widths, the last type none; 'none' nobody any; 'one'
+    the same with a single type of vertices. Edges repeat, also by another relation, and one relation has self loops.
+    """
+    random = torch.Generator().manual_seed(4)
+    offsets = (0, num_vertices // 2, 2 * num_vertices // 3, num_vertices)
+    names, ends = ("a", "b", "c"), ((0, 0), (1, 0), (2, 0), (0, 2), (1, 2))
+    edges = []
+    for number, (start, end) in enumerate(ends[:-1]):
+        size = 2 * num_vertices
+        source, target = (
+            torch.randint(offsets[one], offsets[one + 1], (size,), generator=random) for one in (start, end)
+        )
+        edges.append(torch.stack([source, target, torch.full((size,), number)]))
+    merged = torch.cat([*edges, edges[0][:, :5]], 1)
+    y = torch.randint(0, NUM_CLASSES, (num_vertices,), generator=random)
+    y[0], y[offsets[1] :] = NUM_CLASSES - 1, -1
+    widths = (4, 3) if kind == "some" else ()
+    types = (names, offsets) if kind != "one" else (("a",), (0, num_vertices))
+    place = dict(enumerate(names)) if kind != "one" else dict.fromkeys(range(3), "a")
+    train = (torch.arange(num_vertices) % 3 != 1) & (y >= 0)
+    return Graph.from_edges(
+        merged[0],
+        merged[1],
+        num_vertices=num_vertices,
+        x=torch.randn(num_vertices, NUM_FEATURES, generator=random) if kind == "x" else None,
+        y=y,
+        train_mask=train,
+        val_mask=~train & (y >= 0),
+        edge_type=merged[2],
+        relations=tuple(f"{place[start]}|r{number}|{place[end]}" for number, (start, end) in enumerate(ends)),
+        vertex_types=types[0],
+        type_offsets=types[1],
+        features={
+            name: torch.randn(offsets[i + 1] - offsets[i], width, generator=random)
+            for i, (name, width) in enumerate(zip(names, widths, strict=False))
+        },
+    )

@@ -1,0 +1,116 @@
+"""Errors that are planted to show that the tests fail where a strategy is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ranks import on_ranks
+from tests.strategies.cases import Case
+from tests.strategies.session import Given, check_case, reference
+from weft.comm import Group, exchange, halo
+from weft.nn import RelationRows, embedding_rows, typed
+from weft.store.host import HostRows
+from weft.strategies.vertex.embedded import EmbeddedHalo
+from weft.strategies.vertex.plan import PlacedVertices
+
+
+@contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    right = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, right)
+
+
+def too_large(move: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def wrong(*arguments: object) -> Tensor:
+        x = move(*arguments).clone()
+        x[:, -1:] *= 1.001
+        return x
+
+    return wrong
+
+
+def wrong_gather(gather: Callable[..., None]) -> Callable[..., None]:
+    def wrong(home: HostRows, rows: Tensor, out: Tensor, places: Tensor) -> None:
+        gather(home, rows, out, places)
+        out[places, -1:] *= 1.001
+
+    return wrong
+
+
+def wrong_ids(place: Callable[..., None]) -> Callable[..., None]:
+    def wrong(home: PlacedVertices, *arguments: Any, **options: Any) -> None:
+        place(home, *arguments, **options)
+        home.halos[0].row_ids[home.dependencies.num_own :] += 1  # which all stages share
+
+    return wrong
+
+
+@contextmanager
+def wrong_pairs() -> Iterator[None]:
+    """Two pairs of a rank change places on their way to their vertices."""
+    right = RelationRows.map
+
+    def wrong(pairs: RelationRows, z: Tensor, weight: Tensor) -> Tensor:
+        return right(pairs, z.roll(1, 0), weight)
+
+    with replaced(RelationRows, "map", wrong):
+        yield
+
+
+@contextmanager
+def wrong_embedded_rows() -> Iterator[None]:
+    """The gradients of embedded rows that other ranks have again do not come back."""
+    right = EmbeddedHalo.fetch
+
+    def wrong(halo: EmbeddedHalo, weight: Tensor) -> Tensor:
+        rows = right(halo, weight)
+        return torch.cat([weight, rows[len(weight) :].detach()])
+
+    with replaced(EmbeddedHalo, "fetch", wrong):
+        yield
+
+
+@contextmanager
+def summed_embedding() -> Iterator[None]:
+    """A rank trains other rows than those of its vertices."""
+    with replaced(typed, "embedding_rows", lambda graph, rows: embedding_rows(graph, rows).flip(0)):
+        yield
+
+
+PLANTED: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
+    "tensor": ("tensor", lambda: replaced(exchange, "_join_columns", too_large(exchange._join_columns))),
+    "logits": ("tensor", lambda: replaced(exchange, "_sum_shared", too_large(exchange._sum_shared))),
+    "communicated": ("communicated", lambda: replaced(halo.Rows, "wait", too_large(halo.Rows.wait))),
+    "hybrid": ("hybrid", lambda: replaced(halo.Rows, "wait", too_large(halo.Rows.wait))),
+    "cached": ("cached", lambda: replaced(PlacedVertices, "__init__", wrong_ids(PlacedVertices.__init__))),
+    "offload": ("offload", lambda: replaced(HostRows, "gather", wrong_gather(HostRows.gather))),
+    "pairs": ("tensor", wrong_pairs),
+    "embedded_rows": ("cached", wrong_embedded_rows),
+    "summed_embedding": ("communicated", summed_embedding),
+}
+"""By name: a strategy, and what makes it wrong while it is entered.
+
+The last column of what it moves is 0.1 % too large; where it moves no rows, a mask is another; for types, see there.
+"""
+
+
+def check_planted(size: int, error: str, case: Case, given: Given, *, shows: str = r"logits|gradient") -> None:
+    """Every one of `size` ranks finds the error, in what matches `shows`."""
+    reference(case)
+    on_ranks(size, _finds, error, case, given, shows)
+
+
+def _finds(group: Group, error: str, case: Case, given: Given, shows: str) -> None:
+    name, planted = PLANTED[error]
+    with planted(), pytest.raises(AssertionError, match=shows):
+        check_case(group, case, name, given)

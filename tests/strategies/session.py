@@ -1,0 +1,222 @@
+"""A case under a strategy, and what every exact strategy must show: the numbers of `single`, its trace's counts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.ranks import on_ranks
+from tests.strategies.cases import Case
+from weft.comm import Group
+from weft.core.meter import Counts
+from weft.core.random import key
+from weft.core.savings import Savings
+from weft.cost import Trace
+from weft.engine.metrics import NodeTask
+from weft.nn import Workload, embeddings
+from weft.partition import make_book
+from weft.strategies import Placed, Step, get_strategy
+
+REFERENCES = "WEFT_TEST_REFERENCES"
+"""The environment's name of the folder of references, which all processes of a session share."""
+TOLERANCE = 1e-9
+
+
+class Given(dict[str, Any]):
+    """What is said to any strategy: those of its options that it has, and the machine, where it decides by that."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(options)
+
+    def plan(self, name: str, work: Workload, size: int = 1) -> Any:
+        kind = get_strategy(name)
+        known = {spec.name for spec in fields(kind.options_type)}
+        options = kind.options_type(**{one: value for one, value in self.items() if one in known})
+        return kind(work, size, options, self.get("machine") if "probe" in known else None)
+
+
+NOTHING = Given()
+
+
+class Session:
+    """A case under a strategy: what can be seen of it."""
+
+    def __init__(self, case: Case, strategy: str, group: Group, given: Given = NOTHING) -> None:
+        self.case, self.group = case, group
+        self.graph, model = case.build()
+        self.savings = Savings.without(case.without)
+        self.plan = given.plan(strategy, Workload(model, self.graph, self.savings), group.size)
+        self._traces = {training: self.plan.trace(group.rank, training=training) for training in (True, False)}
+        self.strategy: Placed = self.plan.place(group, seed=7)
+        self.model = self.strategy.model
+        self.task = NodeTask(self.graph, self.strategy.rows, group, self.strategy.empty_rows, self.strategy.rows_device)
+        self.meter = group.meter
+
+    def step(self, epoch: int) -> tuple[Tensor, float]:
+        """One training step without the optimiser's: logits of this rank's rows and its part of the loss."""
+        self.model.zero_grad()
+        with self.meter.during("train"):
+            step = Step(epoch=epoch, training=True)
+            logits = self.strategy.forward(step)
+            loss, grad = self.task.loss(logits, step)
+            self.strategy.backward(logits, grad)
+        return logits.detach(), loss
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+
+    def input_gradient(self) -> Tensor | None:
+        """The gradient of the loss by all features, summed over the ranks, which are not taken for constant here.
+
+        None from a strategy without views of all rows, which only does to running statistics what the others do.
+        """
+        self.model.train()
+        self.model.zero_grad()
+        rows = self.strategy.inputs.rows
+        assert rows is not None
+        if not rows.shape[1]:
+            return torch.empty(0)
+        try:
+            views = [self.strategy.view(stage, key(7, 0, stage)) for stage in range(self.model.num_stages)]
+        except NotImplementedError:
+            self.strategy.forward(Step(epoch=0, training=True))
+            return None
+        x = rows.clone().requires_grad_()
+        logits = self.model(views, x)
+        _, grad = self.task.loss(logits, Step(epoch=0, training=True))
+        logits.backward(grad)
+        assert x.grad is not None
+        whole = x.new_zeros(self.graph.num_vertices, x.shape[1])
+        whole[self.strategy.input_rows] = x.grad
+        total = self.group.all_reduce(whole, tag="test")
+        return total[self.graph.ids.argsort()] if self.graph.ids is not None else total
+
+    def losses(self, steps: int) -> list[float]:
+        """This rank's part of the losses of Adam steps."""
+        optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02, weight_decay=1e-3)
+        losses = []
+        for epoch in range(steps):
+            losses.append(self.step(epoch)[1])
+            optimizer.step()
+        return losses
+
+    def all_losses(self, steps: int) -> Tensor:
+        """The losses of Adam steps, summed over the ranks, float64 [steps]."""
+        parts = [report["losses"] for report in self.group.all_gather_object({"losses": self.losses(steps)})]
+        return torch.tensor(parts, dtype=torch.float64).sum(0)
+
+    def evaluation(self) -> Tensor:
+        with self.meter.during("eval"):
+            return self.strategy.forward(Step(epoch=0, training=False))
+
+    def trace(self, *, training: bool) -> Trace:
+        """What this rank is to do in a training step, or in an evaluation."""
+        return self._traces[training]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What `single` gives for a case, with the vertices as they were first numbered and with every saving."""
+
+    logits: Tensor
+    evaluation: Tensor
+    input_gradient: Tensor
+    losses: Tensor
+    gradients: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, case: Case) -> Reference:
+        whole = Session(replace(case, order="none", without=""), "single", Group())
+        logits, _ = whole.step(0)
+        gradients, input_gradient = whole.gradients(), whole.input_gradient()
+        assert input_gradient is not None
+        evaluation = whole.evaluation()
+        losses = torch.tensor(whole.losses(case.steps), dtype=torch.float64)
+        return cls(logits, evaluation, input_gradient, losses, gradients)
+
+    @classmethod
+    def read(cls, path: Path) -> Reference:
+        tensors = load_file(path)
+        rest = {name: tensors.pop(name) for name in ("logits", "evaluation", "input_gradient", "losses")}
+        return cls(**rest, gradients={name.removeprefix("gradient of "): value for name, value in tensors.items()})
+
+    def write(self, path: Path) -> None:
+        """Whole or not at all, since others may read, or write the same."""
+        tensors = {f"gradient of {name}": value for name, value in self.gradients.items()}
+        tensors |= {name: getattr(self, name) for name in ("logits", "evaluation", "input_gradient", "losses")}
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            save_file({name: value.detach().contiguous() for name, value in tensors.items()}, file.name)
+        Path(file.name).rename(path)
+
+
+def reference(case: Case) -> Reference:
+    """The reference of a case, computed once a session."""
+    if REFERENCES not in os.environ:
+        return Reference.of(case)
+    path = Path(os.environ[REFERENCES]) / f"{hashlib.sha256(repr(case).encode()).hexdigest()}.safetensors"
+    if not path.exists():
+        Reference.of(case).write(path)
+    return Reference.read(path)
+
+
+def check_on_ranks(size: int, case: Case, name: str, given: Given = NOTHING) -> None:
+    """`check_case` on `size` ranks, which find the reference."""
+    reference(case)
+    on_ranks(size, _check_rank, case, name, given)
+
+
+def _check_rank(group: Group, case: Case, name: str, given: Given) -> None:
+    check_case(group, case, name, given)
+
+
+def check_case(group: Group, case: Case, name: str, given: Given = NOTHING) -> Session:
+    """Logits, every gradient, losses and scores of `name` equal single's; its counts equal its trace."""
+    expected, placed = reference(case), Session(case, name, group, given)
+    rows = placed.strategy.topology.ids[placed.strategy.rows]
+
+    placed.meter.take("train")
+    logits, _ = placed.step(0)
+    check_counts(placed.meter.take("train"), placed.trace(training=True), case)
+    check_close(logits, expected.logits[rows], f"{case}: logits")
+    gradients = placed.gradients()
+    assert gradients.keys() == expected.gradients.keys(), f"{case}: other parameters have gradients"
+    for parameter, gradient in expected.gradients.items():
+        if parameter in embeddings(placed.model):  # single's rows are in the order of the first ids
+            gradient = gradient[placed.strategy.embedded]
+        check_close(gradients[parameter], gradient, f"{case}: gradient of {parameter}")
+    input_gradient = placed.input_gradient()
+    if input_gradient is not None:
+        check_close(input_gradient, expected.input_gradient, f"{case}: gradient of the features")
+
+    placed.meter.take("eval")
+    check_close(placed.evaluation(), expected.evaluation[rows], f"{case}: evaluation")
+    check_counts(placed.meter.take("eval"), placed.trace(training=False), case)
+
+    check_close(placed.all_losses(case.steps), expected.losses, f"{case}: losses of Adam steps")
+    return placed
+
+
+def check_counts(counts: Counts, trace: Trace, case: Case) -> None:
+    assert counts.edges == trace.edges, f"{case}: {counts.edges} edges x width, the trace says {trace.edges}"
+    for kind in ("collectives", "bytes_sent", "bytes_received", "to_device", "to_host"):
+        counted, promised = getattr(counts, kind), getattr(trace, kind)
+        assert counted == promised, f"{case}: {kind} {dict(counted)}, the trace says {dict(promised)}"
+
+
+def check_close(actual: Tensor, expected: Tensor, what: str) -> None:
+    """Every element, by the tolerance that every exact strategy is held to."""
+    torch.testing.assert_close(actual, expected, rtol=TOLERANCE, atol=TOLERANCE, msg=lambda text: f"{what}\n{text}")
+
+
+def part_by(method: str, case: Case, size: int) -> Tensor:
+    """The part of every vertex of a case's graph."""
+    graph, _ = case.build()
+    return make_book(graph, min(size, graph.num_vertices), method=method).part
