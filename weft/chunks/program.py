@@ -1,6 +1,6 @@
 """What a model does between its products, found by running it on a few rows: which rows it leaves, of what width.
 
-(HongTu, section 4.2.) Part k of a program goes from the answer to pause k - 1 to pause k, or to the logits.
+(HongTu, section 4.2.) Part k of a program goes from the answer at boundary k - 1 to boundary k, or to the logits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,18 @@ from weft.core.errors import InputError
 from weft.core.savings import Savings
 from weft.data import Adjacency, Graph
 from weft.nn import GraphView, Inputs, LinkModel, Topology, UnitCost, is_embedded, typed_rows
-from weft.nn.phases import Attention, PairAttention, Pause, Phased, Propagation, Question, Resumed, Total, WholeLayer
+from weft.nn.phases import (
+    Attention,
+    Boundary,
+    BoundaryState,
+    PairAttention,
+    PhasedModel,
+    Propagation,
+    Question,
+    Total,
+    WholeLayer,
+    phases_of,
+)
 
 FEW = 5  # rows that a program is found out with
 
@@ -32,7 +43,7 @@ def refused(*_: Any, **__: Any) -> Any:
 
 
 class RowsView(GraphView):
-    """The view of some rows while no product is made; what couples rows is asked by pauses.
+    """The view of some rows while no product is made; what couples rows is asked at boundaries.
 
     ids: int64 [n], what their vertices were called first. embedded: those of an embedding's rows that are theirs.
     """
@@ -87,7 +98,7 @@ class ChunkView(GraphView):
 
 
 class Port(NamedTuple):
-    """Rows that a pause leaves on the host: their width, and whether they want a gradient."""
+    """Rows that a boundary leaves on the host: their width, and whether they want a gradient."""
 
     width: int
     differentiable: bool
@@ -95,17 +106,17 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One part of a program, and the pause that ends it.
+    """One part of a program, and the boundary that ends it.
 
-    pause: as found with a few rows; None after the last part. calls: masks drawn by each stage's view before it.
-    ports: the different rows that the pause leaves. sources, targets, rows: the port of each of its tensors, by name.
-    shared: whether each of the question's and of the pause's shared tensors wants a gradient, by name.
+    boundary: as found with a few rows; None after the last part. calls: masks drawn by each stage's view before it.
+    ports: the different rows that it leaves. sources, targets, rows: the port of each of its tensors, by name.
+    shared: whether each of the question's and of the boundary's shared tensors wants a gradient, by name.
     width, differentiable: of the answer. kept_widths: of what else is kept of it, where it is. constant: nothing of it
     depends on the epoch. hop: the first product. asked_calls: masks that the asked view has drawn before the answer.
     needs_answer: whether the gradient of the next part depends on its numbers.
     """
 
-    pause: Pause | None
+    boundary: Boundary | None
     calls: tuple[int, ...]
     ports: tuple[Port, ...] = ()
     sources: dict[str, int]
@@ -122,14 +133,14 @@ class Part:
 
     @property
     def question(self) -> Question:
-        """What the pause asks."""
-        assert self.pause is not None
-        return self.pause.question
+        """What is asked at the boundary."""
+        assert self.boundary is not None
+        return self.boundary.question
 
     @property
     def is_product(self) -> bool:
-        """Whether the pause asks for a product over edges."""
-        return self.pause is not None and not isinstance(self.question, Total)
+        """Whether a product over edges is asked for at the boundary."""
+        return self.boundary is not None and not isinstance(self.question, Total)
 
     @property
     def linear(self) -> bool:
@@ -144,7 +155,7 @@ class Part:
     @property
     def steps(self) -> int:
         """How many products follow each other."""
-        return self.pause.steps if self.pause else 0
+        return self.boundary.steps if self.boundary else 0
 
     @property
     def first(self) -> str:
@@ -168,7 +179,7 @@ class Rehearsal:
 
     def __init__(self, graph: Graph, model: nn.Module, savings: Savings) -> None:
         for one in (model, *([model.encoder] if isinstance(model, LinkModel) else [])):
-            if not resumes(type(one)):
+            if phases_of(one) is None:
                 raise InputError(
                     f"strategy offload runs a model part by part, and {type(one).__name__} runs as a whole: make it a "
                     "weft.nn.Stack of its layers"
@@ -195,7 +206,7 @@ class Rehearsal:
             model.train(before)
 
     def _run(self) -> Program:
-        model = cast(Phased, self.model)
+        model = cast(PhasedModel, self.model)
         inputs = Inputs(rows=self.x, savings=self.savings, typed=self.typed)
         ids = torch.arange(len(self.x), device=self.device)
         views = [
@@ -205,47 +216,48 @@ class Rehearsal:
         for view in views:
             view.embedded = lambda weight: weight.new_zeros(self.num_embedded, weight.shape[1]) + weight.sum()
         parts: list[Part] = []
-        resumed: Resumed | None = None
+        state: BoundaryState | None = None
         hop, still = 0, self.savings.reuse
         while True:
             calls, kept = tuple(view.calls for view in views), Saved(self.model)
             with kept:
-                reached = model.resume(len(parts), views, self.x, resumed)
+                reached = model.begin(views, self.x) if state is None else model.resume(views, state)
             if parts:
                 parts[-1] = replace(parts[-1], needs_answer=kept.any)
             still = still and calls == tuple(view.calls for view in views)
-            if not isinstance(reached, Pause):
+            if not isinstance(reached, Boundary):
                 parts.append(last_part(reached, calls, hop))
                 return Program(parts=tuple(parts), num_hops=hop)
-            part, resumed = self._pause(logits_apart(reached), calls, hop, views, constant=still and not parts)
+            part, state = self._cross(logits_apart(reached), calls, hop, views, constant=still and not parts)
             still = part.constant
             parts.append(part)
             hop += part.steps if part.is_product else 0
 
-    def _pause(
-        self, pause: Pause, calls: tuple[int, ...], hop: int, views: Sequence[RowsView], *, constant: bool
-    ) -> tuple[Part, Resumed]:
-        question = pause.question
+    def _cross(
+        self, boundary: Boundary, calls: tuple[int, ...], hop: int, views: Sequence[RowsView], *, constant: bool
+    ) -> tuple[Part, BoundaryState]:
+        """The part that a boundary ends, and what the next one goes on with."""
+        question = boundary.question
         sources, targets = question.tensors("source"), question.tensors("target")
         left = {} if isinstance(question, Total) else targets
         found: list[Tensor] = []
-        for tensor in (*sources.values(), *left.values(), *pause.rows.values()):
+        for tensor in (*sources.values(), *left.values(), *boundary.rows.values()):
             if not any(tensor is one for one in found):
                 found.append(tensor)
         asked = GraphView(self.topology)
-        view = views[pause.stage]
+        view = views[boundary.stage]
         asked_calls = asked._calls = view.calls
-        answer = self._answer(question, pause.steps, asked)
+        answer = self._answer(question, boundary.steps, asked)
         view._calls = asked._calls
-        shared = {**question.tensors("shared"), **pause.shared}
+        shared = {**question.tensors("shared"), **boundary.shared}
         constant = constant and isinstance(question, Propagation) and all(one is self.x for one in found)
         part = Part(
-            pause=without_graph(pause),
+            boundary=without_graph(boundary),
             calls=calls,
             ports=tuple(Port(one.shape[1], one.requires_grad) for one in found),
             sources=places(sources, found),
             targets=places(targets, found),
-            rows=places(pause.rows, found),
+            rows=places(boundary.rows, found),
             shared={name: one.requires_grad for name, one in shared.items()},
             width=answer.shape[-1],
             kept_widths=tuple(rows.shape[1] for rows in kept_of(question, self.topology)),
@@ -254,10 +266,10 @@ class Rehearsal:
             hop=hop,
             asked_calls=asked_calls,
         )
-        kept = {name: one.detach().requires_grad_(one.requires_grad) for name, one in pause.rows.items()}
-        also = {name: one.detach().requires_grad_(one.requires_grad) for name, one in pause.shared.items()}
+        kept = {name: one.detach().requires_grad_(one.requires_grad) for name, one in boundary.rows.items()}
+        also = {name: one.detach().requires_grad_(one.requires_grad) for name, one in boundary.shared.items()}
         answer = answer.detach().requires_grad_(answer.requires_grad)
-        return part, Resumed(answer=answer, rows=kept, shared=also, note=pause.note)
+        return part, BoundaryState(result=answer, rows=kept, shared=also, context=boundary.context)
 
     def _answer(self, question: Question, steps: int, asked: GraphView) -> Tensor:
         """The answer; that of a layer which runs as a whole on a chunk whose sources are not its targets."""
@@ -285,12 +297,6 @@ class Rehearsal:
             raise InputError(f"strategy offload: {name} gives more rows than it has targets: use view.targets(x)")
         asked._calls = view._calls
         return answer
-
-
-def resumes(kind: type) -> bool:
-    """Whether a model of a kind has a `resume` that does what its `forward` does: not an older one than that."""
-    has = [name for base in kind.__mro__ for name in ("resume", "forward") if name in vars(base)]
-    return "resume" in has and has[0] == "resume"
 
 
 def kept_of(question: Question, topology: Topology) -> Kept:
@@ -325,7 +331,7 @@ class Saved:
 def last_part(logits: Tensor, calls: tuple[int, ...], hop: int) -> Part:
     """The part that ends with the logits, which are its port."""
     return Part(
-        pause=None,
+        boundary=None,
         calls=calls,
         ports=(Port(logits.shape[1], logits.requires_grad),),
         sources={},
@@ -339,21 +345,21 @@ def last_part(logits: Tensor, calls: tuple[int, ...], hop: int) -> Part:
     )
 
 
-def logits_apart(pause: Pause) -> Pause:
-    """The same pause, whose question says of several steps what its logits are made of."""
-    question = pause.question
-    if pause.steps > 1 and isinstance(question, PairAttention) and question.left is None:
-        return replace(pause, question=replace(question, left=question.h))
-    return pause
+def logits_apart(boundary: Boundary) -> Boundary:
+    """The same boundary, whose question says of several steps what its logits are made of."""
+    question = boundary.question
+    if boundary.steps > 1 and isinstance(question, PairAttention) and question.left is None:
+        return replace(boundary, question=replace(question, left=question.h))
+    return boundary
 
 
-def without_graph(pause: Pause) -> Pause:
-    """The same pause, of which nothing leads back to the parameters."""
-    question = pause.question
+def without_graph(boundary: Boundary) -> Boundary:
+    """The same boundary, of which nothing leads back to the parameters."""
+    question = boundary.question
     named = {**question.tensors("source"), **question.tensors("target"), **question.tensors("shared")}
     plain = {name: value.detach() for name, value in named.items()}
-    shared = {name: value.detach() for name, value in pause.shared.items()}
-    return replace(pause, question=question.having(plain), rows={}, shared=shared, learn=None)
+    shared = {name: value.detach() for name, value in boundary.shared.items()}
+    return replace(boundary, question=question.having(plain), rows={}, shared=shared, on_result=None)
 
 
 def ring(graph: Graph, count: int, device: torch.device, dtype: torch.dtype) -> Topology:

@@ -3,25 +3,13 @@
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.dense import Linear, linear, use_onednn
-from weft.nn.models import (
-    GAT,
-    GCN,
-    GIN,
-    MODELS,
-    RGCN,
-    SAGE,
-    Decoupled,
-    GATv2,
-    RowLayer,
-    Stack,
-    from_config,
-    make_model,
-)
+from weft.nn.families import GAT, GCN, GIN, MODELS, RGCN, SAGE, GATv2, from_config, make_model
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.outline import GraphOperation, outline
 from weft.nn.pairs import PairMaps, PairRows, Pairs, mean_scale
 from weft.nn.pyg import PyGConv, from_pyg
 from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
+from weft.nn.stack import Decoupled, RowLayer, Stack
 from weft.nn.topology import Product, SubTopology, Topology
 from weft.nn.typed import (
     Embedding,
