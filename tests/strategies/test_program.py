@@ -26,14 +26,14 @@ def widths(part: Part) -> list[int]:
     return [port.width for port in part.ports]
 
 
-def test_ports_are_the_rows_that_a_pause_leaves() -> None:
+def test_ports_are_the_rows_that_a_boundary_leaves() -> None:
     """GCN maps first where that is narrower, and takes its constant features as they are."""
     first, second, third, last = program(model="gcn", hidden=9).parts
     assert [widths(one) for one in (first, second, third, last)] == [[NUM_FEATURES], [9], [NUM_CLASSES], [NUM_CLASSES]]
     assert [one.ports[0].differentiable for one in (first, second, third, last)] == [False, True, True, True]
     assert [one.width for one in (first, second, third)] == [NUM_FEATURES, 9, NUM_CLASSES]
     assert [one.hop for one in (first, second, third, last)] == [0, 1, 2, 3]
-    assert last.pause is None
+    assert last.boundary is None
     assert not last.aggregates
 
 
@@ -94,7 +94,7 @@ def test_masks_are_counted_through_the_parts() -> None:
 def test_statistics_of_a_batch_norm_are_no_products() -> None:
     found = program(model="gcn", norm="batch", layers=2)
     assert found.num_hops == 2
-    assert [one.pause is not None and isinstance(one.op, Total) for one in found.parts] == [
+    assert [one.boundary is not None and isinstance(one.op, Total) for one in found.parts] == [
         False, True, True, False, False,
     ]  # fmt: skip
     assert [one.hop for one in found.parts] == [0, 1, 1, 1, 2]

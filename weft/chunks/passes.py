@@ -1,8 +1,8 @@
 """One pass of a model over a graph whose rows are on the host, chunk by chunk (HongTu, section 4.3, algorithm 1).
 
-Forward, part by part: the rows of a chunk come to the device with the answer to the last pause, the rows' part of the
-model goes on to the next one, and what that leaves goes to the host. Backward from the last part to the first: a part
-is run again on what the host has, and the gradients of what it read are added up there.
+Forward, part by part: the rows of a chunk come to the device with the answer at the last boundary, the model goes on
+with them to the next one, and what that leaves goes to the host. Backward from the last part to the first: a part is
+run again on what the host has, and the gradients of what it read are added up there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.chunks.program import Part, Program, RowsView, differentiable, left_by
 from weft.chunks.tables import Grads, Rows, Table, deposit, read, store
 from weft.core.random import key
 from weft.nn import Inputs, Total
-from weft.nn.phases import Pause, Phased, Resumed
+from weft.nn.phases import Boundary, BoundaryState, PhasedModel
 from weft.store.host import release
 
 Own = dict[int, Tensor]
@@ -33,7 +33,7 @@ class Pass:
 
     def __init__(self, home: PlacedChunks, program: Program, *, step_key: tuple[int, ...], training: bool) -> None:
         self.home, self.parts = home, program.parts
-        self.model, self.group, self.meter = cast(Phased, home.model), home.group, home.group.meter
+        self.model, self.group, self.meter = cast(PhasedModel, home.model), home.group, home.group.meter
         self.keys = [key(home.seed, *step_key, stage) for stage in home.stages]
         self.tables: list[Table] = []
         self.embedded = EmbeddedRows(home, training=training)
@@ -91,27 +91,27 @@ class Pass:
                 del own, known
         if table.total is not None:
             table.total = self.group.all_reduce(table.total, tag="statistics")
-            if table.learn is not None:
-                table.learn(table.total)
+            if table.on_result is not None:
+                table.on_result(table.total)
         return table
 
     def _advance(self, number: int, span: slice, own: Own, answer: Tensor | None, table: Table) -> None:
         """Runs a part on a range of rows and leaves on the host what it gives."""
         reached = self._resume(number, span, own, answer, self.tables[number - 1].shared if number else {})
-        if not isinstance(reached, Pause):
+        if not isinstance(reached, Boundary):
             store(table.arrays[0], span, reached, self.meter)
             return
         for port, rows in left_by(reached, table.part).items():
             store(table.arrays[port], span, rows, self.meter)
         table.shared = {**reached.request.shared, **reached.shared}
-        table.op, table.note, table.learn = reached.request.op, reached.note, reached.learn
+        table.op, table.context, table.on_result = reached.request.op, reached.context, reached.on_result
         if isinstance(reached.request.op, Total):
             added = reached.request.rows["x"][: self._num_own(span)].sum(0)
             table.total = added if table.total is None else table.total + added
 
     def _resume(
         self, number: int, span: slice, own: Own, answer: Tensor | None, shared: dict[str, Tensor]
-    ) -> Pause | Tensor:
+    ) -> Boundary | Tensor:
         """Part `number` on a range of rows."""
         home, part = self.home, self.parts[number]
         inputs = home.inputs_of(span) if number == 0 else Inputs(savings=home.savings)
@@ -121,19 +121,15 @@ class Pass:
         for view in views:
             view.embedded = partial(self.embedded.of, span)
         if number == 0:
-            return self.model.resume(0, views, cast(Tensor, inputs.rows), None)
+            return self.model.begin(views, cast(Tensor, inputs.rows))
         before = self.tables[number - 1]
-        resumed = Resumed(
-            answer=cast(Tensor, answer),
-            rows={name: own[port] for name, port in before.part.rows.items()},
-            shared=shared,
-            note=before.note,
-        )
-        return self.model.resume(number, views, ids, resumed)
+        rows = {name: own[port] for name, port in before.part.rows.items()}
+        state = BoundaryState(result=cast(Tensor, answer), rows=rows, shared=shared, context=before.context)
+        return self.model.resume(views, state)
 
     def _products(self, table: Table) -> Products:
-        assert table.part.pause is not None
-        return Products(self.home, table, self.keys[table.part.pause.stage])
+        assert table.part.boundary is not None
+        return Products(self.home, table, self.keys[table.part.boundary.stage])
 
     def _make_steps(self, table: Table, products: Products) -> None:
         """All steps of an aggregate but the last one."""
@@ -218,7 +214,7 @@ class Pass:
         if before is not None:
             own = {port: leaf(rows, before.part.ports[port].differentiable) for port, rows in own.items()}
             answer = leaf(cast(Tensor, answer), before.part.differentiable)
-            named = before.part.pause.shared if before.part.pause else {}
+            named = before.part.boundary.shared if before.part.boundary else {}
             shared = {name: leaf(before.shared[name], before.part.shared[name]) for name in named}
         with torch.enable_grad():
             reached = self._resume(number, span, own, answer, shared)
@@ -235,10 +231,10 @@ class Pass:
         return None if answer is None else answer.grad
 
     def _results(
-        self, reached: Pause | Tensor, part: Part, span: slice, out: Grads, *, first: bool
+        self, reached: Boundary | Tensor, part: Part, span: slice, out: Grads, *, first: bool
     ) -> Iterable[tuple[Tensor, Tensor]]:
         """What a part gave for a range of rows that has a gradient, and that."""
-        if not isinstance(reached, Pause):
+        if not isinstance(reached, Boundary):
             if reached.requires_grad:
                 grad = out.ports[0][span].to(reached.device)
                 release(out.ports[0])
@@ -258,7 +254,7 @@ class Pass:
             yield named[name], grad
 
     def _rows(self, table: Table | None, span: slice) -> tuple[Own, Tensor | None]:
-        """What goes on with a range of rows after a pause whose answer is known, and the answer."""
+        """What goes on with a range of rows behind a boundary whose answer is known, and the answer."""
         if table is None:
             return {}, None
         device = self.group.device

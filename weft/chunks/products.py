@@ -1,4 +1,4 @@
-"""The aggregates that a pause asks for, batch by batch, of rows that are on the host (HongTu, algorithms 2 and 3).
+"""The aggregates that a boundary asks for, batch by batch, of rows that are on the host (HongTu, algorithms 2 and 3).
 
 A batch's rows stay in their slots for the next one; rows of other ranks come from the slots of those that have them.
 Backward, gradients are added up in the slots, go back to the ranks that own the rows, and from there to the host.
@@ -71,7 +71,7 @@ def layout_of(op: Aggregate) -> Layout:
 
 
 class Products:
-    """All steps of the aggregate that a table's pause asks for. view_key: of its stage."""
+    """All steps of the aggregate that a table's boundary asks for. view_key: of its stage."""
 
     def __init__(self, home: PlacedChunks, table: Table, view_key: int) -> None:
         self.home, self.table, self.part, self.view_key = home, table, table.part, view_key
@@ -96,7 +96,7 @@ class Products:
     ) -> Iterator[tuple[PlacedBatch, Loaded, Again]]:
         """As `answers` in the backward pass: whoever is given one sends its gradient back before asking for the next.
 
-        grads: those that a pause left. into: where those go of what an earlier step made.
+        grads: those that a boundary left. into: where those go of what an earlier step made.
         """
         part, batches = self.part, self.home.batches(self.part.hop + step)
         kept = last and self.table.answer is not None

@@ -1,6 +1,6 @@
 """What a model does between its products, found by running it on a few rows: which rows it leaves, of what width.
 
-(HongTu, section 4.2.) Part k of a program goes from the answer to pause k - 1 to pause k, or to the logits.
+(HongTu, section 4.2.) Part k of a program goes from the answer at boundary k - 1 to boundary k, or to the logits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from weft.nn import (
     is_embedded,
     typed_rows,
 )
-from weft.nn.phases import Pause, Phased, Resumed
+from weft.nn.phases import Boundary, BoundaryState, PhasedModel, phases_of
 
 FEW = 5  # rows that a program is found out with
 
@@ -43,7 +43,7 @@ def refused(*_: Any, **__: Any) -> Any:
 
 
 class RowsView(GraphView):
-    """The view of some rows while no product is made; what couples rows is asked by pauses.
+    """The view of some rows while no product is made; what couples rows is asked at boundaries.
 
     ids: int64 [n], what their vertices were called first. embedded: those of an embedding's rows that are theirs.
     """
@@ -97,7 +97,7 @@ class ChunkView(GraphView):
 
 
 class Port(NamedTuple):
-    """Rows that a pause leaves on the host: their width, and whether they want a gradient."""
+    """Rows that a boundary leaves on the host: their width, and whether they want a gradient."""
 
     width: int
     differentiable: bool
@@ -105,41 +105,47 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One part of a program, and the pause that ends it.
+    """One part of a program, and the boundary that ends it."""
 
-    pause: as found with a few rows; None after the last part. calls: masks drawn by each stage's view before it.
-    ports: the different rows that the pause leaves. sources, targets, rows: the port of each of its tensors, by name.
-    shared: whether each of the aggregate's and of the pause's shared tensors wants a gradient, by name.
-    width, differentiable: of the answer. kept_widths: of what else is kept of it, where it is. constant: nothing of it
-    depends on the epoch. hop: the first product. asked_calls: masks that the asked view has drawn before the answer.
-    needs_answer: whether the gradient of the next part depends on its numbers.
-    """
-
-    pause: Pause | None
+    boundary: Boundary | None
+    """As found with a few rows; None after the last part."""
     calls: tuple[int, ...]
+    """Dropout masks that each stage's view has drawn before the part."""
     ports: tuple[Port, ...] = ()
+    """The different rows that the boundary leaves."""
     sources: dict[str, int]
+    """The port of each of the aggregate's rows of sources, by name."""
     targets: dict[str, int]
+    """The port of each of its rows of targets."""
     rows: dict[str, int]
+    """The port of each of the rows that go on with the result."""
     shared: dict[str, bool]
+    """Whether each tensor that all rows share, of the aggregate and of the boundary, wants a gradient."""
     width: int
+    """Columns of the result."""
     kept_widths: tuple[int, ...] = ()
+    """Columns of what is kept besides the result, where it is."""
     differentiable: bool
+    """Whether the result has a gradient."""
     constant: bool
+    """Whether nothing of it depends on the epoch."""
     hop: int
+    """The number of its first aggregate."""
     asked_calls: int = 0
+    """Dropout masks that the view which aggregates has drawn before that."""
     needs_answer: bool = True
+    """Whether the gradient of the next part depends on the numbers of the result."""
 
     @property
     def op(self) -> Aggregate:
-        """What the pause asks for."""
-        assert self.pause is not None
-        return self.pause.request.op
+        """What the boundary asks for."""
+        assert self.boundary is not None
+        return self.boundary.request.op
 
     @property
     def aggregates(self) -> bool:
-        """Whether the pause asks for an aggregate over edges."""
-        return self.pause is not None and self.op.over_edges
+        """Whether the boundary asks for an aggregate over edges."""
+        return self.boundary is not None and self.op.over_edges
 
     @property
     def aggregated(self) -> Port:
@@ -154,7 +160,7 @@ class Part:
     @property
     def steps(self) -> int:
         """How many products follow each other."""
-        return self.pause.steps if self.pause else 0
+        return self.boundary.steps if self.boundary else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +179,7 @@ class Rehearsal:
 
     def __init__(self, graph: Graph, model: nn.Module, savings: Savings) -> None:
         for one in (model, *([model.encoder] if isinstance(model, LinkModel) else [])):
-            if not resumes(type(one)):
+            if phases_of(one) is None:
                 raise InputError(
                     f"strategy offload runs a model part by part, and {type(one).__name__} runs as a whole: make it a "
                     "weft.nn.Stack of its layers"
@@ -200,7 +206,7 @@ class Rehearsal:
             model.train(before)
 
     def _run(self) -> Program:
-        model = cast(Phased, self.model)
+        model = cast(PhasedModel, self.model)
         inputs = Inputs(rows=self.x, savings=self.savings, typed=self.typed)
         ids = torch.arange(len(self.x), device=self.device)
         views = [
@@ -210,47 +216,47 @@ class Rehearsal:
         for view in views:
             view.embedded = lambda weight: weight.new_zeros(self.num_embedded, weight.shape[1]) + weight.sum()
         parts: list[Part] = []
-        resumed: Resumed | None = None
+        state: BoundaryState | None = None
         hop, still = 0, self.savings.reuse
         while True:
             calls, kept = tuple(view.calls for view in views), Saved(self.model)
             with kept:
-                reached = model.resume(len(parts), views, self.x, resumed)
+                reached = model.begin(views, self.x) if state is None else model.resume(views, state)
             if parts:
                 parts[-1] = replace(parts[-1], needs_answer=kept.any)
             still = still and calls == tuple(view.calls for view in views)
-            if not isinstance(reached, Pause):
+            if not isinstance(reached, Boundary):
                 parts.append(last_part(reached, calls, hop))
                 return Program(parts=tuple(parts), num_hops=hop)
-            part, resumed = self._pause(stepwise(reached), calls, hop, views, constant=still and not parts)
+            part, state = self._cross(stepwise(reached), calls, hop, views, constant=still and not parts)
             still = part.constant
             parts.append(part)
             hop += part.steps if part.aggregates else 0
 
-    def _pause(
-        self, pause: Pause, calls: tuple[int, ...], hop: int, views: Sequence[RowsView], *, constant: bool
-    ) -> tuple[Part, Resumed]:
-        request = pause.request
+    def _cross(
+        self, boundary: Boundary, calls: tuple[int, ...], hop: int, views: Sequence[RowsView], *, constant: bool
+    ) -> tuple[Part, BoundaryState]:
+        request = boundary.request
         sources, targets = request.source, request.target
         left = {} if isinstance(request.op, Total) else targets
         found: list[Tensor] = []
-        for tensor in (*sources.values(), *left.values(), *pause.rows.values()):
+        for tensor in (*sources.values(), *left.values(), *boundary.rows.values()):
             if not any(tensor is one for one in found):
                 found.append(tensor)
         asked = GraphView(self.topology)
-        view = views[pause.stage]
+        view = views[boundary.stage]
         asked_calls = asked._calls = view.calls
-        answer = self._answer(request, pause.steps, asked)
+        answer = self._answer(request, boundary.steps, asked)
         view._calls = asked._calls
-        shared = {**request.shared, **pause.shared}
+        shared = {**request.shared, **boundary.shared}
         constant = constant and request.op.plain and all(one is self.x for one in found)
         part = Part(
-            pause=without_graph(pause),
+            boundary=without_graph(boundary),
             calls=calls,
             ports=tuple(Port(one.shape[1], one.requires_grad) for one in found),
             sources=places(sources, found),
             targets=places(targets, found),
-            rows=places(pause.rows, found),
+            rows=places(boundary.rows, found),
             shared={name: one.requires_grad for name, one in shared.items()},
             width=answer.shape[-1],
             kept_widths=tuple(rows.shape[1] for rows in self._saved(request)),
@@ -259,10 +265,10 @@ class Rehearsal:
             hop=hop,
             asked_calls=asked_calls,
         )
-        kept = {name: one.detach().requires_grad_(one.requires_grad) for name, one in pause.rows.items()}
-        also = {name: one.detach().requires_grad_(one.requires_grad) for name, one in pause.shared.items()}
+        kept = {name: one.detach().requires_grad_(one.requires_grad) for name, one in boundary.rows.items()}
+        also = {name: one.detach().requires_grad_(one.requires_grad) for name, one in boundary.shared.items()}
         answer = answer.detach().requires_grad_(answer.requires_grad)
-        return part, Resumed(answer=answer, rows=kept, shared=also, note=pause.note)
+        return part, BoundaryState(result=answer, rows=kept, shared=also, context=boundary.context)
 
     def _saved(self, request: Request) -> tuple[Tensor, ...]:
         """What is kept beside the answer, where it can be."""
@@ -297,12 +303,6 @@ class Rehearsal:
         return answer
 
 
-def resumes(kind: type) -> bool:
-    """Whether a model of a kind has a `resume` that does what its `forward` does: not an older one than that."""
-    has = [name for base in kind.__mro__ for name in ("resume", "forward") if name in vars(base)]
-    return "resume" in has and has[0] == "resume"
-
-
 def places(named: dict[str, Tensor], found: Sequence[Tensor]) -> dict[str, int]:
     """Which of some tensors each named one is, by name; -1: none."""
     return {name: next((i for i, one in enumerate(found) if one is value), -1) for name, value in named.items()}
@@ -332,12 +332,12 @@ def differentiable(part: Part) -> list[int]:
     return [number for number, port in enumerate(part.ports) if port.differentiable]
 
 
-def left_by(pause: Pause, part: Part) -> dict[int, Tensor]:
-    """The rows that a pause leaves, by port."""
+def left_by(boundary: Boundary, part: Part) -> dict[int, Tensor]:
+    """The rows that a boundary leaves, by port."""
     named = (
-        (pause.request.source, part.sources),
-        (pause.request.target, part.targets),
-        (pause.rows, part.rows),
+        (boundary.request.source, part.sources),
+        (boundary.request.target, part.targets),
+        (boundary.rows, part.rows),
     )
     return {ports[name]: rows for found, ports in named for name, rows in found.items() if ports[name] >= 0}
 
@@ -345,7 +345,7 @@ def left_by(pause: Pause, part: Part) -> dict[int, Tensor]:
 def last_part(logits: Tensor, calls: tuple[int, ...], hop: int) -> Part:
     """The part that ends with the logits, which are its port."""
     return Part(
-        pause=None,
+        boundary=None,
         calls=calls,
         ports=(Port(logits.shape[1], logits.requires_grad),),
         sources={},
@@ -359,16 +359,20 @@ def last_part(logits: Tensor, calls: tuple[int, ...], hop: int) -> Part:
     )
 
 
-def stepwise(pause: Pause) -> Pause:
-    """The same pause, which of several steps says what stays for all of them."""
-    return replace(pause, request=pause.request.op.stepwise(pause.request.rows)) if pause.steps > 1 else pause
+def stepwise(boundary: Boundary) -> Boundary:
+    """The same boundary, which of several steps says what stays for all of them."""
+    return (
+        replace(boundary, request=boundary.request.op.stepwise(boundary.request.rows))
+        if boundary.steps > 1
+        else boundary
+    )
 
 
-def without_graph(pause: Pause) -> Pause:
-    """The same pause, of which nothing leads back to the parameters."""
-    rows = {name: value.detach() for name, value in pause.request.rows.items()}
-    shared = {name: value.detach() for name, value in pause.shared.items()}
-    return replace(pause, request=Request(pause.request.op, rows), rows={}, shared=shared, learn=None)
+def without_graph(boundary: Boundary) -> Boundary:
+    """The same boundary, of which nothing leads back to the parameters."""
+    rows = {name: value.detach() for name, value in boundary.request.rows.items()}
+    shared = {name: value.detach() for name, value in boundary.shared.items()}
+    return replace(boundary, request=Request(boundary.request.op, rows), rows={}, shared=shared, on_result=None)
 
 
 def ring(graph: Graph, count: int, device: torch.device, dtype: torch.dtype) -> Topology:

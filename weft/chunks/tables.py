@@ -1,4 +1,4 @@
-"""What a pass of offload has on the host: the rows that pauses left, and their gradients."""
+"""What a pass of offload has on the host: the rows that boundaries left, and their gradients."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ Rows = HostRows | PinnedRows
 
 @dataclass(kw_only=True)
 class Table:
-    """What a pause left on the host, and what its answers are.
-
-    arrays: by port. shared, op, note, learn: of the pause. answer: the rows of it, where they are kept, and kept: what
-    else is kept of them. total: one for all.
-    between: of several steps, what each but the first had for x or h.
-    """
+    """What a boundary left on the host, and what its answers are."""
 
     part: Part
     arrays: list[Rows]
+    """By port."""
     shared: dict[str, Tensor] = field(default_factory=dict)
+    """The boundary's, as are the next three."""
     op: Aggregate | None = None
-    note: Any = None
-    learn: Callable[[Tensor], None] | None = None
+    context: Any = None
+    on_result: Callable[[Tensor], None] | None = None
     answer: Rows | None = None
+    """The answer's rows, where they are kept."""
     kept: tuple[Rows, ...] = ()
+    """What else is kept of them."""
     total: Tensor | None = None
+    """The one answer for all."""
     between: list[Rows] = field(default_factory=list)
+    """Of several steps, what each but the first had for x or h."""
 
 
 @dataclass(kw_only=True)
 class Grads:
-    """The gradients of what a pause left: of its ports, of what all rows share, and of its total."""
+    """The gradients of what a boundary left: of its ports, of what all rows share, and of its total."""
 
     ports: dict[int, Any] = field(default_factory=dict)
     shared: dict[str, Tensor] = field(default_factory=dict)

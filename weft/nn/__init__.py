@@ -12,21 +12,8 @@ from weft.nn.attention import Attend, AttendEdges, EdgeSoftmax
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.dense import Linear, linear, use_onednn
+from weft.nn.families import GAT, GCN, GIN, MODELS, RGCN, SAGE, GATv2, from_config, make_model
 from weft.nn.graph_view import ONE_DEVICE, SPREAD, GraphView, Inputs, UnitCost, ViewTraits
-from weft.nn.models import (
-    GAT,
-    GCN,
-    GIN,
-    MODELS,
-    RGCN,
-    SAGE,
-    Decoupled,
-    GATv2,
-    RowLayer,
-    Stack,
-    from_config,
-    make_model,
-)
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.operation import GraphOperation
 from weft.nn.outline import outline
@@ -34,6 +21,7 @@ from weft.nn.pyg import PyGConv, from_pyg
 from weft.nn.reduce import ByRelation, Max, Sum
 from weft.nn.relations import OwnRelationRows, RelationIndex, RelationRows
 from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
+from weft.nn.stack import Decoupled, RowLayer, Stack
 from weft.nn.topology import EdgePart, SubTopology, Topology
 from weft.nn.typed import (
     Embedding,

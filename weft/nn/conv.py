@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from weft.nn.aggregate import Aggregate, Request
 from weft.nn.attention import Attend, AttendEdges
 from weft.nn.dense import Linear, linear
-from weft.nn.phases import Asked, PhasedLayer
+from weft.nn.phases import Boundary, BoundaryState, PhasedLayer
 from weft.nn.reduce import Sum
 from weft.nn.view import View
 
@@ -31,25 +31,26 @@ class LinearConv(PhasedLayer):
         self.weight = glorot(in_width, out_width) if update else None
         self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
 
-    def before(self, view: View, x: Tensor) -> Asked:
-        """The note is whether rows are mapped before their aggregate."""
+    def begin(self, view: View, x: Tensor) -> Boundary:
+        """The context is whether rows are mapped before their aggregate."""
         if self.weight is None or not view.maps_first(x, self.out_width):
-            return Asked(request=Request(self.aggregate, {"x": x}), own=self.wanted(x), note=False)
-        own, h = self.mapped(view, x, self.weight)
-        return Asked(request=Request(self.aggregate, {"x": h}), own=own, note=True)
+            return Boundary(request=Request(self.aggregate, {"x": x}), rows=self.wanted(x), context=False)
+        rows, h = self.mapped(view, x, self.weight)
+        return Boundary(request=Request(self.aggregate, {"x": h}), rows=rows, context=True)
 
-    def after(self, view: View, asked: bool, own: Tensor | None, a: Tensor) -> Tensor:
-        if self.weight is None or asked:
+    def resume(self, view: View, state: BoundaryState) -> Tensor:
+        a, own = state.result, state.rows.get("own")
+        if self.weight is None or state.context:
             return plus(a, self.bias if own is None else plus(own, self.bias))
         return linear(a, self.weight, self.own(view, own))
 
-    def wanted(self, x: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Rows that `own` maps."""
-        return None
+    def wanted(self, x: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        """The own rows that `own` maps, if any."""
+        return {}
 
-    def mapped(self, view: View, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor]:
-        """What own rows contribute, without the bias, and the rows to aggregate, by maps of x."""
-        return None, view.linear(x, weight)
+    def mapped(self, view: View, x: Tensor, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """What own rows contribute, if anything, without the bias, and the rows to aggregate, by maps of x."""
+        return {}, view.linear(x, weight)
 
     def own(self, view: View, x: Tensor | None) -> Tensor | None:  # noqa: ARG002
         """What is added to the mapped aggregate: the bias, or more that own rows [n, in_width] contribute."""
@@ -71,14 +72,14 @@ class SAGEConv(LinearConv):
         super().__init__(in_width, out_width, update=update, bias=bias)
         self.weight_self = glorot(in_width, out_width) if update else None
 
-    def wanted(self, x: Tensor) -> Tensor:
-        return x
+    def wanted(self, x: Tensor) -> dict[str, Tensor]:
+        return {"own": x}
 
-    def mapped(self, view: View, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def mapped(self, view: View, x: Tensor, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         assert self.weight_self is not None
         both = view.linear(x, torch.cat([self.weight_self, weight], 1))  # one map reads and writes half as much
         own, h = both.split(self.out_width, 1)
-        return own, h
+        return {"own": own}, h
 
     def own(self, view: View, x: Tensor | None) -> Tensor | None:
         assert x is not None
@@ -95,14 +96,13 @@ class GINConv(PhasedLayer):
         self.eps = nn.Parameter(torch.zeros(()))
         self.mlp = mlp(in_width, out_width, bias=bias) if update else nn.Identity()
 
-    def before(self, view: View, x: Tensor) -> Asked:
+    def begin(self, view: View, x: Tensor) -> Boundary:
         del view
-        return Asked(request=Request(Sum(), {"x": x}), own=x)
+        return Boundary(request=Request(Sum(), {"x": x}), rows={"own": x})
 
-    def after(self, view: View, asked: None, own: Tensor | None, a: Tensor) -> Tensor:
-        del view, asked
-        assert own is not None
-        y: Tensor = self.mlp((1 + self.eps) * own + a)
+    def resume(self, view: View, state: BoundaryState) -> Tensor:
+        del view
+        y: Tensor = self.mlp((1 + self.eps) * state.rows["own"] + state.result)
         return y
 
 
@@ -139,9 +139,10 @@ class AttentionConv(PhasedLayer):
         """Draws what else logits are made with, of rows [n, in_width]."""
         raise NotImplementedError
 
-    def after(self, view: View, asked: None, own: Tensor | None, a: Tensor) -> Tensor:
+    def resume(self, view: View, state: BoundaryState) -> Tensor:
         """The rows from the heads' outputs [n, H D]."""
-        del view, asked, own
+        del view
+        a = state.result
         if not self.concat:
             a = a.view(len(a), self.heads, self.head_width).mean(1)
         return plus(a, self.bias)
@@ -159,15 +160,15 @@ class GATConv(AttentionConv):
         self.attention_dst = glorot(self.heads, self.head_width)
         self.attention_edge = None if self.weight_edge is None else glorot(self.heads, self.head_width)
 
-    def before(self, view: View, x: Tensor) -> Asked:
+    def begin(self, view: View, x: Tensor) -> Boundary:
         h = x if self.weight is None else view.linear(x, self.weight)
         vectors = torch.cat([by_head(self.attention_src), by_head(self.attention_dst)], 1)
         logit_src, logit_dst = linear(h, vectors).split(self.heads, 1)
         if self.weight_edge is None or self.attention_edge is None:
-            return Asked(request=Attend.of(h, logit_src, logit_dst, slope=self.slope))
+            return Boundary(request=Attend.of(h, logit_src, logit_dst, slope=self.slope))
         edge_map, ones = self.weight_edge @ by_head(self.attention_edge), h.new_ones(self.heads, 1)
         request = AttendEdges.of(h, logit_src, logit_dst, ones, edge_map=edge_map, slope=self.slope)
-        return Asked(request=request)
+        return Boundary(request=request)
 
 
 class GATv2Conv(AttentionConv):
@@ -180,14 +181,14 @@ class GATv2Conv(AttentionConv):
         self.weight_right = glorot(in_width, self.heads * self.head_width)
         self.attention = glorot(self.heads, self.head_width)
 
-    def before(self, view: View, x: Tensor) -> Asked:
+    def begin(self, view: View, x: Tensor) -> Boundary:
         if self.weight is None:
             h, right = x, linear(x, self.weight_right)
         else:
             both = view.linear(x, torch.cat([self.weight, self.weight_right], 1))  # as in SAGEConv
             h, right = both.split(self.weight.shape[1], 1)
         request = AttendEdges.of(h, None, right, self.attention, edge_map=self.weight_edge, slope=self.slope)
-        return Asked(request=request)
+        return Boundary(request=request)
 
 
 def by_head(attention: Tensor) -> Tensor:

@@ -7,13 +7,13 @@ not matter which end the query is made of. p links, D columns, R relations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from weft.core.errors import InputError, unknown
-from weft.nn.phases import Pause, Resumed
+from weft.nn.phases import Boundary, BoundaryState, PhasedModel, begin, resume
 from weft.nn.view import View
 
 
@@ -42,7 +42,7 @@ class DistMult(nn.Module):
 Decoder = Dot | DistMult
 
 
-class LinkModel(nn.Module):
+class LinkModel(PhasedModel):
     """Any model as an encoder, with a decoder whose parameters are trained and kept with its own.
 
     Called as the encoder is: it gives rows [n, D]; the decoder is for whoever has the links.
@@ -53,20 +53,18 @@ class LinkModel(nn.Module):
         self.encoder, self.decoder = encoder, decoder
         self.num_stages = cast(int, getattr(encoder, "num_stages", None))
 
-    def forward(self, views: Sequence[View], x: Tensor) -> Tensor:
-        z: Tensor = self.encoder(views, x)
-        return self._checked(z)
+    def begin(self, views: Sequence[View], x: Tensor) -> Boundary | Tensor:
+        return self._checked(begin(self.encoder, views, x))
 
-    def resume(self, number: int, views: Sequence[View], x: Tensor, after: Resumed | None) -> Pause | Tensor:
-        """Part `number` of the encoder's rows' part, see weft.nn.phases.Phased."""
-        reached: Pause | Tensor = cast(Any, self.encoder).resume(number, views, x, after)
-        return reached if isinstance(reached, Pause) else self._checked(reached)
+    def resume(self, views: Sequence[View], state: BoundaryState) -> Boundary | Tensor:
+        return self._checked(resume(self.encoder, views, state))
 
-    def _checked(self, z: Tensor) -> Tensor:
-        if isinstance(self.decoder, DistMult) and z.shape[1] != self.decoder.weight.shape[1]:
-            wanted = self.decoder.weight.shape[1]
-            raise InputError(f"the model gives {z.shape[1]} columns, its decoder has {wanted}: --hidden {z.shape[1]}")
-        return z
+    def _checked(self, reached: Boundary | Tensor) -> Boundary | Tensor:
+        if isinstance(reached, Tensor) and isinstance(self.decoder, DistMult):
+            width, wanted = reached.shape[1], self.decoder.weight.shape[1]
+            if width != wanted:
+                raise InputError(f"the model gives {width} columns, its decoder has {wanted}: --hidden {width}")
+        return reached
 
 
 def make_decoder(name: str, num_relations: int, width: int) -> Decoder:

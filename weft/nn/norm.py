@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from weft.core.errors import unknown
+from weft.nn.aggregate import Request, Total
+from weft.nn.phases import Boundary, BoundaryState, PhasedLayer
 from weft.nn.view import View
 
 
@@ -28,7 +32,7 @@ class LayerNorm(nn.Module):
         return y
 
 
-class BatchNorm(nn.Module):
+class BatchNorm(PhasedLayer):
     """Each column to mean 0 and variance 1 over all vertices, each counted once (Ioffe and Szegedy 2015).
 
     Leave out the bias of the layer in front: nothing depends on it, so its gradient is rounding noise, which Adam would
@@ -46,19 +50,27 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
 
-    def forward(self, view: View, x: Tensor) -> Tensor:
+    def begin(self, view: View, x: Tensor) -> Boundary | Tensor:
+        del view
         if not self.training:
             return self.normalised(x, self.running_mean, self.running_var)
-        mean = view.total(x) / view.num_vertices
-        var = view.total((x - mean).square()) / view.num_vertices
-        self.learn(mean, var)
-        return self.normalised(x, mean, var)
+        return Boundary(request=Request(Total(), {"x": x}), rows={"x": x})
+
+    def resume(self, view: View, state: BoundaryState) -> Boundary | Tensor:
+        """Behind the first total to the squared distances from the mean, behind the second to the result."""
+        x, count = state.rows["x"], view.num_vertices
+        if "mean" in state.shared:
+            return self.normalised(x, state.shared["mean"], state.result / count)
+        mean = state.result / count
+        learn = partial(self.learn, mean.detach(), count)
+        squares = Request(Total(), {"x": (x - mean).square()})
+        return Boundary(request=squares, rows={"x": x}, shared={"mean": mean}, on_result=learn)
 
     @torch.no_grad()
-    def learn(self, mean: Tensor, var: Tensor) -> None:
-        """Takes a batch's statistics [F] into the running ones."""
+    def learn(self, mean: Tensor, count: int, squares: Tensor) -> None:
+        """Takes into the running statistics those of a batch: its mean, and the sum of the squares, [F]."""
         self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(var, self.momentum)
+        self.running_var.lerp_(squares / count, self.momentum)
 
     def normalised(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         """Rows [n, F] by these statistics [F]."""

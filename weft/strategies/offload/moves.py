@@ -77,7 +77,7 @@ class Moves:
         elif before is not None:
             self._load("rows", rows * (self._width(before, before.rows.values()) + self._answer_width(before)))
         self._store("rows", rows * sum(port.width for port in part.ports))
-        if part.pause is not None and isinstance(part.op, Total):
+        if part.boundary is not None and isinstance(part.op, Total):
             self._total(part)
 
     def _backward(self, number: int) -> bool:

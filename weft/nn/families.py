@@ -1,0 +1,168 @@
+"""The families of models that the command line knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from weft.core.config import Config
+from weft.core.errors import InputError, unknown
+from weft.data import UNTYPED, TypedShape
+from weft.nn.activation import elu
+from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv, mlp
+from weft.nn.dense import Linear
+from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
+from weft.nn.stack import Decoupled, RowLayer, Stack
+from weft.nn.typed import TypedInput
+
+
+def make_model(
+    model: str,
+    in_width: int,
+    out_width: int,
+    *,
+    hidden: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    decoupled: bool = False,
+    dropout: float = 0.5,
+    input_dropout: float = 0.0,
+    norm: str = "none",
+    residual: bool = False,
+    edge_width: int = 0,
+    bases: int = 0,
+    blocks: int = 0,
+    one_hot: bool = False,
+    typed: TypedShape = UNTYPED,
+) -> Stack | Decoupled:
+    """A model from features [n, in_width] to logits [n, out_width]: `model` is gcn, sage, gin, gat, gatv2 or rgcn.
+
+    `hidden` is the width of hidden rows, of all heads together for gat and gatv2, whose last layer averages its heads.
+    edge_width: the features of an edge that their logits have a part for, 0 for none.
+    typed: `graph.typed`, for rgcn, and for a graph without x, whose first rows are `hidden` wide; in_width is 0 then.
+    """
+    check_family(model, typed, hidden, decoupled=decoupled, bases=bases, blocks=blocks, one_hot=one_hot)
+    check_attention(model, hidden, heads=heads, edge_width=edge_width)
+    attends, last, num_relations = model in ATTENTION, layers - 1, typed.num_relations
+    biases = [*[norm != "batch"] * last, True]
+    builders: dict[str, Callable[..., nn.Module]] = {
+        **PLAIN,
+        **{name: partial(kind, heads=heads, edge_width=edge_width) for name, kind in ATTENTION.items()},
+        "rgcn": partial(_relational, num_relations=num_relations, bases=bases, blocks=blocks),
+    }
+    hidden_layer = builders[model]
+    last_layer = partial(hidden_layer, concat=False) if attends else hidden_layer
+    in_width = hidden if typed.has_input else in_width
+    made: list[nn.Module] = []  # parameters are drawn in the order in which layers are made
+    if one_hot:
+        width = hidden if last else out_width
+        first = OneHotRGCNConv(width, num_relations=num_relations, bases=bases, bias=biases[0])
+        made, in_width = [first], first.in_width
+    stack = partial(
+        Stack,
+        dropout=dropout,
+        input_dropout=input_dropout,
+        norm=norm,
+        residual=residual,
+        activation=elu if attends else torch.relu,
+        input=TypedInput(typed, in_width) if typed.has_input else None,
+    )
+    widths = [in_width, *[hidden] * last, heads * out_width if attends and decoupled else out_width]
+    shapes = [*zip(pairwise(widths), biases, strict=True)]
+    if decoupled:
+        update = mlp if model == "gin" else Linear
+        updates = stack([RowLayer(update(a, b, bias=bias), b) for (a, b), bias in shapes])
+        return Decoupled(updates, last_layer(out_width, out_width, update=False))
+    for (a, b), bias in shapes[len(made) :]:
+        made.append((hidden_layer if len(made) < last else last_layer)(a, b, bias=bias))
+    return stack(made)
+
+
+def check_family(
+    model: str, typed: TypedShape, hidden: int, *, decoupled: bool, bases: int, blocks: int, one_hot: bool
+) -> None:
+    """InputError for a model that there is none of, for what rgcn cannot be, and for others with its options."""
+    if model not in (*MODELS, *RELATIONAL):
+        raise unknown("model", model, (*MODELS, *RELATIONAL))
+    if model not in RELATIONAL:
+        if bases or blocks or one_hot:
+            raise InputError(f"--bases, --blocks and --one-hot are of rgcn: leave them out for {model}")
+        return
+    if not typed.num_relations:
+        raise InputError("--model rgcn needs a graph with relations, and this one's edges have no types: take sage")
+    if decoupled:
+        raise InputError("--decoupled: rgcn maps each relation's rows by themselves, before their sum; leave it out")
+    if one_hot and (typed.featured or not typed.num_embedded):
+        raise InputError("--one-hot is for a graph whose vertices have no features: leave it out")
+    if bases and blocks:
+        raise InputError(f"--bases {bases} and --blocks {blocks}: give one of them")
+    if blocks and hidden % blocks:
+        raise InputError(
+            f"--hidden {hidden} is no multiple of --blocks {blocks}: give {blocks * (hidden // blocks + 1)}"
+        )
+
+
+def _relational(in_width: int, out_width: int, *, num_relations: int, bases: int, blocks: int, bias: bool) -> nn.Module:
+    blocks = 0 if blocks and (in_width % blocks or out_width % blocks) else blocks
+    return RGCNConv(in_width, out_width, num_relations=num_relations, bases=bases, blocks=blocks, bias=bias)
+
+
+def check_attention(model: str, hidden: int, *, heads: int, edge_width: int) -> None:
+    """InputError for heads that do not fit, and for edge features where nothing attends."""
+    if model not in ATTENTION:
+        if edge_width:
+            raise InputError(
+                f"--edge-attention is of {' and '.join(ATTENTION)}, and {model} has no attention: leave it out"
+            )
+    elif hidden % heads:
+        raise InputError(f"--hidden {hidden} is no multiple of --heads {heads}: give {heads * (hidden // heads + 1)}")
+
+
+PLAIN = {"gcn": GCNConv, "sage": SAGEConv, "gin": GINConv}
+ATTENTION = {"gat": GATConv, "gatv2": GATv2Conv}
+MODELS = (*PLAIN, *ATTENTION)
+RELATIONAL = ("rgcn",)
+"""For graphs with typed edges."""
+GCN = partial(make_model, "gcn")
+SAGE = partial(make_model, "sage")
+GIN = partial(make_model, "gin")
+GAT = partial(make_model, "gat")
+GATv2 = partial(make_model, "gatv2")
+RGCN = partial(make_model, "rgcn")
+
+
+def from_config(
+    config: Config, in_width: int, out_width: int, edge_width: int = 0, typed: TypedShape = UNTYPED
+) -> Stack | Decoupled:
+    """The model that a configuration names, for a graph of these types.
+
+    Its weights are drawn from the configuration's seed, and are of its dtype. edge_width: of the graph's edge features.
+    InputError where the configuration asks for some and there are none.
+    """
+    if config.edge_attention and not edge_width:
+        raise InputError("--edge-attention: the graph has no edge features; leave it out")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = make_model(
+            config.model,
+            in_width,
+            out_width,
+            hidden=config.hidden,
+            layers=config.layers,
+            heads=config.heads,
+            decoupled=config.decoupled,
+            dropout=config.dropout,
+            input_dropout=config.input_dropout,
+            norm=config.norm,
+            residual=config.residual,
+            edge_width=edge_width if config.edge_attention else 0,
+            bases=config.bases,
+            blocks=config.blocks,
+            one_hot=config.one_hot,
+            typed=typed,
+        )
+    return model.to(getattr(torch, config.dtype))
