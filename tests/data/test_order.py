@@ -63,7 +63,7 @@ def test_breadth_first_goes_level_by_level(graph: Graph) -> None:
 @given(graph=graphs())
 def test_everything_moves_along(kind: str, graph: Graph) -> None:
     assume(len(graph.vertex_types) < 2)
-    moved = reorder(reorder(graph, "degree"), kind)  # an order of an order still knows the first ids
+    moved = reorder(reorder(graph, "degree"), kind)  # an order of an order still knows the original ids
     check_values(moved)
     assert moved.ids is not None
     for field in ("x", "y", *MASKS):

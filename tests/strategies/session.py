@@ -189,7 +189,7 @@ def check_case(group: Group, case: Case, name: str, given: Given = NOTHING) -> S
     gradients = placed.gradients()
     assert gradients.keys() == expected.gradients.keys(), f"{case}: other parameters have gradients"
     for parameter, gradient in expected.gradients.items():
-        if parameter in embeddings(placed.model):  # single's rows are in the order of the first ids
+        if parameter in embeddings(placed.model):  # single's rows are in the order of the original ids
             gradient = gradient[placed.strategy.embedded]
         check_close(gradients[parameter], gradient, f"{case}: gradient of {parameter}")
     input_gradient = placed.input_gradient()

@@ -45,7 +45,7 @@ def refused(*_: Any, **__: Any) -> Any:
 class RowsView(GraphView):
     """The view of some rows while no product is made; what couples rows is asked at boundaries.
 
-    ids: int64 [n], what their vertices were called first. embedded: those of an embedding's rows that are theirs.
+    ids: int64 [n], original ids. embedded: those of an embedding's rows that are theirs.
     """
 
     traits = SPREAD

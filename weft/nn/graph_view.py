@@ -110,7 +110,7 @@ class GraphView(View):
 
     @property
     def row_ids(self) -> Tensor:
-        """What the vertices of this rank's rows were called first, int64 [n]: dropout's masks go by it."""
+        """original ids, int64 [n]: dropout's masks go by it."""
         return self.topology.ids
 
     def aggregate(self, op: Aggregate, rows: Rows, steps: int = 1) -> Tensor:

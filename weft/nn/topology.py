@@ -21,7 +21,7 @@ Norm = Literal["gcn", "mean"] | None
 class Topology:
     """An adjacency with the scalings that its degrees define, each made once per dtype.
 
-    ids: int64 [n], what each vertex was called first, where the graph was reordered.
+    ids: int64 [n], original ids, where the graph was reordered.
     edge_features: [E, K], where the graph has them; taken to the edges' device, as `dtype`, when first asked for.
     edge_type: integer [E] on the host, the relation of each edge, where the graph has `num_relations` of them.
     """
@@ -151,7 +151,7 @@ class SubTopology(Topology):
 
     @cached_property
     def ids(self) -> Tensor:
-        """What the sources were called first."""
+        """original ids."""
         return self.whole.ids[self.sources].to(self.adjacency.device)
 
     @cached_property

@@ -93,7 +93,7 @@ def is_embedded(graph: Graph) -> Tensor:
 def embedding_rows(graph: Graph, vertices: slice | Tensor) -> Tensor:
     """Which rows of an embedding belong to those of the vertices that are embedded: int64 [k].
 
-    By what vertices were called first, so that another order of them changes no number.
+    By original ids, so that another order of them changes no number.
     """
     embedded = is_embedded(graph)
     order = torch.arange(graph.num_vertices) if graph.ids is None else graph.ids.argsort()
