@@ -15,7 +15,7 @@ from tests.data.graph_checks import assert_one_line
 from weft.cli import main
 from weft.core.errors import InputError
 from weft.data import Graph, load, reorder
-from weft.partition import Book, PartitionOptions, make_book
+from weft.partition import PartitionBook, PartitionOptions, make_book
 from weft.partition.book import read
 
 RECIPE = "rmat:60,300"
@@ -30,7 +30,7 @@ def test_comes_back_as_saved(graph: Graph, tmp_path: Path) -> None:
     book = weft.partition.make_book(graph, 3, method="fennel", options=PartitionOptions(stream="random", seed=2**40))
     path = tmp_path / "new" / "book.safetensors"
     book.save(path)
-    opened = Book.open(path, graph)
+    opened = PartitionBook.open(path, graph)
     assert torch.equal(opened.part, book.part)
     for field in ("num_parts", "method", "options", "fingerprint", "quality"):
         assert getattr(opened, field) == getattr(book, field), field
@@ -40,9 +40,9 @@ def test_comes_back_as_saved(graph: Graph, tmp_path: Path) -> None:
 def test_parts_without_vertices(graph: Graph, tmp_path: Path) -> None:
     part = torch.full((60,), 2, dtype=torch.int32)
     quality = weft.partition.Quality.measure(graph, part, 4, seconds=0.0)
-    book = Book(part=part, num_parts=4, method="mine", fingerprint=graph.fingerprint, quality=quality)
+    book = PartitionBook(part=part, num_parts=4, method="mine", fingerprint=graph.fingerprint, quality=quality)
     book.save(tmp_path / "book")
-    opened = Book.open(tmp_path / "book", graph)
+    opened = PartitionBook.open(tmp_path / "book", graph)
     assert opened.quality.vertices == (0, 0, 60, 0)
     assert opened.members(0).tolist() == []
     assert opened.members(2).tolist() == list(range(60))
@@ -63,7 +63,7 @@ def test_a_book_is_replaced_as_a_whole(graph: Graph, tmp_path: Path, monkeypatch
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
     make_book(graph, 3, method="range").save(path)
-    assert Book.open(path, graph).num_parts == 3
+    assert PartitionBook.open(path, graph).num_parts == 3
 
 
 def test_replaces_nothing_but_books(graph: Graph, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_replaces_nothing_but_books(graph: Graph, tmp_path: Path) -> None:
 def test_a_book_of_another_graph(graph: Graph, tmp_path: Path, other: Graph) -> None:
     make_book(graph, 2, method="range").save(tmp_path / "book")
     with pytest.raises(InputError) as error:
-        Book.open(tmp_path / "book", other)
+        PartitionBook.open(tmp_path / "book", other)
     assert_one_line(error, tmp_path / "book", "another graph", graph.fingerprint[:12], "--order", "weft partition")
 
 
@@ -125,7 +125,7 @@ def test_a_damaged_book(graph: Graph, tmp_path: Path, damage: Callable[[Path], N
     make_book(graph, 2, method="range").save(path)
     damage(path)
     with pytest.raises(InputError) as error:
-        Book.open(path, graph)
+        PartitionBook.open(path, graph)
     assert_one_line(error, path, said, "weft partition" if "version" not in said else "update weft")
 
 
@@ -135,12 +135,12 @@ def test_the_command(
     monkeypatch.chdir(tmp_path)
     assert main(["partition", RECIPE, "--parts", "3", "--method", "balanced", "--slack", "0.2", "--seed", "5"]) == 0
     printed = capsys.readouterr().out
-    book = Book.open(tmp_path / "books" / "rmat-60-300-balanced-3.safetensors", load(RECIPE, seed=5))
+    book = PartitionBook.open(tmp_path / "books" / "rmat-60-300-balanced-3.safetensors", load(RECIPE, seed=5))
     assert (book.num_parts, book.options["slack"], book.options["seed"]) == (3, 0.2, 5)
     for text in ("remote vertices", f"cut {book.quality.cut:,} of 300 edges", "min/max", "rmat-60-300-balanced-3"):
         assert text in printed
     assert main(["partition", RECIPE, "--order", "bfs", "--parts", "2", "--out", "here"]) == 0
-    assert Book.open(tmp_path / "here", reorder(graph, "bfs")).method == "metis"
+    assert PartitionBook.open(tmp_path / "here", reorder(graph, "bfs")).method == "metis"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from weft.core.savings import SAVINGS
 from weft.core.units import parse_bytes
 from weft.cost import Machine
 from weft.data import Graph
-from weft.partition import METHODS, Book, make_book
+from weft.partition import METHODS, PartitionBook, make_book
 from weft.strategies import STRATEGIES, Options, VertexOptions, get_strategy
 
 TASK_FLAGS = {"decoder": "link", "negatives": "link", "metric": "link"}
@@ -128,7 +128,7 @@ def rows_device(config: Config) -> str:
     return "cpu" if config.nn_device == "host" or config.device_memory else config.device
 
 
-def open_book(config: Config, graph: Graph) -> Book:
+def open_book(config: Config, graph: Graph) -> PartitionBook:
     """The partition of a graph among a configuration's workers: by a method, or from a file."""
     name, workers = config.partition, config.workers
     if name in METHODS:
@@ -139,7 +139,7 @@ def open_book(config: Config, graph: Graph) -> Book:
         return make_book(graph, workers, method=name)
     if not Path(name).exists() and not Path(name).suffix:
         raise unknown("--partition", name, METHODS)
-    book = Book.open(name, graph)
+    book = PartitionBook.open(name, graph)
     if book.num_parts != workers:
         raise InputError(f"--partition {name}: has {book.num_parts} parts: give as many --workers or ranks")
     return book

@@ -1,4 +1,4 @@
-"""`Book`: the part of every vertex of one graph, made by a method, kept in a file and bound to that graph."""
+"""`PartitionBook`: the part of every vertex of one graph, made by a method, kept in a file and bound to that graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REMEDY = "make it again with 'weft partition'"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Book:
+class PartitionBook:
     """Who has which vertex. Parts without any are legal.
 
     part: int32 [N], within [0, num_parts). fingerprint: that of the graph. options: of the method, by name.
@@ -73,7 +73,7 @@ class Book:
         sync(path.parent)
 
     @classmethod
-    def open(cls, path: str | Path, graph: Graph) -> Book:
+    def open(cls, path: str | Path, graph: Graph) -> PartitionBook:
         """The book in a file. Raises InputError if it is damaged, newer, none at all, or of another graph."""
         path = Path(path)
         if not path.is_file():
@@ -97,7 +97,9 @@ class Book:
         return cls(part=part, **about)
 
 
-def make_book(graph: Graph, num_parts: int, *, method: str = "metis", options: PartitionOptions | None = None) -> Book:
+def make_book(
+    graph: Graph, num_parts: int, *, method: str = "metis", options: PartitionOptions | None = None
+) -> PartitionBook:
     """Divides a graph's vertices by one of METHODS: range, random, metis, fennel or balanced.
 
     Raises InputError for an unknown method, fewer than one part, or more parts than vertices.
@@ -111,7 +113,7 @@ def make_book(graph: Graph, num_parts: int, *, method: str = "metis", options: P
     options = options or PartitionOptions()
     start = time.perf_counter()
     part = METHODS[method](graph, num_parts, options)
-    return Book(
+    return PartitionBook(
         part=part,
         num_parts=num_parts,
         method=method,
