@@ -33,7 +33,7 @@ class LinearConv(PhasedLayer):
 
     def begin(self, view: View, x: Tensor) -> Boundary:
         """The context is whether rows are mapped before their aggregate."""
-        if self.weight is None or not view.maps_first(x, self.out_width):
+        if self.weight is None or not view.transform_first(x, self.out_width):
             return Boundary(request=Request(self.aggregate, {"x": x}), rows=self.wanted(x), context=False)
         rows, h = self.mapped(view, x, self.weight)
         return Boundary(request=Request(self.aggregate, {"x": h}), rows=rows, context=True)

@@ -181,7 +181,7 @@ class GraphView(View):
         y = spmm(inputs.nonzeros, weight, weighted=True)
         return y if added is None else y.add_(added)
 
-    def maps_first(self, x: Tensor, out_width: int) -> bool:
+    def transform_first(self, x: Tensor, out_width: int) -> bool:
         origin, inputs = self.origin(x), self.inputs
         if not inputs.savings.swap:
             return False

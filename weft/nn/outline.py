@@ -42,7 +42,7 @@ class Notes:
     nested: bool
     counter: FlopCounterMode | None
     running: list[str]
-    map_share: float = 1.0
+    transform_share: float = 1.0
     num_relations: int = 0
     rows_per_vertex: float = 1.0
     operations: list[GraphOperation] = field(default_factory=list)
@@ -133,7 +133,7 @@ class OutlineView(GraphView):
         return super().edge_weight
 
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
-        share = self.notes.map_share
+        share = self.notes.transform_share
         if share < 1 and self.origin(x) == "inputs" and len(weight) == x.shape[1]:
             width = max(1, round(share * len(weight)))  # as many flops as the map by nonzeros is worth
             x, weight = x[:, :width], weight[:width]
@@ -196,7 +196,7 @@ def outline(
     traits: ViewTraits = ONE_DEVICE,
     savings: Savings = ALL_SAVINGS,
     sparse_first: bool = False,
-    map_share: float = 1.0,
+    transform_share: float = 1.0,
     num_classes: int | None = None,
     count_flops: bool = False,
     typed: TypedShape = UNTYPED,
@@ -231,7 +231,7 @@ def outline(
     topology, running = no_edges(num_edge_features, weighted, dtype), name_running(twin)
     counter = FlopCounterMode(display=False) if count_flops else None
     relating = typed.num_relations, num_relation_rows / max(num_vertices, 1)
-    notes = Notes(num_vertices, Counter(), False, counter, running, map_share, *relating)
+    notes = Notes(num_vertices, Counter(), False, counter, running, transform_share, *relating)
     logits = run(notes, f"the model cannot take rows of {num_features} features ({{}}): mend its widths")
     if traits.shrinks_rows:
         again = Notes(num_vertices, notes.steps, True, None, running, 1.0, *relating)

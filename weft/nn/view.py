@@ -136,6 +136,6 @@ class View(Protocol):
         """`x W` and what is added to it, rows or one bias, as weft.nn.linear; constant features may be sparse."""
         ...
 
-    def maps_first(self, x: Tensor, out_width: int) -> bool:
+    def transform_first(self, x: Tensor, out_width: int) -> bool:
         """Whether mapping x to `out_width` columns before their aggregate costs a training step less than after it."""
         ...

@@ -80,14 +80,14 @@ class Workload:
         return sum(one.numel() for one in shared_parameters(self.model) if one.requires_grad)
 
     @property
-    def map_share(self) -> float:
+    def transform_share(self) -> float:
         """What a map of the features by their nonzeros costs, as a share of a dense one."""
         return NONZERO_COST * self.stats.density
 
     @property
     def sparse(self) -> bool:
         """Whether the features are mapped by their nonzeros."""
-        return self.savings.sparse and self.map_share < 1
+        return self.savings.sparse and self.transform_share < 1
 
     @property
     def sparse_first(self) -> bool:
@@ -118,7 +118,7 @@ class Workload:
             savings=self.savings,
             num_classes=self.num_classes,
             sparse_first=self.sparse_first,
-            map_share=min(self.map_share, 1.0) if self.savings.sparse else 1.0,
+            transform_share=min(self.transform_share, 1.0) if self.savings.sparse else 1.0,
             count_flops=key.count_flops,
             typed=stats.typed,
             num_relation_rows=stats.num_relation_rows,
