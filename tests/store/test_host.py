@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError, RunError
 from weft.store import host
-from weft.store.host import HostRows, PinnedRows, Spool, free_bytes, host_rows, mapped_empty, release
+from weft.store.host import ArrayFile, HostRows, PinnedRows, free_bytes, host_rows, mapped_empty, release
 
 CPU = torch.device("cpu")
 Make = Callable[[int, int, torch.dtype], HostRows | PinnedRows]
@@ -150,21 +150,21 @@ def test_nothing_is_left_in_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
     for patched in (False, True):
         if patched:
             monkeypatch.setattr(os, "open", no_unnamed_files)
-        rows, spool = HostRows(10, 3, torch.float32, tmp_path), Spool(tmp_path)
+        rows, array_file = HostRows(10, 3, torch.float32, tmp_path), ArrayFile(tmp_path)
         rows.write(0, torch.ones(10, 3))
-        spool.put(torch.ones(5))
+        array_file.put(torch.ones(5))
         assert rows.tensor().sum() == 30
         assert not list(tmp_path.iterdir())
         rows.close()
         rows.close()
-        del rows, spool
+        del rows, array_file
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_spool_gives_back_what_was_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "SPOOL_STEP", 100)
-    spool = Spool(tmp_path)
+    array_file = ArrayFile(tmp_path)
     put = [
         torch.arange(7, dtype=torch.int32),
         torch.randn(3, 5, dtype=torch.float64).t(),
@@ -173,10 +173,10 @@ def test_a_spool_gives_back_what_was_put(tmp_path: Path, monkeypatch: pytest.Mon
         torch.empty(0, 4),
         torch.arange(50000),
     ]
-    stored = [spool.put(tensor) for tensor in put]
-    assert spool.num_bytes == sum(tensor.nbytes for tensor in put)
+    stored = [array_file.put(tensor) for tensor in put]
+    assert array_file.num_bytes == sum(tensor.nbytes for tensor in put)
     for tensor, one in reversed(list(zip(put, stored, strict=True))):
-        got = spool.get(one)
+        got = array_file.get(one)
         assert got.dtype == tensor.dtype
         assert torch.equal(got, tensor)
 
@@ -221,7 +221,7 @@ def test_a_full_disk_is_one_line_with_a_remedy(tmp_path: Path, monkeypatch: pyte
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    spool = Spool(tmp_path)
+    array_file = ArrayFile(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", full)
@@ -229,12 +229,12 @@ def test_a_full_disk_is_one_line_with_a_remedy(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(RunError, match=said):
             HostRows(1000, 3, torch.float32, tmp_path)
         with pytest.raises(RunError, match="--scratch another folder"):
-            spool.put(torch.ones(7))
+            array_file.put(torch.ones(7))
         with pytest.raises(RunError, match="set TMPDIR to another folder"):
             mapped_empty(1000, dtype=torch.float32)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
-    assert torch.equal(spool.get(spool.put(torch.ones(7))), torch.ones(7))
+    assert torch.equal(array_file.get(array_file.put(torch.ones(7))), torch.ones(7))
 
 
 def test_a_limit_of_file_sizes_is_such_an_error(tmp_path: Path) -> None:

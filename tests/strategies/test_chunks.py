@@ -13,7 +13,7 @@ from tests.strategies.cases import Case, cases, chosen, point, turn, typed_cases
 from tests.strategies.planted import check_planted
 from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
 from weft.chunks.bounds import cut_evenly, cut_to_fit, make_chunks
-from weft.chunks.columns import spilled
+from weft.chunks.columns import offloaded
 from weft.chunks.crossing import Crossing
 from weft.comm import Group
 from weft.core.errors import InputError
@@ -159,9 +159,9 @@ def test_a_limit_that_nothing_fits_in_is_refused_with_the_least(case: Case) -> N
 
 
 def test_files_hold_the_same_edges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.chunks.columns.SPILLED_BYTES", 0)
+    monkeypatch.setattr("weft.chunks.columns.OFFLOADED_BYTES", 0)
     adjacency = Case(model="gcn", weighted=True).build()[0].in_edges
-    moved = spilled(adjacency)
+    moved = offloaded(adjacency)
     for name in ("indptr", "indices", "weight"):
         assert torch.equal(getattr(moved, name), getattr(adjacency, name))
         assert torch.equal(getattr(moved.transpose, name), getattr(adjacency.transpose, name))

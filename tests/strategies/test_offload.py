@@ -469,7 +469,7 @@ def check_forecast(group: Group, case: Case, placement: Given) -> None:
             placed.step(0)
             placed.evaluation()
     counts = placed.meter.take("train")
-    assert foreseen["disk"] == sum(made) + placed.strategy.chunks.spool.num_bytes
+    assert foreseen["disk"] == sum(made) + placed.strategy.chunks.array_file.num_bytes
     assert foreseen["to_device"] == counts.to_device.total()
     assert foreseen["to_host"] == counts.to_host.total()
     assert foreseen["network"] == counts.bytes_sent.total()

@@ -25,7 +25,7 @@ from weft.nn import Aggregate, ByRelation, RelationIndex, Rows, SubTopology, Top
 from weft.store.host import mapped_empty
 
 EVERYTHING, NOTHING = slice(None), slice(0)
-SPILLED_BYTES = 1 << 20  # arrays of chunks that are smaller are left where they are
+OFFLOADED_BYTES = 1 << 20  # arrays of chunks that are smaller are left where they are
 
 
 class Chunking:
@@ -150,7 +150,7 @@ class ChunkedGraph:
             block = relations.rows.in_edges(block, targets, types, self.chunking.num_relations)
             targets = relations.rows.span(targets)
         if self.limited:
-            return kind(spilled(block), spilled_array(chunk.sources), targets, self.whole, chunk.edges)
+            return kind(offloaded(block), offloaded_array(chunk.sources), targets, self.whole, chunk.edges)
         return kind(block.to(home), chunk.sources.to(home), targets, self.whole, chunk.edges)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
@@ -369,26 +369,26 @@ class _Run:
         return Departures(start, like.new_zeros(num_rows, layout.num_columns), behind=self.in_flight)
 
 
-def spilled(adjacency: Adjacency) -> Adjacency:
+def offloaded(adjacency: Adjacency) -> Adjacency:
     """The same edges and their transpose, large arrays in files."""
     weight, edges = adjacency.weight, adjacency.transpose
     return Adjacency(
-        indptr=spilled_array(adjacency.indptr),
-        indices=spilled_array(adjacency.indices),
+        indptr=offloaded_array(adjacency.indptr),
+        indices=offloaded_array(adjacency.indices),
         num_sources=adjacency.num_sources,
-        weight=None if weight is None else spilled_array(weight),
+        weight=None if weight is None else offloaded_array(weight),
         known_transpose=Transpose(
-            indptr=spilled_array(edges.indptr),
-            indices=spilled_array(edges.indices),
-            edge_ids=spilled_array(edges.edge_ids),
-            weight=None if edges.weight is None else spilled_array(edges.weight),
+            indptr=offloaded_array(edges.indptr),
+            indices=offloaded_array(edges.indices),
+            edge_ids=offloaded_array(edges.edge_ids),
+            weight=None if edges.weight is None else offloaded_array(edges.weight),
         ),
     )
 
 
-def spilled_array(array: Tensor) -> Tensor:
+def offloaded_array(array: Tensor) -> Tensor:
     """The same numbers, in a file if they are many."""
-    return array if array.nbytes < SPILLED_BYTES else mapped_empty(*array.shape, dtype=array.dtype).copy_(array)
+    return array if array.nbytes < OFFLOADED_BYTES else mapped_empty(*array.shape, dtype=array.dtype).copy_(array)
 
 
 def add_rows(target: Tensor, rows: Tensor, added: Tensor) -> None:

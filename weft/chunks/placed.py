@@ -18,7 +18,7 @@ from weft.chunks.slots import PlacedBatch
 from weft.chunks.tables import Rows, Table
 from weft.comm import Group
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
-from weft.store.host import Spool, host_rows, release
+from weft.store.host import ArrayFile, host_rows, release
 
 Item = TypeVar("Item")
 Brought = TypeVar("Brought")
@@ -79,14 +79,14 @@ class PlacedChunks:
         self.row_ids = topology.ids[needed.rows].to(group.device)
         self.span, self.kept, self._schedule_of = chunks.span, chunks.kept, chunks.schedule_of
         self._rows_at = [chunks.num_rows(hop) for hop in range(len(needed.hops) + 1)]
-        self.pool, self.spool = RowPool(work.dtype, group.device, folder), Spool(folder)
+        self.pool, self.array_file = RowPool(work.dtype, group.device, folder), ArrayFile(folder)
         self.constant: Table | None = None
         self._number = 1 if only_first else None
         self._batches: list[list[PlacedBatch]] = []
         for planned in chunks.schedules:
             hop, vertices = planned.hop, torch.cat([needed.rows[: planned.hop.num_inputs], planned.hop.fetched])
             placed = (
-                PlacedBatch(batch, hop, vertices, topology, planned.layouts, self.spool)
+                PlacedBatch(batch, hop, vertices, topology, planned.layouts, self.array_file)
                 for batch in planned.schedule.batches
             )
             self._batches.append(list(placed))

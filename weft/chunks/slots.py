@@ -1,6 +1,6 @@
 """A batch of a schedule on the device: its edges by the slots of their sources, and the rows that go in and out.
 
-(HongTu, section 6: one buffer of rows, positions computed beforehand.) Index sets and edges wait in a spool.
+(HongTu, section 6: one buffer of rows, positions computed beforehand.) Index sets and edges wait in a array file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.kernels import EdgeFeatures, Scale
 from weft.nn import SubTopology, Topology
 from weft.nn.topology import Norm
 from weft.partition import Hop
-from weft.store.host import Spool, Stored
+from weft.store.host import ArrayFile, ArrayRef
 
 Layout = Literal["plain", "looped", "whole"]
 """How the sources of a batch's edges stand: in slots; so, with a missing loop as an edge; or behind the targets."""
@@ -88,42 +88,48 @@ class SlotTopology(SubTopology):
 
 @dataclass(frozen=True, kw_only=True)
 class Edges:
-    """A batch's edges in the spool."""
+    """A batch's edges in the array file."""
 
-    indptr: Stored
-    indices: Stored
-    weight: Stored | None
-    transpose: tuple[Stored, Stored, Stored, Stored | None]
-    looped: Stored | None
+    indptr: ArrayRef
+    indices: ArrayRef
+    weight: ArrayRef | None
+    transpose: tuple[ArrayRef, ArrayRef, ArrayRef, ArrayRef | None]
+    looped: ArrayRef | None
     num_sources: int
 
 
 class PlacedBatch:
-    """A batch, its index sets and edges in a spool. vertices: int64, that of each source number of the hop."""
+    """A batch, its index sets and edges in a array file. vertices: int64, that of each source number of the hop."""
 
     def __init__(
-        self, batch: Batch, hop: Hop, vertices: Tensor, whole: Topology, layouts: Iterable[Layout], spool: Spool
+        self,
+        batch: Batch,
+        hop: Hop,
+        vertices: Tensor,
+        whole: Topology,
+        layouts: Iterable[Layout],
+        array_file: ArrayFile,
     ) -> None:
         self.targets, self.num_edges = batch.targets, batch.edges.stop - batch.edges.start
-        self.whole, self.spool, self.num_slots = whole, spool, len(batch.held)
+        self.whole, self.array_file, self.num_slots = whole, array_file, len(batch.held)
         self.fetch_counts, self.serve_counts = batch.fetch_counts, batch.serve_counts
         self.give_counts, self.take_counts = batch.give_counts, batch.take_counts
         self.num_loaded = len(batch.load)
         ids = vertices[batch.held.clamp(min=0)]
         narrow = id_dtype(len(whole.ids))
-        self._sources, self._targets = spool.put(ids.to(narrow)), spool.put(vertices[self.targets].to(narrow))
-        self._indices = {name: spool.put(getattr(batch, name).to(narrow)) for name in INDICES}
+        self._sources, self._targets = array_file.put(ids.to(narrow)), array_file.put(vertices[self.targets].to(narrow))
+        self._indices = {name: array_file.put(getattr(batch, name).to(narrow)) for name in INDICES}
         asked = whole.edge_type is not None or whole.edge_features is not None
-        self._edge_ids = spool.put(hop.edge_ids[batch.edges]) if asked else None
+        self._edge_ids = array_file.put(hop.edge_ids[batch.edges]) if asked else None
         self._edges = {layout: self._keep(layout, batch, hop) for layout in layouts}
 
     def index(self, name: str) -> Tensor:
         """An index set of the batch, int64."""
-        return self.spool.get(self._indices[name]).long()
+        return self.array_file.get(self._indices[name]).long()
 
     def topology(self, layout: Layout, device: torch.device, way: Way) -> SlotTopology:
         """The edges on the device; `back`: good for the transpose alone, and for what needs no numbers of edges."""
-        edges, get, known = self._edges[layout], self.spool.get, None
+        edges, get, known = self._edges[layout], self.array_file.get, None
         left_out = torch.empty(0, dtype=edges.indices.dtype) if way == "back" else None
         if way != "forward":
             indptr, indices, ids, weight = edges.transpose
@@ -171,13 +177,13 @@ class PlacedBatch:
             num_sources += end - first
         if layout == "looped":
             assert self.whole.loop is not None
-            missing = self.whole.loop.cpu()[self.spool.get(self._targets).long()]
+            missing = self.whole.loop.cpu()[self.array_file.get(self._targets).long()]
             indptr, looped = with_loops(indptr, missing)
             own = batch.own_slots[missing].to(indices.dtype)
             indices = spread(indices, looped, own)
             weight = None if weight is None else spread(weight, looped, weight.new_ones(len(own)))
         adjacency = Adjacency(indptr=indptr, indices=indices, num_sources=num_sources, weight=weight)
-        back, put = adjacency.transpose, self.spool.put
+        back, put = adjacency.transpose, self.array_file.put
         return Edges(
             indptr=put(indptr),
             indices=put(indices),

@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from weft.core import native
 from weft.core.errors import InputError, RunError
 
-SPOOL_STEP = 1 << 24  # bytes by which a spool's file grows, or by its size, if that is less
+SPOOL_STEP = 1 << 24  # bytes by which a array file's file grows, or by its size, if that is less
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BLOCK_BYTES = 1 << 14  # of rows that are cleared as one
 
@@ -313,8 +313,8 @@ def host_rows(
     return HostRows(num_rows, width, dtype, folder)
 
 
-class Stored(NamedTuple):
-    """Where a spool keeps an array."""
+class ArrayRef(NamedTuple):
+    """Where a array file keeps an array."""
 
     offset: int
     shape: tuple[int, ...]
@@ -326,16 +326,16 @@ class Stored(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class Spool:
+class ArrayFile:
     """Small arrays one after the other in a file that grows with them. RunError where its folder has no room."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.num_bytes = 0
         self._file = _File(0, folder)
 
-    def put(self, tensor: Tensor) -> Stored:
+    def put(self, tensor: Tensor) -> ArrayRef:
         """Keeps an array of any type and shape."""
-        stored = Stored(self.num_bytes, tuple(tensor.shape), tensor.dtype)
+        stored = ArrayRef(self.num_bytes, tuple(tensor.shape), tensor.dtype)
         end = self.num_bytes + tensor.nbytes
         if end > self._file.num_bytes:
             self._file.grow(max(end, self._file.num_bytes + min(self._file.num_bytes, SPOOL_STEP)))
@@ -343,7 +343,7 @@ class Spool:
         self.num_bytes = end
         return stored
 
-    def get(self, stored: Stored) -> Tensor:
+    def get(self, stored: ArrayRef) -> Tensor:
         """A copy of an array that was put."""
         return self._file.read(stored.offset, torch.empty(stored.shape, dtype=stored.dtype))
 

@@ -143,7 +143,7 @@ def sync(folder: Path) -> None:
         os.close(handle)
 
 
-class Stored(NamedTuple):
+class ArrayRef(NamedTuple):
     """What a store folder holds."""
 
     fields: GraphFields
@@ -154,7 +154,7 @@ class Stored(NamedTuple):
     """Every array, memory-mapped; whoever has read them may `release` their pages."""
 
 
-def read_store(folder: str | Path, *, verify: bool = True) -> Stored:
+def read_store(folder: str | Path, *, verify: bool = True) -> ArrayRef:
     """A store folder, memory-mapped: what is not touched is not read, and ranks of one host share pages.
 
     `verify` reads every file once and compares checksums. Dtypes, shapes and sizes are always compared. Writing to a
@@ -187,7 +187,7 @@ def read_store(folder: str | Path, *, verify: bool = True) -> Stored:
     )
     for array in arrays.values():
         note_mapped(array, private=True)
-    return Stored(fields, folder, tuple(arrays.values()))
+    return ArrayRef(fields, folder, tuple(arrays.values()))
 
 
 def open_adjacency(arrays: dict[str, Tensor], symmetric: bool, manifest: Path) -> Adjacency:

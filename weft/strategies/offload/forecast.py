@@ -51,7 +51,7 @@ def forecast(graph: Graph, model: nn.Module, plan: RankChunks, sizes: MoveSizes,
         chunks=plan.num_chunks,
         device=0,
         host=host_bytes(graph, model, plan, sizes.itemsize),
-        disk=array_bytes(plan, moves) + spool_bytes(plan, moves),
+        disk=array_bytes(plan, moves) + array_file_bytes(plan, moves),
         to_device=trace.to_device.total(),
         to_host=trace.to_host.total(),
         network=trace.bytes_sent.total(),
@@ -148,7 +148,7 @@ class Pool:
         self.free.update(keys)
 
 
-def spool_bytes(plan: RankChunks, moves: Moves) -> int:
+def array_file_bytes(plan: RankChunks, moves: Moves) -> int:
     """The file of index sets and edges."""
     index = 4 if plan.dependencies.rows.numel() < 1 << 31 else 8
     total = 0
