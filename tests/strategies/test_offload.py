@@ -327,7 +327,7 @@ def test_frozen_parameters_make_nothing_constant() -> None:
 
 
 def test_what_was_planned_is_let_go() -> None:
-    """The plan of all ranks, and the files of what was worked on in little."""
+    """The plan of all ranks, and the files of what was worked on scaled down."""
     gc.collect()
     gc.disable()
     try:
@@ -412,16 +412,16 @@ LIMITED = [
 def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
     """What 8 chunks take is a limit that more than one chunk keeps, by what is foreseen and by what is then alive."""
     plan = plan_of(case)
-    whole, needed = (plan.miniature.most(plan.cut(0, chunks).chunks) for chunks in (1, 8))
+    whole, needed = (plan.memory_probe.most(plan.cut(0, chunks).chunks) for chunks in (1, 8))
     limit = int(needed / MARGIN) + 1
     assert limit < whole
     placed = Session(case, "offload", Group(), Given(device_memory=limit))
     assert isinstance(placed.strategy, PlacedOffload)
-    assert plan.miniature.most(placed.strategy.plan.chunks(0).chunks) <= limit
+    assert plan.memory_probe.most(placed.strategy.plan.chunks(0).chunks) <= limit
     assert 1 < len(placed.strategy.chunks.batches(0)) <= 16
     check_numbers(placed)
     placed.evaluation()
-    assert limit / 4 < peak(placed) <= 1.1 * limit  # the chunk in little has its own loops and repeated edges
+    assert limit / 4 < peak(placed) <= 1.1 * limit  # the chunk scaled down has its own loops and repeated edges
 
 
 @pytest.mark.parametrize("case", LIMITED, ids=lambda case: case.model)

@@ -10,7 +10,7 @@ import torch
 from tests.strategies.cases import Case, typed_cases
 from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
 from tests.strategies.session import Session
-from weft.chunks.program import Part, Program, Rehearsal
+from weft.chunks.program import Part, Program, ProgramTracer
 from weft.chunks.slots import spread, with_loops
 from weft.comm import Group
 from weft.core.savings import Savings
@@ -19,18 +19,18 @@ from weft.nn import Stack, Total
 
 def program(*, training: bool = True, without: str = "", **options: Any) -> Program:
     graph, model = Case(**options).build()
-    return Rehearsal(graph, model, Savings.without(without)).program(training=training)
+    return ProgramTracer(graph, model, Savings.without(without)).program(training=training)
 
 
 def widths(part: Part) -> list[int]:
-    return [port.width for port in part.ports]
+    return [port.width for port in part.live]
 
 
 def test_ports_are_the_rows_that_a_boundary_leaves() -> None:
     """GCN maps first where that is narrower, and takes its constant features as they are."""
     first, second, third, last = program(model="gcn", hidden=9).parts
     assert [widths(one) for one in (first, second, third, last)] == [[NUM_FEATURES], [9], [NUM_CLASSES], [NUM_CLASSES]]
-    assert [one.ports[0].differentiable for one in (first, second, third, last)] == [False, True, True, True]
+    assert [one.live[0].differentiable for one in (first, second, third, last)] == [False, True, True, True]
     assert [one.width for one in (first, second, third)] == [NUM_FEATURES, 9, NUM_CLASSES]
     assert [one.hop for one in (first, second, third, last)] == [0, 1, 2, 3]
     assert last.boundary is None
@@ -41,14 +41,14 @@ def test_rows_that_are_read_in_two_ways_are_one_port() -> None:
     """GIN adds its own rows to those of its sources: the same."""
     for part in program(model="gin").parts[:-1]:
         assert part.sources["x"] == part.rows["own"] == 0
-        assert len(part.ports) == 1
+        assert len(part.live) == 1
 
 
 def test_attention_has_ports_for_both_ends() -> None:
     part = program(model="gat", hidden=9, heads=3).parts[0]
     assert sorted(part.sources) == ["h", "logit_src"]
     assert sorted(part.targets) == ["logit_dst"]
-    assert [part.ports[part.sources["h"]].width, part.ports[part.targets["logit_dst"]].width] == [9, 3]
+    assert [part.live[part.sources["h"]].width, part.live[part.targets["logit_dst"]].width] == [9, 3]
     assert not part.op.linear
 
 
@@ -72,7 +72,7 @@ def test_what_has_parameters_before_it_is_not_constant() -> None:
     assert not program(model="gat").parts[0].constant
     assert not program(model="gcn", decoupled=True).parts[0].constant
     graph, model = typed_cases()[0].build()
-    assert not Rehearsal(graph, model, Savings()).program(training=True).parts[0].constant
+    assert not ProgramTracer(graph, model, Savings()).program(training=True).parts[0].constant
 
 
 def test_an_answer_is_needed_where_a_map_or_a_function_follows() -> None:
@@ -106,7 +106,7 @@ def test_a_rehearsal_leaves_the_model_as_it_was() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.eval()
     for training in (True, False):
-        Rehearsal(graph, model, Savings()).program(training=training)
+        ProgramTracer(graph, model, Savings()).program(training=training)
     assert isinstance(model, Stack)
     assert not model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -18,7 +18,7 @@ from weft.chunks.embedded import EmbeddedRows
 from weft.chunks.placed import PlacedChunks
 from weft.chunks.products import Products
 from weft.chunks.program import Part, Program, RowsView, differentiable, left_by
-from weft.chunks.tables import Grads, Rows, Table, deposit, read, store
+from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
 from weft.core.random import key
 from weft.nn import Inputs, Total
 from weft.nn.phases import Boundary, BoundaryState, PhasedModel
@@ -35,7 +35,7 @@ class Pass:
         self.home, self.parts = home, program.parts
         self.model, self.group, self.meter = cast(PhasedModel, home.model), home.group, home.group.meter
         self.keys = [key(home.seed, *step_key, stage) for stage in home.stages]
-        self.tables: list[Table] = []
+        self.tables: list[BoundaryRows] = []
         self.embedded = EmbeddedRows(home, training=training)
 
     def forward(self) -> Rows:
@@ -47,7 +47,7 @@ class Pass:
 
     def backward(self, grad: Tensor) -> None:
         """Leaves the gradients of the parameters, this rank's part of those that all ranks have."""
-        out: Grads | None = Grads(ports={0: grad})
+        out: Grads | None = Grads(live={0: grad})
         for number in reversed(range(len(self.parts))):
             out = self._backward(number, out) if out else None
         self.embedded.backward()
@@ -60,7 +60,7 @@ class Pass:
                 self.home.pool.give(*(rows for rows in given if rows is not but))
         self.tables = []
 
-    def _forward(self, number: int) -> Table:
+    def _forward(self, number: int) -> BoundaryRows:
         """Part `number`, chunk by chunk."""
         home, part = self.home, self.parts[number]
         if part.constant:
@@ -71,10 +71,10 @@ class Pass:
             return home.constant
         return self._make(number)
 
-    def _make(self, number: int) -> Table:
+    def _make(self, number: int) -> BoundaryRows:
         home, part = self.home, self.parts[number]
         before, num_rows = self.tables[-1] if number else None, home.num_rows(part.hop)
-        table = Table(part=part, arrays=[home.pool.take(num_rows, port.width) for port in part.ports])
+        table = BoundaryRows(part=part, arrays=[home.pool.take(num_rows, port.width) for port in part.live])
         if before is not None and before.part.aggregates and not before.part.constant:
             products = self._products(before)
             self._make_steps(before, products)
@@ -95,7 +95,7 @@ class Pass:
                 table.on_result(table.total)
         return table
 
-    def _advance(self, number: int, span: slice, own: Own, answer: Tensor | None, table: Table) -> None:
+    def _advance(self, number: int, span: slice, own: Own, answer: Tensor | None, table: BoundaryRows) -> None:
         """Runs a part on a range of rows and leaves on the host what it gives."""
         reached = self._resume(number, span, own, answer, self.tables[number - 1].shared if number else {})
         if not isinstance(reached, Boundary):
@@ -127,11 +127,11 @@ class Pass:
         state = BoundaryState(result=cast(Tensor, answer), rows=rows, shared=shared, context=before.context)
         return self.model.resume(views, state)
 
-    def _products(self, table: Table) -> Products:
+    def _products(self, table: BoundaryRows) -> Products:
         assert table.part.boundary is not None
         return Products(self.home, table, self.keys[table.part.boundary.stage])
 
-    def _make_steps(self, table: Table, products: Products) -> None:
+    def _make_steps(self, table: BoundaryRows, products: Products) -> None:
         """All steps of an aggregate but the last one."""
         home, part = self.home, table.part
         for step in range(part.steps - 1):
@@ -142,7 +142,7 @@ class Pass:
                 home.pool.give(table.between.pop())
             table.between.append(made)
 
-    def _answer_once(self, table: Table) -> None:
+    def _answer_once(self, table: BoundaryRows) -> None:
         """The answer that is made of constants; nothing but that and the rows that go on with it is kept."""
         home, part, products = self.home, table.part, self._products(table)
         self._make_steps(table, products)
@@ -160,7 +160,7 @@ class Pass:
         before = self.tables[number - 1] if number else None
         into, first = Grads(), True
         if before is not None and not before.part.constant:
-            into = Grads(ports={port: self._zeros(before, port) for port in differentiable(before.part)})
+            into = Grads(live={port: self._zeros(before, port) for port in differentiable(before.part)})
         if before is not None and before.part.aggregates and not before.part.constant:
             products, step = self._products(before), before.part.steps - 1
             to = self._step_gradients(before, step)
@@ -176,15 +176,15 @@ class Pass:
                 del own, answer
                 first = False
             into.total = None if into.total is None else self.group.all_reduce(into.total, tag="statistics")
-        home.pool.give(*(rows for rows in out.ports.values() if not isinstance(rows, Tensor)))
-        return into if into.ports or into.shared or into.total is not None else None
+        home.pool.give(*(rows for rows in out.live.values() if not isinstance(rows, Tensor)))
+        return into if into.live or into.shared or into.total is not None else None
 
-    def _zeros(self, table: Table, port: int) -> Rows:
-        rows = self.home.pool.take(table.arrays[port].num_rows, table.part.ports[port].width)
+    def _zeros(self, table: BoundaryRows, port: int) -> Rows:
+        rows = self.home.pool.take(table.arrays[port].num_rows, table.part.live[port].width)
         rows.clear()
         return rows
 
-    def _step_gradients(self, table: Table, step: int) -> Rows | None:
+    def _step_gradients(self, table: BoundaryRows, step: int) -> Rows | None:
         """Where the gradient of what step `step` reads goes, if an earlier one made it."""
         if not step or not table.part.differentiable:
             return None
@@ -192,7 +192,7 @@ class Pass:
         rows.clear()
         return rows
 
-    def _steps_back(self, table: Table, products: Products, into: Grads, grads: Rows | None) -> None:
+    def _steps_back(self, table: BoundaryRows, products: Products, into: Grads, grads: Rows | None) -> None:
         """The steps of an aggregate before the last one; grads: of what the last one read."""
         for step in reversed(range(table.part.steps - 1)):
             assert grads is not None
@@ -212,7 +212,7 @@ class Pass:
         before = self.tables[number - 1] if number else None
         shared: dict[str, Tensor] = {}
         if before is not None:
-            own = {port: leaf(rows, before.part.ports[port].differentiable) for port, rows in own.items()}
+            own = {port: leaf(rows, before.part.live[port].differentiable) for port, rows in own.items()}
             answer = leaf(cast(Tensor, answer), before.part.differentiable)
             named = before.part.boundary.shared if before.part.boundary else {}
             shared = {name: leaf(before.shared[name], before.part.shared[name]) for name in named}
@@ -225,7 +225,7 @@ class Pass:
         self.embedded.collect(span)
         for port, rows in own.items():
             if rows.grad is not None:
-                deposit(into.ports[port], span, rows.grad, self.meter)
+                deposit(into.live[port], span, rows.grad, self.meter)
         for name, value in shared.items():
             into.add_shared(name, value.grad)
         return None if answer is None else answer.grad
@@ -236,14 +236,14 @@ class Pass:
         """What a part gave for a range of rows that has a gradient, and that."""
         if not isinstance(reached, Boundary):
             if reached.requires_grad:
-                grad = out.ports[0][span].to(reached.device)
-                release(out.ports[0])
+                grad = out.live[0][span].to(reached.device)
+                release(out.live[0])
                 self.meter.transfer("gradients", grad.nbytes, 0)
                 yield reached, grad
             return
         for port, rows in left_by(reached, part).items():
-            if port in out.ports and rows.requires_grad:
-                yield rows, self._grads(out.ports[port], span)
+            if port in out.live and rows.requires_grad:
+                yield rows, self._grads(out.live[port], span)
         if out.total is not None:
             assert isinstance(reached.request.op, Total)
             grad = torch.zeros_like(reached.request.rows["x"])
@@ -253,7 +253,7 @@ class Pass:
         for name, grad in out.shared.items() if first else ():
             yield named[name], grad
 
-    def _rows(self, table: Table | None, span: slice) -> tuple[Own, Tensor | None]:
+    def _rows(self, table: BoundaryRows | None, span: slice) -> tuple[Own, Tensor | None]:
         """What goes on with a range of rows behind a boundary whose answer is known, and the answer."""
         if table is None:
             return {}, None

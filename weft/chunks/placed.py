@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from weft.chunks.program import Part
 from weft.chunks.rank import RankChunks
 from weft.chunks.slots import PlacedBatch
-from weft.chunks.tables import Rows, Table
+from weft.chunks.tables import BoundaryRows, Rows
 from weft.comm import Group
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
 from weft.store.host import ArrayFile, host_rows, release
@@ -80,7 +80,7 @@ class PlacedChunks:
         self.span, self.kept, self._schedule_of = chunks.span, chunks.kept, chunks.schedule_of
         self._rows_at = [chunks.num_rows(hop) for hop in range(len(needed.hops) + 1)]
         self.pool, self.array_file = RowPool(work.dtype, group.device, folder), ArrayFile(folder)
-        self.constant: Table | None = None
+        self.constant: BoundaryRows | None = None
         self._number = 1 if only_first else None
         self._batches: list[list[PlacedBatch]] = []
         for planned in chunks.schedules:

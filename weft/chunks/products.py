@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.chunks.placed import PlacedChunks
 from weft.chunks.program import ChunkView, Part
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedBatch, SlotTopology, Way
-from weft.chunks.tables import Grads, Rows, Table, deposit, read, store
+from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
 from weft.nn import Aggregate, WholeLayer
 from weft.nn import Rows as Tensors
 
@@ -73,7 +73,7 @@ def layout_of(op: Aggregate) -> Layout:
 class Products:
     """All steps of the aggregate that a table's boundary asks for. view_key: of its stage."""
 
-    def __init__(self, home: PlacedChunks, table: Table, view_key: int) -> None:
+    def __init__(self, home: PlacedChunks, table: BoundaryRows, view_key: int) -> None:
         self.home, self.table, self.part, self.view_key = home, table, table.part, view_key
         self.group, self.device, self.meter = home.group, home.group.device, home.group.meter
         assert table.op is not None
@@ -144,7 +144,7 @@ class Products:
         }
         targets = self._targets(loaded)
         for name, port in part.targets.items():
-            if port in grads.ports:
+            if port in grads.live:
                 wanted[name] = targets[name] = targets[name].detach().requires_grad_()
         shared = dict(self.table.shared)
         for name in self.op.shared:
@@ -193,8 +193,8 @@ class Products:
                 if source.grads is not None and name in found:
                     source.grads += found[name]
         for name, port in self.part.targets.items():
-            if name in found and port in grads.ports:
-                deposit(grads.ports[port], batch.targets, found[name], self.meter)
+            if name in found and port in grads.live:
+                deposit(grads.live[port], batch.targets, found[name], self.meter)
         for name in self.op.shared:
             grads.add_shared(name, found.get(name))
 
@@ -209,7 +209,7 @@ class Products:
             else:
                 by_port.setdefault(port, []).append(name)
         for port, names in by_port.items():
-            to = grads.ports.get(port) if grads else None
+            to = grads.live.get(port) if grads else None
             found.append(Source(names=tuple(names), rows=self.table.arrays[port], into=to))
         return found
 
@@ -227,8 +227,8 @@ class Products:
         index = {name: batch.index(name) for name in (*FORWARD[: 5 * values], *BACKWARD[: 5 * backward])}
         for source in sources if values else ():
             source.rows.gather(index["load"], source.values, index["load_slots"])
-        ports, span = self._own_ports(last=last, values=values), batch.targets
-        own = {port: read(self.table.arrays[port], span, self.device) for port in ports}
+        live, span = self._own_ports(last=last, values=values), batch.targets
+        own = {port: read(self.table.arrays[port], span, self.device) for port in live}
         wanted = (self.table.answer, *self.table.kept) if backward and last else ()
         kept = tuple(read(rows, span, self.device) for rows in wanted if rows is not None)
         topology = batch.topology(self.layout, self.device, way)

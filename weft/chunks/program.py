@@ -96,7 +96,7 @@ class ChunkView(GraphView):
     total = refused
 
 
-class Port(NamedTuple):
+class LiveRows(NamedTuple):
     """Rows that a boundary leaves on the host: their width, and whether they want a gradient."""
 
     width: int
@@ -111,7 +111,7 @@ class Part:
     """As found with a few rows; None after the last part."""
     calls: tuple[int, ...]
     """Dropout masks that each stage's view has drawn before the part."""
-    ports: tuple[Port, ...] = ()
+    live: tuple[LiveRows, ...] = ()
     """The different rows that the boundary leaves."""
     sources: dict[str, int]
     """The port of each of the aggregate's rows of sources, by name."""
@@ -148,9 +148,9 @@ class Part:
         return self.boundary is not None and self.op.over_edges
 
     @property
-    def aggregated(self) -> Port:
+    def aggregated(self) -> LiveRows:
         """What the aggregate's first step reads of a source and aggregates."""
-        return self.ports[self.sources[self.op.first]]
+        return self.live[self.sources[self.op.first]]
 
     @property
     def kept_width(self) -> int:
@@ -171,7 +171,7 @@ class Program:
     num_hops: int
 
 
-class Rehearsal:
+class ProgramTracer:
     """Runs a model on the first few vertices of a graph, and on edges between them, to see what it does.
 
     InputError for a model that cannot be run part by part.
@@ -219,7 +219,7 @@ class Rehearsal:
         state: BoundaryState | None = None
         hop, still = 0, self.savings.reuse
         while True:
-            calls, kept = tuple(view.calls for view in views), Saved(self.model)
+            calls, kept = tuple(view.calls for view in views), SavesActivations(self.model)
             with kept:
                 reached = model.begin(views, self.x) if state is None else model.resume(views, state)
             if parts:
@@ -253,7 +253,7 @@ class Rehearsal:
         part = Part(
             boundary=without_graph(boundary),
             calls=calls,
-            ports=tuple(Port(one.shape[1], one.requires_grad) for one in found),
+            live=tuple(LiveRows(one.shape[1], one.requires_grad) for one in found),
             sources=places(sources, found),
             targets=places(targets, found),
             rows=places(boundary.rows, found),
@@ -308,7 +308,7 @@ def places(named: dict[str, Tensor], found: Sequence[Tensor]) -> dict[str, int]:
     return {name: next((i for i, one in enumerate(found) if one is value), -1) for name, value in named.items()}
 
 
-class Saved:
+class SavesActivations:
     """Sees whether anything but the model's parameters is kept for the backward pass of what runs inside."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -329,7 +329,7 @@ class Saved:
 
 def differentiable(part: Part) -> list[int]:
     """The ports that want a gradient."""
-    return [number for number, port in enumerate(part.ports) if port.differentiable]
+    return [number for number, port in enumerate(part.live) if port.differentiable]
 
 
 def left_by(boundary: Boundary, part: Part) -> dict[int, Tensor]:
@@ -339,7 +339,7 @@ def left_by(boundary: Boundary, part: Part) -> dict[int, Tensor]:
         (boundary.request.target, part.targets),
         (boundary.rows, part.rows),
     )
-    return {ports[name]: rows for found, ports in named for name, rows in found.items() if ports[name] >= 0}
+    return {live[name]: rows for found, live in named for name, rows in found.items() if live[name] >= 0}
 
 
 def last_part(logits: Tensor, calls: tuple[int, ...], hop: int) -> Part:
@@ -347,7 +347,7 @@ def last_part(logits: Tensor, calls: tuple[int, ...], hop: int) -> Part:
     return Part(
         boundary=None,
         calls=calls,
-        ports=(Port(logits.shape[1], logits.requires_grad),),
+        live=(LiveRows(logits.shape[1], logits.requires_grad),),
         sources={},
         targets={},
         rows={},

@@ -18,7 +18,7 @@ Rows = HostRows | PinnedRows
 
 
 @dataclass(kw_only=True)
-class Table:
+class BoundaryRows:
     """What a boundary left on the host, and what its answers are."""
 
     part: Part
@@ -43,7 +43,7 @@ class Table:
 class Grads:
     """The gradients of what a boundary left: of its ports, of what all rows share, and of its total."""
 
-    ports: dict[int, Any] = field(default_factory=dict)
+    live: dict[int, Any] = field(default_factory=dict)
     shared: dict[str, Tensor] = field(default_factory=dict)
     total: Tensor | None = None
 

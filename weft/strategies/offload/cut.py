@@ -139,7 +139,7 @@ class Cutter:
         forward, back = (8 * sum(len(getattr(batch, name)) for name in names) for names in (FORWARD, BACKWARD))
         most = 0
         for part in (part for program in self.programs.values() for part in program.parts):
-            own = sum(part.ports[port].width for port in {*part.targets.values(), *part.rows.values()})
+            own = sum(part.live[port].width for port in {*part.targets.values(), *part.rows.values()})
             if not part.aggregates:
                 most = max(most, shape.targets * (own + part.width) * item)
                 continue

@@ -70,7 +70,7 @@ def array_bytes(plan: RankChunks, moves: Moves) -> int:
             if part.constant and constant:
                 tables.append([])
                 continue
-            table = pool.take((rows, port.width) for port in part.ports)
+            table = pool.take((rows, port.width) for port in part.live)
             before = own.parts[number - 1] if number else None
             if before is not None and before.aggregates and not before.constant:
                 tables[-1] += steps_of(own, before, pool)
@@ -79,14 +79,14 @@ def array_bytes(plan: RankChunks, moves: Moves) -> int:
             if part.constant:
                 table += steps_of(own, part, pool)
                 table += pool.take([(own.num_rows(part.hop + part.steps), part.width)])
-                kept = [key for port, key in enumerate(table[: len(part.ports)]) if port in part.rows.values()]
+                kept = [key for port, key in enumerate(table[: len(part.live)]) if port in part.rows.values()]
                 constant = [*kept, table[-1]]
-                pool.give(table[len(part.ports) : -1])
-                pool.give([key for port, key in enumerate(table[: len(part.ports)]) if port not in part.rows.values()])
+                pool.give(table[len(part.live) : -1])
+                pool.give([key for port, key in enumerate(table[: len(part.live)]) if port not in part.rows.values()])
                 table = []
             tables.append(table)
         if training:
-            lent = pool.take([(own.num_rows(own.parts[-1].hop), own.parts[-1].ports[0].width)])
+            lent = pool.take([(own.num_rows(own.parts[-1].hop), own.parts[-1].live[0].width)])
             backward(own, pool)
             pool.give(lent)
         for table in tables:
@@ -113,7 +113,7 @@ def backward(moves: Moves, pool: Pool) -> None:
         if before.constant:
             break
         rows = moves.num_rows(before.hop)
-        into = pool.take((rows, before.ports[port].width) for port in differentiable(before))
+        into = pool.take((rows, before.live[port].width) for port in differentiable(before))
         if before.aggregates:
             grads: list[tuple[int, int]] = []
             for step in reversed(range(1, before.steps)):

@@ -76,7 +76,7 @@ class Moves:
                     self._store("rows", self.num_rows(before.hop + step + 1) * before.kept_width)
         elif before is not None:
             self._load("rows", rows * (self._width(before, before.rows.values()) + self._answer_width(before)))
-        self._store("rows", rows * sum(port.width for port in part.ports))
+        self._store("rows", rows * sum(port.width for port in part.live))
         if part.boundary is not None and isinstance(part.op, Total):
             self._total(part)
 
@@ -137,8 +137,8 @@ class Moves:
                 again = 0 if self.sizes.share else sum(batch.take_counts)
                 self._store("gradients", (len(batch.flush) + again) * given)
             if backward:
-                targets = (port for port in part.targets.values() if part.ports[port].differentiable)
-                self._store("gradients", rows * sum(part.ports[port].width for port in targets))
+                targets = (port for port in part.targets.values() if part.live[port].differentiable)
+                self._store("gradients", rows * sum(part.live[port].width for port in targets))
 
     def edge_bytes(self, layout: Layout, planned: HopSchedule, batch: Batch, missing: int, way: Way) -> int:
         """The bytes of a batch's edges as they are stored for an aggregate."""
@@ -149,8 +149,8 @@ class Moves:
 
     def _source_widths(self, part: Part, step: int) -> list[tuple[int, bool]]:
         """Of the rows that a product reads at sources, each once, their width and whether they have a gradient."""
-        ports = {port for name, port in part.sources.items() if not step or name != part.op.first}
-        found = [(part.ports[port].width, part.ports[port].differentiable) for port in ports]
+        live = {port for name, port in part.sources.items() if not step or name != part.op.first}
+        found = [(part.live[port].width, part.live[port].differentiable) for port in live]
         return [*found, (part.width, part.differentiable)] if step else found
 
     def _total(self, part: Part) -> None:
@@ -164,8 +164,8 @@ class Moves:
         """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
         return self.plan.num_rows(hop)
 
-    def _width(self, part: Part, ports: Iterable[int]) -> int:
-        return sum(part.ports[port].width for port in set(ports))
+    def _width(self, part: Part, live: Iterable[int]) -> int:
+        return sum(part.live[port].width for port in set(live))
 
     def _exchange(self, sent: Sequence[int], received: Sequence[int], width: int) -> None:
         if self.sizes.size > 1:

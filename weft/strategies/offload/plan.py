@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from weft.chunks.passes import Pass
 from weft.chunks.placed import PlacedChunks
-from weft.chunks.program import Part, Rehearsal
+from weft.chunks.program import Part, ProgramTracer
 from weft.chunks.rank import ChunkShape, RankChunks
 from weft.chunks.tables import Rows
 from weft.comm import Group, sum_gradients
@@ -31,7 +31,7 @@ from weft.store.host import free_bytes
 from weft.strategies.base import Placed, Plan, Step, whole_topology
 from weft.strategies.offload.cut import MAX_CHUNKS, Cutter, Orders
 from weft.strategies.offload.forecast import Forecast, forecast
-from weft.strategies.offload.miniature import Miniature
+from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.moves import Moves, MoveSizes
 from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, embedded_stats, make_embedded_halo
 from weft.strategies.view import Exchange
@@ -75,8 +75,8 @@ class OffloadPlan(Plan):
         work, options = self.work, self.options
         if options.chunks > MAX_CHUNKS:
             raise InputError(f"--chunks {options.chunks}: give at most {MAX_CHUNKS}")
-        rehearsal = Rehearsal(work.graph, work.model, work.savings)
-        self.programs = {training: rehearsal.program(training=training) for training in (True, False)}
+        tracer = ProgramTracer(work.graph, work.model, work.savings)
+        self.programs = {training: tracer.program(training=training) for training in (True, False)}
         by_cost = options.cache_ratio is not None or self.machine is not None
         caching = HybridOptions(
             partition=options.partition, cache_ratio=options.cache_ratio, cache_memory=options.cache_memory
@@ -89,7 +89,7 @@ class OffloadPlan(Plan):
             )
         products = (part for part in self.programs[True].parts if part.aggregates and not part.constant)
         self.kept = frozenset(part.hop for part in products if self._keeps(part))
-        self.miniature = Miniature(work.graph, work.model, self._place_small)
+        self.memory_probe = MemoryProbe(work.graph, work.model, self._place_scaled)
         self._decisions: dict[str, Any] | None = decisions
         self._cutter: Cutter | None = None
 
@@ -143,7 +143,7 @@ class OffloadPlan(Plan):
 
     def _most(self, count: int, orders: Orders | None = None) -> int:
         """What the largest of so many chunks of any rank takes."""
-        return max(self.miniature.most(self.cut(rank, count, orders).chunks) for rank in range(self.size))
+        return max(self.memory_probe.most(self.cut(rank, count, orders).chunks) for rank in range(self.size))
 
     def _keeps(self, part: Part) -> bool:
         """Whether an aggregate's results are kept for the backward pass, or made again from its sources (section 4.2).
@@ -164,7 +164,7 @@ class OffloadPlan(Plan):
         again = (linear * stats.num_vertices + by_edge * stats.num_edges / NOMINAL_RATES.inplace) * width
         return 2 * stats.num_vertices * part.kept_width <= again
 
-    def _place_small(self, graph: Graph, model: nn.Module, bounds: Sequence[int]) -> PlacedOffload:
+    def _place_scaled(self, graph: Graph, model: nn.Module, bounds: Sequence[int]) -> PlacedOffload:
         """Places a model on a small graph, of whose chunks only the first is worked on."""
         options = OffloadOptions(
             intermediates=self.options.intermediates, scratch=self.options.scratch, device=self.options.device
@@ -176,7 +176,7 @@ class OffloadPlan(Plan):
     def require(self) -> None:
         options, graph = self.options, self.work.graph
         limit, hub = options.device_memory, int(graph.in_edges.degree.max()) if graph.num_vertices else 0
-        if limit is not None and (least := self.miniature.bytes(ChunkShape(1, hub + 1, hub))) > limit:
+        if limit is not None and (least := self.memory_probe.bytes(ChunkShape(1, hub + 1, hub))) > limit:
             count = min(SOME_CHUNKS, self.cutter.max_chunks)
             some = self._most(count)
             raise InputError(
@@ -224,7 +224,7 @@ class OffloadPlan(Plan):
         """What a rank will take and move."""
         trace = self._trace(rank, chunks, training=True)
         made = forecast(self.work.graph, self.work.model, chunks, self._sizes(rank), trace)
-        return replace(made, device=self.miniature.most(chunks.chunks))
+        return replace(made, device=self.memory_probe.most(chunks.chunks))
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedOffload:
         return PlacedOffload(self, group, seed=seed)

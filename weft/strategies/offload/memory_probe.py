@@ -1,4 +1,4 @@
-"""How much a chunk takes on the device: found by working on one of its shape in little, and following the tensors."""
+"""How much a chunk takes on the device: found by working on one of its shape scaled down, and following the tensors."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from weft.strategies.base import Placed, Step
 
 PlaceAt = Callable[[Graph, nn.Module, Sequence[int]], Placed]
 CANDIDATES = 3  # for the chunk that takes most with what is loaded beside it, besides the largest chunks
-LITTLE = 1500  # rows in slots, and twice as many, of the chunks that are worked on
+SCALED_SLOTS = 1500  # rows in slots, and twice as many, of the chunks that are worked on
 
 
-class Miniature:
+class MemoryProbe:
     """A model on small graphs that have one chunk of a given shape.
 
     graph: whose features, weights and types they have, a few of each. place_at: places a model on a graph whose chunks
@@ -50,11 +50,11 @@ class Miniature:
         What it takes grows with the shape, beside what does not depend on it; two sizes tell the one from the other.
         """
         largest = max(shape)
-        if largest <= 2 * LITTLE:
+        if largest <= 2 * SCALED_SLOTS:
             return round(self._most(shape))
-        small, large = (self._most(shape.scaled(times * LITTLE / largest)) for times in (1, 2))
-        slope = (large - small) / LITTLE
-        return round(large + slope * (largest - 2 * LITTLE))
+        small, large = (self._most(shape.scaled(times * SCALED_SLOTS / largest)) for times in (1, 2))
+        slope = (large - small) / SCALED_SLOTS
+        return round(large + slope * (largest - 2 * SCALED_SLOTS))
 
     def _about(self, shapes: Sequence[ChunkShape]) -> list[float]:
         """`bytes` of many shapes with as many slots, linear between those of the largest."""
