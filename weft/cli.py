@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
-from rich.table import BoundaryRows
+from rich.table import Table
 
 from weft.core.config import Config, PartitionOptions
 from weft.core.errors import InputError, RunError, Stopped
@@ -200,7 +200,7 @@ def _partition(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print(table: BoundaryRows) -> None:
+def _print(table: Table) -> None:
     """Prints a table, as wide as it needs to be where the output is no terminal."""
     console = Console()
     if not console.is_terminal:

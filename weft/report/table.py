@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich import box
-from rich.table import BoundaryRows
+from rich.table import Table
 
 from weft.core.units import format_bytes
 
@@ -14,7 +14,7 @@ EXCHANGES = ("split", "gather", "halo")  # collectives that move rows
 STAGES = ("negatives", "encode", "decode", "loss", "update")
 
 
-def run_table(summary: Mapping[str, Any]) -> BoundaryRows:
+def run_table(summary: Mapping[str, Any]) -> Table:
     """One run: scores, epoch time and its stages above, a line for each rank below."""
     stages = ", ".join(f"{stage} {_seconds(seconds)}" for stage, seconds in _stages(summary).items())
     title = (
@@ -22,7 +22,7 @@ def run_table(summary: Mapping[str, Any]) -> BoundaryRows:
         f"epoch {_seconds(summary['epoch_seconds'])}, of which\n{stages}\n"
         "per rank and training step, seconds as medians:"
     )
-    table = BoundaryRows(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (
         "rank",
         "sent",
@@ -51,10 +51,10 @@ def run_table(summary: Mapping[str, Any]) -> BoundaryRows:
     return table
 
 
-def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> BoundaryRows:
+def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     """Runs on one graph, each against the first; and how even its ranks' loads are."""
     title = "max/min over the ranks: of edges x width, of bytes sent, of seconds of compute"
-    table = BoundaryRows(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (
         "strategy",
         "ranks",
@@ -88,12 +88,12 @@ def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> BoundaryRows:
     return table
 
 
-def stage_table(summaries: Mapping[str, Mapping[str, Any]]) -> BoundaryRows:
+def stage_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     """Where a training step's seconds go under each strategy, each stage's in the rank that takes longest for it.
 
     Shares are of the stages' sum, as in table 4 of NeutronTP.
     """
-    table = BoundaryRows(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("strategy", *_stages(next(iter(summaries.values())))):
         table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
     for name, summary in summaries.items():
@@ -102,14 +102,14 @@ def stage_table(summaries: Mapping[str, Mapping[str, Any]]) -> BoundaryRows:
     return table
 
 
-def partition_table(quality: Mapping[str, Any]) -> BoundaryRows:
+def partition_table(quality: Mapping[str, Any]) -> Table:
     """A partition: what lies between the parts above, a line for each part below, the evenness last."""
     cut, num_edges = quality["cut"], sum(quality["in_edges"])
     title = (
         f"cut {cut:,} of {num_edges:,} edges ({cut / max(num_edges, 1):.1%})\n"
         f"replication {quality['replication']:.3f}, {_seconds(quality['seconds'])}"
     )
-    table = BoundaryRows(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
     loads = [quality[name] for name in ("vertices", "in_edges", "remote")]
     for name in ("part", "vertices", "in-edges", "remote vertices"):
         table.add_column(name, justify="right", no_wrap=True)
