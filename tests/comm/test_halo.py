@@ -16,7 +16,7 @@ from weft.partition import Caching, Dependencies, Hop, make_dependencies
 
 NUM_VERTICES, WIDTH, SIZE = 29, 3, 3
 PARTS = {"all": [0, 1, 2, 1], "one of none": [2, 0, 0, 2], "all on one": [1]}
-"""Which ranks vertices are dealt to, in turn."""
+"""Which ranks vertices are assigned to, in turn."""
 
 
 def whole_graph() -> Adjacency:
@@ -57,9 +57,9 @@ def check_counts(counts: Counts, sent: int, received: int) -> None:
 class Rank:
     """One rank's share of a product: its block, and the rows of all ranks."""
 
-    def __init__(self, group: Group, deal: list[int], ratio: float) -> None:
+    def __init__(self, group: Group, assignment: list[int], ratio: float) -> None:
         self.group, self.adj = group, whole_graph()
-        part = torch.tensor(deal, dtype=torch.int32).repeat(NUM_VERTICES)[:NUM_VERTICES]
+        part = torch.tensor(assignment, dtype=torch.int32).repeat(NUM_VERTICES)[:NUM_VERTICES]
         caching = Caching(costs=torch.ones(2, 5, dtype=torch.float64), ratio=ratio)
         self.needed: Dependencies = make_dependencies(self.adj, part, group.rank, SIZE, caching)
         self.hop = hop = self.needed.hops[0]
@@ -129,8 +129,8 @@ class Rank:
 
 def check_all(group: Group) -> list[tuple[int, int, int]]:
     sizes = []
-    for deal, ratio in product(PARTS.values(), (0.0, 0.5)):
-        rank = Rank(group, deal, ratio)
+    for assignment, ratio in product(PARTS.values(), (0.0, 0.5)):
+        rank = Rank(group, assignment, ratio)
         rank.check_products()
         rank.check_fetch()
         sizes.append((rank.needed.num_own, rank.hop.num_inputs, len(rank.hop.fetched)))

@@ -127,7 +127,7 @@ class Session:
         """What was counted since the last time is what strategy and task have told, of this rank."""
         rank = self.group.rank
         told = self.plan.trace(rank, training=epoch is not None)
-        own = self.task.deal.trace(rank, WIDTH, 8, epoch=epoch, ranked=True)
+        own = self.task.assignment.trace(rank, WIDTH, 8, epoch=epoch, ranked=True)
         both = Trace(operations=(*told.operations, *own.operations))
         counts = self.group.meter.take(phase)
         assert counts.edges == both.edges

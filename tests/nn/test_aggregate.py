@@ -65,7 +65,7 @@ def rows_of(op: Aggregate, num_vertices: int, seed: int) -> Rows:
 
 
 def split(topology: Topology, count: int, seed: int) -> list[EdgePart]:
-    """The edges and loops dealt at random to some parts, of which one has none where there are several."""
+    """The edges and loops assigned at random to some parts, of which one has none where there are several."""
     random, adjacency = torch.Generator().manual_seed(seed), topology.adjacency
     used = max(count - 1, 1)
     part = torch.randint(used, (adjacency.num_edges,), generator=random)

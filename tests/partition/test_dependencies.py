@@ -152,11 +152,11 @@ def check_hops(needed: Dependencies, rows: list[list[int]], reference: Reference
     """Each block has all in-edges of its targets; what they lack is fetched, nothing of it for a cached row."""
     adj, part = reference.adj, reference.part
     for number, (hop, inputs, targets) in enumerate(zip(needed.hops, rows[:-1], rows[1:], strict=True)):
-        lacking = {u for v in targets for u in reference.sources[v]} - set(inputs)
-        assert hop.fetched.tolist() == sorted(lacking, key=lambda u: (part[u], u))
-        assert hop.received == tuple(sum(part[u] == p for u in lacking) for p in range(NUM_PARTS))
+        missing = {u for v in targets for u in reference.sources[v]} - set(inputs)
+        assert hop.fetched.tolist() == sorted(missing, key=lambda u: (part[u], u))
+        assert hop.received == tuple(sum(part[u] == p for u in missing) for p in range(NUM_PARTS))
         assert hop.received[reference.own] == 0
-        assert hop.block.num_sources == len(inputs) + len(lacking)
+        assert hop.block.num_sources == len(inputs) + len(missing)
         sources = torch.tensor([*inputs, *hop.fetched.tolist()], dtype=torch.int64)
         kept = [edge for v in targets for edge in range(int(adj.indptr[v]), int(adj.indptr[v + 1]))]
         assert hop.edge_ids.tolist() == kept

@@ -65,7 +65,7 @@ class Problem:
         return self.sources[rank][batch] - self.local(rank, batch)
 
     def owner(self, rank: int, source: int) -> Row:
-        """Who answers for the vertex of a remote source, and where."""
+        """Who results for the vertex of a remote source, and where."""
         vertex = int(self.vertex(rank)[source])
         owners = [(q, part.own.tolist()) for q, part in enumerate(self.parts)]
         return next((q, own.index(vertex)) for q, own in owners if vertex in own)

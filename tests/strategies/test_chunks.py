@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from weft.chunks.exchange_plan import ExchangePlan
 
 from tests.ranks import on_ranks
 from tests.strategies.cases import Case, cases, chosen, point, turn, typed_cases
@@ -14,7 +15,6 @@ from tests.strategies.planted import check_planted
 from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
 from weft.chunks.bounds import cut_evenly, cut_to_fit, make_chunks
 from weft.chunks.columns import offloaded
-from weft.chunks.crossing import Crossing
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.nn import MODELS, WorkingSet, Workload
@@ -140,12 +140,12 @@ def test_rows_are_dealt_evenly_and_cross_once() -> None:
     graph = Case(model="gcn").build()[0]
     chunks = make_chunks(graph.in_edges, cut_evenly(graph.in_edges, 4))
     for rank in range(3):
-        crossing = Crossing.of(chunks, rank, 3, pipeline=True)
-        for sets in (crossing.arrivals, crossing.departures):
+        exchange_plan = ExchangePlan.of(chunks, rank, 3, pipeline=True)
+        for sets in (exchange_plan.receives, exchange_plan.sends):
             rows = [one for one in sets if one is not None]
             assert torch.equal(torch.cat([one.ids for one in rows]).sort().values, torch.arange(graph.num_vertices))
             assert torch.cat([one.own for one in rows]).sort().values.tolist() == list(range(len(range(rank, 23, 3))))
-        assert all(max(one.counts) - min(one.counts) <= 1 for one in crossing.departures if one is not None)
+        assert all(max(one.counts) - min(one.counts) <= 1 for one in exchange_plan.sends if one is not None)
 
 
 @pytest.mark.parametrize("case", [Case(model="gat", heads=3), typed_cases()[3]], ids=["gat", "rgcn"])

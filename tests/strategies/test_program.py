@@ -77,9 +77,9 @@ def test_what_has_parameters_before_it_is_not_constant() -> None:
 
 def test_an_answer_is_needed_where_a_map_or_a_function_follows() -> None:
     """Not behind a last GCN layer that maps first: the gradient of a bias needs no rows."""
-    assert [one.needs_answer for one in program(model="gcn", hidden=9).parts[:-1]] == [True, True, False]
-    assert program(model="gcn", hidden=3).parts[-2].needs_answer  # the last layer aggregates 3 columns, then maps
-    assert [one.needs_answer for one in program(model="gcn", decoupled=True).parts[:-1]] == [False]
+    assert [one.needs_result for one in program(model="gcn", hidden=9).parts[:-1]] == [True, True, False]
+    assert program(model="gcn", hidden=3).parts[-2].needs_result  # the last layer aggregates 3 columns, then maps
+    assert [one.needs_result for one in program(model="gcn", decoupled=True).parts[:-1]] == [False]
 
 
 def test_masks_are_counted_through_the_parts() -> None:

@@ -27,7 +27,7 @@ CASES = [
 
 
 class Pair:
-    """Ten vertices dealt to two ranks in turn; each lacks three of the other's."""
+    """Ten vertices assigned to two ranks in turn; each lacks three of the other's."""
 
     def __init__(self, group: Group, *, every: int, bound: float, ring: bool = True) -> None:
         self.group, other = group, 1 - group.rank

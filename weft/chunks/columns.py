@@ -1,7 +1,7 @@
 """Aggregates chunk by chunk, while the rows of other chunks cross the network (NeutronTP, section 4.2, algorithm 1).
 
 Host arrays hold all N rows of this rank's columns; of them, only what one chunk needs is taken to the device. Rank r
-answers for the rows r, r + P, ..., so that every chunk's rows are spread evenly over the ranks. A row goes from rows to
+results for the rows r, r + P, ..., so that every chunk's rows are spread evenly over the ranks. A row goes from rows to
 columns with the first chunk that reads it, and its gradient back when that chunk, the last one backward, is done.
 """
 
@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from weft.chunks.bounds import Chunk, cut_evenly, cut_to_fit, make_chunks
-from weft.chunks.crossing import Arrivals, Crossing, DealtRelations, Departures
+from weft.chunks.exchange_plan import AssignedRelations, ExchangePlan, Receives, Sends
 from weft.comm import Gather, Group, Key, Layout, RowSet, Split
 from weft.core import native
 from weft.data import Adjacency, Transpose
@@ -49,7 +49,7 @@ class Chunking:
         self.edge_type, self.num_relations = edge_type, num_relations
         self._bounds: dict[WorkingSet, tuple[int, ...]] = {}
         self._chunks: dict[tuple[int, ...], tuple[Chunk, ...]] = {}
-        self._relations: dict[tuple[int, int], DealtRelations] = {}
+        self._relations: dict[tuple[int, int], AssignedRelations] = {}
 
     def chunks(self, needs: WorkingSet) -> tuple[Chunk, ...]:
         """The chunks of an aggregate: of even size where those fit, else as large as do."""
@@ -63,25 +63,25 @@ class Chunking:
             self._chunks[bounds] = chunks
         return chunks
 
-    def relations(self, rank: int, size: int) -> DealtRelations:
-        """The relation rows, dealt to `size` ranks."""
+    def relations(self, rank: int, size: int) -> AssignedRelations:
+        """The relation rows, assigned to `size` ranks."""
         if (rank, size) not in self._relations:
             assert self.edge_type is not None
             rows = RelationIndex.of(self.adjacency, self.edge_type, self.num_relations)
             home, place = rows.at_home(rank, size, self.num_relations)
-            self._relations[rank, size] = DealtRelations(rows=rows, home=home, place=place, rank=rank, size=size)
+            self._relations[rank, size] = AssignedRelations(rows=rows, home=home, place=place, rank=rank, size=size)
         return self._relations[rank, size]
 
-    def crossing(
+    def exchange_plan(
         self,
         chunks: Sequence[Chunk],
-        relations: DealtRelations | None,
+        relations: AssignedRelations | None,
         rank: int,
         size: int,
         device: torch.device | str = "cpu",
-    ) -> Crossing:
+    ) -> ExchangePlan:
         """What crosses with the chunks; relations: whose rows the results are, if not those of vertices."""
-        return Crossing.of(chunks, rank, size, device, pipeline=self.pipeline, relations=relations)
+        return ExchangePlan.of(chunks, rank, size, device, pipeline=self.pipeline, relations=relations)
 
     def _cut(self, needs: WorkingSet) -> tuple[int, ...]:
         if self.limit is not None and not self.count:
@@ -105,7 +105,7 @@ class Placed(NamedTuple):
     """The chunks of an aggregate, what crosses with them, and how many rows of results there are in all and at home."""
 
     chunks: tuple[SubTopology, ...]
-    crossing: Crossing
+    exchange_plan: ExchangePlan
     num_results: int
     num_home: int
 
@@ -135,13 +135,13 @@ class ChunkedGraph:
             own = len(range(group.rank, num_rows, group.size))
             self._placed[needs, by_relation] = Placed(
                 chunks=tuple(self._place(one, relations) for one in chunks),
-                crossing=chunking.crossing(chunks, relations, group.rank, group.size, home),
+                exchange_plan=chunking.exchange_plan(chunks, relations, group.rank, group.size, home),
                 num_results=num_rows if relations is None else len(relations.place),
                 num_home=own if relations is None else sum(relations.home.counts),
             )
         return self._placed[needs, by_relation]
 
-    def _place(self, chunk: Chunk, relations: DealtRelations | None) -> SubTopology:
+    def _place(self, chunk: Chunk, relations: AssignedRelations | None) -> SubTopology:
         weight, home, kind = self.whole.adjacency.weight, self.whole.adjacency.device, SubTopology
         block, targets = chunk.block if weight is None else chunk.block.cast(weight.dtype), chunk.targets
         if relations is not None:
@@ -174,7 +174,7 @@ class ChunkedGraph:
         extra: slice = NOTHING,
         shared: Rows | None = None,
     ) -> Tensor:
-        """The rows [n, F] of `steps` aggregates of this rank's rows x [n, .], whose columns are dealt by `rows_in`.
+        """The rows [n, F] of `steps` aggregates of this rank's rows x [n, .], whose columns are assigned by `rows_in`.
 
         rows_in None: x is this rank's columns [N, f] already, without a gradient. rows_out: columns of the result.
         own, extra: of this rank's columns of x, those that are aggregated, and those that logits of sources and then of
@@ -218,7 +218,7 @@ class _Run:
         self.rows_in, self.rows_out, self.steps = rows_in, rows_out, steps
         self.group, self.num_vertices = graph.group, graph.whole.adjacency.num_targets
         self.num_own = len(range(self.group.rank, self.num_vertices, self.group.size))
-        self.chunks, self.crossing, self.num_results, self.num_home = graph.placed(
+        self.chunks, self.exchange_plan, self.num_results, self.num_home = graph.placed(
             needs, by_relation=isinstance(op, ByRelation)
         )
         self.width = rows_out.width(self.group.rank)
@@ -238,38 +238,38 @@ class _Run:
     def forward(self, x: Tensor, *, differentiable: bool) -> Tensor:
         """The rows [n, F] of the result."""
         h, extra = x, x.new_empty(len(x), 0)
-        arrivals = None
+        receives = None
         if self.rows_in is not None:
             h, extra = self._columns(x.dtype), self._columns(x.dtype, self.num_extra)
-            arrivals = self._arrivals(x, self.crossing.arrivals, self.rows_in, "rows")
-        departures = self._departures(x, self.num_home, self.rows_out, "rows")
+            receives = self._receives(x, self.exchange_plan.receives, self.rows_in, "rows")
+        sends = self._sends(x, self.num_home, self.rows_out, "rows")
         for step in range(self.steps):
             y = self.graph.empty(self.num_results, self.width, dtype=x.dtype)
             for number, chunk in enumerate(self.chunks):
-                if arrivals and step == 0 and (arrived := arrivals.take()):
+                if receives and step == 0 and (arrived := receives.take()):
                     ids, values = arrived
                     h[ids], extra[ids] = values[:, self.own], values[:, self.extra_columns]
                 y[chunk.targets] = self._compute(chunk, h, extra, differentiable)
                 if step == self.steps - 1:
-                    departures.send(self.crossing.departures[number], partial(y.index_select, 0))
+                    sends.send(self.exchange_plan.sends[number], partial(y.index_select, 0))
             if differentiable and self.graph.limited and not self.op.linear:
                 self.inputs.append(h)
             h = y
         self.extra = extra
-        return departures.finish()
+        return sends.finish()
 
     def backward(self, grad: Tensor) -> Tensor:
         """The gradient [n, .] of the rows, from that of the result."""
         assert self.rows_in is not None
-        arrivals = self._arrivals(grad, self.crossing.departures[::-1], self.rows_out, "gradients")
-        departures = self._departures(grad, self.num_own, self.rows_in, "gradients")
+        receives = self._receives(grad, self.exchange_plan.sends[::-1], self.rows_out, "gradients")
+        sends = self._sends(grad, self.num_own, self.rows_in, "gradients")
         grad_y = self.graph.empty(self.num_results, self.width, dtype=grad.dtype)
         grad_extra = self._columns(grad.dtype, self.num_extra).zero_()
         self.grads = dict.fromkeys(self.shared)
         for step in reversed(range(self.steps)):
             grad_h = self._columns(grad.dtype).zero_()
             for number, chunk in reversed(list(enumerate(self.chunks))):
-                if step == self.steps - 1 and (arrived := arrivals.take()):
+                if step == self.steps - 1 and (arrived := receives.take()):
                     ids, values = arrived
                     grad_y[ids] = values
                 added = self._compute_back(chunk, step, grad_y)
@@ -278,9 +278,9 @@ class _Run:
                         add_rows(whole, chunk.sources, part)
                 if step == 0:
                     of_ids = partial(self._side_by_side, grad_h, grad_extra)
-                    departures.send(self.crossing.arrivals[number], of_ids)
+                    sends.send(self.exchange_plan.receives[number], of_ids)
             grad_y = grad_h
-        return departures.finish()
+        return sends.finish()
 
     def _side_by_side(self, grad_h: Tensor, grad_extra: Tensor, ids: Tensor) -> Tensor:
         """Of some vertices, the gradients of all columns that came, [c, .]."""
@@ -356,17 +356,17 @@ class _Run:
     def _columns(self, dtype: torch.dtype, width: int | None = None) -> Tensor:
         return self.graph.empty(self.num_vertices, self.width if width is None else width, dtype=dtype)
 
-    def _arrivals(self, x: Tensor, sets: Sequence[RowSet | None], layout: Layout, what: str) -> Arrivals:
+    def _receives(self, x: Tensor, sets: Sequence[RowSet | None], layout: Layout, what: str) -> Receives:
         def start(number: int, rows: RowSet) -> Split:
             return Split(x, rows, layout, self.group, Key(f"{self.name} {what} split", number))
 
-        return Arrivals(sets, start, ahead=self.in_flight)
+        return Receives(sets, start, ahead=self.in_flight)
 
-    def _departures(self, like: Tensor, num_rows: int, layout: Layout, what: str) -> Departures:
+    def _sends(self, like: Tensor, num_rows: int, layout: Layout, what: str) -> Sends:
         def start(number: int, rows: RowSet, values: Tensor) -> Gather:
             return Gather(values, rows, layout, self.group, Key(f"{self.name} {what} gather", number))
 
-        return Departures(start, like.new_zeros(num_rows, layout.num_columns), behind=self.in_flight)
+        return Sends(start, like.new_zeros(num_rows, layout.num_columns), behind=self.in_flight)
 
 
 def offloaded(adjacency: Adjacency) -> Adjacency:

@@ -1,6 +1,6 @@
 """One pass of a model over a graph whose rows are on the host, chunk by chunk (HongTu, section 4.3, algorithm 1).
 
-Forward, part by part: the rows of a chunk come to the device with the answer at the last boundary, the model goes on
+Forward, part by part: the rows of a chunk come to the device with the result at the last boundary, the model goes on
 with them to the next one, and what that leaves goes to the host. Backward from the last part to the first: a part is
 run again on what the host has, and the gradients of what it read are added up there.
 """
@@ -56,7 +56,7 @@ class Pass:
         """Gives back what the pass has on the host, but for some rows."""
         for table in self.tables:
             if table is not self.home.constant:
-                given = (*table.arrays, table.answer, *table.kept, *table.between)
+                given = (*table.arrays, table.result, *table.kept, *table.between)
                 self.home.pool.give(*(rows for rows in given if rows is not but))
         self.tables = []
 
@@ -67,7 +67,7 @@ class Pass:
             if home.constant is None:
                 with self.meter.during("setup"):
                     home.constant = self._make(number)
-                    self._answer_once(home.constant)
+                    self._result_once(home.constant)
             return home.constant
         return self._make(number)
 
@@ -79,11 +79,11 @@ class Pass:
             products = self._products(before)
             self._make_steps(before, products)
             if home.keeps(before.part):
-                before.answer = home.pool.take(num_rows, before.part.width)
+                before.result = home.pool.take(num_rows, before.part.width)
                 before.kept = tuple(home.pool.take(num_rows, width) for width in before.part.kept_widths)
-            for batch, loaded, answer in products.answers(before.part.steps - 1, last=True):
-                self._advance(number, batch.targets, loaded.own, answer, table)
-                del loaded, answer
+            for batch, loaded, result in products.results(before.part.steps - 1, last=True):
+                self._advance(number, batch.targets, loaded.own, result, table)
+                del loaded, result
         else:
             for span, (own, known) in home.ahead(home.spans(num_rows), partial(self._rows, before)):
                 self._count(own, known)
@@ -95,9 +95,9 @@ class Pass:
                 table.on_result(table.total)
         return table
 
-    def _advance(self, number: int, span: slice, own: Own, answer: Tensor | None, table: BoundaryRows) -> None:
+    def _advance(self, number: int, span: slice, own: Own, result: Tensor | None, table: BoundaryRows) -> None:
         """Runs a part on a range of rows and leaves on the host what it gives."""
-        reached = self._resume(number, span, own, answer, self.tables[number - 1].shared if number else {})
+        reached = self._resume(number, span, own, result, self.tables[number - 1].shared if number else {})
         if not isinstance(reached, Boundary):
             store(table.arrays[0], span, reached, self.meter)
             return
@@ -110,7 +110,7 @@ class Pass:
             table.total = added if table.total is None else table.total + added
 
     def _resume(
-        self, number: int, span: slice, own: Own, answer: Tensor | None, shared: dict[str, Tensor]
+        self, number: int, span: slice, own: Own, result: Tensor | None, shared: dict[str, Tensor]
     ) -> Boundary | Tensor:
         """Part `number` on a range of rows."""
         home, part = self.home, self.parts[number]
@@ -124,7 +124,7 @@ class Pass:
             return self.model.begin(views, cast(Tensor, inputs.rows))
         before = self.tables[number - 1]
         rows = {name: own[port] for name, port in before.part.rows.items()}
-        state = BoundaryState(result=cast(Tensor, answer), rows=rows, shared=shared, context=before.context)
+        state = BoundaryState(result=cast(Tensor, result), rows=rows, shared=shared, context=before.context)
         return self.model.resume(views, state)
 
     def _products(self, table: BoundaryRows) -> Products:
@@ -136,18 +136,18 @@ class Pass:
         home, part = self.home, table.part
         for step in range(part.steps - 1):
             made = home.pool.take(home.num_rows(part.hop + step + 1), part.width)
-            for batch, _, answer in products.answers(step, last=False):
-                store(made, batch.targets, answer, self.meter)
+            for batch, _, result in products.results(step, last=False):
+                store(made, batch.targets, result, self.meter)
             if part.op.linear and step:
                 home.pool.give(table.between.pop())
             table.between.append(made)
 
-    def _answer_once(self, table: BoundaryRows) -> None:
-        """The answer that is made of constants; nothing but that and the rows that go on with it is kept."""
+    def _result_once(self, table: BoundaryRows) -> None:
+        """The result that is made of constants; nothing but that and the rows that go on with it is kept."""
         home, part, products = self.home, table.part, self._products(table)
         self._make_steps(table, products)
-        table.answer = home.pool.take(home.num_rows(part.hop + part.steps), part.width)
-        for _ in products.answers(part.steps - 1, last=False):
+        table.result = home.pool.take(home.num_rows(part.hop + part.steps), part.width)
+        for _ in products.results(part.steps - 1, last=False):
             pass  # they are kept
         home.pool.give(
             *table.between, *(rows for port, rows in enumerate(table.arrays) if port not in part.rows.values())
@@ -165,15 +165,15 @@ class Pass:
             products, step = self._products(before), before.part.steps - 1
             to = self._step_gradients(before, step)
             for batch, loaded, again in products.again(step, into, last=True, into=to):
-                again.back(self._redo(number, batch.targets, loaded.own, again.answer, out, into, first=first))
+                again.back(self._redo(number, batch.targets, loaded.own, again.result, out, into, first=first))
                 del loaded, again
                 first = False
             self._steps_back(before, products, into, to)
         else:
-            for span, (own, answer) in home.ahead(home.spans(home.num_rows(part.hop)), partial(self._rows, before)):
-                self._count(own, answer)
-                into.add_total(self._redo(number, span, own, answer, out, into, first=first))
-                del own, answer
+            for span, (own, result) in home.ahead(home.spans(home.num_rows(part.hop)), partial(self._rows, before)):
+                self._count(own, result)
+                into.add_total(self._redo(number, span, own, result, out, into, first=first))
+                del own, result
                 first = False
             into.total = None if into.total is None else self.group.all_reduce(into.total, tag="statistics")
         home.pool.give(*(rows for rows in out.live.values() if not isinstance(rows, Tensor)))
@@ -203,9 +203,9 @@ class Pass:
             grads = to
 
     def _redo(
-        self, number: int, span: slice, own: Own, answer: Tensor | None, out: Grads, into: Grads, *, first: bool
+        self, number: int, span: slice, own: Own, result: Tensor | None, out: Grads, into: Grads, *, first: bool
     ) -> Tensor | None:
-        """Runs a part on a range of rows again, and back; the gradient of the answer.
+        """Runs a part on a range of rows again, and back; the gradient of the result.
 
         first: whether it is the first range, which takes the gradients of what all ranges share.
         """
@@ -213,11 +213,11 @@ class Pass:
         shared: dict[str, Tensor] = {}
         if before is not None:
             own = {port: leaf(rows, before.part.live[port].differentiable) for port, rows in own.items()}
-            answer = leaf(cast(Tensor, answer), before.part.differentiable)
+            result = leaf(cast(Tensor, result), before.part.differentiable)
             named = before.part.boundary.shared if before.part.boundary else {}
             shared = {name: leaf(before.shared[name], before.part.shared[name]) for name in named}
         with torch.enable_grad():
-            reached = self._resume(number, span, own, answer, shared)
+            reached = self._resume(number, span, own, result, shared)
         results = list(self._results(reached, self.parts[number], span, out, first=first))
         if not results:
             return None
@@ -228,7 +228,7 @@ class Pass:
                 deposit(into.live[port], span, rows.grad, self.meter)
         for name, value in shared.items():
             into.add_shared(name, value.grad)
-        return None if answer is None else answer.grad
+        return None if result is None else result.grad
 
     def _results(
         self, reached: Boundary | Tensor, part: Part, span: slice, out: Grads, *, first: bool
@@ -254,15 +254,15 @@ class Pass:
             yield named[name], grad
 
     def _rows(self, table: BoundaryRows | None, span: slice) -> tuple[Own, Tensor | None]:
-        """What goes on with a range of rows behind a boundary whose answer is known, and the answer."""
+        """What goes on with a range of rows behind a boundary whose result is known, and the result."""
         if table is None:
             return {}, None
         device = self.group.device
         own = {port: read(table.arrays[port], span, device) for port in sorted(set(table.part.rows.values()))}
-        return own, table.total if table.answer is None else read(table.answer, span, device)
+        return own, table.total if table.result is None else read(table.result, span, device)
 
     def _num_own(self, span: slice) -> int:
-        """How many of a range of rows belong to vertices that this rank answers for: a total counts them once."""
+        """How many of a range of rows belong to vertices that this rank results for: a total counts them once."""
         num_own: int = min(span.stop, self.home.num_own) - span.start
         return max(0, num_own)
 
@@ -271,9 +271,9 @@ class Pass:
         self.meter.transfer("gradients", grad.nbytes, 0)
         return grad
 
-    def _count(self, own: Own, answer: Tensor | None) -> None:
+    def _count(self, own: Own, result: Tensor | None) -> None:
         """Notes what `_rows` has brought."""
-        rows = (*own.values(), *(() if answer is None or answer.dim() < 2 else (answer,)))
+        rows = (*own.values(), *(() if result is None or result.dim() < 2 else (result,)))
         self.meter.transfer("rows", sum(one.nbytes for one in rows), 0)
 
 

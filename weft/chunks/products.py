@@ -46,7 +46,7 @@ class Source:
 class Loaded:
     """What of a batch is brought to the device before it is worked on.
 
-    own: by port. kept: the answer, and what else is kept of it, if they are there.
+    own: by port. kept: the result, and what else is kept of it, if they are there.
     """
 
     index: dict[str, Tensor]
@@ -57,9 +57,9 @@ class Loaded:
 
 @dataclass(kw_only=True)
 class Again:
-    """A batch's answer in the backward pass, as far as anyone reads it, and the way of its gradient."""
+    """A batch's result in the backward pass, as far as anyone reads it, and the way of its gradient."""
 
-    answer: Tensor
+    result: Tensor
     back: Callable[[Tensor | None], None]
 
 
@@ -79,8 +79,8 @@ class Products:
         assert table.op is not None
         self.op, self.layout = table.op, layout_of(table.op)  # of the rank's own model, where it is one of its layers
 
-    def answers(self, step: int, *, last: bool) -> Iterator[tuple[PlacedBatch, Loaded, Tensor]]:
-        """Batch by batch, what is loaded and the answers [n, F] of a step; last: rows go on with them."""
+    def results(self, step: int, *, last: bool) -> Iterator[tuple[PlacedBatch, Loaded, Tensor]]:
+        """Batch by batch, what is loaded and the results [n, F] of a step; last: rows go on with them."""
         batches, sources = self.home.batches(self.part.hop + step), self._sources(step)
         self._make_slots(batches, sources)
         load = lambda batch: self._load(batch, sources, last=last, values=True, way="forward")  # noqa: E731
@@ -94,12 +94,12 @@ class Products:
     def again(
         self, step: int, grads: Grads, *, last: bool, into: Rows | None = None
     ) -> Iterator[tuple[PlacedBatch, Loaded, Again]]:
-        """As `answers` in the backward pass: whoever is given one sends its gradient back before asking for the next.
+        """As `results` in the backward pass: whoever is given one sends its gradient back before asking for the next.
 
         grads: those that a boundary left. into: where those go of what an earlier step made.
         """
         part, batches = self.part, self.home.batches(self.part.hop + step)
-        kept = last and self.table.answer is not None
+        kept = last and self.table.result is not None
         values = reads_values(part, step, kept=kept)
         way = back_way(part, values=values, kept=kept, on_cpu=self.device.type == "cpu")
         sources = self._sources(step, grads, into)
@@ -118,24 +118,24 @@ class Products:
             del loaded
 
     def _made(self, batch: PlacedBatch, loaded: Loaded, tensors: Tensors, *, keep: bool) -> Tensor:
-        """A batch's answer [n, F]; keep: on the host, with what else is kept of it, if it is to be."""
+        """A batch's result [n, F]; keep: on the host, with what else is kept of it, if it is to be."""
         table, kept = self.table, tuple[Tensor, ...]()
         self.meter.aggregate(batch.num_edges, self._read_width)
         if keep and table.kept:
-            answer, kept = self.op.apply_saving(loaded.topology, tensors)
+            result, kept = self.op.apply_saving(loaded.topology, tensors)
         else:
-            answer = self._answer(loaded, tensors)
-        if keep and table.answer is not None:
-            for rows, values in zip((table.answer, *table.kept), (answer, *kept), strict=True):
+            result = self._result(loaded, tensors)
+        if keep and table.result is not None:
+            for rows, values in zip((table.result, *table.kept), (result, *kept), strict=True):
                 store(rows, batch.targets, values, self.meter)
-        return answer
+        return result
 
     def _again(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], grads: Grads, *, values: bool) -> Again:
         part, at = self.part, self._at(sources) if values else {}
         if loaded.kept or (self.op.linear and not values):
-            tensors, answer = {**at, **self._targets(loaded)}, self._known(loaded)
-            back = partial(self._back_kept, batch, loaded, tensors, answer, sources[0].grads)
-            return Again(answer=answer, back=lambda grad: self._spread(batch, sources, grads, back(grad)))
+            tensors, result = {**at, **self._targets(loaded)}, self._known(loaded)
+            back = partial(self._back_kept, batch, loaded, tensors, result, sources[0].grads)
+            return Again(result=result, back=lambda grad: self._spread(batch, sources, grads, back(grad)))
         wanted = {
             name: source.values.data.requires_grad_()  # its own version: the loader writes to slots not used here
             for source in sources
@@ -152,12 +152,12 @@ class Products:
                 wanted[name] = shared[name] = shared[name].detach().requires_grad_()
         self.meter.aggregate(batch.num_edges, self._read_width)
         with torch.enable_grad():
-            y = self._answer(loaded, self._about({**at, **wanted, **targets}, shared))
+            y = self._result(loaded, self._about({**at, **wanted, **targets}, shared))
         back_again = partial(self._back_again, batch, y, wanted)
-        return Again(answer=y.detach(), back=lambda grad: self._spread(batch, sources, grads, back_again(grad)))
+        return Again(result=y.detach(), back=lambda grad: self._spread(batch, sources, grads, back_again(grad)))
 
     def _known(self, loaded: Loaded) -> Tensor:
-        """The answer that was kept, or zeros where nobody reads it."""
+        """The result that was kept, or zeros where nobody reads it."""
         if loaded.kept:
             return loaded.kept[0]
         num_targets = loaded.topology.adjacency.num_targets
@@ -168,18 +168,18 @@ class Products:
         batch: PlacedBatch,
         loaded: Loaded,
         tensors: Tensors,
-        answer: Tensor,
+        result: Tensor,
         into: Tensor | None,
         grad: Tensor | None,
     ) -> Tensors:
-        """The gradients of what a batch read, by name, from that of its answer; of a sum they are added to `into`."""
+        """The gradients of what a batch read, by name, from that of its result; of a sum they are added to `into`."""
         if grad is None or not self.part.differentiable:
             return {}
         self.meter.aggregate(batch.num_edges, self._read_width)
-        return self.op.gradients(loaded.topology, tensors, answer, loaded.kept[1:], grad, into)
+        return self.op.gradients(loaded.topology, tensors, result, loaded.kept[1:], grad, into)
 
     def _back_again(self, batch: PlacedBatch, y: Tensor, wanted: Tensors, grad: Tensor | None) -> Tensors:
-        """The same through an answer that was made again."""
+        """The same through an result that was made again."""
         if grad is None or not y.requires_grad:
             return {}
         self.meter.aggregate(batch.num_edges, self._read_width)
@@ -229,7 +229,7 @@ class Products:
             source.rows.gather(index["load"], source.values, index["load_slots"])
         live, span = self._own_ports(last=last, values=values), batch.targets
         own = {port: read(self.table.arrays[port], span, self.device) for port in live}
-        wanted = (self.table.answer, *self.table.kept) if backward and last else ()
+        wanted = (self.table.result, *self.table.kept) if backward and last else ()
         kept = tuple(read(rows, span, self.device) for rows in wanted if rows is not None)
         topology = batch.topology(self.layout, self.device, way)
         return Loaded(index=index, topology=topology, own=own, kept=kept)
@@ -267,11 +267,11 @@ class Products:
             found["x"] = torch.cat([tensors["own"], tensors["x"]])
         return found
 
-    def _answer(self, loaded: Loaded, tensors: Tensors) -> Tensor:
-        """A batch's answer [n, F]."""
+    def _result(self, loaded: Loaded, tensors: Tensors) -> Tensor:
+        """A batch's result [n, F]."""
         topology = loaded.topology
         if isinstance(self.op, WholeLayer):
-            calls, count = self.part.asked_calls, self.home.graph.num_vertices
+            calls, count = self.part.calls_before, self.home.graph.num_vertices
             return ChunkView(topology, count, key=self.view_key, calls=calls).aggregate(self.op, tensors)
         return self.op.apply(topology, tensors)
 
@@ -336,7 +336,7 @@ class Products:
 
 def reads_values(part: Part, step: int, *, kept: bool) -> bool:
     """Whether the backward pass over a step reads the rows at its sources."""
-    return not part.op.linear or (step == part.steps - 1 and part.needs_answer and not kept)
+    return not part.op.linear or (step == part.steps - 1 and part.needs_result and not kept)
 
 
 def back_way(part: Part, *, values: bool, kept: bool, on_cpu: bool) -> Way:

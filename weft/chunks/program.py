@@ -1,6 +1,6 @@
 """What a model does between its products, found by running it on a few rows: which rows it leaves, of what width.
 
-(HongTu, section 4.2.) Part k of a program goes from the answer at boundary k - 1 to boundary k, or to the logits.
+(HongTu, section 4.2.) Part k of a program goes from the result at boundary k - 1 to boundary k, or to the logits.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ class Part:
     """Whether nothing of it depends on the epoch."""
     hop: int
     """The number of its first aggregate."""
-    asked_calls: int = 0
+    calls_before: int = 0
     """Dropout masks that the view which aggregates has drawn before that."""
-    needs_answer: bool = True
+    needs_result: bool = True
     """Whether the gradient of the next part depends on the numbers of the result."""
 
     @property
@@ -154,7 +154,7 @@ class Part:
 
     @property
     def kept_width(self) -> int:
-        """Columns of all that is kept of the answer, if it is."""
+        """Columns of all that is kept of the result, if it is."""
         return self.width + sum(self.kept_widths)
 
     @property
@@ -223,7 +223,7 @@ class ProgramTracer:
             with kept:
                 reached = model.begin(views, self.x) if state is None else model.resume(views, state)
             if parts:
-                parts[-1] = replace(parts[-1], needs_answer=kept.any)
+                parts[-1] = replace(parts[-1], needs_result=kept.any)
             still = still and calls == tuple(view.calls for view in views)
             if not isinstance(reached, Boundary):
                 parts.append(last_part(reached, calls, hop))
@@ -245,8 +245,8 @@ class ProgramTracer:
                 found.append(tensor)
         asked = GraphView(self.topology)
         view = views[boundary.stage]
-        asked_calls = asked._calls = view.calls
-        answer = self._answer(request, boundary.steps, asked)
+        calls_before = asked._calls = view.calls
+        result = self._result(request, boundary.steps, asked)
         view._calls = asked._calls
         shared = {**request.shared, **boundary.shared}
         constant = constant and request.op.plain and all(one is self.x for one in found)
@@ -258,24 +258,24 @@ class ProgramTracer:
             targets=places(targets, found),
             rows=places(boundary.rows, found),
             shared={name: one.requires_grad for name, one in shared.items()},
-            width=answer.shape[-1],
+            width=result.shape[-1],
             kept_widths=tuple(rows.shape[1] for rows in self._saved(request)),
-            differentiable=answer.requires_grad,
+            differentiable=result.requires_grad,
             constant=constant,
             hop=hop,
-            asked_calls=asked_calls,
+            calls_before=calls_before,
         )
         kept = {name: one.detach().requires_grad_(one.requires_grad) for name, one in boundary.rows.items()}
         also = {name: one.detach().requires_grad_(one.requires_grad) for name, one in boundary.shared.items()}
-        answer = answer.detach().requires_grad_(answer.requires_grad)
-        return part, BoundaryState(result=answer, rows=kept, shared=also, context=boundary.context)
+        result = result.detach().requires_grad_(result.requires_grad)
+        return part, BoundaryState(result=result, rows=kept, shared=also, context=boundary.context)
 
     def _saved(self, request: Request) -> tuple[Tensor, ...]:
-        """What is kept beside the answer, where it can be."""
+        """What is kept beside the result, where it can be."""
         return request.op.apply_saving(self.topology, request.rows)[1] if request.op.can_save else ()
 
-    def _answer(self, request: Request, steps: int, asked: GraphView) -> Tensor:
-        """The answer; that of a layer which runs as a whole on a chunk whose sources are not its targets."""
+    def _result(self, request: Request, steps: int, asked: GraphView) -> Tensor:
+        """The result; that of a layer which runs as a whole on a chunk whose sources are not its targets."""
         op, rows = request
         if not isinstance(op, WholeLayer):
             return asked.aggregate(op, rows)
@@ -289,7 +289,7 @@ class ProgramTracer:
         apart = SlotTopology(block, torch.cat([ids, ids]), ids, self.topology, ids[: edges.num_edges], None)
         view = ChunkView(apart, self.graph.num_vertices, key=0, calls=asked._calls)
         try:
-            answer = view.aggregate(op, {"x": torch.cat([own, rows["x"]])})
+            result = view.aggregate(op, {"x": torch.cat([own, rows["x"]])})
         except InputError:
             raise
         except (RuntimeError, ValueError) as error:
@@ -297,10 +297,10 @@ class ProgramTracer:
                 f"strategy offload: {name} cannot run on a chunk ({str(error).splitlines()[0]}): use view.targets(x) "
                 "for the rows of its result, and one product"
             ) from error
-        if len(answer) != len(own):
+        if len(result) != len(own):
             raise InputError(f"strategy offload: {name} gives more rows than it has targets: use view.targets(x)")
         asked._calls = view._calls
-        return answer
+        return result
 
 
 def places(named: dict[str, Tensor], found: Sequence[Tensor]) -> dict[str, int]:

@@ -19,7 +19,7 @@ Rows = HostRows | PinnedRows
 
 @dataclass(kw_only=True)
 class BoundaryRows:
-    """What a boundary left on the host, and what its answers are."""
+    """What a boundary left on the host, and what its results are."""
 
     part: Part
     arrays: list[Rows]
@@ -29,12 +29,12 @@ class BoundaryRows:
     op: Aggregate | None = None
     context: Any = None
     on_result: Callable[[Tensor], None] | None = None
-    answer: Rows | None = None
-    """The answer's rows, where they are kept."""
+    result: Rows | None = None
+    """The result's rows, where they are kept."""
     kept: tuple[Rows, ...] = ()
     """What else is kept of them."""
     total: Tensor | None = None
-    """The one answer for all."""
+    """The one result for all."""
     between: list[Rows] = field(default_factory=list)
     """Of several steps, what each but the first had for x or h."""
 

@@ -24,12 +24,12 @@ def with_random_features(graph: Graph, width: int, seed: int) -> Graph:
     """
     if not graph.features and graph.x is None:
         return replace(graph, x=placed(random_matrix(graph.num_vertices, width, seed), graph), trusted=True)
-    lacking = [] if graph.x is not None else [name for name in graph.vertex_types if name not in graph.features]
-    if not lacking:
+    missing = [] if graph.x is not None else [name for name in graph.vertex_types if name not in graph.features]
+    if not missing:
         raise InputError(f"{graph.name} has features of its own: leave out --random-features")
     drawn = {
         name: random_matrix(len(graph.type_range(name)), width, seed, 1 + graph.vertex_types.index(name))
-        for name in lacking
+        for name in missing
     }
     return replace(graph, features={**graph.features, **drawn}, trusted=True)
 

@@ -189,9 +189,9 @@ def require_trainable(graph: GraphFields, *, features: bool = True, labels: bool
     `features=False` is for models that learn a vector per vertex, `labels=False` for tasks that need none.
     """
     if features and graph.x is None:
-        lacking = [name for name in graph.vertex_types if name not in graph.features]
-        if lacking or not graph.features:
-            whose = f" for vertex type {', '.join(lacking)}" if graph.features else ""
+        missing = [name for name in graph.vertex_types if name not in graph.features]
+        if missing or not graph.features:
+            whose = f" for vertex type {', '.join(missing)}" if graph.features else ""
             raise InputError(f"{graph.name} has no features{whose}: --random-features 256 draws some, to measure speed")
     if not labels:
         return

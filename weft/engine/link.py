@@ -1,4 +1,4 @@
-"""Link prediction: pairs dealt to the ranks, the rows that they need fetched once, and what that costs."""
+"""Link prediction: pairs assigned to the ranks, the rows that they need fetched once, and what that costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_PAIRS = 1 << 16  # scored at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deal:
+class LinkAssignment:
     """Who scores which pairs: the rank that answers for a link's source has the link and its negatives.
 
     owner: int64 [N], the rank that answers for each vertex. num_negatives: pairs drawn for each training link.
@@ -54,12 +54,12 @@ class Deal:
         drawn = [self.links.non_edges(part, negative_key(self.seed, side, 0)) for side, part in enumerate(parts)]
         return torch.cat([*parts, *drawn])
 
-    def dealt(self, pairs: Tensor, rank: int) -> Tensor:
+    def assigned(self, pairs: Tensor, rank: int) -> Tensor:
         """The positions of a rank's pairs among those of `held_out`."""
         half = len(pairs) // 2
         return (self.owner[pairs[:half, 0]] == rank).repeat(2).nonzero()[:, 0]
 
-    def lacking(self, pairs: Tensor, rank: int) -> tuple[Tensor, list[int]]:
+    def missing(self, pairs: Tensor, rank: int) -> tuple[Tensor, list[int]]:
         """The vertices of other ranks that a rank needs for its pairs, each once, by owner, and how many each owns."""
         needed = torch.zeros(len(self.owner), dtype=torch.bool)
         needed[pairs[:, :2].reshape(-1)] = True
@@ -76,12 +76,12 @@ class Deal:
             return Trace(operations=())
         if epoch is None:
             pairs = self.held_out()
-            received = [self.lacking(pairs[self.dealt(pairs, one)], one)[1] for one in range(self.size)]
+            received = [self.missing(pairs[self.assigned(pairs, one)], one)[1] for one in range(self.size)]
             made = [halo(received, rank, width * itemsize), all_reduce("scores", len(pairs), itemsize, self.size)]
             for links in (self.links.val, self.links.test) if ranked else ():
                 made += ranking_operations(len(links), self.links.num_vertices, width, itemsize, self.size)
             return Trace(operations=tuple(made))
-        received = [self.lacking(self.train(one, epoch), one)[1] for one in range(self.size)]
+        received = [self.missing(self.train(one, epoch), one)[1] for one in range(self.size)]
         counts = Operation(
             kind="collective", tag="route", bytes_sent=8 * (self.size - 1), bytes_received=8 * (self.size - 1)
         )
@@ -98,7 +98,7 @@ def halo(received: list[list[int]], rank: int, row_bytes: int, *, tag: str = "ha
     )
 
 
-class Ends(NamedTuple):
+class EndpointBatch(NamedTuple):
     """Some pairs as matrices [p, m] that take their sources and their targets out of m rows, and their relations.
 
     own, fetched: int64, ascending, which rows those are: of this rank's, then of those of other ranks.
@@ -111,7 +111,7 @@ class Ends(NamedTuple):
     fetched: Tensor
 
     @classmethod
-    def of(cls, places: Tensor, relation: Tensor, num_own: int, device: torch.device) -> Ends:
+    def of(cls, places: Tensor, relation: Tensor, num_own: int, device: torch.device) -> EndpointBatch:
         """From the places [p, 2] of the ends among a rank's rows and then those of other ranks."""
         rows, inverse = places.unique(return_inverse=True)
         own, fetched = rows[rows < num_own], rows[rows >= num_own] - num_own
@@ -135,23 +135,24 @@ class Ends(NamedTuple):
         return (query * spmm(self.target, rows)).sum(1)
 
 
-class Reach:
+class LinkHalo:
     """The rows at the ends of a rank's pairs: those that are here, and those of other ranks, fetched once each.
 
     blocks: the pairs, so many at a time that the rows of their ends take little memory. name: of the exchanges.
     """
 
-    def __init__(self, deal: Deal, pairs: Tensor, own: Tensor, group: Group, name: str) -> None:
-        fetched, received = deal.lacking(pairs, group.rank)
+    def __init__(self, assignment: LinkAssignment, pairs: Tensor, own: Tensor, group: Group, name: str) -> None:
+        fetched, received = assignment.missing(pairs, group.rank)
         num_rows = len(own) + len(fetched)
         self.halo: Halo | None = None
         if group.size > 1:
             self.halo = Halo(make_route(fetched, received, own, len(own), group), group, name=name)
-        place = torch.empty(len(deal.owner), dtype=torch.int64)
+        place = torch.empty(len(assignment.owner), dtype=torch.int64)
         place[own] = torch.arange(len(own))
         place[fetched] = torch.arange(len(own), num_rows)
         self.blocks = [
-            Ends.of(place[block[:, :2]], block[:, 2], len(own), group.device) for block in pairs.split(MAX_PAIRS)
+            EndpointBatch.of(place[block[:, :2]], block[:, 2], len(own), group.device)
+            for block in pairs.split(MAX_PAIRS)
         ]
 
     def fetch(self, z: Tensor) -> Tensor:
@@ -189,23 +190,25 @@ class LinkTask:
         owner = torch.zeros(links.num_vertices, dtype=torch.int64, device=group.device)
         owner[self.own] = group.rank
         owner = group.all_reduce(owner, tag="route").cpu()
-        self.deal = Deal(links=links, owner=owner, size=group.size, seed=config.seed, num_negatives=config.negatives)
+        self.assignment = LinkAssignment(
+            links=links, owner=owner, size=group.size, seed=config.seed, num_negatives=config.negatives
+        )
         self.num_pairs = len(links.train) * (1 + config.negatives)
         self.place = torch.full((links.num_vertices,), -1)
         self.place[self.own] = torch.arange(len(self.own))
-        pairs = self.deal.held_out()
+        pairs = self.assignment.held_out()
         self.num_held_out = len(pairs)
-        self.dealt = self.deal.dealt(pairs, group.rank)
-        self.held_out = Reach(self.deal, pairs[self.dealt], self.own, group, "held-out links")
+        self.assigned = self.assignment.assigned(pairs, group.rank)
+        self.held_out = LinkHalo(self.assignment, pairs[self.assigned], self.own, group, "held-out links")
 
     def loss(self, z: Tensor, step: Step) -> tuple[float, Tensor]:
         """This rank's part of the loss, and its gradient [n, D] by the rows; the decoder's parameters get theirs."""
         with self.group.meter.timer("negatives"):
-            pairs = self.deal.train(self.group.rank, *step.key, sources=self._sources(step))
+            pairs = self.assignment.train(self.group.rank, *step.key, sources=self._sources(step))
             number = number_of_all(step, len(pairs), self.num_pairs, self.group)
-            reach = Reach(self.deal, pairs, self.own, self.group, "training links")
+            reach = LinkHalo(self.assignment, pairs, self.own, self.group, "training links")
             labels = z.new_zeros(len(pairs))
-            labels[: len(pairs) // (1 + self.deal.num_negatives)] = 1
+            labels[: len(pairs) // (1 + self.assignment.num_negatives)] = 1
         with self.group.meter.timer("decode"):
             leaf = z.detach().requires_grad_()
             coming = reach.fetch(leaf)
@@ -248,7 +251,7 @@ class LinkTask:
         scores = z.new_zeros(self.num_held_out)
         fetched = self.held_out.fetch(z)
         own = torch.cat([block.score(block.rows(z, fetched), self.decoder) for block in self.held_out.blocks])
-        scores[self.dealt.to(z.device)] = own
+        scores[self.assigned.to(z.device)] = own
         parts = (self.links.val, self.links.test)
         sizes = [len(part) for part in parts] * 2
         by_part = self.group.all_reduce(scores, tag="scores").cpu().split(sizes)

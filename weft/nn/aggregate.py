@@ -161,7 +161,7 @@ class Aggregate:
     def working_set(
         self, adjacency: Adjacency, width: int, *, itemsize: int, size: int = 1, num_edge_features: int = 0
     ) -> WorkingSet:
-        """What a step has on the device, of `width` columns dealt to `size` ranks the share of the one with most.
+        """What a step has on the device, of `width` columns assigned to `size` ranks the share of the one with most.
 
         That is the larger of forward and backward, where whatever is not linear is computed again: the block's edges,
         and backward their transpose; rows and results with their gradients; scalings, what logits are made of and, by

@@ -75,7 +75,7 @@ class Moves:
                 elif self.training and before.hop in self.plan.kept:
                     self._store("rows", self.num_rows(before.hop + step + 1) * before.kept_width)
         elif before is not None:
-            self._load("rows", rows * (self._width(before, before.rows.values()) + self._answer_width(before)))
+            self._load("rows", rows * (self._width(before, before.rows.values()) + self._result_width(before)))
         self._store("rows", rows * sum(port.width for port in part.live))
         if part.boundary is not None and isinstance(part.op, Total):
             self._total(part)
@@ -90,7 +90,7 @@ class Moves:
         wanted = [] if before.constant else differentiable(before)
         self._store("gradients", rows * self._width(before, set(wanted) & set(before.rows.values())))
         if not before.aggregates or before.constant:
-            self._load("rows", rows * (self._width(before, before.rows.values()) + self._answer_width(before)))
+            self._load("rows", rows * (self._width(before, before.rows.values()) + self._result_width(before)))
             if isinstance(before.op, Total) and before.differentiable:
                 self._total(before)
             return bool(wanted) or before.differentiable
@@ -157,7 +157,7 @@ class Moves:
         if self.sizes.size > 1:
             self.made.append(all_reduce("statistics", part.width, self.sizes.itemsize, self.sizes.size))
 
-    def _answer_width(self, part: Part) -> int:
+    def _result_width(self, part: Part) -> int:
         return part.width if part.aggregates else 0
 
     def num_rows(self, hop: int) -> int:

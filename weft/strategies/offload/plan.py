@@ -153,7 +153,7 @@ class OffloadPlan(Plan):
         comes from the host at least once.
         """
         wanted, linear, stats = self.options.intermediates, part.op.linear, self.work.stats
-        if wanted == "recompute" or not part.op.can_save or (linear and not part.needs_answer):
+        if wanted == "recompute" or not part.op.can_save or (linear and not part.needs_result):
             return False
         if not linear and part.steps > 1:
             return False

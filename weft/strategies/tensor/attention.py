@@ -1,6 +1,6 @@
 """How tensor parallelism deals out an attention, and how its logits get to where they are needed (NeutronTP, 4.1.1).
 
-Columns are dealt evenly and may cut a head; every rank that holds a column of a head needs the head's logits.
+Columns are assigned evenly and may cut a head; every rank that holds a column of a head needs the head's logits.
 """
 
 from __future__ import annotations
@@ -82,12 +82,14 @@ class AttentionPlan:
 
     def layout(self, *, sums: bool) -> Layout:
         """Of [h | right], or with left apart of [h | left | right]."""
-        dealt: list[tuple[Range, ...]] = []
+        assigned: list[tuple[Range, ...]] = []
         for columns, (start, stop) in zip(self.columns, self.logit_columns(sums=sums), strict=True):
             left, right = self.width + start, self.width + self.logit_width * self.left_apart + start
             beside = (right, right + stop - start)
-            dealt.append((columns, (left, left + stop - start), beside) if self.left_apart else ((start, stop), beside))
-        return Layout(rows=self.rows, columns=tuple(dealt))
+            assigned.append(
+                (columns, (left, left + stop - start), beside) if self.left_apart else ((start, stop), beside)
+            )
+        return Layout(rows=self.rows, columns=tuple(assigned))
 
     def own_columns(self, rank: int) -> slice:
         """Where a rank's columns of h stand in its share of the layout, with whole vectors."""

@@ -119,11 +119,13 @@ class Columns(Exchange):
             )
         layout = plan.layout(sums=plan.sums)
         widths = [last - first for first, last in layout.columns[rank]]
-        dealt = [part.contiguous() for part in rows_to_cols(torch.cat(packed, 1), layout, self.group).split(widths, 1)]
+        assigned = [
+            part.contiguous() for part in rows_to_cols(torch.cat(packed, 1), layout, self.group).split(widths, 1)
+        ]
         if not op.beside_width:
             first, last = plan.columns[rank]
-            dealt.insert(0, dealt[0][:, first - start : last - start])
-        prepared = mine.prepare(self.topology, dict(zip((*mine.source, *mine.target), dealt, strict=True)) | shared)
+            assigned.insert(0, assigned[0][:, first - start : last - start])
+        prepared = mine.prepare(self.topology, dict(zip((*mine.source, *mine.target), assigned, strict=True)) | shared)
         if plan.sums:
             prepared["logits"] = sum_shared(prepared["logits"], plan.held, self.group)
         return cols_to_rows(view.run(mine, prepared, steps, self.topology), leaving, self.group)

@@ -149,8 +149,8 @@ class TensorPlan(Plan):
         assert isinstance(op.op, Aggregate)
         chunks = chunking.chunks(self.needs(op.op, op.width))
         relations = chunking.relations(rank, size) if isinstance(op.op, ByRelation) else None
-        crossing = chunking.crossing(chunks, relations, rank, size)
-        ends = zip(crossing.arrivals, chunks, crossing.departures, strict=True)
+        exchange_plan = chunking.exchange_plan(chunks, relations, rank, size)
+        ends = zip(exchange_plan.receives, chunks, exchange_plan.sends, strict=True)
         return [(RowCounts.of(coming), chunk.block.num_edges, RowCounts.of(going)) for coming, chunk, going in ends]
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedTensor:

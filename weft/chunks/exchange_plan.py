@@ -17,15 +17,15 @@ from weft.nn import OwnRelationRows, RelationIndex
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crossing:
-    """Which rows cross before or after which chunk; None: none. The ranks' rows are dealt out one by one.
+class ExchangePlan:
+    """Which rows cross before or after which chunk; None: none. The ranks' rows are assigned one by one.
 
     forward: arrivals are source rows, each with the first chunk that reads it, departures a chunk's results; backward,
     their gradients go the other way. Without the pipeline all arrive before the first chunk and leave after the last.
     """
 
-    arrivals: tuple[RowSet | None, ...]
-    departures: tuple[RowSet | None, ...]
+    receives: tuple[RowSet | None, ...]
+    sends: tuple[RowSet | None, ...]
 
     @classmethod
     def of(
@@ -36,31 +36,31 @@ class Crossing:
         device: torch.device | str = "cpu",
         *,
         pipeline: bool,
-        relations: DealtRelations | None = None,
-    ) -> Crossing:
+        relations: AssignedRelations | None = None,
+    ) -> ExchangePlan:
         """What crosses on `rank` of `size`; relations: whose rows the results are, if not those of vertices."""
         spans = [one.targets if relations is None else relations.rows.span(one.targets) for one in chunks]
-        deal = partial(dealt, rank=rank, size=size)
-        deal_results = deal if relations is None else relations.dealt
+        assignment = partial(assigned, rank=rank, size=size)
+        deal_results = assignment if relations is None else relations.assigned
         results = [torch.arange(span.start, span.stop, device=device) for span in spans]
         if pipeline:
             return cls(
-                arrivals=tuple(deal(chunk.fresh.to(device)) if len(chunk.fresh) else None for chunk in chunks),
-                departures=tuple(deal_results(ids) if len(ids) else None for ids in results),
+                receives=tuple(assignment(chunk.fresh.to(device)) if len(chunk.fresh) else None for chunk in chunks),
+                sends=tuple(deal_results(ids) if len(ids) else None for ids in results),
             )
         everything = torch.arange(chunks[-1].targets.stop, device=device)
         nothing = (None,) * (len(chunks) - 1)
-        return cls(arrivals=(deal(everything), *nothing), departures=(*nothing, deal_results(torch.cat(results))))
+        return cls(receives=(assignment(everything), *nothing), sends=(*nothing, deal_results(torch.cat(results))))
 
 
-def dealt(ids: Tensor, *, rank: int, size: int) -> RowSet:
+def assigned(ids: Tensor, *, rank: int, size: int) -> RowSet:
     """Ascending vertices as a set of rows, vertex v being row v // P of rank v % P."""
     return row_set(ids, ids % size, ids // size, rank, size)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DealtRelations:
-    """The relation rows, each answered for by the rank that answers for its vertex.
+class AssignedRelations:
+    """The relation rows, each answered for by the rank that results for its vertex.
 
     home: those of this rank. place: int64 [M], where each of them stands there.
     """
@@ -71,7 +71,7 @@ class DealtRelations:
     rank: int
     size: int
 
-    def dealt(self, ids: Tensor) -> RowSet:
+    def assigned(self, ids: Tensor) -> RowSet:
         """Ascending relation rows as a set of rows."""
         on_host = ids.cpu()
         owner, place = self.rows.vertex[on_host] % self.size, self.place[on_host]
@@ -79,7 +79,7 @@ class DealtRelations:
 
 
 def row_set(ids: Tensor, owner: Tensor, place: Tensor, rank: int, size: int) -> RowSet:
-    """A set of rows, each with the rank that answers for it and its place there."""
+    """A set of rows, each with the rank that results for it and its place there."""
     return RowSet(
         ids=ids[owner.argsort(stable=True)],
         counts=tuple(torch.bincount(owner, minlength=size).tolist()),
@@ -87,7 +87,7 @@ def row_set(ids: Tensor, owner: Tensor, place: Tensor, rank: int, size: int) -> 
     )
 
 
-class Arrivals:
+class Receives:
     """Sets of rows that arrive one by one while the caller works on those before; `ahead` of them at a time, or all.
 
     start: begins an exchange of the set of a number, from 0.
@@ -112,7 +112,7 @@ class Arrivals:
             self._coming.append(None if rows is None else (rows, self._start(place, rows)))
 
 
-class Departures:
+class Sends:
     """Sets of rows that leave one by one while the caller works on the next, and what arrives of them here.
 
     start: begins an exchange of the set of a number, from 0. behind: how many may be under way at once; None: all.
