@@ -234,5 +234,5 @@ def test_ablate(store: Path, tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
     assert losses[2] == losses[3] != losses[1]
     exchanges = [line["summary"]["ranks"][0]["collectives"] for line in lines]
-    assert exchanges[3]["split"] == 4 * exchanges[2]["split"]
+    assert exchanges[3]["rows_to_cols"] == 4 * exchanges[2]["rows_to_cols"]
     assert "pipeline" in said.out

@@ -58,7 +58,7 @@ def test_a_finished_run(whole: Path) -> None:
     assert last["epochs"] == EPOCHS
     assert [rank["rank"] for rank in last["ranks"]] == [0, 1]
     for rank in last["ranks"]:
-        assert rank["collectives"]["split"] + rank["collectives"]["gather"] == 4
+        assert rank["collectives"]["rows_to_cols"] + rank["collectives"]["cols_to_rows"] == 4
         assert rank["bytes_sent"] > 0
         assert rank["edges"] > 0
         assert rank["compute_seconds"] > 0

@@ -48,7 +48,7 @@ class Problem:
 
     @cached_property
     def sources(self) -> list[list[set[int]]]:
-        """S: what each rank's batch reads, as source numbers."""
+        """S: what each rank's round reads, as source numbers."""
         result = []
         for part, bounds, order in zip(self.parts, self.bounds, self.orders, strict=True):
             indptr, indices = part.hop.block.indptr.tolist(), part.hop.block.indices.tolist()
@@ -58,11 +58,11 @@ class Problem:
             result.append([one | other for one, other in zip(own, read, strict=True)])
         return result
 
-    def local(self, rank: int, batch: int) -> set[int]:
-        return {s for s in self.sources[rank][batch] if s < self.parts[rank].hop.num_inputs}
+    def local(self, rank: int, round_: int) -> set[int]:
+        return {s for s in self.sources[rank][round_] if s < self.parts[rank].hop.num_inputs}
 
-    def remote(self, rank: int, batch: int) -> set[int]:
-        return self.sources[rank][batch] - self.local(rank, batch)
+    def remote(self, rank: int, round_: int) -> set[int]:
+        return self.sources[rank][round_] - self.local(rank, round_)
 
     def owner(self, rank: int, source: int) -> Row:
         """Who results for the vertex of a remote source, and where."""
@@ -73,12 +73,12 @@ class Problem:
     @cached_property
     def transits(self) -> list[list[set[int]]]:
         """U: what each rank loads for all."""
-        ranks, batches = range(len(self.parts)), range(self.num_batches)
-        result = [[self.local(rank, batch) for batch in batches] for rank in ranks]
-        for rank, batch in product(ranks, batches):
-            for source in self.remote(rank, batch):
+        ranks, rounds = range(len(self.parts)), range(self.num_batches)
+        result = [[self.local(rank, round_) for round_ in rounds] for rank in ranks]
+        for rank, round_ in product(ranks, rounds):
+            for source in self.remote(rank, round_):
                 owner, row = self.owner(rank, source)
-                result[owner][batch].add(row)
+                result[owner][round_].add(row)
         return result
 
 
@@ -131,31 +131,31 @@ class Forward:
             self.compute(j)
             for buffer, schedule in zip(self.buffers, self.schedules, strict=True):
                 if j + 1 < count:
-                    buffer[schedule.batches[j + 1].held < 0] = -1
+                    buffer[schedule.rounds[j + 1].held < 0] = -1
 
     def move(self, j: int, *, share: bool) -> None:
-        batches = [schedule.batches[j] for schedule in self.schedules]
-        for part, buffer, batch in zip(self.problem.parts, self.buffers, batches, strict=True):
-            buffer[batch.load_slots] = part.rows[batch.load]
+        rounds = [schedule.rounds[j] for schedule in self.schedules]
+        for part, buffer, round_ in zip(self.problem.parts, self.buffers, rounds, strict=True):
+            buffer[round_.load_slots] = part.rows[round_.load]
         sent = []
-        for part, buffer, batch in zip(self.problem.parts, self.buffers, batches, strict=True):
-            rows = part.rows[batch.serve_rows]
+        for part, buffer, round_ in zip(self.problem.parts, self.buffers, rounds, strict=True):
+            rows = part.rows[round_.serve_rows]
             if share:
-                assert torch.equal(buffer[batch.serve_slots], rows)
-            sent.append(pieces(rows, batch.serve_counts))
-        for rank, (buffer, batch) in enumerate(zip(self.buffers, batches, strict=True)):
-            assert batch.fetch_counts == tuple(len(rows[rank]) for rows in sent)
-            buffer[batch.fetch_slots] = torch.cat([rows[rank] for rows in sent])
+                assert torch.equal(buffer[round_.serve_slots], rows)
+            sent.append(pieces(rows, round_.serve_counts))
+        for rank, (buffer, round_) in enumerate(zip(self.buffers, rounds, strict=True)):
+            assert round_.fetch_counts == tuple(len(rows[rank]) for rows in sent)
+            buffer[round_.fetch_slots] = torch.cat([rows[rank] for rows in sent])
 
     def compute(self, j: int) -> None:
         for rank, (part, buffer) in enumerate(zip(self.problem.parts, self.buffers, strict=True)):
-            batch, vertex = self.schedules[rank].batches[j], self.problem.vertex(rank)
-            assert batch.indices.dtype == part.hop.block.indices.dtype
-            assert torch.equal(buffer[batch.indices], vertex[part.hop.block.indices[batch.edges]])
+            round_, vertex = self.schedules[rank].rounds[j], self.problem.vertex(rank)
+            assert round_.indices.dtype == part.hop.block.indices.dtype
+            assert torch.equal(buffer[round_.indices], vertex[part.hop.block.indices[round_.edges]])
             if self.problem.loops:
-                assert torch.equal(buffer[batch.own_slots], vertex[batch.targets])
-            here = batch.held >= 0
-            assert torch.equal(buffer[here], vertex[batch.held[here]])
+                assert torch.equal(buffer[round_.own_slots], vertex[round_.targets])
+            here = round_.held >= 0
+            assert torch.equal(buffer[here], vertex[round_.held[here]])
 
 
 class Backward:
@@ -183,37 +183,37 @@ class Backward:
 
     def clear(self, j: int) -> None:
         for buffer, schedule in zip(self.buffers, self.schedules, strict=True):
-            batch = schedule.batches[j]
-            buffer[batch.load_slots] = 0
-            buffer[batch.fetch_slots] = 0
+            round_ = schedule.rounds[j]
+            buffer[round_.load_slots] = 0
+            buffer[round_.fetch_slots] = 0
 
     def compute(self, rank: int, j: int) -> None:
-        batch, hop = self.schedules[rank].batches[j], self.problem.parts[rank].hop
+        round_, hop = self.schedules[rank].rounds[j], self.problem.parts[rank].hop
         numbers = torch.tensor(sorted(self.problem.sources[rank][j]), dtype=torch.int64)
         gradient = torch.randint(-99, 99, numbers.shape, generator=self.random)
         slot = torch.full((hop.block.num_sources,), -1)
-        slot[batch.held[batch.held >= 0]] = (batch.held >= 0).nonzero()[:, 0]
+        slot[round_.held[round_.held >= 0]] = (round_.held >= 0).nonzero()[:, 0]
         self.buffers[rank][slot[numbers]] += gradient
         for number, value in zip(numbers.tolist(), gradient.tolist(), strict=True):
             owner, row = (rank, number) if number < hop.num_inputs else self.problem.owner(rank, number)
             self.expected[owner][row] += value
 
     def move(self, j: int, *, share: bool) -> None:
-        batches = [schedule.batches[j] for schedule in self.schedules]
+        rounds = [schedule.rounds[j] for schedule in self.schedules]
         given = [
-            pieces(buffer[batch.give_slots], batch.give_counts)
-            for buffer, batch in zip(self.buffers, batches, strict=True)
+            pieces(buffer[round_.give_slots], round_.give_counts)
+            for buffer, round_ in zip(self.buffers, rounds, strict=True)
         ]
-        for rank, batch in enumerate(batches):
-            assert batch.take_counts == tuple(len(values[rank]) for values in given)
+        for rank, round_ in enumerate(rounds):
+            assert round_.take_counts == tuple(len(values[rank]) for values in given)
             values = torch.cat([values[rank] for values in given])
             if share:
-                self.buffers[rank].index_add_(0, batch.take_slots, values)
+                self.buffers[rank].index_add_(0, round_.take_slots, values)
             else:
-                self.hosts[rank].index_add_(0, batch.take_rows, values)
-        for buffer, host, batch in zip(self.buffers, self.hosts, batches, strict=True):
-            host[batch.flush] += buffer[batch.flush_slots]
-            buffer[batch.flush_slots] = 10**9
+                self.hosts[rank].index_add_(0, round_.take_rows, values)
+        for buffer, host, round_ in zip(self.buffers, self.hosts, rounds, strict=True):
+            host[round_.flush] += buffer[round_.flush_slots]
+            buffer[round_.flush_slots] = 10**9
 
 
 def carry_out(problem: Problem, schedules: list[Schedule], *, share: bool, keep: bool, ahead: bool) -> None:
@@ -230,31 +230,31 @@ def check_moves(problem: Problem, schedule: Schedule, rank: int, *, share: bool,
     part, order, bounds = problem.parts[rank], problem.orders[rank], problem.bounds[rank]
     local = problem.transits[rank] if share else [problem.local(rank, j) for j in range(count)]
     remote = [problem.remote(rank, j) for j in range(count)]
-    for j, batch in enumerate(schedule.batches):
+    for j, round_ in enumerate(schedule.rounds):
         before, after = j - 1 if keep and j > 0 else None, j + 1 if keep and j + 1 < count else None
-        assert batch.chunk == order[j]
-        assert batch.targets == slice(bounds[order[j]], bounds[order[j] + 1])
-        first, end = part.hop.block.indptr[[batch.targets.start, batch.targets.stop]].tolist()
-        assert batch.edges == slice(first, end)
-        assert {number for number in batch.held.tolist() if number >= 0} == local[j] | remote[j]
-        assert batch.load.tolist() == sorted(local[j] - (set() if before is None else local[before]))
-        assert batch.flush.tolist() == sorted(local[j] - (set() if after is None else local[after]))
+        assert round_.chunk == order[j]
+        assert round_.targets == slice(bounds[order[j]], bounds[order[j] + 1])
+        first, end = part.hop.block.indptr[[round_.targets.start, round_.targets.stop]].tolist()
+        assert round_.edges == slice(first, end)
+        assert {number for number in round_.held.tolist() if number >= 0} == local[j] | remote[j]
+        assert round_.load.tolist() == sorted(local[j] - (set() if before is None else local[before]))
+        assert round_.flush.tolist() == sorted(local[j] - (set() if after is None else local[after]))
         fetched = sorted(remote[j] - (set() if before is None else remote[before]))
         given = sorted(remote[j] - (set() if after is None else remote[after]))
-        assert batch.held[batch.fetch_slots].tolist() == fetched
-        assert batch.held[batch.give_slots].tolist() == given
-        assert batch.held[batch.flush_slots].tolist() == batch.flush.tolist()
-        for numbers, counts in ((fetched, batch.fetch_counts), (given, batch.give_counts)):
+        assert round_.held[round_.fetch_slots].tolist() == fetched
+        assert round_.held[round_.give_slots].tolist() == given
+        assert round_.held[round_.flush_slots].tolist() == round_.flush.tolist()
+        for numbers, counts in ((fetched, round_.fetch_counts), (given, round_.give_counts)):
             assert list(counts) == [sum(problem.owner(rank, s)[0] == q for s in numbers) for q in ranks]
         if not share:
-            assert len(batch.serve_slots) == len(batch.take_slots) == 0
+            assert len(round_.serve_slots) == len(round_.take_slots) == 0
         if not problem.loops:
-            assert len(batch.own_slots) == 0
+            assert len(round_.own_slots) == 0
 
 
 def check_slots(schedule: Schedule, *, keep: bool, ahead: bool) -> None:
     """No more slots than needed at once."""
-    held = [{number for number in batch.held.tolist() if number >= 0} for batch in schedule.batches]
+    held = [{number for number in round_.held.tolist() if number >= 0} for round_ in schedule.rounds]
     most = max(len(numbers) for numbers in held)
     if ahead:
         both = [len(a | b) if keep else len(a) + len(b) for a, b in pairwise(held)]
@@ -286,9 +286,9 @@ def test_volumes_equal_the_definition() -> None:
             schedules = problem.schedules(**options)
             assert [schedule.volumes for schedule in schedules] == [expected] * len(schedules)
             if options["share"] and options["keep"]:
-                batches = [batch for schedule in schedules for batch in schedule.batches]
-                assert sum(len(batch.load) for batch in batches) == expected.kept
-                assert sum(len(batch.fetch_slots) for batch in batches) == expected.fetched
+                rounds = [round_ for schedule in schedules for round_ in schedule.rounds]
+                assert sum(len(round_.load) for round_ in rounds) == expected.kept
+                assert sum(len(round_.fetch_slots) for round_ in rounds) == expected.fetched
 
 
 @pytest.mark.parametrize("field", ["indices", "load_slots", "fetch_slots", "serve_rows", "give_slots", "flush"])
@@ -296,18 +296,18 @@ def test_one_wrong_number_is_found(field: str) -> None:
     """The simulation itself: two entries of any of these tensors, exchanged, are found."""
     problem, options = make_problem(3, 3, 0, loops=True), OPTIONS[0]
     schedules = problem.schedules(**options)
-    batches = list(schedules[0].batches)
-    most = max(range(3), key=lambda j: len(getattr(batches[j], field)))
-    tensor = getattr(batches[most], field).clone()
+    rounds = list(schedules[0].rounds)
+    most = max(range(3), key=lambda j: len(getattr(rounds[j], field)))
+    tensor = getattr(rounds[most], field).clone()
     assert tensor[0] != tensor[-1]
     tensor[[0, -1]] = tensor[[-1, 0]]
-    batches[most] = replace(batches[most], **{field: tensor})
+    rounds[most] = replace(rounds[most], **{field: tensor})
     with pytest.raises(AssertionError):
-        carry_out(problem, [replace(schedules[0], batches=tuple(batches)), *schedules[1:]], **options)
+        carry_out(problem, [replace(schedules[0], rounds=tuple(rounds)), *schedules[1:]], **options)
 
 
 def test_what_comes_too_early_is_found() -> None:
-    """The simulation itself: slots that are free only after a batch must not be filled before it."""
+    """The simulation itself: slots that are free only after a round must not be filled before it."""
     problem, options = make_problem(3, 7, 2, loops=True), OPTIONS[0]
     for moves in (Forward, Backward):
         with pytest.raises(AssertionError):
@@ -340,9 +340,9 @@ def plain_reorder(sets: list[list[set[int]]]) -> list[list[int]]:
         chosen.append(taken)
     sequence, left = [0], list(range(1, count))
     while left:
-        sequence.append(max(left, key=lambda batch: (len(unions[batch] & unions[sequence[-1]]), -batch)))
+        sequence.append(max(left, key=lambda round_: (len(unions[round_] & unions[sequence[-1]]), -round_)))
         left.remove(sequence[-1])
-    return [[taken[batch] for batch in sequence] for taken in chosen]
+    return [[taken[round_] for round_ in sequence] for taken in chosen]
 
 
 @pytest.mark.parametrize(("num_ranks", "num_chunks"), [(1, 1), (3, 1), (1, 9), (2, 2), (2, 7), (4, 8), (3, 40)])

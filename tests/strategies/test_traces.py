@@ -28,7 +28,7 @@ def traces(size: int, *, training: bool = True, **options: object) -> list[Trace
 
 
 def rounds(trace: Trace) -> int:
-    return trace.collectives["split"] + trace.collectives["gather"]
+    return trace.collectives["rows_to_cols"] + trace.collectives["cols_to_rows"]
 
 
 @pytest.mark.parametrize("layers", [2, 3, 7])
@@ -52,13 +52,13 @@ def test_volume_is_constant_in_the_number_of_ranks() -> None:
     """Section 3.2: 2 V D (P - 1) / P a layer and direction, over all ranks."""
     for size in (2, 3, 4):
         trace = traces(size, decoupled=True, layers=2)
-        sent = sum(one.bytes_sent["split"] + one.bytes_sent["gather"] for one in trace)
+        sent = sum(one.bytes_sent["rows_to_cols"] + one.bytes_sent["cols_to_rows"] for one in trace)
         assert sent == pytest.approx(4 * STATS.num_vertices * 5 * 4 * (size - 1) / size, rel=0.01)
 
 
 def test_sent_equals_received() -> None:
     trace = traces(4, layers=3)
-    for tag in ("split", "gather"):
+    for tag in ("rows_to_cols", "cols_to_rows"):
         assert sum(one.bytes_sent[tag] for one in trace) == sum(one.bytes_received[tag] for one in trace)
 
 

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.chunks.bounds import Chunk, cut_evenly, cut_to_fit, make_chunks
 from weft.chunks.exchange_plan import AssignedRelations, ExchangePlan, Receives, Sends
-from weft.comm import Gather, Group, Key, Layout, RowSet, Split
+from weft.comm import ColsToRows, Group, Key, Layout, RowSet, RowsToCols
 from weft.core import native
 from weft.data import Adjacency, Transpose
 from weft.nn import Aggregate, ByRelation, RelationIndex, Rows, SubTopology, Topology, WorkingSet
@@ -357,14 +357,14 @@ class _Run:
         return self.graph.empty(self.num_vertices, self.width if width is None else width, dtype=dtype)
 
     def _receives(self, x: Tensor, sets: Sequence[RowSet | None], layout: Layout, what: str) -> Receives:
-        def start(number: int, rows: RowSet) -> Split:
-            return Split(x, rows, layout, self.group, Key(f"{self.name} {what} split", number))
+        def start(number: int, rows: RowSet) -> RowsToCols:
+            return RowsToCols(x, rows, layout, self.group, Key(f"{self.name} {what} split", number))
 
         return Receives(sets, start, ahead=self.in_flight)
 
     def _sends(self, like: Tensor, num_rows: int, layout: Layout, what: str) -> Sends:
-        def start(number: int, rows: RowSet, values: Tensor) -> Gather:
-            return Gather(values, rows, layout, self.group, Key(f"{self.name} {what} gather", number))
+        def start(number: int, rows: RowSet, values: Tensor) -> ColsToRows:
+            return ColsToRows(values, rows, layout, self.group, Key(f"{self.name} {what} gather", number))
 
         return Sends(start, like.new_zeros(num_rows, layout.num_columns), behind=self.in_flight)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.chunks.bounds import Chunk
-from weft.comm import Gather, RowSet, Split
+from weft.comm import ColsToRows, RowSet, RowsToCols
 from weft.nn import OwnRelationRows, RelationIndex
 
 
@@ -94,10 +94,10 @@ class Receives:
     """
 
     def __init__(
-        self, sets: Sequence[RowSet | None], start: Callable[[int, RowSet], Split], *, ahead: int | None
+        self, sets: Sequence[RowSet | None], start: Callable[[int, RowSet], RowsToCols], *, ahead: int | None
     ) -> None:
         self._sets, self._start = enumerate(sets), start
-        self._coming: deque[tuple[RowSet, Split] | None] = deque()
+        self._coming: deque[tuple[RowSet, RowsToCols] | None] = deque()
         self._begin(len(sets) if ahead is None else ahead)
 
     def take(self) -> tuple[Tensor, Tensor] | None:
@@ -118,10 +118,12 @@ class Sends:
     start: begins an exchange of the set of a number, from 0. behind: how many may be under way at once; None: all.
     """
 
-    def __init__(self, start: Callable[[int, RowSet, Tensor], Gather], result: Tensor, *, behind: int | None) -> None:
+    def __init__(
+        self, start: Callable[[int, RowSet, Tensor], ColsToRows], result: Tensor, *, behind: int | None
+    ) -> None:
         self._start, self._result, self._behind = start, result, behind
         self._places = count()
-        self._under_way: deque[tuple[RowSet, Gather]] = deque()
+        self._under_way: deque[tuple[RowSet, ColsToRows]] = deque()
 
     def send(self, rows: RowSet | None, columns: Callable[[Tensor], Tensor]) -> None:
         """Begins to send a set, if one is due; columns: those here of some vertices, by their ids."""

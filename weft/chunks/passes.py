@@ -81,8 +81,8 @@ class Pass:
             if home.keeps(before.part):
                 before.result = home.pool.take(num_rows, before.part.width)
                 before.kept = tuple(home.pool.take(num_rows, width) for width in before.part.kept_widths)
-            for batch, loaded, result in products.results(before.part.steps - 1, last=True):
-                self._advance(number, batch.targets, loaded.own, result, table)
+            for round_, loaded, result in products.results(before.part.steps - 1, last=True):
+                self._advance(number, round_.targets, loaded.own, result, table)
                 del loaded, result
         else:
             for span, (own, known) in home.ahead(home.spans(num_rows), partial(self._rows, before)):
@@ -136,8 +136,8 @@ class Pass:
         home, part = self.home, table.part
         for step in range(part.steps - 1):
             made = home.pool.take(home.num_rows(part.hop + step + 1), part.width)
-            for batch, _, result in products.results(step, last=False):
-                store(made, batch.targets, result, self.meter)
+            for round_, _, result in products.results(step, last=False):
+                store(made, round_.targets, result, self.meter)
             if part.op.linear and step:
                 home.pool.give(table.between.pop())
             table.between.append(made)
@@ -164,8 +164,8 @@ class Pass:
         if before is not None and before.part.aggregates and not before.part.constant:
             products, step = self._products(before), before.part.steps - 1
             to = self._step_gradients(before, step)
-            for batch, loaded, again in products.again(step, into, last=True, into=to):
-                again.back(self._redo(number, batch.targets, loaded.own, again.result, out, into, first=first))
+            for round_, loaded, again in products.again(step, into, last=True, into=to):
+                again.back(self._redo(number, round_.targets, loaded.own, again.result, out, into, first=first))
                 del loaded, again
                 first = False
             self._steps_back(before, products, into, to)
@@ -197,8 +197,8 @@ class Pass:
         for step in reversed(range(table.part.steps - 1)):
             assert grads is not None
             to = self._step_gradients(table, step)
-            for batch, _, again in products.again(step, into, last=False, into=to):
-                again.back(self._grads(grads, batch.targets))
+            for round_, _, again in products.again(step, into, last=False, into=to):
+                again.back(self._grads(grads, round_.targets))
             self.home.pool.give(grads)
             grads = to
 

@@ -1,4 +1,4 @@
-"""A rank's chunks in place: batches in files, memory of the host for rows, and what is loaded ahead."""
+"""A rank's chunks in place: rounds in files, memory of the host for rows, and what is loaded ahead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.chunks.program import Part
 from weft.chunks.rank import RankChunks
-from weft.chunks.slots import PlacedBatch
+from weft.chunks.slots import PlacedRound
 from weft.chunks.tables import BoundaryRows, Rows
 from weft.comm import Group
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
@@ -82,23 +82,23 @@ class PlacedChunks:
         self.pool, self.array_file = RowPool(work.dtype, group.device, folder), ArrayFile(folder)
         self.constant: BoundaryRows | None = None
         self._number = 1 if only_first else None
-        self._batches: list[list[PlacedBatch]] = []
+        self._rounds: list[list[PlacedRound]] = []
         for planned in chunks.schedules:
             hop, vertices = planned.hop, torch.cat([needed.rows[: planned.hop.num_inputs], planned.hop.fetched])
             placed = (
-                PlacedBatch(batch, hop, vertices, topology, planned.layouts, self.array_file)
-                for batch in planned.schedule.batches
+                PlacedRound(round_, hop, vertices, topology, planned.layouts, self.array_file)
+                for round_ in planned.schedule.rounds
             )
-            self._batches.append(list(placed))
+            self._rounds.append(list(placed))
 
     @property
     def stages(self) -> range:
         """The model's stages."""
         return range(int(self.model.num_stages))  # type: ignore[arg-type]
 
-    def batches(self, hop: int) -> Sequence[PlacedBatch]:
-        """The batches of an aggregate."""
-        return self._batches[self._schedule_of[hop]][: self._number]
+    def rounds(self, hop: int) -> Sequence[PlacedRound]:
+        """The rounds of an aggregate."""
+        return self._rounds[self._schedule_of[hop]][: self._number]
 
     def spans(self, num_rows: int) -> Sequence[slice]:
         """Ranges of rows that are worked on one after the other; one at least, so that ranks do the same."""

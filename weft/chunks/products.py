@@ -1,6 +1,6 @@
-"""The aggregates that a boundary asks for, batch by batch, of rows that are on the host (HongTu, algorithms 2 and 3).
+"""The aggregates that a boundary asks for, round by round, of rows that are on the host (HongTu, algorithms 2 and 3).
 
-A batch's rows stay in their slots for the next one; rows of other ranks come from the slots of those that have them.
+A round's rows stay in their slots for the next one; rows of other ranks come from the slots of those that have them.
 Backward, gradients are added up in the slots, go back to the ranks that own the rows, and from there to the host.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.chunks.placed import PlacedChunks
 from weft.chunks.program import ChunkView, Part
-from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedBatch, SlotTopology, Way
+from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedRound, SlotTopology, Way
 from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
 from weft.nn import Aggregate, WholeLayer
 from weft.nn import Rows as Tensors
@@ -44,7 +44,7 @@ class Source:
 
 @dataclass(kw_only=True)
 class Loaded:
-    """What of a batch is brought to the device before it is worked on.
+    """What of a round is brought to the device before it is worked on.
 
     own: by port. kept: the result, and what else is kept of it, if they are there.
     """
@@ -57,14 +57,14 @@ class Loaded:
 
 @dataclass(kw_only=True)
 class Again:
-    """A batch's result in the backward pass, as far as anyone reads it, and the way of its gradient."""
+    """A round's result in the backward pass, as far as anyone reads it, and the way of its gradient."""
 
     result: Tensor
     back: Callable[[Tensor | None], None]
 
 
 def layout_of(op: Aggregate) -> Layout:
-    """How a batch's edges are to stand for an aggregate."""
+    """How a round's edges are to stand for an aggregate."""
     if isinstance(op, WholeLayer):
         return "whole"
     return "looped" if op.loops else "plain"
@@ -79,63 +79,65 @@ class Products:
         assert table.op is not None
         self.op, self.layout = table.op, layout_of(table.op)  # of the rank's own model, where it is one of its layers
 
-    def results(self, step: int, *, last: bool) -> Iterator[tuple[PlacedBatch, Loaded, Tensor]]:
-        """Batch by batch, what is loaded and the results [n, F] of a step; last: rows go on with them."""
-        batches, sources = self.home.batches(self.part.hop + step), self._sources(step)
-        self._make_slots(batches, sources)
-        load = lambda batch: self._load(batch, sources, last=last, values=True, way="forward")  # noqa: E731
-        for batch, loaded in self.home.ahead(batches, load):
-            self._count(batch, loaded, sources, values=True, way="forward")
-            self._fetch(batch, loaded, sources)
+    def results(self, step: int, *, last: bool) -> Iterator[tuple[PlacedRound, Loaded, Tensor]]:
+        """Batch by round, what is loaded and the results [n, F] of a step; last: rows go on with them."""
+        rounds, sources = self.home.rounds(self.part.hop + step), self._sources(step)
+        self._make_slots(rounds, sources)
+        load = lambda round_: self._load(round_, sources, last=last, values=True, way="forward")  # noqa: E731
+        for round_, loaded in self.home.ahead(rounds, load):
+            self._count(round_, loaded, sources, values=True, way="forward")
+            self._fetch(round_, loaded, sources)
             rows = self._about({**self._at(sources), **self._targets(loaded)}, self.table.shared)
-            yield batch, loaded, self._made(batch, loaded, rows, keep=step == self.part.steps - 1)
+            yield round_, loaded, self._made(round_, loaded, rows, keep=step == self.part.steps - 1)
             del loaded, rows
 
     def again(
         self, step: int, grads: Grads, *, last: bool, into: Rows | None = None
-    ) -> Iterator[tuple[PlacedBatch, Loaded, Again]]:
+    ) -> Iterator[tuple[PlacedRound, Loaded, Again]]:
         """As `results` in the backward pass: whoever is given one sends its gradient back before asking for the next.
 
         grads: those that a boundary left. into: where those go of what an earlier step made.
         """
-        part, batches = self.part, self.home.batches(self.part.hop + step)
+        part, rounds = self.part, self.home.rounds(self.part.hop + step)
         kept = last and self.table.result is not None
         values = reads_values(part, step, kept=kept)
         way = back_way(part, values=values, kept=kept, on_cpu=self.device.type == "cpu")
         sources = self._sources(step, grads, into)
         if values:
-            self._make_slots(batches, sources)
+            self._make_slots(rounds, sources)
         for source in sources:
             if source.into is not None:
-                source.grads = self._zeros(batches, source)
-        load = lambda batch: self._load(batch, sources, last=last, values=values, way=way)  # noqa: E731
-        for batch, loaded in self.home.ahead(batches, load):
-            self._count(batch, loaded, sources, values=values, way=way)
+                source.grads = self._zeros(rounds, source)
+        load = lambda round_: self._load(round_, sources, last=last, values=values, way=way)  # noqa: E731
+        for round_, loaded in self.home.ahead(rounds, load):
+            self._count(round_, loaded, sources, values=values, way=way)
             if values:
-                self._fetch(batch, loaded, sources)
-            yield batch, loaded, self._again(batch, loaded, sources, grads, values=values)
-            self._leave(batch, loaded, sources)
+                self._fetch(round_, loaded, sources)
+            yield round_, loaded, self._again(round_, loaded, sources, grads, values=values)
+            self._leave(round_, loaded, sources)
             del loaded
 
-    def _made(self, batch: PlacedBatch, loaded: Loaded, tensors: Tensors, *, keep: bool) -> Tensor:
-        """A batch's result [n, F]; keep: on the host, with what else is kept of it, if it is to be."""
+    def _made(self, round_: PlacedRound, loaded: Loaded, tensors: Tensors, *, keep: bool) -> Tensor:
+        """A round's result [n, F]; keep: on the host, with what else is kept of it, if it is to be."""
         table, kept = self.table, tuple[Tensor, ...]()
-        self.meter.aggregate(batch.num_edges, self._read_width)
+        self.meter.aggregate(round_.num_edges, self._read_width)
         if keep and table.kept:
             result, kept = self.op.apply_saving(loaded.topology, tensors)
         else:
             result = self._result(loaded, tensors)
         if keep and table.result is not None:
             for rows, values in zip((table.result, *table.kept), (result, *kept), strict=True):
-                store(rows, batch.targets, values, self.meter)
+                store(rows, round_.targets, values, self.meter)
         return result
 
-    def _again(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], grads: Grads, *, values: bool) -> Again:
+    def _again(
+        self, round_: PlacedRound, loaded: Loaded, sources: list[Source], grads: Grads, *, values: bool
+    ) -> Again:
         part, at = self.part, self._at(sources) if values else {}
         if loaded.kept or (self.op.linear and not values):
             tensors, result = {**at, **self._targets(loaded)}, self._known(loaded)
-            back = partial(self._back_kept, batch, loaded, tensors, result, sources[0].grads)
-            return Again(result=result, back=lambda grad: self._spread(batch, sources, grads, back(grad)))
+            back = partial(self._back_kept, round_, loaded, tensors, result, sources[0].grads)
+            return Again(result=result, back=lambda grad: self._spread(round_, sources, grads, back(grad)))
         wanted = {
             name: source.values.data.requires_grad_()  # its own version: the loader writes to slots not used here
             for source in sources
@@ -150,11 +152,11 @@ class Products:
         for name in self.op.shared:
             if part.shared[name]:
                 wanted[name] = shared[name] = shared[name].detach().requires_grad_()
-        self.meter.aggregate(batch.num_edges, self._read_width)
+        self.meter.aggregate(round_.num_edges, self._read_width)
         with torch.enable_grad():
             y = self._result(loaded, self._about({**at, **wanted, **targets}, shared))
-        back_again = partial(self._back_again, batch, y, wanted)
-        return Again(result=y.detach(), back=lambda grad: self._spread(batch, sources, grads, back_again(grad)))
+        back_again = partial(self._back_again, round_, y, wanted)
+        return Again(result=y.detach(), back=lambda grad: self._spread(round_, sources, grads, back_again(grad)))
 
     def _known(self, loaded: Loaded) -> Tensor:
         """The result that was kept, or zeros where nobody reads it."""
@@ -165,36 +167,36 @@ class Products:
 
     def _back_kept(
         self,
-        batch: PlacedBatch,
+        round_: PlacedRound,
         loaded: Loaded,
         tensors: Tensors,
         result: Tensor,
         into: Tensor | None,
         grad: Tensor | None,
     ) -> Tensors:
-        """The gradients of what a batch read, by name, from that of its result; of a sum they are added to `into`."""
+        """The gradients of what a round read, by name, from that of its result; of a sum they are added to `into`."""
         if grad is None or not self.part.differentiable:
             return {}
-        self.meter.aggregate(batch.num_edges, self._read_width)
+        self.meter.aggregate(round_.num_edges, self._read_width)
         return self.op.gradients(loaded.topology, tensors, result, loaded.kept[1:], grad, into)
 
-    def _back_again(self, batch: PlacedBatch, y: Tensor, wanted: Tensors, grad: Tensor | None) -> Tensors:
+    def _back_again(self, round_: PlacedRound, y: Tensor, wanted: Tensors, grad: Tensor | None) -> Tensors:
         """The same through an result that was made again."""
         if grad is None or not y.requires_grad:
             return {}
-        self.meter.aggregate(batch.num_edges, self._read_width)
+        self.meter.aggregate(round_.num_edges, self._read_width)
         torch.autograd.backward(y, grad)  # leaves the gradients of a whole layer's parameters, too
         return {name: leaf.grad for name, leaf in wanted.items() if leaf.grad is not None}
 
-    def _spread(self, batch: PlacedBatch, sources: list[Source], grads: Grads, found: Tensors) -> None:
-        """Adds the gradients of what a batch read to those in slots, on the host, and of what all rows share."""
+    def _spread(self, round_: PlacedRound, sources: list[Source], grads: Grads, found: Tensors) -> None:
+        """Adds the gradients of what a round read to those in slots, on the host, and of what all rows share."""
         for source in sources:
             for name in source.names:
                 if source.grads is not None and name in found:
                     source.grads += found[name]
         for name, port in self.part.targets.items():
             if name in found and port in grads.live:
-                deposit(grads.live[port], batch.targets, found[name], self.meter)
+                deposit(grads.live[port], round_.targets, found[name], self.meter)
         for name in self.op.shared:
             grads.add_shared(name, found.get(name))
 
@@ -213,40 +215,40 @@ class Products:
             found.append(Source(names=tuple(names), rows=self.table.arrays[port], into=to))
         return found
 
-    def _make_slots(self, batches: Sequence[PlacedBatch], sources: list[Source]) -> None:
+    def _make_slots(self, rounds: Sequence[PlacedRound], sources: list[Source]) -> None:
         for source in sources:
-            source.buffer = self._zeros(batches, source)
+            source.buffer = self._zeros(rounds, source)
 
-    def _zeros(self, batches: Sequence[PlacedBatch], source: Source) -> Tensor:
+    def _zeros(self, rounds: Sequence[PlacedRound], source: Source) -> Tensor:
         """Zeros, since what a free slot holds is multiplied by nothing, and nothing is no number times NaN."""
-        return torch.zeros(batches[0].num_slots, source.rows.width, dtype=self.home.dtype, device=self.device)
+        return torch.zeros(rounds[0].num_slots, source.rows.width, dtype=self.home.dtype, device=self.device)
 
-    def _load(self, batch: PlacedBatch, sources: list[Source], *, last: bool, values: bool, way: Way) -> Loaded:
-        """Brings to the device what a batch reads, except what comes from other ranks."""
+    def _load(self, round_: PlacedRound, sources: list[Source], *, last: bool, values: bool, way: Way) -> Loaded:
+        """Brings to the device what a round reads, except what comes from other ranks."""
         backward = way != "forward"
-        index = {name: batch.index(name) for name in (*FORWARD[: 5 * values], *BACKWARD[: 5 * backward])}
+        index = {name: round_.index(name) for name in (*FORWARD[: 5 * values], *BACKWARD[: 5 * backward])}
         for source in sources if values else ():
             source.rows.gather(index["load"], source.values, index["load_slots"])
-        live, span = self._own_ports(last=last, values=values), batch.targets
+        live, span = self._own_ports(last=last, values=values), round_.targets
         own = {port: read(self.table.arrays[port], span, self.device) for port in live}
         wanted = (self.table.result, *self.table.kept) if backward and last else ()
         kept = tuple(read(rows, span, self.device) for rows in wanted if rows is not None)
-        topology = batch.topology(self.layout, self.device, way)
+        topology = round_.topology(self.layout, self.device, way)
         return Loaded(index=index, topology=topology, own=own, kept=kept)
 
     def _own_ports(self, *, last: bool, values: bool) -> list[int]:
-        """The ports of which a batch reads its targets' rows."""
+        """The ports of which a round reads its targets' rows."""
         part = self.part
         return sorted({*(part.targets.values() if values else ()), *(part.rows.values() if last else ())})
 
-    def _count(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source], *, values: bool, way: Way) -> None:
+    def _count(self, round_: PlacedRound, loaded: Loaded, sources: list[Source], *, values: bool, way: Way) -> None:
         """Notes what `_load` has brought."""
         rows = sum(one.nbytes for one in (*loaded.own.values(), *loaded.kept))
         self.meter.transfer("rows", rows, 0)
-        self.meter.transfer("edges", batch.edge_bytes(self.layout, way), 0)
+        self.meter.transfer("edges", round_.edge_bytes(self.layout, way), 0)
         if values:
             width = sum(source.rows.width for source in sources)
-            self.meter.transfer("sources", batch.num_loaded * width * self.home.dtype.itemsize, 0)
+            self.meter.transfer("sources", round_.num_loaded * width * self.home.dtype.itemsize, 0)
 
     def _at(self, sources: list[Source]) -> Tensors:
         """The rows in slots, by name."""
@@ -261,21 +263,21 @@ class Products:
         return self.part.aggregated.width
 
     def _about(self, tensors: Tensors, shared: Tensors) -> Tensors:
-        """The aggregate's tensors of a batch; the rows of a whole layer's targets are the first of its sources'."""
+        """The aggregate's tensors of a round; the rows of a whole layer's targets are the first of its sources'."""
         found = {**tensors, **{name: shared[name] for name in self.op.shared}}
         if isinstance(self.op, WholeLayer):
             found["x"] = torch.cat([tensors["own"], tensors["x"]])
         return found
 
     def _result(self, loaded: Loaded, tensors: Tensors) -> Tensor:
-        """A batch's result [n, F]."""
+        """A round's result [n, F]."""
         topology = loaded.topology
         if isinstance(self.op, WholeLayer):
             calls, count = self.part.calls_before, self.home.graph.num_vertices
             return ChunkView(topology, count, key=self.view_key, calls=calls).aggregate(self.op, tensors)
         return self.op.apply(topology, tensors)
 
-    def _fetch(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source]) -> None:
+    def _fetch(self, round_: PlacedRound, loaded: Loaded, sources: list[Source]) -> None:
         """Rows of other ranks come into their slots, from the slots, or the host, of those that have them."""
         if self.group.size == 1:
             return
@@ -284,8 +286,8 @@ class Products:
             if share:
                 parts.append(source.values.index_select(0, loaded.index["serve_slots"].to(self.device)))
             else:
-                parts.append(self._read_for_each(source.rows, loaded.index["serve_rows"], batch.serve_counts))
-        got = self._exchange(torch.cat(parts, 1), batch.serve_counts, batch.fetch_counts, "rows")
+                parts.append(self._read_for_each(source.rows, loaded.index["serve_rows"], round_.serve_counts))
+        got = self._exchange(torch.cat(parts, 1), round_.serve_counts, round_.fetch_counts, "rows")
         for source, rows in zip(sources, got.split([one.rows.width for one in sources], 1), strict=True):
             source.values.index_copy_(0, loaded.index["fetch_slots"].to(self.device), rows)
 
@@ -302,16 +304,16 @@ class Products:
         counts = ([number * width for number in numbers] for numbers in (sent, received))
         return self.group.all_to_all_async(rows.reshape(-1), *counts, tag="halo", key=key).wait().view(-1, width)
 
-    def _leave(self, batch: PlacedBatch, loaded: Loaded, sources: list[Source]) -> None:
-        """Gradients of rows that the next batch does not hold go to the ranks that own them, and to the host."""
+    def _leave(self, round_: PlacedRound, loaded: Loaded, sources: list[Source]) -> None:
+        """Gradients of rows that the next round does not hold go to the ranks that own them, and to the host."""
         sources = [source for source in sources if source.grads is not None]
         index = loaded.index
         if self.group.size > 1 and sources:
             given = [cast(Tensor, one.grads).index_select(0, index["give_slots"].to(self.device)) for one in sources]
-            got = self._exchange(torch.cat(given, 1), batch.give_counts, batch.take_counts, "gradients")
+            got = self._exchange(torch.cat(given, 1), round_.give_counts, round_.take_counts, "gradients")
             widths = [one.rows.width for one in sources]
             for source, added in zip(sources, got.split(widths, 1), strict=True):
-                self._take(batch, index, source, added)
+                self._take(round_, index, source, added)
         for source in sources:
             assert source.grads is not None
             assert source.into is not None
@@ -320,12 +322,12 @@ class Products:
             for name in ("flush_slots", "give_slots"):
                 source.grads.index_fill_(0, index[name].to(self.device), 0)
 
-    def _take(self, batch: PlacedBatch, index: dict[str, Tensor], source: Source, added: Tensor) -> None:
+    def _take(self, round_: PlacedRound, index: dict[str, Tensor], source: Source, added: Tensor) -> None:
         """Adds the gradients that the ranks gave, one rank's after the other's."""
         assert source.grads is not None
         assert source.into is not None
         slots = index["take_slots"] if self.home.savings.share else index["take_rows"]
-        counts = list(batch.take_counts)
+        counts = list(round_.take_counts)
         for part, rows in zip(added.split(counts), slots.split(counts), strict=True):
             if self.home.savings.share:
                 source.grads.index_add_(0, rows.to(self.device), part)

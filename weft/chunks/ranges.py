@@ -45,10 +45,10 @@ def chunk_vertices(part: Part, bounds: Sequence[int], *, loops: bool) -> list[Te
 
 
 def reorder(sets: Sequence[Sequence[Tensor]], num_vertices: int) -> list[list[int]]:
-    """For each rank which of its chunks runs j-th, so that batches have much in common (algorithm 4).
+    """For each rank which of its chunks runs j-th, so that rounds have much in common (algorithm 4).
 
-    sets: of each rank and chunk the distinct vertices, int64; as many chunks of each rank. First every batch, which
-    has a chunk of rank 0, gets that chunk of each further rank that shares most with it; then each batch is followed by
+    sets: of each rank and chunk the distinct vertices, int64; as many chunks of each rank. First every round, which
+    has a chunk of rank 0, gets that chunk of each further rank that shares most with it; then each round is followed by
     that one of the others that shares most with it. Of equals, the first.
     """
     num_chunks = same_count([len(chunks) for chunks in sets])

@@ -33,17 +33,17 @@ class HopSchedule:
     """The first of them."""
     schedule: Schedule
     layouts: tuple[Layout, ...]
-    """How the edges of its batches are stored."""
+    """How the edges of its rounds are stored."""
     given: Volumes
     """What would move if the chunks were not reordered."""
     missing_loops: tuple[int, ...]
-    """Of each batch, the targets that have no edge to themselves."""
+    """Of each round, the targets that have no edge to themselves."""
 
     def shapes(self) -> list[ChunkShape]:
         """Those of its chunks."""
         return [
             ChunkShape(one.targets.stop - one.targets.start, self.schedule.num_slots, one.edges.stop - one.edges.start)
-            for one in self.schedule.batches
+            for one in self.schedule.rounds
         ]
 
 
@@ -67,7 +67,7 @@ class RankChunks:
     @property
     def num_chunks(self) -> int:
         """How many chunks the aggregates of the first hop are made in."""
-        return len(self.schedules[0].schedule.batches) if self.schedules else 1
+        return len(self.schedules[0].schedule.rounds) if self.schedules else 1
 
     def num_rows(self, hop: int) -> int:
         """How many rows this rank has before an aggregate, or, behind the last one, in the end."""

@@ -1,8 +1,8 @@
 """What each rank holds while it works on its chunks: what it loads, gets, keeps, serves and gives back, and where.
 
-(HongTu, sections 4.1, 5.1 to 5.3 and 6.) All ranks have as many chunks; those that run at the same time are a batch. A
-rank keeps the rows that its chunk reads, and its own that the other chunks of the batch read, in one buffer; what two
-batches in a row need stays where it is. Every rank plans by itself, from what it knows of all.
+(HongTu, sections 4.1, 5.1 to 5.3 and 6.) All ranks have as many chunks; those that run at the same time are a round. A
+rank keeps the rows that its chunk reads, and its own that the other chunks of the round read, in one buffer; what two
+rounds in a row need stays where it is. Every rank plans by itself, from what it knows of all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Volumes:
     """Rows that one pass of a product moves, of all ranks together (section 5.3).
 
     neighbours: what the chunks read (V_ori). shared: where ranks share what they load (V_+p2p). kept: where they keep
-    besides what the next batch needs (V_+ru). fetched: what then crosses between ranks.
+    besides what the next round needs (V_+ru). fetched: what then crosses between ranks.
     """
 
     neighbours: int
@@ -41,7 +41,7 @@ class Volumes:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Batch:
+class Round:
     """A chunk of this rank, and what moves before and after it. Numbers are the block's sources; tensors are int64.
 
     chunk: which range. targets: its local rows. edges: its part of the block's. indices: as the block's [e], the slot
@@ -52,7 +52,7 @@ class Batch:
     remote rows arrive, by owner, ascending in each, and how many of each rank. serve_rows, serve_slots, serve_counts:
     the local rows that each rank fetches of this one, in its order, and where they are once those of `load` are.
 
-    flush, flush_slots: the local rows that leave after the batch. give_slots, give_counts: the remote rows that do, by
+    flush, flush_slots: the local rows that leave after the round. give_slots, give_counts: the remote rows that do, by
     owner; take_rows, take_slots, take_counts: the local rows that others give back to this rank, by giver.
 
     Where ranks do not share, rows of others come from their owners' hosts, and go there: no slots to serve or take.
@@ -82,10 +82,10 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Schedule:
-    """A rank's batches, in order, and the slots of its buffer. volumes: of all ranks, however they share and keep."""
+    """A rank's rounds, in order, and the slots of its buffer. volumes: of all ranks, however they share and keep."""
 
     num_slots: int
-    batches: tuple[Batch, ...]
+    rounds: tuple[Round, ...]
     volumes: Volumes
 
 
@@ -100,14 +100,14 @@ def make_schedule(
     keep: bool = True,
     ahead: bool = True,
 ) -> Schedule:
-    """The batches of one rank; every rank plans the same from all `parts`.
+    """The rounds of one rank; every rank plans the same from all `parts`.
 
     Args:
         bounds: of each rank's ranges of targets, as many of each. orders: for each rank which of them runs j-th.
         loops: a target reads its own row too.
-        share: a row that several chunks of a batch read is loaded by its owner, who serves the others.
-        keep: what the next batch needs as well stays where it is.
-        ahead: what a batch loads arrives while the one before still needs all of its slots.
+        share: a row that several chunks of a round read is loaded by its owner, who serves the others.
+        keep: what the next round needs as well stays where it is.
+        ahead: what a round loads arrives while the one before still needs all of its slots.
 
     Raises ValueError where ranks differ in their number of chunks or an order is none.
     """
@@ -135,14 +135,14 @@ def make_schedule(
     held = (transits[rank] if share else here.local).followed_by(here.remote, here.hop.num_inputs)
     changes = held.changes if keep else Changes(*torch.ones(2, len(held.numbers), dtype=torch.bool))
     slots = assign_slots(held, changes, here.hop.block, bounds[rank], orders[rank], ahead=ahead, own=loops)
-    batches = _batches(sides, rank, held, changes, slots, bounds[rank], orders[rank], share=share, keep=keep)
-    return Schedule(num_slots=slots.size, batches=batches, volumes=volumes)
+    rounds = _rounds(sides, rank, held, changes, slots, bounds[rank], orders[rank], share=share, keep=keep)
+    return Schedule(num_slots=slots.size, rounds=rounds, volumes=volumes)
 
 
 class _Side:
-    """What the chunks of one rank read, in the order of batches.
+    """What the chunks of one rank read, in the order of rounds.
 
-    sources: of each batch. asked: int64 [h], where the owner of each fetched vertex has it among its own.
+    sources: of each round. asked: int64 [h], where the owner of each fetched vertex has it among its own.
     """
 
     def __init__(self, hop: Hop, sources: Sets, asked: Tensor) -> None:
@@ -154,29 +154,29 @@ class _Side:
 
     @cached_property
     def _pieces(self) -> Sets:
-        """What each batch needs of each owner, as the owner's rows."""
+        """What each round needs of each owner, as the owner's rows."""
         begins = torch.tensor([0, *_owner_ends(self.hop)[:-1]])
-        batches = zip(self.remote.split(self.remote.numbers), self.remote.starts[:-1], strict=True)
-        starts = [first + torch.searchsorted(numbers, begins) for numbers, first in batches]
+        rounds = zip(self.remote.split(self.remote.numbers), self.remote.starts[:-1], strict=True)
+        starts = [first + torch.searchsorted(numbers, begins) for numbers, first in rounds]
         return Sets(numbers=self._asked[self.remote.numbers], starts=join([*starts, self.remote.starts[-1:]]))
 
     def requests(self, mask: Tensor | None = None) -> list[tuple[Tensor, ...]]:
-        """Of each batch, by owner, the own rows that are needed of it; of those where the mask holds of `remote`."""
+        """Of each round, by owner, the own rows that are needed of it; of those where the mask holds of `remote`."""
         rows = self._pieces.split(self._pieces.numbers, None if mask is None else places_of(mask))
         num_ranks = len(self.hop.received)
         return [rows[first : first + num_ranks] for first in range(0, len(rows), num_ranks)]
 
 
 def _transits(sides: Sequence[_Side]) -> list[Sets]:
-    """What each rank loads for all (section 5.1): local rows that its own chunk or another one of the batch reads."""
+    """What each rank loads for all (section 5.1): local rows that its own chunk or another one of the round reads."""
     if len(sides) == 1:
         return [sides[0].local]
     requests = [side.requests() for side in sides]
     transits = []
     for rank, side in enumerate(sides):
         wanted = [
-            [local, *(asked[batch][rank] for asked in requests)]
-            for batch, local in enumerate(side.local.split(side.local.numbers))
+            [local, *(asked[round_][rank] for asked in requests)]
+            for round_, local in enumerate(side.local.split(side.local.numbers))
         ]
         starts = starts_of([sum(len(rows) for rows in each) for each in wanted])
         values = join([rows for each in wanted for rows in each])
@@ -184,7 +184,7 @@ def _transits(sides: Sequence[_Side]) -> list[Sets]:
     return transits
 
 
-def _batches(
+def _rounds(
     sides: Sequence[_Side],
     rank: int,
     held: Sets,
@@ -195,8 +195,8 @@ def _batches(
     *,
     share: bool,
     keep: bool,
-) -> tuple[Batch, ...]:
-    """The batches of one rank, from what it holds in each."""
+) -> tuple[Round, ...]:
+    """The rounds of one rank, from what it holds in each."""
     hop, nothing = sides[rank].hop, torch.empty(0, dtype=torch.int64)
     local = held.numbers < hop.num_inputs
     ours, theirs = ([places_of(change & mask) for change in changes] for mask in (local, ~local))
@@ -205,9 +205,9 @@ def _batches(
     fetch_slots, give_slots = (held.split(slots.slots, places) for places in theirs)
     fetches = [side.requests(side.remote.changes.fresh if keep else None) for side in sides]
     gives = [side.requests(side.remote.changes.leaving if keep else None) for side in sides]
-    place = torch.empty(hop.num_inputs, dtype=torch.int64)  # the slot of each local row that the batch holds
+    place = torch.empty(hop.num_inputs, dtype=torch.int64)  # the slot of each local row that the round holds
     edges = hop.block.indptr[torch.tensor(bounds, dtype=torch.int64)].tolist()
-    batches = []
+    rounds = []
     for j, (numbers, numbers_slots) in enumerate(zip(held.split(held.numbers), held.split(slots.slots), strict=True)):
         targets = slice(bounds[order[j]], bounds[order[j] + 1])
         its_edges = slice(edges[order[j]], edges[order[j] + 1])
@@ -215,8 +215,8 @@ def _batches(
         place[numbers[:num_local]] = numbers_slots[:num_local]
         served, taken = ([each[j][rank] for each in asked] for asked in (fetches, gives))
         serve_rows, take_rows = join(served), join(taken)
-        batches.append(
-            Batch(
+        rounds.append(
+            Round(
                 chunk=order[j],
                 targets=targets,
                 edges=its_edges,
@@ -239,7 +239,7 @@ def _batches(
                 take_counts=_lengths(taken),
             )
         )
-    return tuple(batches)
+    return tuple(rounds)
 
 
 def _lengths(tensors: Sequence[Tensor]) -> tuple[int, ...]:

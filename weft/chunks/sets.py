@@ -1,4 +1,4 @@
-"""Sets of numbers, one for each batch: what changes from one to the next, and where the rows of each lie.
+"""Sets of numbers, one for each round: what changes from one to the next, and where the rows of each lie.
 
 (HongTu, sections 5.1 and 6.) Tensors on the CPU.
 """
@@ -79,7 +79,7 @@ class Changes(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Where each batch keeps its rows: the slots of its numbers, of its edges' sources and of its targets' own rows.
+    """Where each round keeps its rows: the slots of its numbers, of its edges' sources and of its targets' own rows.
 
     slots: int64, one for each number. indices: as the block's. own: int64 [targets], or None. size: of the buffer.
     """
@@ -100,11 +100,11 @@ def assign_slots(
     ahead: bool,
     own: bool,
 ) -> Slots:
-    """A slot for all that each batch holds; what is not fresh stays where it was. See csrc/schedule.h.
+    """A slot for all that each round holds; what is not fresh stays where it was. See csrc/schedule.h.
 
-    held: the sources of the block that batches hold, those of their edges among them. Batch j has the edges into the
-    range order[j] of targets, of those that `bounds` [C + 1] says. ahead: what is fresh comes while the batch before
-    still needs all of its slots. own: a batch holds its targets too.
+    held: the sources of the block that rounds hold, those of their edges among them. Batch j has the edges into the
+    range order[j] of targets, of those that `bounds` [C + 1] says. ahead: what is fresh comes while the round before
+    still needs all of its slots. own: a round holds its targets too.
     """
     slots, indices = torch.empty_like(held.numbers), torch.empty_like(block.indices)
     own_slots = torch.empty(block.num_targets, dtype=torch.int64) if own else None

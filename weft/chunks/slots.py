@@ -1,4 +1,4 @@
-"""A batch of a schedule on the device: its edges by the slots of their sources, and the rows that go in and out.
+"""A round of a schedule on the device: its edges by the slots of their sources, and the rows that go in and out.
 
 (HongTu, section 6: one buffer of rows, positions computed beforehand.) Index sets and edges wait in a array file.
 """
@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from weft.chunks.schedule import Batch
+from weft.chunks.schedule import Round
 from weft.core.native import id_dtype
 from weft.data import Adjacency, Transpose
 from weft.kernels import EdgeFeatures, Scale
@@ -23,9 +23,9 @@ from weft.partition import Hop
 from weft.store.host import ArrayFile, ArrayRef
 
 Layout = Literal["plain", "looped", "whole"]
-"""How the sources of a batch's edges stand: in slots; so, with a missing loop as an edge; or behind the targets."""
+"""How the sources of a round's edges stand: in slots; so, with a missing loop as an edge; or behind the targets."""
 Way = Literal["forward", "both", "back"]
-"""What of a batch's edges is brought: those into targets, also those out of sources, or of the latter only the ends."""
+"""What of a round's edges is brought: those into targets, also those out of sources, or of the latter only the ends."""
 INDICES = (
     "load", "load_slots", "fetch_slots", "serve_slots", "serve_rows",
     "flush", "flush_slots", "give_slots", "take_slots", "take_rows",
@@ -34,9 +34,9 @@ FORWARD, BACKWARD = INDICES[:5], INDICES[5:]
 
 
 class SlotTopology(SubTopology):
-    """A batch's edges. sources: int64, the vertex in each slot, any for a free one; edge_ids: int64 [e], or None.
+    """A round's edges. sources: int64, the vertex in each slot, any for a free one; edge_ids: int64 [e], or None.
 
-    targets: int64 [n], vertices. looped: int64 [e + m], where each edge stands among the batch's, -1 for those of the m
+    targets: int64 [n], vertices. looped: int64 [e + m], where each edge stands among the round's, -1 for those of the m
     loops that were missing; None: loops are no edges.
     """
 
@@ -88,7 +88,7 @@ class SlotTopology(SubTopology):
 
 @dataclass(frozen=True, kw_only=True)
 class Edges:
-    """A batch's edges in the array file."""
+    """A round's edges in the array file."""
 
     indptr: ArrayRef
     indices: ArrayRef
@@ -98,33 +98,33 @@ class Edges:
     num_sources: int
 
 
-class PlacedBatch:
-    """A batch, its index sets and edges in a array file. vertices: int64, that of each source number of the hop."""
+class PlacedRound:
+    """A round, its index sets and edges in a array file. vertices: int64, that of each source number of the hop."""
 
     def __init__(
         self,
-        batch: Batch,
+        round_: Round,
         hop: Hop,
         vertices: Tensor,
         whole: Topology,
         layouts: Iterable[Layout],
         array_file: ArrayFile,
     ) -> None:
-        self.targets, self.num_edges = batch.targets, batch.edges.stop - batch.edges.start
-        self.whole, self.array_file, self.num_slots = whole, array_file, len(batch.held)
-        self.fetch_counts, self.serve_counts = batch.fetch_counts, batch.serve_counts
-        self.give_counts, self.take_counts = batch.give_counts, batch.take_counts
-        self.num_loaded = len(batch.load)
-        ids = vertices[batch.held.clamp(min=0)]
+        self.targets, self.num_edges = round_.targets, round_.edges.stop - round_.edges.start
+        self.whole, self.array_file, self.num_slots = whole, array_file, len(round_.held)
+        self.fetch_counts, self.serve_counts = round_.fetch_counts, round_.serve_counts
+        self.give_counts, self.take_counts = round_.give_counts, round_.take_counts
+        self.num_loaded = len(round_.load)
+        ids = vertices[round_.held.clamp(min=0)]
         narrow = id_dtype(len(whole.ids))
         self._sources, self._targets = array_file.put(ids.to(narrow)), array_file.put(vertices[self.targets].to(narrow))
-        self._indices = {name: array_file.put(getattr(batch, name).to(narrow)) for name in INDICES}
+        self._indices = {name: array_file.put(getattr(round_, name).to(narrow)) for name in INDICES}
         asked = whole.edge_type is not None or whole.edge_features is not None
-        self._edge_ids = array_file.put(hop.edge_ids[batch.edges]) if asked else None
-        self._edges = {layout: self._keep(layout, batch, hop) for layout in layouts}
+        self._edge_ids = array_file.put(hop.edge_ids[round_.edges]) if asked else None
+        self._edges = {layout: self._keep(layout, round_, hop) for layout in layouts}
 
     def index(self, name: str) -> Tensor:
-        """An index set of the batch, int64."""
+        """An index set of the round, int64."""
         return self.array_file.get(self._indices[name]).long()
 
     def topology(self, layout: Layout, device: torch.device, way: Way) -> SlotTopology:
@@ -164,14 +164,14 @@ class PlacedBatch:
         taken = {"forward": forward, "both": (*forward, *back, ids), "back": back}[way]
         return edges.indptr.num_bytes + sum(one.num_bytes for one in taken if one is not None)
 
-    def _keep(self, layout: Layout, batch: Batch, hop: Hop) -> Edges:
+    def _keep(self, layout: Layout, round_: Round, hop: Hop) -> Edges:
         first, end = self.targets.start, self.targets.stop
         indptr = hop.block.indptr[first : end + 1] - hop.block.indptr[first]
         known = self.whole.adjacency.weight
-        weight = None if hop.block.weight is None or known is None else hop.block.weight[batch.edges].to(known.dtype)
-        indices, num_sources, looped = batch.indices, self.num_slots, None
+        weight = None if hop.block.weight is None or known is None else hop.block.weight[round_.edges].to(known.dtype)
+        indices, num_sources, looped = round_.indices, self.num_slots, None
         if layout == "whole":
-            number = batch.held[indices]
+            number = round_.held[indices]
             its_own = (number >= first) & (number < end)
             indices = torch.where(its_own, number - first, indices + (end - first)).to(indices.dtype)
             num_sources += end - first
@@ -179,7 +179,7 @@ class PlacedBatch:
             assert self.whole.loop is not None
             missing = self.whole.loop.cpu()[self.array_file.get(self._targets).long()]
             indptr, looped = with_loops(indptr, missing)
-            own = batch.own_slots[missing].to(indices.dtype)
+            own = round_.own_slots[missing].to(indices.dtype)
             indices = spread(indices, looped, own)
             weight = None if weight is None else spread(weight, looped, weight.new_ones(len(own)))
         adjacency = Adjacency(indptr=indptr, indices=indices, num_sources=num_sources, weight=weight)

@@ -1,10 +1,10 @@
 """Collectives between ranks, counted. The only package that imports torch.distributed, the launcher aside."""
 
 from weft.comm.exchange import (
-    Gather,
+    ColsToRows,
     Layout,
     RowSet,
-    Split,
+    RowsToCols,
     cols_to_rows,
     column_layout,
     count_shared,
@@ -19,7 +19,7 @@ from weft.comm.halo import Halo, Parts, PendingRows, Route, make_route, split_pr
 from weft.comm.join import join
 
 __all__ = [
-    "Gather",
+    "ColsToRows",
     "Group",
     "Halo",
     "Key",
@@ -29,7 +29,7 @@ __all__ = [
     "PendingRows",
     "Route",
     "RowSet",
-    "Split",
+    "RowsToCols",
     "cols_to_rows",
     "column_layout",
     "count_shared",

@@ -76,7 +76,7 @@ class RowSet:
     """int64, where this rank's stand among the rows that it answers for."""
 
 
-class Split:
+class RowsToCols:
     """Rows of a set on their way to columns."""
 
     def __init__(self, x_nF: Tensor, rows: RowSet, layout: Layout, group: Group, key: Key) -> None:
@@ -88,7 +88,7 @@ class Split:
         return self._exchange.wait().view(self._shape)
 
 
-class Gather:
+class ColsToRows:
     """A rank's columns [c, f] of a set on their way to the rows' ranks."""
 
     def __init__(self, x_cf: Tensor, rows: RowSet, layout: Layout, group: Group, key: Key) -> None:
@@ -161,14 +161,18 @@ def _send_columns(x_nF: Tensor, counts: Sequence[int], layout: Layout, group: Gr
     messages = [torch.cat([x_nF[:, start:stop] for start, stop in ranges], 1).reshape(-1) for ranges in layout.columns]
     sent = [len(x_nF) * layout.width(rank) for rank in range(group.size)]
     f = layout.width(group.rank)
-    return group.all_to_all_async(torch.cat(messages), sent, [count * f for count in counts], tag="split", key=key)
+    return group.all_to_all_async(
+        torch.cat(messages), sent, [count * f for count in counts], tag="rows_to_cols", key=key
+    )
 
 
 def _send_rows(x_Nf: Tensor, counts: Sequence[int], layout: Layout, group: Group, key: Key | None = None) -> Pending:
     """Begins to send every rank its `counts` of these rows, which stand rank by rank, and to receive this rank's."""
     f, n = layout.width(group.rank), counts[group.rank]
     received = [n * layout.width(rank) for rank in range(group.size)]
-    return group.all_to_all_async(x_Nf.reshape(-1), [count * f for count in counts], received, tag="gather", key=key)
+    return group.all_to_all_async(
+        x_Nf.reshape(-1), [count * f for count in counts], received, tag="cols_to_rows", key=key
+    )
 
 
 def _join_columns(messages: Tensor, n: int, layout: Layout) -> Tensor:

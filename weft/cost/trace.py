@@ -14,7 +14,7 @@ class Operation:
 
     kind: 'aggregate' (edges x width), 'collective' (bytes sent to and received from other ranks), or 'transfer' (bytes
     sent to and received from the host).
-    tag: split, gather, logits, halo, gradients, statistics; of a transfer rows, sources, edges, gradients; empty for an
+    tag: rows_to_cols, cols_to_rows, logits, halo, gradients, statistics; of a transfer rows, sources, edges, gradients; empty for an
     aggregate.
     how: where there were several ways, which was taken and what each would send.
     """
@@ -30,7 +30,7 @@ class Operation:
 
     def mirrored(self) -> Operation:
         """The adjoint: what was sent comes back, a split where there was a gather, the transposed product, a sum."""
-        tag = {"split": "gather", "gather": "split"}.get(self.tag, self.tag)
+        tag = {"rows_to_cols": "cols_to_rows", "cols_to_rows": "rows_to_cols"}.get(self.tag, self.tag)
         edges = self.edges * (2 if self.recomputed else 1)
         return replace(self, tag=tag, edges=edges, bytes_sent=self.bytes_received, bytes_received=self.bytes_sent)
 

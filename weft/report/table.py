@@ -10,7 +10,7 @@ from rich.table import Table
 
 from weft.core.units import format_bytes
 
-EXCHANGES = ("split", "gather", "halo")  # collectives that move rows
+EXCHANGES = ("rows_to_cols", "cols_to_rows", "halo")  # collectives that move rows
 STAGES = ("negatives", "encode", "decode", "loss", "update")
 
 

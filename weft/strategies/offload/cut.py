@@ -11,7 +11,7 @@ from weft.chunks.products import back_way, layout_of, reads_values
 from weft.chunks.program import Program
 from weft.chunks.ranges import Part, chunk_vertices, reorder
 from weft.chunks.rank import ChunkShape, HopSchedule, RankChunks
-from weft.chunks.schedule import Batch, Schedule, make_schedule
+from weft.chunks.schedule import Round, Schedule, make_schedule
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, edge_bytes
 from weft.cost import Rates
 from weft.nn import Workload
@@ -103,7 +103,7 @@ class Cutter:
             schedule=schedule,
             layouts=layouts_of(self.programs.values(), hops),
             given=schedule.volumes if orders is None else self._schedule(rank, hops, cuts, None).volumes,
-            missing_loops=tuple(int(lacks[batch.targets].sum()) for batch in schedule.batches),
+            missing_loops=tuple(int(lacks[round_.targets].sum()) for round_ in schedule.rounds),
         )
 
     def _parts(self, hops: range) -> list[Part]:
@@ -129,14 +129,14 @@ class Cutter:
         shapes = planned.shapes()
         if not self.work.savings.prefetch:
             return tuple((shape, 0) for shape in shapes)
-        loads = map(self._load_bytes, [planned] * len(shapes), shapes, planned.schedule.batches)
+        loads = map(self._load_bytes, [planned] * len(shapes), shapes, planned.schedule.rounds)
         return tuple(zip(shapes, [*loads, 0][1:], strict=True))
 
-    def _load_bytes(self, planned: HopSchedule, shape: ChunkShape, batch: Batch) -> int:
-        """What is brought to the device at most for a batch, beside rows in slots."""
+    def _load_bytes(self, planned: HopSchedule, shape: ChunkShape, round_: Round) -> int:
+        """What is brought to the device at most for a round, beside rows in slots."""
         item = self.work.itemsize
         known = planned.hop.block.indices.itemsize, 0 if planned.hop.block.weight is None else item
-        forward, back = (8 * sum(len(getattr(batch, name)) for name in names) for names in (FORWARD, BACKWARD))
+        forward, back = (8 * sum(len(getattr(round_, name)) for name in names) for names in (FORWARD, BACKWARD))
         most = 0
         for part in (part for program in self.programs.values() for part in program.parts):
             own = sum(part.live[port].width for port in {*part.targets.values(), *part.rows.values()})

@@ -153,13 +153,13 @@ def array_file_bytes(plan: RankChunks, moves: Moves) -> int:
     index = 4 if plan.dependencies.rows.numel() < 1 << 31 else 8
     total = 0
     for planned in plan.schedules:
-        for batch, missing in zip(planned.schedule.batches, planned.missing_loops, strict=True):
-            rows, edges = batch.targets.stop - batch.targets.start, batch.edges.stop - batch.edges.start
+        for round_, missing in zip(planned.schedule.rounds, planned.missing_loops, strict=True):
+            rows, edges = round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start
             total += index * (rows + planned.schedule.num_slots)
-            total += index * sum(len(getattr(batch, name)) for name in INDICES)
+            total += index * sum(len(getattr(round_, name)) for name in INDICES)
             total += 8 * edges if moves.sizes.edge_ids else 0
             for layout in planned.layouts:
-                total += moves.edge_bytes(layout, planned, batch, missing, "both")
+                total += moves.edge_bytes(layout, planned, round_, missing, "both")
                 total += 8 * (edges + missing) if layout == "looped" else 0
     return total
 
@@ -181,6 +181,6 @@ def host_bytes(graph: Graph, model: nn.Module, plan: RankChunks, itemsize: int) 
     neighbours = sum(planned.schedule.volumes.neighbours for planned in plan.schedules)
     planning = 40 * neighbours + sum(planned.hop.block.num_edges for planned in plan.schedules) * 16
     planning += 8 * plan.num_chunks**2 if plan.num_chunks <= MAX_REORDERED else 0
-    planning += sum(16 * one.schedule.num_slots * len(one.schedule.batches) for one in plan.schedules)
+    planning += sum(16 * one.schedule.num_slots * len(one.schedule.rounds) for one in plan.schedules)
     parameters = sum(one.nbytes for one in model.parameters()) * ADAM_COPIES
     return held + by_vertex + planning + parameters

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weft.chunks.products import back_way, layout_of, reads_values
 from weft.chunks.program import Part, differentiable
 from weft.chunks.rank import HopSchedule, RankChunks
-from weft.chunks.schedule import Batch
+from weft.chunks.schedule import Round
 from weft.chunks.slots import Layout, Way, edge_bytes
 from weft.cost import Operation, all_reduce
 from weft.nn import Total
@@ -105,7 +105,7 @@ class Moves:
         return bool(wanted) or any(before.shared.values())
 
     def _product(self, part: Part, step: int, *, last: bool, values: bool, way: Way) -> None:
-        """One pass over all batches."""
+        """One pass over all rounds."""
         number = self.plan.schedule_of[part.hop + step]
         planned, first = self.plan.schedules[number], part.aggregated.width
         widths = self._source_widths(part, step)
@@ -114,36 +114,36 @@ class Moves:
         own = {*(part.targets.values() if values else ()), *(part.rows.values() if last else ())}
         backward = way != "forward"
         kept = backward and last and part.hop in self.plan.kept
-        for batch, missing in zip(planned.schedule.batches, planned.missing_loops, strict=True):
-            rows, edges = batch.targets.stop - batch.targets.start, batch.edges.stop - batch.edges.start
+        for round_, missing in zip(planned.schedule.rounds, planned.missing_loops, strict=True):
+            rows, edges = round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start
             self._load("rows", rows * (self._width(part, own) + (part.kept_width if kept else 0)))
             self.made.append(
                 Operation(
                     kind="transfer",
                     tag="edges",
-                    bytes_received=self.edge_bytes(layout_of(part.op), planned, batch, missing, way),
+                    bytes_received=self.edge_bytes(layout_of(part.op), planned, round_, missing, way),
                 )
             )
             if values:
-                again = 0 if self.sizes.share else sum(batch.serve_counts)
-                self._load("sources", (len(batch.load) + again) * read)
-                self._exchange(batch.serve_counts, batch.fetch_counts, read)
+                again = 0 if self.sizes.share else sum(round_.serve_counts)
+                self._load("sources", (len(round_.load) + again) * read)
+                self._exchange(round_.serve_counts, round_.fetch_counts, read)
             if values and not kept:
                 self._aggregate(edges * first)
             if backward and part.differentiable and (grads or not part.op.linear):
                 self._aggregate(edges * first)
             if backward and grads:
-                self._exchange(batch.give_counts, batch.take_counts, given)
-                again = 0 if self.sizes.share else sum(batch.take_counts)
-                self._store("gradients", (len(batch.flush) + again) * given)
+                self._exchange(round_.give_counts, round_.take_counts, given)
+                again = 0 if self.sizes.share else sum(round_.take_counts)
+                self._store("gradients", (len(round_.flush) + again) * given)
             if backward:
                 targets = (port for port in part.targets.values() if part.live[port].differentiable)
                 self._store("gradients", rows * sum(part.live[port].width for port in targets))
 
-    def edge_bytes(self, layout: Layout, planned: HopSchedule, batch: Batch, missing: int, way: Way) -> int:
-        """The bytes of a batch's edges as they are stored for an aggregate."""
-        index, rows = planned.hop.block.indices.itemsize, batch.targets.stop - batch.targets.start
-        edges = batch.edges.stop - batch.edges.start + (missing if layout == "looped" else 0)
+    def edge_bytes(self, layout: Layout, planned: HopSchedule, round_: Round, missing: int, way: Way) -> int:
+        """The bytes of a round's edges as they are stored for an aggregate."""
+        index, rows = planned.hop.block.indices.itemsize, round_.targets.stop - round_.targets.start
+        edges = round_.edges.stop - round_.edges.start + (missing if layout == "looped" else 0)
         sources = planned.schedule.num_slots + (rows if layout == "whole" else 0)
         return edge_bytes(way, rows, sources, edges, index, self.sizes.weight)
 

@@ -158,7 +158,7 @@ def operations(
     made: list[Operation] = []
     for arriving, num_edges, leaving in schedule:
         if arriving and op.origin == "rows" and size > 1:
-            made.append(exchanged("split", arriving, packed, rank, itemsize, "" if made else how))
+            made.append(exchanged("rows_to_cols", arriving, packed, rank, itemsize, "" if made else how))
         if attention and attention.sums:
             numbers = count_shared(attention.held, attention.num_logits, rank)
             sent, received = (number * itemsize for number in numbers)
@@ -166,7 +166,7 @@ def operations(
             made += [apart, apart.mirrored()]
         made.append(Operation(kind="aggregate", edges=num_edges * widths[rank] * op.steps, recomputed=recomputed))
         if leaving and size > 1:
-            made.append(exchanged("split", leaving, widths, rank, itemsize).mirrored())
+            made.append(exchanged("rows_to_cols", leaving, widths, rank, itemsize).mirrored())
     return made
 
 
