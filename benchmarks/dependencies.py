@@ -5,7 +5,7 @@
     python benchmarks/dependencies.py --graphs cora --contenders communicated,communicated-overlap,communicated-ring
 
 A contender is a strategy, with @ and a share of sources to cache (hybrid), # and a number of chunks (tensor), + and
-decoupled for the decoupled model, and - and a saving that it is to do without, in this order.
+decoupled for the decoupled model, and - and a optimisation that it is to do without, in this order.
 Every rank has all contenders, which take turns with training steps. Their logits are compared first. An epoch's seconds
 are those of the slowest rank. Exposed is the network's part of them: of each collective the shortest stay of any rank,
 since the last one to come waits for nobody; waiting is what ranks stay there beyond that, on the mean.
@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 import weft
 from weft.comm import Group, join
 from weft.core.meter import Meter
-from weft.core.savings import Savings
+from weft.core.optimisations import Optimisations
 from weft.data import Graph
 from weft.engine.metrics import NodeTask
 from weft.engine.writer import communication_seconds
@@ -126,11 +126,11 @@ class Runner:
         placement = Placement(
             part=part, cache_ratio=float(ratio) if ratio else None, chunks=int(chunks) if chunks else 0
         )
-        savings = Savings.without(",".join(filter(None, [*without, *options["without"].split(",")])))
+        optimisations = Optimisations.without(",".join(filter(None, [*without, *options["without"].split(",")])))
         group.all_gather_object({})
         start = time.perf_counter()
         self.strategy: Strategy = get_strategy(kind)(
-            graph, self.model, group, seed=0, savings=savings, placement=placement
+            graph, self.model, group, seed=0, optimisations=optimisations, placement=placement
         )
         self.setup_seconds = time.perf_counter() - start
         self.task = NodeTask(graph, self.strategy.rows, group)
@@ -235,7 +235,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--features", type=int, default=64)
     parser.add_argument("--input-dropout", type=float, default=0.0)
-    parser.add_argument("--without", default="", help="savings that all do without")
+    parser.add_argument("--without", default="", help="optimisations that all do without")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
     parser.add_argument("--rank", help=argparse.SUPPRESS)

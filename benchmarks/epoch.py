@@ -30,7 +30,7 @@ from torch.profiler import record_function
 
 import weft
 from weft.core.memory import NO_SMALL_CACHES, TUNABLES, keep_pages, peak_memory_bytes
-from weft.core.savings import Savings
+from weft.core.optimisations import Optimisations
 from weft.data import Adjacency, Graph
 
 TOLERANCE = 1e-3  # of the largest logit: float32, sums in another order, two layers deep
@@ -61,8 +61,8 @@ def start_contender(name: str, options: dict[str, Any]) -> Connection:
     return start(contend, name, options, **({TUNABLES: NO_SMALL_CACHES} if keeps else {}))
 
 
-def savings_of(name: str) -> Savings:
-    return Savings.without(name.partition("-without-")[2])
+def savings_of(name: str) -> Optimisations:
+    return Optimisations.without(name.partition("-without-")[2])
 
 
 def parse() -> argparse.Namespace:
@@ -148,9 +148,9 @@ def run_weft(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], ob
     from weft.nn import use_onednn
     from weft.strategies import Step, get_strategy
 
-    savings = savings_of(name)
-    use_onednn(savings.onednn)
-    strategy = get_strategy("single")(graph, model, Group(), savings=savings)
+    optimisations = savings_of(name)
+    use_onednn(optimisations.onednn)
+    strategy = get_strategy("single")(graph, model, Group(), optimisations=optimisations)
     task = NodeTask(graph, strategy.rows, strategy.group)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 

@@ -5,9 +5,9 @@
     python benchmarks/offload.py memory --graph rmat:vertices=500k,edges=5m,features=128,classes=16 --limits 64MB,128MB
 
 time: contenders take turns with training steps in one process, after their logits have been compared; a contender is
-single or offload#CHUNKS, with - and a saving that it is to do without. forecast: a training step whose tensors are
-followed, those of the loader too, and whose bytes are counted. memory: each run is a process of its own on a graph in a
-store, whose resident memory is watched; from it goes what the same command has on a graph of few vertices.
+single or offload#CHUNKS, with - and an optimisation that it is to do without. forecast: a training step whose tensors
+are followed, those of the loader too, and whose bytes are counted. memory: each run is a process of its own on a graph
+in a store, whose resident memory is watched; from it goes what the same command has on a graph of few vertices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from weft.strategies.offload.run import Offload
 import weft
 from weft.comm import Group
 from weft.core.memory import keep_pages
-from weft.core.savings import Savings
+from weft.core.optimisations import Optimisations
 from weft.core.tensor_peak import TensorPeak
 from weft.core.units import format_bytes, parse_bytes
 from weft.data import Graph
@@ -63,8 +63,10 @@ class Contender:
         sizes = {"hidden": options.hidden, "layers": options.layers, "heads": 4}
         self.model = make_model(model, graph.num_features, graph.num_classes, **sizes)
         placement = Placement(chunks=int(chunks or 0), intermediates=options.intermediates)
-        savings = Savings.without(without)
-        self.strategy = get_strategy(strategy)(graph, self.model, Group(), savings=savings, placement=placement)
+        optimisations = Optimisations.without(without)
+        self.strategy = get_strategy(strategy)(
+            graph, self.model, Group(), optimisations=optimisations, placement=placement
+        )
         self.task = NodeTask(graph, self.strategy.rows, self.strategy.group, empty=self.strategy.empty_rows)
 
     def logits(self) -> torch.Tensor:

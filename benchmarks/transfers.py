@@ -19,7 +19,7 @@ from pathlib import Path
 from kernels import save
 
 import weft
-from weft.core.savings import Savings
+from weft.core.optimisations import Optimisations
 from weft.data import Graph
 from weft.nn import make_model
 from weft.partition import make_book
@@ -51,8 +51,8 @@ def volumes(graph: Graph, ranks: int, chunks: int) -> dict[str, object]:
     model = make_model("gcn", graph.num_features, graph.num_classes)
     found: dict[str, object] = {}
     for name, without in (("given", "reorder"), ("reordered", "")):
-        savings = Savings.without(without)
-        planner = Planner(graph, model, ranks, Placement(part=part), savings, lambda *_: None)
+        optimisations = Optimisations.without(without)
+        planner = Planner(graph, model, ranks, Placement(part=part), optimisations, lambda *_: None)
         start = time.perf_counter()
         (planned, *_) = planner.cut(0, chunks).schedules
         found[name] = asdict(planned.schedule.volumes)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from weft.core.config import Config, PartitionOptions
+from weft.core.config import FORMER, Config, PartitionOptions
 from weft.core.errors import InputError, RunError, Stopped
 from weft.core.memory import start_anew_to_keep_pages
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit code: 0 if it finished, 2 for a mistake of the caller, 1 for a run that failed."""
     try:
         options = _parser().parse_args(arguments)
-        if arguments is None and options.command in TRAINING and "pages" not in getattr(options, "without", ""):
+        if arguments is None and options.command in TRAINING and "pages" not in getattr(options, "disable", ""):
             start_anew_to_keep_pages()
         return int(options.command(options))
     except InputError as error:
@@ -132,6 +132,10 @@ def _add_options(
         else:
             kind: Any = type(spec.default)
             parser.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar="X", help=text)
+    for former, name in FORMER.items():
+        if name in (spec.name for spec in dataclasses.fields(schema)) and (only is None or name in only):
+            flag = "--" + former.replace("_", "-")
+            parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _config(options: argparse.Namespace, **defaults: Any) -> Config:

@@ -33,7 +33,7 @@ def test_every_option_has_a_help_text() -> None:
         ({"dropout": 1.0}, "--dropout 1.0: give less than 1"),
         ({"lr": float("nan")}, "--lr nan: give a finite number"),
         ({"dtype": "float46"}, "unknown --dtype 'float46': did you mean 'float64'?"),
-        ({"without": "reuse,page"}, "unknown --without 'page': did you mean 'pages'?"),
+        ({"disable": "reuse,page"}, "unknown --disable 'page': did you mean 'pages'?"),
         ({"hidden": "64"}, "--hidden '64': give a value of type int"),
     ],
 )

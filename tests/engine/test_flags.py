@@ -9,12 +9,12 @@ import pytest
 
 from weft.core.config import Config
 from weft.core.errors import InputError
-from weft.core.savings import SAVINGS
+from weft.core.optimisations import OPTIMISATIONS
 from weft.engine.options import (
     TASK_FLAGS,
     refuse_foreign_flags,
-    strategies_that_save,
     strategies_with,
+    strategies_with_optimisation,
     without_foreign_flags,
 )
 from weft.strategies import STRATEGIES, get_strategy
@@ -45,9 +45,13 @@ def flag(name: str) -> str:
 
 
 def table() -> str:
-    """The page's table: a row for each flag, and each saving, that not all strategies have."""
+    """The page's table: a row for each flag, and each optimisation, that not all strategies have."""
     rows = [(flag(name), strategies_with(name)) for name in owned()]
-    rows += [(f"--without {one}", strategies_that_save(one)) for one in SAVINGS if strategies_that_save(one)]
+    rows += [
+        (f"--disable {one}", strategies_with_optimisation(one))
+        for one in OPTIMISATIONS
+        if strategies_with_optimisation(one)
+    ]
     lines = ["| flag | " + " | ".join(STRATEGIES) + " |", "|---|" + "---|" * len(STRATEGIES)]
     for name, owners in rows:
         cells = ("accepted" if one in owners else "refused" for one in STRATEGIES)
@@ -77,13 +81,11 @@ def test_a_flag_is_accepted_or_refused(name: str, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("saving", SAVINGS)
-def test_a_saving_is_accepted_or_refused(saving: str, strategy: str) -> None:
-    config, owners = Config(strategy=strategy, without=saving), strategies_that_save(saving)
+@pytest.mark.parametrize("one", OPTIMISATIONS)
+def test_an_optimisation_is_accepted_or_refused(one: str, strategy: str) -> None:
+    config, owners = Config(strategy=strategy, disable=one), strategies_with_optimisation(one)
     if owners and strategy not in owners:
-        with pytest.raises(
-            InputError, match=f"^--without {saving} has no effect under strategy {strategy}: leave it out"
-        ):
+        with pytest.raises(InputError, match=f"^--disable {one} has no effect under strategy {strategy}: leave it out"):
             refuse_foreign_flags(config)
     else:
         refuse_foreign_flags(config)
@@ -121,3 +123,16 @@ def test_options_are_fields_of_the_configuration() -> None:
     known = {spec.name for spec in dataclasses.fields(Config)}
     for name in STRATEGIES:
         assert {spec.name for spec in dataclasses.fields(get_strategy(name).options_type)} <= known
+
+
+def test_a_former_name_is_understood_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    from weft.cli import _config, _parser
+
+    options = _parser().parse_args(["train", "digits", "--without", "reuse"])
+    assert _config(options) == Config(graph="digits", disable="reuse")
+    assert Config.from_dict({"without": "reuse"}, "a file") == Config(disable="reuse")
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert "--disable" in shown
+    assert "--without" not in shown

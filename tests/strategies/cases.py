@@ -82,7 +82,7 @@ class Case:
         return self.model in PYG
 
     def without_saving(self, saving: str) -> Case:
-        """The case without one more saving, if any."""
+        """The case without one more optimisation, if any."""
         return replace(self, without=",".join(filter(None, (self.without, saving))))
 
     def build(self) -> tuple[Graph, Stack | nn.Module]:

@@ -17,8 +17,8 @@ from tests.ranks import on_ranks
 from tests.strategies.cases import Case
 from weft.comm import Group
 from weft.core.meter import Counts
+from weft.core.optimisations import Optimisations
 from weft.core.random import key
-from weft.core.savings import Savings
 from weft.cost import Trace
 from weft.engine.metrics import NodeTask
 from weft.nn import Workload, embeddings
@@ -52,8 +52,8 @@ class Session:
     def __init__(self, case: Case, strategy: str, group: Group, given: Given = NOTHING) -> None:
         self.case, self.group = case, group
         self.graph, model = case.build()
-        self.savings = Savings.without(case.without)
-        self.plan = given.plan(strategy, Workload(model, self.graph, self.savings), group.size)
+        self.optimisations = Optimisations.without(case.without)
+        self.plan = given.plan(strategy, Workload(model, self.graph, self.optimisations), group.size)
         self._traces = {training: self.plan.trace(group.rank, training=training) for training in (True, False)}
         self.strategy: Placed = self.plan.place(group, seed=7)
         self.model = self.strategy.model
@@ -124,7 +124,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Reference:
-    """What `single` gives for a case, with the vertices as they were first numbered and with every saving."""
+    """What `single` gives for a case, with the vertices as they were first numbered and with every optimisation."""
 
     logits: Tensor
     evaluation: Tensor

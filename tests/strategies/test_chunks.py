@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from weft.chunks.exchange_plan import ExchangePlan
 
 from tests.ranks import on_ranks
 from tests.strategies.cases import Case, cases, chosen, point, turn, typed_cases
@@ -15,6 +14,7 @@ from tests.strategies.planted import check_planted
 from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
 from weft.chunks.bounds import cut_evenly, cut_to_fit, make_chunks
 from weft.chunks.columns import offloaded
+from weft.chunks.exchange_plan import ExchangePlan
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.nn import MODELS, WorkingSet, Workload

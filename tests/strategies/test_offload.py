@@ -23,7 +23,7 @@ from tests.strategies.session import Given, Session, check_case, check_close, ch
 from weft.chunks import placed as chunks_placed
 from weft.comm import Group
 from weft.core.errors import InputError
-from weft.core.savings import Savings
+from weft.core.optimisations import Optimisations
 from weft.core.tensor_peak import TensorPeak
 from weft.core.units import parse_bytes
 from weft.data import Graph, TypedShape
@@ -85,7 +85,7 @@ def given(case: Case, chunks: int, intermediates: str, saving: str, size: int) -
 
 
 def matrix() -> list[Any]:
-    """Some cases in one of the ways; and every case in every number of chunks, with the savings left out in turn."""
+    """Some cases in one of the ways; and every case in every number of chunks, an optimisation left out in turn."""
     points: dict[str, Any] = {}
     for size, share in SHARES.items():
         quick = chosen([f"{case.id}-P{size}" for case in all_cases()], share)
@@ -375,7 +375,7 @@ class Single(Case):
 
 def plan_of(case: Case, **options: Any) -> Any:
     graph, model = case.build()
-    return Given(**options).plan("offload", Workload(model, graph, Savings.without(case.without)))
+    return Given(**options).plan("offload", Workload(model, graph, Optimisations.without(case.without)))
 
 
 def check_numbers(placed: Session) -> None:

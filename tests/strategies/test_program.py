@@ -13,13 +13,13 @@ from tests.strategies.session import Session
 from weft.chunks.program import Part, Program, ProgramTracer
 from weft.chunks.slots import spread, with_loops
 from weft.comm import Group
-from weft.core.savings import Savings
+from weft.core.optimisations import Optimisations
 from weft.nn import Stack, Total
 
 
 def program(*, training: bool = True, without: str = "", **options: Any) -> Program:
     graph, model = Case(**options).build()
-    return ProgramTracer(graph, model, Savings.without(without)).program(training=training)
+    return ProgramTracer(graph, model, Optimisations.without(without)).program(training=training)
 
 
 def widths(part: Part) -> list[int]:
@@ -72,7 +72,7 @@ def test_what_has_parameters_before_it_is_not_constant() -> None:
     assert not program(model="gat").parts[0].constant
     assert not program(model="gcn", decoupled=True).parts[0].constant
     graph, model = typed_cases()[0].build()
-    assert not ProgramTracer(graph, model, Savings()).program(training=True).parts[0].constant
+    assert not ProgramTracer(graph, model, Optimisations()).program(training=True).parts[0].constant
 
 
 def test_an_answer_is_needed_where_a_map_or_a_function_follows() -> None:
@@ -106,7 +106,7 @@ def test_a_rehearsal_leaves_the_model_as_it_was() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.eval()
     for training in (True, False):
-        ProgramTracer(graph, model, Savings()).program(training=training)
+        ProgramTracer(graph, model, Optimisations()).program(training=training)
     assert isinstance(model, Stack)
     assert not model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -114,7 +114,7 @@ class Pass:
     ) -> Boundary | Tensor:
         """Part `number` on a range of rows."""
         home, part = self.home, self.parts[number]
-        inputs = home.inputs_of(span) if number == 0 else Inputs(savings=home.savings)
+        inputs = home.inputs_of(span) if number == 0 else Inputs(optimisations=home.optimisations)
         ids, count = home.row_ids[span], home.graph.num_vertices
         calls = zip(self.keys, part.calls, strict=True)
         views = [RowsView(home.topology, ids, count, key=k, calls=c, inputs=inputs) for k, c in calls]

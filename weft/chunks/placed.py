@@ -72,7 +72,7 @@ class PlacedChunks:
         only_first: bool = False,
     ) -> None:
         self.model, self.group, self.seed, self.topology = model, group, seed, topology
-        self.graph, self.savings, self.dtype = work.graph, work.savings, work.dtype
+        self.graph, self.optimisations, self.dtype = work.graph, work.optimisations, work.dtype
         self.embedded_halo = embedded_halo
         needed = chunks.dependencies
         self.vertices, self.num_own = needed.rows, needed.num_own
@@ -116,7 +116,7 @@ class PlacedChunks:
     def ahead(self, items: Iterable[Item], load: Callable[[Item], Brought]) -> Iterator[tuple[Item, Brought]]:
         """Each item with what is loaded for it, the next one's while the caller works on this one's."""
         items = list(items)
-        if not self.savings.prefetch:
+        if not self.optimisations.prefetch:
             yield from ((item, load(item)) for item in items)
             return  # the caller lets go of what it got before it asks for the next
         coming = self._loader.submit(load, items[0])
@@ -138,7 +138,7 @@ class PlacedChunks:
         x = torch.empty(self.graph.num_vertices, 0) if self.graph.x is None else self.graph.x
         rows = x[vertices].to(self.group.device, self.dtype)
         self.release()
-        return Inputs(rows=rows, savings=self.savings, typed=typed)
+        return Inputs(rows=rows, optimisations=self.optimisations, typed=typed)
 
     def release(self) -> None:
         """Gives back the pages of a graph that is mapped: what is resident is to be what the device may have."""

@@ -281,7 +281,7 @@ class Products:
         """Rows of other ranks come into their slots, from the slots, or the host, of those that have them."""
         if self.group.size == 1:
             return
-        share, parts = self.home.savings.share, []
+        share, parts = self.home.optimisations.share, []
         for source in sources:
             if share:
                 parts.append(source.values.index_select(0, loaded.index["serve_slots"].to(self.device)))
@@ -326,10 +326,10 @@ class Products:
         """Adds the gradients that the ranks gave, one rank's after the other's."""
         assert source.grads is not None
         assert source.into is not None
-        slots = index["take_slots"] if self.home.savings.share else index["take_rows"]
+        slots = index["take_slots"] if self.home.optimisations.share else index["take_rows"]
         counts = list(round_.take_counts)
         for part, rows in zip(added.split(counts), slots.split(counts), strict=True):
-            if self.home.savings.share:
+            if self.home.optimisations.share:
                 source.grads.index_add_(0, rows.to(self.device), part)
             else:
                 source.into.add(rows, part.contiguous(), torch.arange(len(rows)))

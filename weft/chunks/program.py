@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.chunks.slots import SlotTopology
 from weft.core.errors import InputError
-from weft.core.savings import Savings
+from weft.core.optimisations import Optimisations
 from weft.data import Adjacency, Graph
 from weft.nn import (
     SPREAD,
@@ -177,14 +177,14 @@ class ProgramTracer:
     InputError for a model that cannot be run part by part.
     """
 
-    def __init__(self, graph: Graph, model: nn.Module, savings: Savings) -> None:
+    def __init__(self, graph: Graph, model: nn.Module, optimisations: Optimisations) -> None:
         for one in (model, *([model.encoder] if isinstance(model, LinkModel) else [])):
             if phases_of(one) is None:
                 raise InputError(
                     f"strategy offload runs a model part by part, and {type(one).__name__} runs as a whole: make it a "
                     "weft.nn.Stack of its layers"
                 )
-        self.graph, self.model, self.savings = graph, model, savings
+        self.graph, self.model, self.optimisations = graph, model, optimisations
         parameter = next(model.parameters(), torch.empty(0))
         self.device, self.dtype = parameter.device, parameter.dtype
         count = min(FEW, graph.num_vertices)
@@ -207,7 +207,7 @@ class ProgramTracer:
 
     def _run(self) -> Program:
         model = cast(PhasedModel, self.model)
-        inputs = Inputs(rows=self.x, savings=self.savings, typed=self.typed)
+        inputs = Inputs(rows=self.x, optimisations=self.optimisations, typed=self.typed)
         ids = torch.arange(len(self.x), device=self.device)
         views = [
             RowsView(self.topology, ids, self.graph.num_vertices, key=0, calls=0, inputs=inputs)
@@ -217,7 +217,7 @@ class ProgramTracer:
             view.embedded = lambda weight: weight.new_zeros(self.num_embedded, weight.shape[1]) + weight.sum()
         parts: list[Part] = []
         state: BoundaryState | None = None
-        hop, still = 0, self.savings.reuse
+        hop, still = 0, self.optimisations.reuse
         while True:
             calls, kept = tuple(view.calls for view in views), SavesActivations(self.model)
             with kept:

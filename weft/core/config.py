@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from weft.core.errors import InputError, unknown
-from weft.core.savings import SAVINGS
+from weft.core.optimisations import OPTIMISATIONS
 
 
 def option(
@@ -40,6 +40,10 @@ def option(
         "fixed": fixed,
     }
     return field(default=default, metadata=metadata)
+
+
+FORMER = {"without": "disable"}
+"""Fields by the names that they had before: saved runs, scripts and commands may still say these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +161,9 @@ class Config:
     scratch: str = option(
         "", "offload: folder for rows on the host; none: that for temporary files, or GPU-pinned memory"
     )
-    without: str = option("", f"savings to leave out, separated by commas: {', '.join(SAVINGS)}", several=SAVINGS)
+    disable: str = option(
+        "", f"optimisations to leave out, separated by commas: {', '.join(OPTIMISATIONS)}", several=OPTIMISATIONS
+    )
     timeout: float = option(300.0, "seconds after which a silent peer counts as lost", least=1)
     checkpoint_every: int = option(10, "epochs between checkpoints; 0: only when stopped and at the end", least=0)
 
@@ -169,6 +175,7 @@ class Config:
     def from_dict(cls, values: dict[str, Any], source: str) -> Config:
         """A Config from a mapping; InputError names `source` and a field that does not exist, with the nearest."""
         known = [spec.name for spec in dataclasses.fields(cls)]
+        values = {FORMER.get(name, name): value for name, value in values.items()}
         for name in values:
             if name not in known:
                 raise InputError(f"{source}: {unknown('option', name, known)}")

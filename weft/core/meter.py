@@ -17,7 +17,7 @@ STATUS_BYTES = 128
 
 @dataclass(kw_only=True)
 class Counts:
-    """What a rank did in one phase of one epoch. Counters are by tag: split, gather, gradients, ..."""
+    """What a rank did in one phase of one epoch. Counters are by tag: rows_to_cols, gradients, ..."""
 
     collectives: Counter[str] = field(default_factory=Counter)
     bytes_sent: Counter[str] = field(default_factory=Counter)

@@ -39,11 +39,11 @@ def ablate(config: Config, out: Path | None = None, *, quiet: bool = False) -> d
 
     The first is vertex-parallel, a range of vertices a rank; the last two train the decoupled model. See `run_all`.
     """
-    without = ",".join(dict.fromkeys(filter(None, (*config.without.split(","), "pipeline"))))
+    without = ",".join(dict.fromkeys(filter(None, (*config.disable.split(","), "pipeline"))))
     rungs: dict[str, dict[str, Any]] = {
         "vertex-parallel": {"strategy": "communicated", "partition": "range", "chunks": 0, "device_memory": ""},
-        "tensor": {"strategy": "tensor", "without": without},
-        "decoupled": {"strategy": "tensor", "without": without, "decoupled": True},
+        "tensor": {"strategy": "tensor", "disable": without},
+        "decoupled": {"strategy": "tensor", "disable": without, "decoupled": True},
         "pipeline": {"strategy": "tensor", "decoupled": True},
     }
     chunks = config.chunks or (0 if config.device_memory else ABLATION_CHUNKS)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from weft.core.config import Config
 from weft.core.errors import InputError, unknown
-from weft.core.savings import SAVINGS
 from weft.core.units import parse_bytes
 from weft.cost import Machine
 from weft.data import Graph
@@ -31,9 +30,9 @@ def strategies_with(flag: str) -> list[str]:
     ]
 
 
-def strategies_that_save(saving: str) -> list[str]:
-    """The strategies that have a saving which not all have; none where every one has."""
-    return [name for name, plan in STRATEGIES.items() if saving in plan.savings]
+def strategies_with_optimisation(optimisation: str) -> list[str]:
+    """The strategies that have an optimisation which not all have; none where every one has."""
+    return [name for name, plan in STRATEGIES.items() if optimisation in plan.optimisations]
 
 
 def foreign_flags(config: Config, strategy: str) -> dict[str, str]:
@@ -47,10 +46,10 @@ def foreign_flags(config: Config, strategy: str) -> dict[str, str]:
             found[flag] = f"--strategy {' or '.join(owners)}"
         if spec.name in TASK_FLAGS and config.task != TASK_FLAGS[spec.name]:
             found[flag] = f"--task {TASK_FLAGS[spec.name]}"
-    for saving in filter(None, config.without.split(",")):
-        owners = strategies_that_save(saving)
+    for name in filter(None, config.disable.split(",")):
+        owners = strategies_with_optimisation(name)
         if owners and strategy not in owners:
-            found[f"--without {saving}"] = f"--strategy {' or '.join(owners)}"
+            found[f"--disable {name}"] = f"--strategy {' or '.join(owners)}"
     return found
 
 
@@ -72,12 +71,12 @@ def without_foreign_flags(config: Config, strategy: str) -> Config:
         for spec in dataclasses.fields(config)
         if strategies_with(spec.name) and spec.name not in known
     }
-    savings = [
+    optimisations = [
         one
-        for one in config.without.split(",")
-        if one in SAVINGS and (not strategies_that_save(one) or strategy in strategies_that_save(one))
+        for one in config.disable.split(",")
+        if one and strategy in (strategies_with_optimisation(one) or [strategy])
     ]
-    return replace(config, strategy=strategy, without=",".join(savings), **defaults)
+    return replace(config, strategy=strategy, disable=",".join(optimisations), **defaults)
 
 
 def make_options(config: Config, graph: Graph | None = None) -> Options:

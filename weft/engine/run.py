@@ -23,7 +23,7 @@ from weft.core.config import Config
 from weft.core.errors import InputError, RunError, Stopped
 from weft.core.memory import keep_pages
 from weft.core.meter import Meter
-from weft.core.savings import Savings
+from weft.core.optimisations import Optimisations
 from weft.cost import Machine
 from weft.data import Graph, load, reorder, with_inverse_relations
 from weft.engine.check import check
@@ -225,7 +225,7 @@ Ended = int | dict[str, Any]
 def make_workload(config: Config, graph: Graph, model: nn.Module, outlines: Outlines | None = None) -> Workload:
     """What a configuration asks for; outlines: those of the same workload in another process."""
     num_classes = graph.num_classes if config.task == "node" else None
-    return Workload(model, graph, Savings.without(config.without), num_classes=num_classes, outlines=outlines)
+    return Workload(model, graph, Optimisations.without(config.disable), num_classes=num_classes, outlines=outlines)
 
 
 def make_plan(config: Config, work: Workload) -> Plan:
@@ -333,10 +333,10 @@ def _local_rank(
 
 
 def _prepare_process(config: Config) -> None:
-    """The savings that are settings of the whole process."""
-    savings = Savings.without(config.without)
-    use_onednn(savings.onednn)
-    if savings.pages:
+    """The optimisations that are settings of the whole process."""
+    optimisations = Optimisations.without(config.disable)
+    use_onednn(optimisations.onednn)
+    if optimisations.pages:
         keep_pages()
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.core.meter import Meter
+from weft.core.optimisations import ALL_OPTIMISATIONS, Optimisations
 from weft.core.random import key as make_key
-from weft.core.savings import ALL_SAVINGS, Savings
 from weft.data import Adjacency
 from weft.kernels import keyed_dropout, spmm
 from weft.nn.aggregate import Aggregate, Rows, Total, WholeLayer
@@ -61,7 +61,7 @@ class Inputs:
     """
 
     rows: Tensor | None = None
-    savings: Savings = ALL_SAVINGS
+    optimisations: Optimisations = ALL_OPTIMISATIONS
     sparse: bool = False
     sparse_first: bool = False
     kept: dict[tuple[Aggregate, int], Tensor] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class GraphView(View):
             return y
         if isinstance(op, Total):
             return self.total(x)
-        if op.plain and self.inputs.savings.reuse and self.origin(x) == "inputs":
+        if op.plain and self.inputs.optimisations.reuse and self.origin(x) == "inputs":
             return self._aggregate_once(op, rows, steps)
         return self._aggregate(op, rows, steps)
 
@@ -163,7 +163,7 @@ class GraphView(View):
         return x.sum(0)
 
     def dropout(self, x: Tensor, p: float, *, relu: bool = False) -> Tensor:
-        if relu and (p == 0 or not self.inputs.savings.fuse):
+        if relu and (p == 0 or not self.inputs.optimisations.fuse):
             x, relu = torch.relu(x), False
         if p == 0:
             return x
@@ -183,9 +183,9 @@ class GraphView(View):
 
     def transform_first(self, x: Tensor, out_width: int) -> bool:
         origin, inputs = self.origin(x), self.inputs
-        if not inputs.savings.swap:
+        if not inputs.optimisations.swap:
             return False
-        if origin == "inputs" and inputs.savings.reuse:
+        if origin == "inputs" and inputs.optimisations.reuse:
             return self.traits.sparse_first and inputs.sparse_first
         unit: float = getattr(self.traits.unit_cost, origin)
         return out_width * self.traits.unit_cost.rows < x.shape[1] * unit

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from weft.core.errors import InputError
-from weft.core.savings import ALL_SAVINGS, Savings
+from weft.core.optimisations import ALL_OPTIMISATIONS, Optimisations
 from weft.data import UNTYPED, Adjacency, TypedShape
 from weft.nn.aggregate import Aggregate, Rows, Total
 from weft.nn.attention import AttendEdges
@@ -194,7 +194,7 @@ def outline(
     weighted: bool = False,
     training: bool,
     traits: ViewTraits = ONE_DEVICE,
-    savings: Savings = ALL_SAVINGS,
+    optimisations: Optimisations = ALL_OPTIMISATIONS,
     sparse_first: bool = False,
     transform_share: float = 1.0,
     num_classes: int | None = None,
@@ -219,7 +219,7 @@ def outline(
     def run(notes: Notes, what: str) -> Tensor:
         x = torch.empty(notes.rows_at(0), num_features, dtype=dtype, device="meta")
         rows = no_rows(typed, notes.rows_at(0) - num_vertices, dtype) if typed.has_input else None
-        inputs = Inputs(rows=x, savings=savings, sparse_first=sparse_first, typed=rows)
+        inputs = Inputs(rows=x, optimisations=optimisations, sparse_first=sparse_first, typed=rows)
         views = [OutlineView(traits, stage, notes, topology, inputs) for stage in range(cast(int, model.num_stages))]
         try:
             with torch.set_grad_enabled(training), torch.device("meta"), notes.counter or nullcontext():

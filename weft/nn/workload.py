@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from weft.core.errors import InputError
-from weft.core.savings import ALL_SAVINGS, Savings
+from weft.core.optimisations import ALL_OPTIMISATIONS, Optimisations
 from weft.data import Graph, GraphStats
 from weft.nn.graph_view import ONE_DEVICE, ViewTraits
 from weft.nn.operation import GraphOperation
@@ -42,12 +42,12 @@ class Workload:
         self,
         model: nn.Module,
         graph: Graph | GraphStats,
-        savings: Savings = ALL_SAVINGS,
+        optimisations: Optimisations = ALL_OPTIMISATIONS,
         *,
         num_classes: int | None = None,
         outlines: Outlines | None = None,
     ) -> None:
-        self.model, self.savings, self.num_classes = model, savings, num_classes
+        self.model, self.optimisations, self.num_classes = model, optimisations, num_classes
         self.stats = graph if isinstance(graph, GraphStats) else GraphStats.of(graph)
         self.outlines = dict(outlines or {})
         self._graph = graph if isinstance(graph, Graph) else None
@@ -87,14 +87,14 @@ class Workload:
     @property
     def sparse(self) -> bool:
         """Whether the features are mapped by their nonzeros."""
-        return self.savings.sparse and self.transform_share < 1
+        return self.optimisations.sparse and self.transform_share < 1
 
     @property
     def sparse_first(self) -> bool:
         """Whether mapping sparse features and aggregating the result costs less than mapping a dense aggregate."""
         stats = self.stats
         nonzeros = stats.density * stats.num_features + stats.num_edges / max(stats.num_vertices, 1)
-        return self.savings.sparse and NONZERO_COST * nonzeros < stats.num_features
+        return self.optimisations.sparse and NONZERO_COST * nonzeros < stats.num_features
 
     def outline(
         self, traits: ViewTraits = ONE_DEVICE, *, training: bool, count_flops: bool = False
@@ -115,10 +115,10 @@ class Workload:
             weighted=stats.weighted,
             training=key.training,
             traits=key.traits,
-            savings=self.savings,
+            optimisations=self.optimisations,
             num_classes=self.num_classes,
             sparse_first=self.sparse_first,
-            transform_share=min(self.transform_share, 1.0) if self.savings.sparse else 1.0,
+            transform_share=min(self.transform_share, 1.0) if self.optimisations.sparse else 1.0,
             count_flops=key.count_flops,
             typed=stats.typed,
             num_relation_rows=stats.num_relation_rows,
@@ -127,4 +127,4 @@ class Workload:
 
     def is_cached(self, op: GraphOperation) -> bool:
         """Whether a result is computed only once: constant features are always aggregated to the same."""
-        return self.savings.reuse and op.origin == "inputs" and op.is_aggregate
+        return self.optimisations.reuse and op.origin == "inputs" and op.is_aggregate

@@ -70,8 +70,8 @@ class Plan(ABC):
     options_type: ClassVar[type[Options]] = Options
     exact: ClassVar[bool] = True
     """Whether it gives the numbers of `single`."""
-    savings: ClassVar[tuple[str, ...]] = ()
-    """The savings that it has besides those of all strategies."""
+    optimisations: ClassVar[tuple[str, ...]] = ()
+    """The optimisations that it has besides those of all strategies."""
     traits: ClassVar[ViewTraits] = SPREAD
     """How its views weigh one order of map and aggregate against the other, and what they refuse."""
     max_ranks: ClassVar[int | None] = None
@@ -165,7 +165,7 @@ class Placed(ABC):
         work = self.work
         return Inputs(
             rows=self.features(self.input_rows),
-            savings=work.savings,
+            optimisations=work.optimisations,
             sparse=work.sparse,
             sparse_first=work.sparse_first,
             typed=typed_rows(self.graph, self.input_rows, self.group.device, work.dtype),

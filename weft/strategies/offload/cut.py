@@ -112,22 +112,22 @@ class Cutter:
     def _schedule(
         self, rank: int, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None
     ) -> Schedule:
-        savings = self.work.savings
+        optimisations = self.work.optimisations
         return make_schedule(
             self._parts(hops),
             cuts,
             rank,
             loops="looped" in layouts_of(self.programs.values(), hops),
             orders=orders,
-            share=savings.share,
-            keep=savings.keep,
-            ahead=savings.prefetch,
+            share=optimisations.share,
+            keep=optimisations.keep,
+            ahead=optimisations.prefetch,
         )
 
     def _chunks(self, planned: HopSchedule) -> tuple[tuple[ChunkShape, int], ...]:
         """Each chunk, and what is brought for the next one while it is worked on."""
         shapes = planned.shapes()
-        if not self.work.savings.prefetch:
+        if not self.work.optimisations.prefetch:
             return tuple((shape, 0) for shape in shapes)
         loads = map(self._load_bytes, [planned] * len(shapes), shapes, planned.schedule.rounds)
         return tuple(zip(shapes, [*loads, 0][1:], strict=True))

@@ -67,7 +67,7 @@ class OffloadPlan(Plan):
 
     name = "offload"
     options_type = OffloadOptions
-    savings = ("share", "keep", "reorder", "prefetch")
+    optimisations = ("share", "keep", "reorder", "prefetch")
     traits = SPREAD
     options: OffloadOptions
 
@@ -75,7 +75,7 @@ class OffloadPlan(Plan):
         work, options = self.work, self.options
         if options.chunks > MAX_CHUNKS:
             raise InputError(f"--chunks {options.chunks}: give at most {MAX_CHUNKS}")
-        tracer = ProgramTracer(work.graph, work.model, work.savings)
+        tracer = ProgramTracer(work.graph, work.model, work.optimisations)
         self.programs = {training: tracer.program(training=training) for training in (True, False)}
         by_cost = options.cache_ratio is not None or self.machine is not None
         caching = HybridOptions(
@@ -129,7 +129,7 @@ class OffloadPlan(Plan):
     def _search(self) -> tuple[int, Orders | None]:
         """As few chunks as fit, and their order. InputError where the device's memory is too little for any."""
         count, limit, cutter = max(self.options.chunks, 1), self.options.device_memory, self.cutter
-        rates, reorders = (self.machine.rates if self.machine else NOMINAL_RATES), self.work.savings.reorder
+        rates, reorders = (self.machine.rates if self.machine else NOMINAL_RATES), self.work.optimisations.reorder
         while limit is not None and (most := self._most(count)) > MARGIN * limit:
             if count >= cutter.max_chunks:
                 raise InputError(
@@ -169,7 +169,7 @@ class OffloadPlan(Plan):
         options = OffloadOptions(
             intermediates=self.options.intermediates, scratch=self.options.scratch, device=self.options.device
         )
-        work = Workload(model, graph, replace(self.work.savings, prefetch=False, reorder=False))
+        work = Workload(model, graph, replace(self.work.optimisations, prefetch=False, reorder=False))
         only = {"only": list(bounds), "kept": sorted(self.kept)}
         return PlacedOffload(OffloadPlan(work, 1, options, decisions=only), Group(device=options.device or "cpu"))
 
@@ -215,7 +215,7 @@ class OffloadPlan(Plan):
             weight=work.itemsize if work.stats.weighted else 0,
             embedded=embedded_stats(graph, self.cutter.needed, rank, self.vertices.part),
             embedded_width=sum(weight.shape[1] for weight in embeddings(work.model).values()),
-            share=work.savings.share,
+            share=work.optimisations.share,
             edge_ids=bool(graph.relations) or graph.edge_features is not None,
             on_cpu=self.options.on_cpu,
         )
@@ -267,7 +267,9 @@ class PlacedOffload(Placed):
 
     def make_inputs(self) -> Inputs:
         """Nothing: features are read range by range."""
-        return Inputs(rows=torch.empty(0, self.graph.num_features, dtype=self.work.dtype), savings=self.work.savings)
+        return Inputs(
+            rows=torch.empty(0, self.graph.num_features, dtype=self.work.dtype), optimisations=self.work.optimisations
+        )
 
     def exchange(self, stage: int) -> Exchange:
         raise NotImplementedError(f"stage {stage} is run chunk by chunk, by a pass")

@@ -54,7 +54,7 @@ class TensorPlan(Plan):
 
     name = "tensor"
     options_type = TensorOptions
-    savings = ("pipeline",)
+    optimisations = ("pipeline",)
     traits = SPREAD._replace(
         block_error="strategy tensor cannot run a layer that asks for whole source rows (view.block), because a rank "
         "holds only some columns of every row: use --strategy single"
@@ -77,7 +77,7 @@ class TensorPlan(Plan):
             graph.in_edges,
             limit=options.device_memory,
             count=options.chunks,
-            pipeline=self.work.savings.pipeline,
+            pipeline=self.work.optimisations.pipeline,
             edge_type=graph.edge_type,
             num_relations=len(graph.relations),
         )

@@ -60,7 +60,7 @@ class Block(SubTopology):
     def parts(self, op: Sum, dtype: torch.dtype) -> Parts:
         """A sum in parts: over the inputs, and over what each rank sends."""
         if op not in self._parts:
-            group, savings = self.home.group, self.home.work.savings
+            group, optimisations = self.home.group, self.home.work.optimisations
             ring = [(group.rank - step) % group.size for step in range(1, group.size)]
             self._parts[op] = split_product(
                 self.adjacency,
@@ -68,7 +68,7 @@ class Block(SubTopology):
                 self.hop.received,
                 self.scale(op.norm, op.weighted, dtype),
                 weighted=op.weighted and self.has_weight,
-                by_rank=ring if savings.ring else (),
+                by_rank=ring if optimisations.ring else (),
             )
         return self._parts[op]
 
@@ -122,7 +122,7 @@ class Halos(Exchange):
         x = rows[op.first]
         if not op.plain:
             return self._aggregate_several(view, op, rows, steps)
-        once = view.origin(x) == "inputs" and view.inputs.savings.reuse
+        once = view.origin(x) == "inputs" and view.inputs.optimisations.reuse
         for block in self.blocks[:steps]:
             if isinstance(op, Sum) and block.halo is not None and view.origin(x) == "rows":
                 x = block.halo.product(x, block.parts(op, x.dtype))

@@ -53,7 +53,7 @@ class VertexPlan(Plan):
     """One program on P ranks, exact, that caches a share of the remote sources and fetches the others."""
 
     options_type: ClassVar[type[Options]] = VertexOptions
-    savings = ("ring", "overlap")
+    optimisations = ("ring", "overlap")
     traits = SPREAD._replace(shrinks_rows=True)
     by_cost: ClassVar[bool] = False
     """Whether it decides by what flops, edges and bytes cost."""
@@ -131,8 +131,8 @@ class VertexPlan(Plan):
 
     def make_halo(self, route: Route, group: Group, name: str) -> Halo:
         """The halo of one block."""
-        savings = self.work.savings
-        return Halo(route, group, name=name, ring=savings.ring, overlap=savings.overlap)
+        optimisations = self.work.optimisations
+        return Halo(route, group, name=name, ring=optimisations.ring, overlap=optimisations.overlap)
 
 
 class PlacedVertices(Placed):

@@ -77,7 +77,7 @@ def probe(work: Workload, group: Group) -> Machine:
     products, products as what a whole step takes more, and the network by an exchange in which every rank sends as much
     as it receives. InputError for a model that cannot run on it.
     """
-    graph, savings, dtype = work.graph, work.savings, work.dtype
+    graph, optimisations, dtype = work.graph, work.optimisations, work.dtype
     degree = max(1, graph.num_edges // max(graph.num_vertices, 1))
     most = min(MAX_VERTICES, MAX_EDGES // degree, MAX_FEATURES // max(graph.num_features, 1))
     num_vertices = max(1, min(graph.num_vertices // group.size, most))
@@ -109,12 +109,12 @@ def probe(work: Workload, group: Group) -> Machine:
         return result
 
     def step_of(view_type: type[GraphView]) -> Callable[[], None]:
-        inputs = Inputs(rows=x, savings=savings, typed=typed)
+        inputs = Inputs(rows=x, optimisations=optimisations, typed=typed)
         return lambda: forward(view_type, inputs).sum().backward()
 
     try:
         with FlopCounterMode(display=False) as counter:
-            forward(RowsOnly, Inputs(rows=x, savings=savings, typed=typed))
+            forward(RowsOnly, Inputs(rows=x, optimisations=optimisations, typed=typed))
         rows, whole = least_seconds(step_of(RowsOnly), group), least_seconds(step_of(ProbeView), group)
     except RunError:  # a lost peer, which is not the model's fault
         raise

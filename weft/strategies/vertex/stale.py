@@ -133,9 +133,9 @@ class StalePlan(CommunicatedPlan):
     options: StaleOptions
 
     def make_halo(self, route: Route, group: Group, name: str) -> StaleHalo:
-        options, savings = self.options, self.work.savings
+        options, on = self.options, self.work.optimisations
         every, bound = options.refresh_every, options.staleness
-        return StaleHalo(route, group, name=name, every=every, bound=bound, ring=savings.ring, overlap=savings.overlap)
+        return StaleHalo(route, group, name=name, every=every, bound=bound, ring=on.ring, overlap=on.overlap)
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedStale:
         return PlacedStale(self, group, seed=seed)

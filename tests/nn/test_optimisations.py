@@ -1,4 +1,4 @@
-"""Each saving changes nothing but time and memory: training with it left out gives the same numbers."""
+"""Each optimisation changes nothing but time and memory: training with it left out gives the same numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from tests.strategies.cases import Case
 from tests.strategies.session import Session
 from weft.comm import Group
-from weft.core.savings import SAVINGS, Savings
+from weft.core.optimisations import OPTIMISATIONS, Optimisations
 from weft.kernels import spmm
 
 CASES = {
@@ -25,11 +25,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("saving", ["reuse", "swap", "sparse", "fuse"])
+@pytest.mark.parametrize("optimisation", ["reuse", "swap", "sparse", "fuse"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_same_losses(saving: str, case: Case) -> None:
     plain = Session(replace(case, without=saving), "single", Group())
-    assert not getattr(plain.savings, saving)
+    assert not getattr(plain.optimisations, saving)
     saved = Session(case, "single", Group())
     assert plain.losses(4) == pytest.approx(saved.losses(4), rel=1e-12, abs=1e-12)
     for name, gradient in saved.gradients().items():
@@ -63,6 +63,6 @@ def test_sparse_features_are_mapped_by_their_nonzeros(model: str, monkeypatch: p
 
 
 def test_names() -> None:
-    assert Savings.without("reuse,pages") == Savings(reuse=False, pages=False)
+    assert Optimisations.without("reuse,pages") == Optimisations(reuse=False, pages=False)
     of_all = ("reuse", "swap", "sparse", "fuse", "onednn", "ring", "overlap", "pipeline")
-    assert (*of_all, "share", "keep", "reorder", "prefetch", "pages") == SAVINGS
+    assert (*of_all, "share", "keep", "reorder", "prefetch", "pages") == OPTIMISATIONS

@@ -7,8 +7,8 @@ from typing import Self
 
 
 @dataclass(frozen=True, kw_only=True)
-class Savings:
-    """Which savings are on.
+class Optimisations:
+    """Which optimisations are on.
 
     reuse: aggregate constant features once, not every epoch.
     swap: map rows before their aggregate where that moves fewer bytes.
@@ -45,5 +45,5 @@ class Savings:
         return replace(cls(), **dict.fromkeys(filter(None, names.split(",")), False))
 
 
-ALL_SAVINGS = Savings()
-SAVINGS = tuple(spec.name for spec in fields(Savings))
+ALL_OPTIMISATIONS = Optimisations()
+OPTIMISATIONS = tuple(spec.name for spec in fields(Optimisations))
