@@ -80,4 +80,5 @@ class Everyone(Exchange):
 
 
 if __name__ == "__main__":
-    print(weft.train("digits", strategy="broadcast", workers=2, epochs=30).summary["scores"])
+    run = weft.train("digits", strategy="broadcast", workers=2)
+    print(f"test accuracy {run.summary['test_accuracy']:.3f}")

@@ -12,6 +12,7 @@ import weft
 from weft.core.config import Config
 from weft.data import DataWarning, Graph
 from weft.engine.check import check
+from weft.engine.run import make_workload
 from weft.nn import GATConv, GCNConv, PyGConv, RowLayer, Stack, from_pyg, make_model
 
 
@@ -32,9 +33,15 @@ def test_a_run_says_once_that_weights_are_ignored(weighted: Graph, tmp_path: Pat
     weft.train(weighted, "gcn", out=tmp_path / "gcn", **options)  # another warning would be an error here
 
 
+def check_run(name: str, graph: Graph, model: torch.nn.Module) -> None:
+    """What is checked before a run on one rank."""
+    config = Config(graph=name)
+    check(config, make_workload(config, graph, model), launched=False)
+
+
 def ignored(graph: Graph, model: torch.nn.Module) -> str:
     with pytest.warns(DataWarning) as caught:
-        check(Config(graph="digits"), graph, model, launched=False)
+        check_run("digits", graph, model)
     (warning,) = caught
     return str(warning.message).partition(" ignored by ")[2].partition(":")[0]
 
@@ -50,8 +57,8 @@ def test_the_layers_that_ignore_weights_are_named(weighted: Graph) -> None:
 def test_nothing_is_said_where_weights_are_used_or_absent(weighted: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     pyg = pytest.importorskip("torch_geometric.nn")
     taking: list[torch.nn.Module] = [PyGConv(pyg.GraphConv(64, 8), 8), GCNConv(8, 10)]
-    check(Config(graph="digits"), weighted, Stack(taking), launched=False)
-    check(Config(graph="digits"), weighted, make_model("gcn", 64, 10, decoupled=True), launched=False)
-    check(Config(graph="digits"), weft.load("digits"), make_model("sage", 64, 10), launched=False)
+    check_run("digits", weighted, Stack(taking))
+    check_run("digits", weighted, make_model("gcn", 64, 10, decoupled=True))
+    check_run("digits", weft.load("digits"), make_model("sage", 64, 10))
     monkeypatch.setenv("RANK", "1")  # another rank of torchrun's says it
-    check(Config(graph="digits"), weighted, make_model("sage", 64, 10), launched=False)
+    check_run("digits", weighted, make_model("sage", 64, 10))

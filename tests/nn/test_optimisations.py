@@ -25,7 +25,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("optimisation", ["reuse", "swap", "sparse", "fuse"])
+@pytest.mark.parametrize("saving", ["reuse", "swap", "sparse", "fuse"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_same_losses(saving: str, case: Case) -> None:
     plain = Session(replace(case, without=saving), "single", Group())

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engine.test_check import check_run
 from tests.strategies.graphs import make_graph
-from weft.core.config import Config
 from weft.core.errors import InputError
-from weft.engine.check import check
 from weft.nn import GraphView, Stack, from_pyg
 from weft.nn.conv import mlp
 
@@ -104,7 +103,7 @@ def test_edge_features_that_are_amiss(kind: str, options: dict[str, Any], num_kn
     sizes = (mlp(7, 5),) if kind == "GINEConv" else (7, 5)
     model = Stack([from_pyg(getattr(pyg, kind)(*sizes, **options))])
     with pytest.raises(InputError, match=said) as caught:
-        check(Config(graph="drawn"), graph, model, launched=False)
+        check_run("drawn", graph, model)
     assert "\n" not in str(caught.value)
 
 
