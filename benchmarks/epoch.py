@@ -184,7 +184,7 @@ def train(model: nn.Module, forward: Forward, graph: Graph) -> tuple[Callable[[]
 
 
 def run_pyg(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:
-    """PyG's layers with weft's weights; its CSR product where it has one, the normalisation made beforehand."""
+    """PyG's layers with weft's weights; its CSR aggregate where it has one, the normalisation made beforehand."""
     from torch_geometric import nn as pyg
     from torch_geometric.nn.conv.gcn_conv import gcn_norm
 

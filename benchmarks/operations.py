@@ -20,13 +20,13 @@ PHASES = {"loss": r"loss", "optimiser": r"Optimizer\..*"}
 
 # Names without what PyTorch puts in front (aten::, autograd::engine::evaluate_function:). The first that fits counts.
 GROUPS = {
-    "sparse product, forward": r"_Spmm(Max)?",
-    "sparse product, backward": r"_Spmm(Max)?Backward",
+    "sparse aggregate, forward": r"_Spmm(Max)?",
+    "sparse aggregate, backward": r"_Spmm(Max)?Backward",
     "attention, forward": r"_Attend",
     "attention, backward": r"_AttendBackward",
     "activation and dropout": r"_?(relu|threshold|elu|leaky_relu|clamp_min)\w*|_\w*Dropout(Backward)?"
     r"|(Relu|Elu|LeakyRelu)Backward\d",
-    "dense products": r"(add)?mm|(add)?bmm|matmul|linear|conv2d|_?convolution\w*|\w*mkldnn\w*|_Convolution(Backward)?"
+    "dense aggregates": r"(add)?mm|(add)?bmm|matmul|linear|conv2d|_?convolution\w*|\w*mkldnn\w*|_Convolution(Backward)?"
     r"|(Add)?MmBackward\d|BmmBackward\d",
     "copies and fills": r"copy_|clone|contiguous|to|_to_copy|cat|stack|fill_|zero_|zeros\w*|ones\w*|index_select|index"
     r"|(Clone|Cat|Copy|ToCopy)\w*Backward\d",

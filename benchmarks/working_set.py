@@ -1,10 +1,10 @@
-"""What products chunk by chunk have in memory, counted by us and seen from outside: a process of their own is watched.
+"""What aggregates chunk by chunk have in memory, counted by us and seen from outside: a process of their own is watched.
 
     python benchmarks/working_set.py --limits 16MB,64MB --model gcn
 
-The process makes the products of one training step under tensor on one rank, forward and backward, chunk by chunk; all
+The process makes the aggregates of one training step under tensor on one rank, forward and backward, chunk by chunk; all
 N rows of vertex data are in files, as they are on the host. The watcher reads the process's anonymous memory (RssAnon)
-every millisecond: beyond what it had before the first product, that is the working set.
+every millisecond: beyond what it had before the first aggregate, that is the working set.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> int:
     if options.watched:
         make_products(options)
         return 0
-    print(f"{options.graph}, width {options.width}: bytes of a whole product's rows {rows_bytes(options):,}")
+    print(f"{options.graph}, width {options.width}: bytes of a whole aggregate's rows {rows_bytes(options):,}")
     for kind in options.work.split(","):
         for limit in options.limits.split(","):
             counted, chunks, seen = watch(options, kind, limit)

@@ -30,7 +30,10 @@ def check_orders(group: Group) -> None:
     right = [[number + 1 - group.rank] * NUM_NUMBERS for number in LAYERS.values()]
     for chunk in range(3):
         assert swap(group, {name: Key(f"{name} rows", chunk) for name in LAYERS}) == right
-        assert swap(group, {"first": Key("product 1 rows", chunk), "second": Key("product 1 rows", chunk + 1)}) == right
+        assert (
+            swap(group, {"first": Key("aggregate 1 rows", chunk), "second": Key("aggregate 1 rows", chunk + 1)})
+            == right
+        )
     assert swap(group, {}) == right[::-1], "a count of all is no key: the planted error gives the other layer's rows"
     with pytest.raises(AssertionError, match=r"Key\(what='rows', number=0\) is under way already"):
         swap(group, dict.fromkeys(LAYERS, Key("rows", 0)))

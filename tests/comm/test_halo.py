@@ -1,4 +1,4 @@
-"""Rows fetched from other ranks, and products over them, against the whole graph on one rank; counted byte by byte."""
+"""Rows fetched from other ranks, and aggregates over them, against the whole graph on one rank; counted byte by byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.ranks import on_ranks
-from weft.comm import Group, Halo, make_route, split_product
+from weft.comm import Group, Halo, make_route, slice_edges
 from weft.core.meter import Counts
 from weft.data import Adjacency
 from weft.kernels import Scale, spmm, spmm_transposed
@@ -55,7 +55,7 @@ def check_counts(counts: Counts, sent: int, received: int) -> None:
 
 
 class Rank:
-    """One rank's share of a product: its block, and the rows of all ranks."""
+    """One rank's share of an aggregate: its block, and the rows of all ranks."""
 
     def __init__(self, group: Group, assignment: list[int], ratio: float) -> None:
         self.group, self.adj = group, whole_graph()
@@ -73,7 +73,7 @@ class Rank:
     def product(self, scale: Scale, weighted: bool, ring: bool, overlap: bool) -> tuple[Tensor, Tensor]:
         """`A x` of this rank's targets, and the gradient of its inputs."""
         hop, meter = self.hop, self.group.meter
-        parts = split_product(
+        parts = slice_edges(
             hop.block,
             hop.num_inputs,
             hop.received,
@@ -92,7 +92,7 @@ class Rank:
         return y.detach(), x.grad
 
     def check_products(self) -> None:
-        """Ring or not, overlapped or not: the rows of the whole product, and its gradient, summed over the ranks."""
+        """Ring or not, overlapped or not: the rows of the whole aggregate, and its gradient, summed over the ranks."""
         targets = self.inputs[: self.hop.block.num_targets]
         for (scale, weighted), ring in product(scales(), (True, False)):
             y, grad = self.product(scale, weighted, ring, overlap=True)

@@ -1,4 +1,4 @@
-"""Maps of rows: by oneDNN and by the plain product they are the same map, forward and backward."""
+"""Maps of rows: by oneDNN and by the plain aggregate they are the same map, forward and backward."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_dropout_depends_on_its_key() -> None:
 
 @pytest.mark.parametrize(("in_width", "out_width"), [(7, 3), (7, 30)])
 def test_the_narrower_order_is_taken(in_width: int, out_width: int) -> None:
-    """A product on the narrower rows, on none for constant features, and always the same numbers."""
+    """An aggregate on the narrower rows, on none for constant features, and always the same numbers."""
     graph = make_graph(23)
     x = torch.randn(23, in_width, dtype=torch.float64)
     layer = GCNConv(in_width, out_width).double()

@@ -25,7 +25,7 @@ Row = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A product on all ranks, and the sets of the paper by definition."""
+    """An aggregate on all ranks, and the sets of the paper by definition."""
 
     parts: list[Part]
     bounds: list[tuple[int, ...]]

@@ -160,7 +160,7 @@ def shapes() -> list[Any]:
 
 @pytest.mark.parametrize(("case", "size"), shapes())
 def test_graphs_without_edges_with_one_vertex_and_with_a_hub(case: Case, size: int) -> None:
-    """Graphs at the edge of what there is, under models whose products need loops, maxima and none of both."""
+    """Graphs at the edge of what there is, under models whose aggregates need loops, maxima and none of both."""
     check_on_ranks(size, case, "offload", Given(chunks=3))
 
 
@@ -239,7 +239,7 @@ class Centred(nn.Module):
 
 
 class Steps(nn.Module):
-    """A layer of one's own that can make several products of each other."""
+    """A layer of one's own that can make several aggregates of each other."""
 
     out_width = 5
 
@@ -248,7 +248,7 @@ class Steps(nn.Module):
 
 
 class Rows(nn.Module):
-    """A layer without a product."""
+    """A layer without an aggregate."""
 
     out_width = 7
 
@@ -257,7 +257,7 @@ class Rows(nn.Module):
 
 
 class Two(nn.Module):
-    """A layer with two products."""
+    """A layer with two aggregates."""
 
     out_width = 7
 
@@ -292,10 +292,10 @@ def with_norm(norm: nn.Module) -> Stack:
         (with_norm(Centred()), "the sum of all rows is asked for where only some rows are at hand"),
         (
             decoupled(Steps()),
-            "Steps is to make 2 products of each other",
+            "Steps is to make 2 aggregates of each other",
         ),
         (Stack([Rows(), GCNConv(7, 5)]), r"give a layer that maps rows alone as weft\.nn\.RowLayer"),
-        (Stack([Two(), GCNConv(7, 5)]), "Two cannot run on a chunk .*, and one product"),
+        (Stack([Two(), GCNConv(7, 5)]), "Two cannot run on a chunk .*, and one aggregate"),
         (Stack([Added(), GCNConv(7, 5)]), r"Added cannot run on a chunk .*: use view\.targets\(x\)"),
     ],
     ids=lambda value: type(value).__name__,

@@ -173,7 +173,7 @@ def test_a_planted_error_of_types_shows(size: int, error: str) -> None:
 
 
 class TwoProducts(torch.nn.Module):
-    """A layer that asks for a second product of the first one's result, and adds its input."""
+    """A layer that asks for a second aggregate of the first one's result, and adds its input."""
 
     def __init__(self) -> None:
         super().__init__()

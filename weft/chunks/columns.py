@@ -119,7 +119,7 @@ class ChunkedGraph:
     def __init__(self, whole: Topology, chunking: Chunking, group: Group, device: torch.device) -> None:
         self.whole, self.chunking, self.group, self.device = whole, chunking, group, device
         self._placed: dict[tuple[WorkingSet, bool], Placed] = {}
-        self.num_products = 0
+        self.num_aggregates = 0
 
     @property
     def limited(self) -> bool:
@@ -180,7 +180,7 @@ class ChunkedGraph:
         own, extra: of this rank's columns of x, those that are aggregated, and those that logits of sources and then of
         targets are made of in every step. shared: the aggregate's tensors that all rows share, by name.
         """
-        self.num_products += 1
+        self.num_aggregates += 1
         run = _Run(self, op, needs, rows_in, rows_out, steps, own, extra)
         given = shared or {}
         y: Tensor = _Chunked.apply(x, run, *(given[name] for name in op.shared))  # type: ignore[no-untyped-call]
@@ -214,7 +214,7 @@ class _Run:
         own: slice,
         extra: slice,
     ) -> None:
-        self.graph, self.op, self.needs, self.name = graph, op, needs, f"aggregate {graph.num_products}"
+        self.graph, self.op, self.needs, self.name = graph, op, needs, f"aggregate {graph.num_aggregates}"
         self.rows_in, self.rows_out, self.steps = rows_in, rows_out, steps
         self.group, self.num_vertices = graph.group, graph.whole.adjacency.num_targets
         self.num_own = len(range(self.group.rank, self.num_vertices, self.group.size))

@@ -14,9 +14,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from weft.chunks.aggregates import ChunkAggregates
 from weft.chunks.embedded import EmbeddedRows
 from weft.chunks.placed import PlacedChunks
-from weft.chunks.products import Products
 from weft.chunks.program import Part, Program, RowsView, differentiable, left_by
 from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
 from weft.core.random import key
@@ -76,12 +76,12 @@ class Pass:
         before, num_rows = self.tables[-1] if number else None, home.num_rows(part.hop)
         table = BoundaryRows(part=part, arrays=[home.pool.take(num_rows, port.width) for port in part.live])
         if before is not None and before.part.aggregates and not before.part.constant:
-            products = self._products(before)
-            self._make_steps(before, products)
+            aggregates = self._aggregates(before)
+            self._make_steps(before, aggregates)
             if home.keeps(before.part):
                 before.result = home.pool.take(num_rows, before.part.width)
                 before.kept = tuple(home.pool.take(num_rows, width) for width in before.part.kept_widths)
-            for round_, loaded, result in products.results(before.part.steps - 1, last=True):
+            for round_, loaded, result in aggregates.results(before.part.steps - 1, last=True):
                 self._advance(number, round_.targets, loaded.own, result, table)
                 del loaded, result
         else:
@@ -127,16 +127,16 @@ class Pass:
         state = BoundaryState(result=cast(Tensor, result), rows=rows, shared=shared, context=before.context)
         return self.model.resume(views, state)
 
-    def _products(self, table: BoundaryRows) -> Products:
+    def _aggregates(self, table: BoundaryRows) -> ChunkAggregates:
         assert table.part.boundary is not None
-        return Products(self.home, table, self.keys[table.part.boundary.stage])
+        return ChunkAggregates(self.home, table, self.keys[table.part.boundary.stage])
 
-    def _make_steps(self, table: BoundaryRows, products: Products) -> None:
+    def _make_steps(self, table: BoundaryRows, aggregates: ChunkAggregates) -> None:
         """All steps of an aggregate but the last one."""
         home, part = self.home, table.part
         for step in range(part.steps - 1):
             made = home.pool.take(home.num_rows(part.hop + step + 1), part.width)
-            for round_, _, result in products.results(step, last=False):
+            for round_, _, result in aggregates.results(step, last=False):
                 store(made, round_.targets, result, self.meter)
             if part.op.linear and step:
                 home.pool.give(table.between.pop())
@@ -144,10 +144,10 @@ class Pass:
 
     def _result_once(self, table: BoundaryRows) -> None:
         """The result that is made of constants; nothing but that and the rows that go on with it is kept."""
-        home, part, products = self.home, table.part, self._products(table)
-        self._make_steps(table, products)
+        home, part, aggregates = self.home, table.part, self._aggregates(table)
+        self._make_steps(table, aggregates)
         table.result = home.pool.take(home.num_rows(part.hop + part.steps), part.width)
-        for _ in products.results(part.steps - 1, last=False):
+        for _ in aggregates.results(part.steps - 1, last=False):
             pass  # they are kept
         home.pool.give(
             *table.between, *(rows for port, rows in enumerate(table.arrays) if port not in part.rows.values())
@@ -155,20 +155,20 @@ class Pass:
         table.between = []
 
     def _backward(self, number: int, out: Grads) -> Grads | None:
-        """Part `number` and the product before it, from the gradients of what the part gave; those of what it read."""
+        """Part `number` and the aggregate before it, from the gradients of what the part gave; those of what it read."""
         home, part = self.home, self.parts[number]
         before = self.tables[number - 1] if number else None
         into, first = Grads(), True
         if before is not None and not before.part.constant:
             into = Grads(live={port: self._zeros(before, port) for port in differentiable(before.part)})
         if before is not None and before.part.aggregates and not before.part.constant:
-            products, step = self._products(before), before.part.steps - 1
+            aggregates, step = self._aggregates(before), before.part.steps - 1
             to = self._step_gradients(before, step)
-            for round_, loaded, again in products.again(step, into, last=True, into=to):
+            for round_, loaded, again in aggregates.again(step, into, last=True, into=to):
                 again.back(self._redo(number, round_.targets, loaded.own, again.result, out, into, first=first))
                 del loaded, again
                 first = False
-            self._steps_back(before, products, into, to)
+            self._steps_back(before, aggregates, into, to)
         else:
             for span, (own, result) in home.ahead(home.spans(home.num_rows(part.hop)), partial(self._rows, before)):
                 self._count(own, result)
@@ -192,12 +192,12 @@ class Pass:
         rows.clear()
         return rows
 
-    def _steps_back(self, table: BoundaryRows, products: Products, into: Grads, grads: Rows | None) -> None:
+    def _steps_back(self, table: BoundaryRows, aggregates: ChunkAggregates, into: Grads, grads: Rows | None) -> None:
         """The steps of an aggregate before the last one; grads: of what the last one read."""
         for step in reversed(range(table.part.steps - 1)):
             assert grads is not None
             to = self._step_gradients(table, step)
-            for round_, _, again in products.again(step, into, last=False, into=to):
+            for round_, _, again in aggregates.again(step, into, last=False, into=to):
                 again.back(self._grads(grads, round_.targets))
             self.home.pool.give(grads)
             grads = to

@@ -1,4 +1,4 @@
-"""What a model does between its products, found by running it on a few rows: which rows it leaves, of what width.
+"""What a model does between its aggregates, found by running it on a few rows: which rows it leaves, of what width.
 
 (HongTu, section 4.2.) Part k of a program goes from the result at boundary k - 1 to boundary k, or to the logits.
 """
@@ -37,13 +37,13 @@ FEW = 5  # rows that a program is found out with
 def refused(*_: Any, **__: Any) -> Any:
     """In place of what no range of rows has, where somebody's own layer, norm or activation asks for it."""
     raise InputError(
-        "strategy offload: a product, edges or the sum of all rows is asked for where only some rows are at hand: "
+        "strategy offload: an aggregate, edges or the sum of all rows is asked for where only some rows are at hand: "
         "leave that to weft's own layers and BatchNorm, or take another strategy"
     )
 
 
 class RowsView(GraphView):
-    """The view of some rows while no product is made; what couples rows is asked at boundaries.
+    """The view of some rows while no aggregate is made; what couples rows is asked at boundaries.
 
     ids: int64 [n], original ids. embedded: those of an embedding's rows that are theirs.
     """
@@ -159,13 +159,13 @@ class Part:
 
     @property
     def steps(self) -> int:
-        """How many products follow each other."""
+        """How many aggregates follow each other."""
         return self.boundary.steps if self.boundary else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A model's parts in training or in an evaluation; num_hops: its products."""
+    """A model's parts in training or in an evaluation; num_hops: its aggregates."""
 
     parts: tuple[Part, ...]
     num_hops: int
@@ -282,7 +282,7 @@ class ProgramTracer:
         name, own = type(op.layer).__name__, rows["own"]
         if steps > 1:
             raise InputError(
-                f"strategy offload: {name} is to make {steps} products of each other: propagate by a layer of weft.nn"
+                f"strategy offload: {name} is to make {steps} aggregates of each other: propagate by a layer of weft.nn"
             )
         ids, edges = torch.arange(len(own)), self.topology.adjacency
         block = replace(edges, indices=edges.indices + len(own), num_sources=2 * len(own), known_transpose=None)
@@ -295,7 +295,7 @@ class ProgramTracer:
         except (RuntimeError, ValueError) as error:
             raise InputError(
                 f"strategy offload: {name} cannot run on a chunk ({str(error).splitlines()[0]}): use view.targets(x) "
-                "for the rows of its result, and one product"
+                "for the rows of its result, and one aggregate"
             ) from error
         if len(result) != len(own):
             raise InputError(f"strategy offload: {name} gives more rows than it has targets: use view.targets(x)")

@@ -19,7 +19,7 @@ from weft.partition.dependencies import Hop
 
 
 class Part(NamedTuple):
-    """A rank's side of a product.
+    """A rank's side of an aggregate.
 
     own: int64, ascending, the vertices that the rank results for, which are its first local rows. rows: int64, the
     vertex of each local row, at least hop.num_inputs of them.

@@ -23,7 +23,7 @@ from weft.partition.dependencies import Hop
 
 @dataclass(frozen=True, kw_only=True)
 class Volumes:
-    """Rows that one pass of a product moves, of all ranks together (section 5.3).
+    """Rows that one pass of an aggregate moves, of all ranks together (section 5.3).
 
     neighbours: what the chunks read (V_ori). shared: where ranks share what they load (V_+p2p). kept: where they keep
     besides what the next round needs (V_+ru). fetched: what then crosses between ranks.

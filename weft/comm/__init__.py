@@ -15,7 +15,7 @@ from weft.comm.exchange import (
     sum_shared,
 )
 from weft.comm.group import Group, Key, Pending
-from weft.comm.halo import Halo, Parts, PendingRows, Route, make_route, split_product
+from weft.comm.halo import Halo, Parts, PendingRows, Route, make_route, slice_edges
 from weft.comm.join import join
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Rows to whoever lacks them, and products over them (NeutronStar, sections 2.2 and 4.3)."""
+"""Rows to whoever lacks them, and aggregates over them (NeutronStar, sections 2.2 and 4.3)."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class Rows:
 
 
 class Halo:
-    """The rows that one product lacks, and the way back of their gradients.
+    """The rows that one aggregate lacks, and the way back of their gradients.
 
-    ring: rank by rank, so that a part of the product can start when its rows are here; else by one all_to_all.
+    ring: rank by rank, so that a part of the aggregate can start when its rows are here; else by one all_to_all.
     overlap: what is here already is multiplied meanwhile. name: tells its exchanges from those of other halos.
     """
 
@@ -126,7 +126,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """A product in parts: over the rows that are here, to which those that come are added in a fixed order."""
+    """An aggregate in parts: over the rows that are here, to which those that come are added in a fixed order."""
 
     here: Adjacency
     scale: Scale
@@ -134,10 +134,10 @@ class Parts:
     weighted: bool
 
 
-def split_product(
+def slice_edges(
     block: Adjacency, num_here: int, received: Sequence[int], scale: Scale, *, weighted: bool, by_rank: Sequence[int]
 ) -> Parts:
-    """A block's product in parts: its first `num_here` sources are here, the rest comes, `received` from each rank.
+    """A block's aggregate in parts: its first `num_here` sources are here, the rest comes, `received` from each rank.
 
     by_rank: the order in which ranks' rows are added, each by itself; empty: all at once.
     """

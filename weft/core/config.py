@@ -150,12 +150,12 @@ class Config:
     )
     chunks: int = option(
         0,
-        "tensor, offload: parts that products are made in, one by one; 0: as --device-memory needs",
+        "tensor, offload: parts that aggregates are made in, one by one; 0: as --device-memory needs",
         least=0,
     )
     intermediates: str = option(
         "auto",
-        "offload: what the backward pass has of a product: kept on the host, or recomputed; auto: what costs less",
+        "offload: what the backward pass has of an aggregate: kept on the host, or recomputed; auto: what costs less",
         choices=("auto", "keep", "recompute"),
     )
     scratch: str = option(

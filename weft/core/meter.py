@@ -140,7 +140,7 @@ class Meter:
         self._charges += [(counts.durations, name, span) for span in spans]
 
     def aggregate(self, edges: int, width: int) -> None:
-        """Counts a product over `edges` edges on `width` columns."""
+        """Counts an aggregate over `edges` edges on `width` columns."""
         self.counts.edges += edges * width
 
     def transfer(self, tag: str, to_device: int, to_host: int) -> None:

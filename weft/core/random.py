@@ -37,7 +37,7 @@ def keyed_integers(words: Tensor, count: Tensor | int) -> Tensor:
 
 
 def mix64_each(values: Tensor) -> Tensor:
-    """`mix64` of int64 [n], whose products wrap and whose shifts must not carry the sign."""
+    """`mix64` of int64 [n], whose aggregates wrap and whose shifts must not carry the sign."""
     values = values + signed(0x9E3779B97F4A7C15)
     values = (values ^ (values >> 30 & MASK64 >> 30)) * signed(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> 27 & MASK64 >> 27)) * signed(0x94D049BB133111EB)

@@ -178,7 +178,7 @@ class OutlineView(GraphView):
             and (len(x) != notes.rows_at(self.hop) or steps != notes.steps[self.stage])
         ):
             raise InputError(
-                f"stage {self.stage} has products one after another, or of different steps, and so cannot tell which "
+                f"stage {self.stage} has aggregates one after another, or of different steps, and so cannot tell which "
                 "rows a rank computes again: give each its own stage, or use --strategy communicated"
             )
         notes.steps[self.stage] = max(notes.steps[self.stage], steps)

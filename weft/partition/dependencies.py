@@ -1,6 +1,6 @@
-"""What a part needs of the others: the vertices that it computes again, and the block that each product runs on.
+"""What a part needs of the others: the vertices that it computes again, and the block that each aggregate runs on.
 
-(NeutronStar, sections 2.2 and 3.) A model's products are its hops; the inputs of hop h are the rows of level h.
+(NeutronStar, sections 2.2 and 3.) A model's aggregates are its hops; the inputs of hop h are the rows of level h.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.data import Adjacency
 class Caching:
     """How the remote sources of a part are to be had: computed again (cached) or fetched, level by level.
 
-    costs: float64 [levels, 5], one level for every hop: seconds of a row, of an in-edge in the product before it, of
+    costs: float64 [levels, 5], one level for every hop: seconds of a row, of an in-edge in the aggregate before it, of
     fetching a row; bytes of a cached row, of its in-edge. first: the lowest level that costs anything.
     ratio: the share of the remote sources to cache at each level, those that cost least; None: where it costs less.
     max_bytes: of all that is cached; None: no limit.
@@ -34,7 +34,7 @@ class Caching:
 
 @dataclass(frozen=True, kw_only=True)
 class Hop:
-    """One product's block on one part: the first rows of its inputs as targets, inputs and fetched rows as sources.
+    """One aggregate's block on one part: the first rows of its inputs as targets, inputs and fetched rows as sources.
 
     block: all in-edges of the targets, in the whole graph's order. Its first `num_inputs` sources are the inputs.
     fetched: int64 [h], the vertices of the other sources, by owner, ascending in each. received: how many of each part.

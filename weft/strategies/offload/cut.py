@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from weft.chunks.products import back_way, layout_of, reads_values
+from weft.chunks.aggregates import back_way, layout_of, reads_values
 from weft.chunks.program import Program
 from weft.chunks.ranges import Part, chunk_vertices, reorder
 from weft.chunks.rank import ChunkShape, HopSchedule, RankChunks

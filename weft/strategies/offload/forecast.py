@@ -24,7 +24,7 @@ ADAM_COPIES = 5  # of a parameter: itself, its gradient, Adam's two moments, and
 class Forecast:
     """Bytes of one rank: on the device at most; in memory of the host; in files; and moved by an epoch's training step.
 
-    chunks: of the first product.
+    chunks: of the first aggregate.
     """
 
     chunks: int

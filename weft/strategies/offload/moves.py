@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from weft.chunks.products import back_way, layout_of, reads_values
+from weft.chunks.aggregates import back_way, layout_of, reads_values
 from weft.chunks.program import Part, differentiable
 from weft.chunks.rank import HopSchedule, RankChunks
 from weft.chunks.schedule import Round
@@ -81,7 +81,7 @@ class Moves:
             self._total(part)
 
     def _backward(self, number: int) -> bool:
-        """Of a part and the product before it; whether anything is left to do."""
+        """Of a part and the aggregate before it; whether anything is left to do."""
         part, before = self.parts[number], self.parts[number - 1] if number else None
         rows = self.num_rows(part.hop)
         self._load("gradients", rows * self._width(part, differentiable(part)))
@@ -148,7 +148,7 @@ class Moves:
         return edge_bytes(way, rows, sources, edges, index, self.sizes.weight)
 
     def _source_widths(self, part: Part, step: int) -> list[tuple[int, bool]]:
-        """Of the rows that a product reads at sources, each once, their width and whether they have a gradient."""
+        """Of the rows that an aggregate reads at sources, each once, their width and whether they have a gradient."""
         live = {port for name, port in part.sources.items() if not step or name != part.op.first}
         found = [(part.live[port].width, part.live[port].differentiable) for port in live]
         return [*found, (part.width, part.differentiable)] if step else found

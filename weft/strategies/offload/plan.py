@@ -84,11 +84,11 @@ class OffloadPlan(Plan):
         self.vertices = (HybridPlan if by_cost else CommunicatedPlan)(work, self.size, caching, self.machine)
         if (asked := self.programs[True].num_hops) != (foreseen := len(self.vertices.caching.costs)):
             raise InputError(
-                f"strategy offload makes {asked} products over the edges, and the model's layers {foreseen}: give a "
-                "layer that maps rows alone as weft.nn.RowLayer, and each product a layer of its own"
+                f"strategy offload makes {asked} aggregates over the edges, and the model's layers {foreseen}: give a "
+                "layer that maps rows alone as weft.nn.RowLayer, and each aggregate a layer of its own"
             )
-        products = (part for part in self.programs[True].parts if part.aggregates and not part.constant)
-        self.kept = frozenset(part.hop for part in products if self._keeps(part))
+        aggregates = (part for part in self.programs[True].parts if part.aggregates and not part.constant)
+        self.kept = frozenset(part.hop for part in aggregates if self._keeps(part))
         self.memory_probe = MemoryProbe(work.graph, work.model, self._place_scaled)
         self._decisions: dict[str, Any] | None = decisions
         self._cutter: Cutter | None = None

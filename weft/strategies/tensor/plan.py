@@ -1,4 +1,4 @@
-"""Tensor parallelism (NeutronTP, sections 3 and 4): rows for the network's maps, columns for the graph's products.
+"""Tensor parallelism (NeutronTP, sections 3 and 4): rows for the network's maps, columns for the graph's aggregates.
 
 Every rank holds the whole topology, answers for N / P rows, and aggregates F / P columns of all rows.
 """

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from weft.comm import Group, Halo, Parts, split_product
+from weft.comm import Group, Halo, Parts, slice_edges
 from weft.cost import Operation
 from weft.nn import Aggregate, GraphOperation, Rows, SubTopology, Sum, Topology
 from weft.partition import Hop
@@ -62,7 +62,7 @@ class Block(SubTopology):
         if op not in self._parts:
             group, optimisations = self.home.group, self.home.work.optimisations
             ring = [(group.rank - step) % group.size for step in range(1, group.size)]
-            self._parts[op] = split_product(
+            self._parts[op] = slice_edges(
                 self.adjacency,
                 self.hop.num_inputs,
                 self.hop.received,

@@ -57,7 +57,7 @@ def level_costs(
 
 
 def is_fetched(asked: GraphOperation, hop: int) -> bool:
-    """Whether sources of this product cross the network: all but the constant features, and what is made of them."""
+    """Whether sources of this aggregate cross the network: all but the constant features, and what is made of them."""
     return hop > asked.hop or asked.origin == "rows"
 
 
@@ -67,7 +67,7 @@ def fetched_width(asked: GraphOperation, hop: int) -> int:
 
 
 def edge_width(asked: GraphOperation, hop: int) -> int:
-    """Columns that a product reads by edge, and once those of logits that need both ends."""
+    """Columns that an aggregate reads by edge, and once those of logits that need both ends."""
     return asked.width + (asked.logit_width - asked.beside_width if hop == asked.hop else 0)
 
 

@@ -24,7 +24,7 @@ from weft.nn import Rows as Tensors
 
 @dataclass(kw_only=True)
 class Source:
-    """Rows that a product reads at the sources of edges, as these tensors; their slots, and those of their gradients.
+    """Rows that an aggregate reads at the sources of edges, as these tensors; their slots, and those of their gradients.
 
     into: where the gradients go, if there are any.
     """
@@ -70,7 +70,7 @@ def layout_of(op: Aggregate) -> Layout:
     return "looped" if op.loops else "plain"
 
 
-class Products:
+class ChunkAggregates:
     """All steps of the aggregate that a table's boundary asks for. view_key: of its stage."""
 
     def __init__(self, home: PlacedChunks, table: BoundaryRows, view_key: int) -> None:
@@ -259,7 +259,7 @@ class Products:
 
     @property
     def _read_width(self) -> int:
-        """The columns of what the products aggregate."""
+        """The columns of what the aggregates aggregate."""
         return self.part.aggregated.width
 
     def _about(self, tensors: Tensors, shared: Tensors) -> Tensors:
@@ -342,7 +342,7 @@ def reads_values(part: Part, step: int, *, kept: bool) -> bool:
 
 
 def back_way(part: Part, *, values: bool, kept: bool, on_cpu: bool) -> Way:
-    """Which edges the gradient of a product brings; on a GPU, attention's walks them in both orders."""
+    """Which edges the gradient of an aggregate brings; on a GPU, attention's walks them in both orders."""
     if part.op.linear:
         return "both" if values else "back"
     return "back" if kept and on_cpu else "both"
