@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.chunks.ranges import Part, chunk_sources, chunk_vertices, reorder
+from weft.chunks.ranges import RankSide, chunk_sources, chunk_vertices, reorder
 from weft.chunks.schedule import Rates, Schedule, Volumes, make_schedule
 from weft.core.native import _native
 from weft.data import Adjacency, Graph
@@ -27,7 +27,7 @@ Row = tuple[int, int]
 class Problem:
     """An aggregate on all ranks, and the sets of the paper by definition."""
 
-    parts: list[Part]
+    parts: list[RankSide]
     bounds: list[tuple[int, ...]]
     orders: list[list[int]]
     loops: bool
@@ -94,7 +94,7 @@ def make_problem(num_ranks: int, num_chunks: int, seed: int, *, loops: bool) -> 
     caching = Caching(costs=costs, ratio=0.5 if seed % 3 else 0.0)
     needed = [make_dependencies(adj, part, rank, num_ranks, caching) for rank in range(num_ranks)]
     hop = seed % 2
-    parts = [Part(each.hops[hop], each.own, each.rows) for each in needed]
+    parts = [RankSide(each.hops[hop], each.own, each.rows) for each in needed]
     return Problem(
         parts=parts,
         bounds=[range_bounds(each.hop.block, num_chunks) for each in parts],
@@ -413,7 +413,7 @@ def test_nothing_to_do() -> None:
     part = torch.zeros(2, dtype=torch.int32)
     caching = Caching(costs=torch.zeros(1, 5, dtype=torch.float64), ratio=0.0)
     needed = [make_dependencies(adj, part, rank, 2, caching) for rank in range(2)]
-    parts = [Part(each.hops[0], each.own, each.rows) for each in needed]
+    parts = [RankSide(each.hops[0], each.own, each.rows) for each in needed]
     bounds = [range_bounds(each.hop.block, 5) for each in parts]
     problem = Problem(parts=parts, bounds=bounds, orders=[list(range(5))] * 2, loops=False)
     for options in OPTIONS:

@@ -18,7 +18,7 @@ from weft.data import Adjacency
 from weft.partition.dependencies import Hop
 
 
-class Part(NamedTuple):
+class RankSide(NamedTuple):
     """A rank's side of an aggregate.
 
     own: int64, ascending, the vertices that the rank results for, which are its first local rows. rows: int64, the
@@ -38,7 +38,7 @@ def chunk_sources(block: Adjacency, bounds: Sequence[int], *, loops: bool) -> li
     return list(sets.split(sets.numbers))
 
 
-def chunk_vertices(part: Part, bounds: Sequence[int], *, loops: bool) -> list[Tensor]:
+def chunk_vertices(part: RankSide, bounds: Sequence[int], *, loops: bool) -> list[Tensor]:
     """The vertices that each range of targets reads, int64, by source number: what `reorder` compares."""
     vertices = torch.cat([part.rows[: part.hop.num_inputs], part.hop.fetched])
     return [vertices[sources] for sources in chunk_sources(part.hop.block, bounds, loops=loops)]

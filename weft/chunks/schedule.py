@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from weft.chunks.ranges import Part, chunk_sources, same_count
+from weft.chunks.ranges import RankSide, chunk_sources, same_count
 from weft.chunks.sets import Changes, Sets, Slots, assign_slots, join, places_of, starts_of
 from weft.cost import Rates
 from weft.partition.dependencies import Hop
@@ -90,7 +90,7 @@ class Schedule:
 
 
 def make_schedule(
-    parts: Sequence[Part],
+    parts: Sequence[RankSide],
     bounds: Sequence[Sequence[int]],
     rank: int,
     *,

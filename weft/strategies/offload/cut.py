@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from weft.chunks.aggregates import back_way, layout_of, reads_values
 from weft.chunks.program import Program
-from weft.chunks.ranges import Part, chunk_vertices, reorder
+from weft.chunks.ranges import RankSide, chunk_vertices, reorder
 from weft.chunks.rank import ChunkShape, HopSchedule, RankChunks
 from weft.chunks.schedule import Round, Schedule, make_schedule
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, edge_bytes
@@ -106,8 +106,8 @@ class Cutter:
             missing_loops=tuple(int(lacks[round_.targets].sum()) for round_ in schedule.rounds),
         )
 
-    def _parts(self, hops: range) -> list[Part]:
-        return [Part(each.hops[hops[0]], each.own, each.rows) for each in self.needed]
+    def _parts(self, hops: range) -> list[RankSide]:
+        return [RankSide(each.hops[hops[0]], each.own, each.rows) for each in self.needed]
 
     def _schedule(
         self, rank: int, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None
