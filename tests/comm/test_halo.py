@@ -73,7 +73,7 @@ class Rank:
     def product(self, scale: Scale, weighted: bool, ring: bool, overlap: bool) -> tuple[Tensor, Tensor]:
         """`A x` of this rank's targets, and the gradient of its inputs."""
         hop, meter = self.hop, self.group.meter
-        parts = slice_edges(
+        slices = slice_edges(
             hop.block,
             hop.num_inputs,
             hop.received,
@@ -84,7 +84,7 @@ class Rank:
         halo = Halo(self.route, self.group, name="halo", ring=ring, overlap=overlap)
         x = self.x_NF[self.inputs].requires_grad_()
         meter.take("setup")
-        y = halo.product(x, parts)
+        y = halo.product(x, slices)
         check_counts(meter.take("setup"), len(self.route.rows), len(hop.fetched))
         y.backward(self.grad[: len(y)])
         check_counts(meter.take("setup"), len(hop.fetched), len(self.route.rows))

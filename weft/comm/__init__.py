@@ -15,16 +15,16 @@ from weft.comm.exchange import (
     sum_shared,
 )
 from weft.comm.group import Group, Key, Pending
-from weft.comm.halo import Halo, Parts, PendingRows, Route, make_route, slice_edges
+from weft.comm.halo import EdgeSlices, Halo, PendingRows, Route, make_route, slice_edges
 from weft.comm.join import join
 
 __all__ = [
     "ColsToRows",
+    "EdgeSlices",
     "Group",
     "Halo",
     "Key",
     "Layout",
-    "Parts",
     "Pending",
     "PendingRows",
     "Route",

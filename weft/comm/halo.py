@@ -109,13 +109,13 @@ class Halo:
         """The rows [h, F] of other ranks that this one lacks, by owner; from the rows [n, F] of each."""
         return _Fetch.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
 
-    def product(self, x: Tensor, parts: Parts) -> Tensor:
+    def product(self, x: Tensor, slices: EdgeSlices) -> Tensor:
         """`A x` [n, F] over the rows x that are here and those that come."""
-        return _Product.apply(x, self, parts)  # type: ignore[no-any-return, no-untyped-call]
+        return _Product.apply(x, self, slices)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class EdgeSlice:
     """Those edges of a block whose sources one rank sends (None: any rank). targets: int64, the block's rows."""
 
     adjacency: Adjacency
@@ -125,19 +125,19 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """An aggregate in parts: over the rows that are here, to which those that come are added in a fixed order."""
+class EdgeSlices:
+    """An aggregate in slices: over the rows that are here, to which those that come are added in a fixed order."""
 
     here: Adjacency
     scale: Scale
-    coming: tuple[Part, ...]
+    coming: tuple[EdgeSlice, ...]
     weighted: bool
 
 
 def slice_edges(
     block: Adjacency, num_here: int, received: Sequence[int], scale: Scale, *, weighted: bool, by_rank: Sequence[int]
-) -> Parts:
-    """A block's aggregate in parts: its first `num_here` sources are here, the rest comes, `received` from each rank.
+) -> EdgeSlices:
+    """A block's aggregate in slices: its first `num_here` sources are here, the rest comes, `received` from each rank.
 
     by_rank: the order in which ranks' rows are added, each by itself; empty: all at once.
     """
@@ -167,9 +167,9 @@ def slice_edges(
             None if scale.source is None else scale.source[first:end],
             None if scale.target is None else scale.target[reached],
         )
-        coming.append(Part(adjacency=edges(first, end, reached), scale=part_scale, targets=reached, rank=rank))
+        coming.append(EdgeSlice(adjacency=edges(first, end, reached), scale=part_scale, targets=reached, rank=rank))
     here = scale._replace(source=None if scale.source is None else scale.source[:num_here])
-    return Parts(here=edges(0, num_here, None), scale=here, coming=tuple(coming), weighted=weighted)
+    return EdgeSlices(here=edges(0, num_here, None), scale=here, coming=tuple(coming), weighted=weighted)
 
 
 class _Fetch(Function):
@@ -188,14 +188,14 @@ class _Fetch(Function):
 
 class _Product(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, halo: Halo, parts: Parts) -> Tensor:
+    def forward(ctx: Any, x: Tensor, halo: Halo, slices: EdgeSlices) -> Tensor:
         pending = halo.start(x)
-        ctx.args = halo, parts, pending.history
+        ctx.args = halo, slices, pending.history
         if not halo.overlap:
             pending.wait()
-        y = spmm(parts.here, x, scale=parts.scale, weighted=parts.weighted)
-        for part in parts.coming:
-            added = spmm(part.adjacency, pending.wait(part.rank), scale=part.scale, weighted=parts.weighted)
+        y = spmm(slices.here, x, scale=slices.scale, weighted=slices.weighted)
+        for part in slices.coming:
+            added = spmm(part.adjacency, pending.wait(part.rank), scale=part.scale, weighted=slices.weighted)
             y.index_add_(0, part.targets, added)
         pending.wait()
         return y
@@ -203,16 +203,16 @@ class _Product(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, None, None]:
-        halo, parts, history = ctx.args
+        halo, slices, history = ctx.args
         grads = grad_y.new_empty(sum(halo.route.received), grad_y.shape[1])
         spans = dict(enumerate(grads.split(halo.route.received)))
-        for part in parts.coming:
+        for part in slices.coming:
             grad = spmm_transposed(
-                part.adjacency, grad_y.index_select(0, part.targets), scale=part.scale, weighted=parts.weighted
+                part.adjacency, grad_y.index_select(0, part.targets), scale=part.scale, weighted=slices.weighted
             )
             (grads if part.rank is None else spans[part.rank]).copy_(grad)
         returning = halo.start_back(grads, history)
         if not halo.overlap:
             returning.wait()
-        grad_x = spmm_transposed(parts.here, grad_y, scale=parts.scale, weighted=parts.weighted)
+        grad_x = spmm_transposed(slices.here, grad_y, scale=slices.scale, weighted=slices.weighted)
         return grad_x.add_(spmm(halo.route.senders, returning.wait())), None, None

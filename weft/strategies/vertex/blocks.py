@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from weft.comm import Group, Halo, Parts, slice_edges
+from weft.comm import EdgeSlices, Group, Halo, slice_edges
 from weft.cost import Operation
 from weft.nn import Aggregate, GraphOperation, Rows, SubTopology, Sum, Topology
 from weft.partition import Hop
@@ -39,7 +39,7 @@ class Block(SubTopology):
         super().__init__(adjacency, sources, sources[: adjacency.num_targets], home.topology)
         self.num_relations = len(home.graph.relations)
         self.hop, self.home, self.halo = hop, home, halo
-        self._parts: dict[Sum, Parts] = {}
+        self._slices: dict[Sum, EdgeSlices] = {}
         self._places: dict[Block, Tensor] = {}
 
     @cached_property
@@ -57,12 +57,12 @@ class Block(SubTopology):
         features = self.home.topology.edge_features_at(self.hop.edge_ids)
         return None if features is None else features.to(self.device)
 
-    def parts(self, op: Sum, dtype: torch.dtype) -> Parts:
-        """A sum in parts: over the inputs, and over what each rank sends."""
-        if op not in self._parts:
+    def slices(self, op: Sum, dtype: torch.dtype) -> EdgeSlices:
+        """A sum in slices: over the inputs, and over what each rank sends."""
+        if op not in self._slices:
             group, optimisations = self.home.group, self.home.work.optimisations
             ring = [(group.rank - step) % group.size for step in range(1, group.size)]
-            self._parts[op] = slice_edges(
+            self._slices[op] = slice_edges(
                 self.adjacency,
                 self.hop.num_inputs,
                 self.hop.received,
@@ -70,7 +70,7 @@ class Block(SubTopology):
                 weighted=op.weighted and self.has_weight,
                 by_rank=ring if optimisations.ring else (),
             )
-        return self._parts[op]
+        return self._slices[op]
 
     def all_sources(self, x: Tensor) -> Tensor:
         """The rows of all sources, from those of the inputs."""
@@ -125,7 +125,7 @@ class Halos(Exchange):
         once = view.origin(x) == "inputs" and view.inputs.optimisations.reuse
         for block in self.blocks[:steps]:
             if isinstance(op, Sum) and block.halo is not None and view.origin(x) == "rows":
-                x = block.halo.product(x, block.parts(op, x.dtype))
+                x = block.halo.product(x, block.slices(op, x.dtype))
                 view.count(x, block, 1)
             else:
                 x = view.run(op, {op.first: self._sources(view, x, block, once=once)}, 1, block)
