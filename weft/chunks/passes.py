@@ -57,7 +57,7 @@ class Pass:
         for table in self.tables:
             if table is not self.home.constant:
                 given = (*table.arrays, table.result, *table.kept, *table.between)
-                self.home.pool.give(*(rows for rows in given if rows is not but))
+                self.home.pool.free(*(rows for rows in given if rows is not but))
         self.tables = []
 
     def _forward(self, number: int) -> BoundaryRows:
@@ -74,13 +74,13 @@ class Pass:
     def _make(self, number: int) -> BoundaryRows:
         home, part = self.home, self.parts[number]
         before, num_rows = self.tables[-1] if number else None, home.num_rows(part.hop)
-        table = BoundaryRows(part=part, arrays=[home.pool.take(num_rows, port.width) for port in part.live])
+        table = BoundaryRows(part=part, arrays=[home.pool.alloc(num_rows, port.width) for port in part.live])
         if before is not None and before.part.aggregates and not before.part.constant:
             aggregates = self._aggregates(before)
             self._make_steps(before, aggregates)
             if home.keeps(before.part):
-                before.result = home.pool.take(num_rows, before.part.width)
-                before.kept = tuple(home.pool.take(num_rows, width) for width in before.part.kept_widths)
+                before.result = home.pool.alloc(num_rows, before.part.width)
+                before.kept = tuple(home.pool.alloc(num_rows, width) for width in before.part.kept_widths)
             for round_, loaded, result in aggregates.results(before.part.steps - 1, last=True):
                 self._advance(number, round_.targets, loaded.own, result, table)
                 del loaded, result
@@ -135,21 +135,21 @@ class Pass:
         """All steps of an aggregate but the last one."""
         home, part = self.home, table.part
         for step in range(part.steps - 1):
-            made = home.pool.take(home.num_rows(part.hop + step + 1), part.width)
+            made = home.pool.alloc(home.num_rows(part.hop + step + 1), part.width)
             for round_, _, result in aggregates.results(step, last=False):
                 store(made, round_.targets, result, self.meter)
             if part.op.linear and step:
-                home.pool.give(table.between.pop())
+                home.pool.free(table.between.pop())
             table.between.append(made)
 
     def _result_once(self, table: BoundaryRows) -> None:
         """The result that is made of constants; nothing but that and the rows that go on with it is kept."""
         home, part, aggregates = self.home, table.part, self._aggregates(table)
         self._make_steps(table, aggregates)
-        table.result = home.pool.take(home.num_rows(part.hop + part.steps), part.width)
+        table.result = home.pool.alloc(home.num_rows(part.hop + part.steps), part.width)
         for _ in aggregates.results(part.steps - 1, last=False):
             pass  # they are kept
-        home.pool.give(
+        home.pool.free(
             *table.between, *(rows for port, rows in enumerate(table.arrays) if port not in part.rows.values())
         )
         table.between = []
@@ -176,11 +176,11 @@ class Pass:
                 del own, result
                 first = False
             into.total = None if into.total is None else self.group.all_reduce(into.total, tag="statistics")
-        home.pool.give(*(rows for rows in out.live.values() if not isinstance(rows, Tensor)))
+        home.pool.free(*(rows for rows in out.live.values() if not isinstance(rows, Tensor)))
         return into if into.live or into.shared or into.total is not None else None
 
     def _zeros(self, table: BoundaryRows, port: int) -> Rows:
-        rows = self.home.pool.take(table.arrays[port].num_rows, table.part.live[port].width)
+        rows = self.home.pool.alloc(table.arrays[port].num_rows, table.part.live[port].width)
         rows.clear()
         return rows
 
@@ -188,7 +188,7 @@ class Pass:
         """Where the gradient of what step `step` reads goes, if an earlier one made it."""
         if not step or not table.part.differentiable:
             return None
-        rows = self.home.pool.take(self.home.num_rows(table.part.hop + step), table.part.width)
+        rows = self.home.pool.alloc(self.home.num_rows(table.part.hop + step), table.part.width)
         rows.clear()
         return rows
 
@@ -199,7 +199,7 @@ class Pass:
             to = self._step_gradients(table, step)
             for round_, _, again in aggregates.again(step, into, last=False, into=to):
                 again.back(self._grads(grads, round_.targets))
-            self.home.pool.give(grads)
+            self.home.pool.free(grads)
             grads = to
 
     def _redo(

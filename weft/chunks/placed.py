@@ -39,12 +39,12 @@ class RowPool:
         self.dtype, self.device, self.folder = dtype, device, folder
         self._free: dict[tuple[int, int], list[Rows]] = defaultdict(list)
 
-    def take(self, num_rows: int, width: int) -> Rows:
+    def alloc(self, num_rows: int, width: int) -> Rows:
         """Rows [num_rows, width] of any content."""
         free = self._free[num_rows, width]
         return free.pop() if free else host_rows(num_rows, width, self.dtype, device=self.device, folder=self.folder)
 
-    def give(self, *rows: Rows | None) -> None:
+    def free(self, *rows: Rows | None) -> None:
         """Frees rows."""
         for one in rows:
             if one is not None:

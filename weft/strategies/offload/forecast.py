@@ -70,27 +70,27 @@ def array_bytes(plan: RankChunks, moves: Moves) -> int:
             if part.constant and constant:
                 tables.append([])
                 continue
-            table = pool.take((rows, port.width) for port in part.live)
+            table = pool.alloc((rows, port.width) for port in part.live)
             before = own.parts[number - 1] if number else None
             if before is not None and before.aggregates and not before.constant:
                 tables[-1] += steps_of(own, before, pool)
                 if training and before.hop in plan.kept:
-                    tables[-1] += pool.take((rows, width) for width in (before.width, *before.kept_widths))
+                    tables[-1] += pool.alloc((rows, width) for width in (before.width, *before.kept_widths))
             if part.constant:
                 table += steps_of(own, part, pool)
-                table += pool.take([(own.num_rows(part.hop + part.steps), part.width)])
+                table += pool.alloc([(own.num_rows(part.hop + part.steps), part.width)])
                 kept = [key for port, key in enumerate(table[: len(part.live)]) if port in part.rows.values()]
                 constant = [*kept, table[-1]]
-                pool.give(table[len(part.live) : -1])
-                pool.give([key for port, key in enumerate(table[: len(part.live)]) if port not in part.rows.values()])
+                pool.free(table[len(part.live) : -1])
+                pool.free([key for port, key in enumerate(table[: len(part.live)]) if port not in part.rows.values()])
                 table = []
             tables.append(table)
         if training:
-            lent = pool.take([(own.num_rows(own.parts[-1].hop), own.parts[-1].live[0].width)])
+            lent = pool.alloc([(own.num_rows(own.parts[-1].hop), own.parts[-1].live[0].width)])
             backward(own, pool)
-            pool.give(lent)
+            pool.free(lent)
         for table in tables:
-            pool.give(table)
+            pool.free(table)
     return pool.total * moves.sizes.itemsize
 
 
@@ -98,9 +98,9 @@ def steps_of(moves: Moves, part: Part, pool: Pool) -> list[tuple[int, int]]:
     """What all steps of an aggregate but the last one make and leave."""
     left: list[tuple[int, int]] = []
     for step in range(part.steps - 1):
-        made = pool.take([(moves.num_rows(part.hop + step + 1), part.width)])
+        made = pool.alloc([(moves.num_rows(part.hop + step + 1), part.width)])
         if part.op.linear and step:
-            pool.give([left.pop()])
+            pool.free([left.pop()])
         left += made
     return left
 
@@ -113,17 +113,17 @@ def backward(moves: Moves, pool: Pool) -> None:
         if before.constant:
             break
         rows = moves.num_rows(before.hop)
-        into = pool.take((rows, before.live[port].width) for port in differentiable(before))
+        into = pool.alloc((rows, before.live[port].width) for port in differentiable(before))
         if before.aggregates:
             grads: list[tuple[int, int]] = []
             for step in reversed(range(1, before.steps)):
-                made = pool.take([(moves.num_rows(before.hop + step), before.width)])
-                pool.give(grads)
+                made = pool.alloc([(moves.num_rows(before.hop + step), before.width)])
+                pool.free(grads)
                 grads = made
-            pool.give(grads)
-        pool.give(out)
+            pool.free(grads)
+        pool.free(out)
         out = into
-    pool.give(out)
+    pool.free(out)
 
 
 class Pool:
@@ -133,7 +133,7 @@ class Pool:
         self.free: Counter[tuple[int, int]] = Counter()
         self.total = 0
 
-    def take(self, keys: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    def alloc(self, keys: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Takes rows of these shapes."""
         found = list(keys)
         for key in found:
@@ -143,7 +143,7 @@ class Pool:
                 self.total += key[0] * key[1]
         return found
 
-    def give(self, keys: Iterable[tuple[int, int]]) -> None:
+    def free(self, keys: Iterable[tuple[int, int]]) -> None:
         """Gives them back."""
         self.free.update(keys)
 

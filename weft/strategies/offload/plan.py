@@ -301,7 +301,7 @@ class PlacedOffload(Placed):
         """Takes back what the last pass has on the host."""
         if self._pass is not None:
             self._pass.end()
-        self.chunks.pool.give(*self._lent, self._logits)
+        self.chunks.pool.free(*self._lent, self._logits)
         self._lent, self._logits, self._pass = [], None, None
 
     @property
@@ -309,6 +309,6 @@ class PlacedOffload(Placed):
         return torch.device("cpu")
 
     def empty_rows(self, rows: Tensor) -> Tensor:
-        made = self.chunks.pool.take(*rows.shape)
+        made = self.chunks.pool.alloc(*rows.shape)
         self._lent.append(made)
         return made.tensor()
