@@ -10,7 +10,7 @@ import torch
 from tests.strategies.cases import Case, typed_cases
 from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
 from tests.strategies.session import Session
-from weft.chunks.program import Part, Program, ProgramTracer
+from weft.chunks.program import Program, ProgramTracer, Segment
 from weft.chunks.slots import spread, with_loops
 from weft.comm import Group
 from weft.core.optimisations import Optimisations
@@ -22,13 +22,13 @@ def program(*, training: bool = True, without: str = "", **options: Any) -> Prog
     return ProgramTracer(graph, model, Optimisations.without(without)).program(training=training)
 
 
-def widths(part: Part) -> list[int]:
-    return [port.width for port in part.live]
+def widths(segment: Segment) -> list[int]:
+    return [port.width for port in segment.live]
 
 
 def test_ports_are_the_rows_that_a_boundary_leaves() -> None:
     """GCN maps first where that is narrower, and takes its constant features as they are."""
-    first, second, third, last = program(model="gcn", hidden=9).parts
+    first, second, third, last = program(model="gcn", hidden=9).segments
     assert [widths(one) for one in (first, second, third, last)] == [[NUM_FEATURES], [9], [NUM_CLASSES], [NUM_CLASSES]]
     assert [one.live[0].differentiable for one in (first, second, third, last)] == [False, True, True, True]
     assert [one.width for one in (first, second, third)] == [NUM_FEATURES, 9, NUM_CLASSES]
@@ -39,17 +39,17 @@ def test_ports_are_the_rows_that_a_boundary_leaves() -> None:
 
 def test_rows_that_are_read_in_two_ways_are_one_port() -> None:
     """GIN adds its own rows to those of its sources: the same."""
-    for part in program(model="gin").parts[:-1]:
-        assert part.sources["x"] == part.rows["own"] == 0
-        assert len(part.live) == 1
+    for segment in program(model="gin").segments[:-1]:
+        assert segment.sources["x"] == segment.rows["own"] == 0
+        assert len(segment.live) == 1
 
 
 def test_attention_has_ports_for_both_ends() -> None:
-    part = program(model="gat", hidden=9, heads=3).parts[0]
-    assert sorted(part.sources) == ["h", "logit_src"]
-    assert sorted(part.targets) == ["logit_dst"]
-    assert [part.live[part.sources["h"]].width, part.live[part.targets["logit_dst"]].width] == [9, 3]
-    assert not part.op.linear
+    segment = program(model="gat", hidden=9, heads=3).segments[0]
+    assert sorted(segment.sources) == ["h", "logit_src"]
+    assert sorted(segment.targets) == ["logit_dst"]
+    assert [segment.live[segment.sources["h"]].width, segment.live[segment.targets["logit_dst"]].width] == [9, 3]
+    assert not segment.op.linear
 
 
 @pytest.mark.parametrize(
@@ -64,40 +64,40 @@ def test_attention_has_ports_for_both_ends() -> None:
 def test_the_first_answer_is_constant_where_nothing_is_dropped_before_it(
     options: dict[str, Any], constant: bool
 ) -> None:
-    parts = program(model="sage", **options).parts
-    assert [one.constant for one in parts] == [constant, *[False] * (len(parts) - 1)]
+    segments = program(model="sage", **options).segments
+    assert [one.constant for one in segments] == [constant, *[False] * (len(segments) - 1)]
 
 
 def test_what_has_parameters_before_it_is_not_constant() -> None:
-    assert not program(model="gat").parts[0].constant
-    assert not program(model="gcn", decoupled=True).parts[0].constant
+    assert not program(model="gat").segments[0].constant
+    assert not program(model="gcn", decoupled=True).segments[0].constant
     graph, model = typed_cases()[0].build()
-    assert not ProgramTracer(graph, model, Optimisations()).program(training=True).parts[0].constant
+    assert not ProgramTracer(graph, model, Optimisations()).program(training=True).segments[0].constant
 
 
 def test_an_answer_is_needed_where_a_map_or_a_function_follows() -> None:
     """Not behind a last GCN layer that maps first: the gradient of a bias needs no rows."""
-    assert [one.needs_result for one in program(model="gcn", hidden=9).parts[:-1]] == [True, True, False]
-    assert program(model="gcn", hidden=3).parts[-2].needs_result  # the last layer aggregates 3 columns, then maps
-    assert [one.needs_result for one in program(model="gcn", decoupled=True).parts[:-1]] == [False]
+    assert [one.needs_result for one in program(model="gcn", hidden=9).segments[:-1]] == [True, True, False]
+    assert program(model="gcn", hidden=3).segments[-2].needs_result  # the last layer aggregates 3 columns, then maps
+    assert [one.needs_result for one in program(model="gcn", decoupled=True).segments[:-1]] == [False]
 
 
 def test_masks_are_counted_through_the_parts() -> None:
     """Each stage's view draws one mask before the stage's rows, none in an evaluation."""
-    parts = program(model="gcn", layers=3, input_dropout=0.3).parts
-    assert [one.calls for one in parts] == [(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1)]
-    assert [one.calls for one in program(model="gcn", input_dropout=0.3, training=False).parts] == [(0, 0, 0)] * 4
-    shared = program(model="gcn", decoupled=True, layers=3).parts  # one view for all updates
+    segments = program(model="gcn", layers=3, input_dropout=0.3).segments
+    assert [one.calls for one in segments] == [(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1)]
+    assert [one.calls for one in program(model="gcn", input_dropout=0.3, training=False).segments] == [(0, 0, 0)] * 4
+    shared = program(model="gcn", decoupled=True, layers=3).segments  # one view for all updates
     assert [one.calls for one in shared] == [(0,), (2,)]
 
 
 def test_statistics_of_a_batch_norm_are_no_products() -> None:
     found = program(model="gcn", norm="round", layers=2)
     assert found.num_hops == 2
-    assert [one.boundary is not None and isinstance(one.op, Total) for one in found.parts] == [
+    assert [one.boundary is not None and isinstance(one.op, Total) for one in found.segments] == [
         False, True, True, False, False,
     ]  # fmt: skip
-    assert [one.hop for one in found.parts] == [0, 1, 1, 1, 2]
+    assert [one.hop for one in found.segments] == [0, 1, 1, 1, 2]
     assert program(model="gcn", norm="round", layers=2, training=False).num_hops == 2
 
 
@@ -114,7 +114,7 @@ def test_a_rehearsal_leaves_the_model_as_it_was() -> None:
 
 
 def test_a_whole_run_is_planned_once_for_both() -> None:
-    """The parts of training and of evaluation ask for the same aggregates."""
+    """The segments of training and of evaluation ask for the same aggregates."""
     placed = Session(Case(model="sage", norm="round", input_dropout=0.3), "offload", Group())
     programs = placed.strategy.settled.programs  # type: ignore[attr-defined]
     assert programs[True].num_hops == programs[False].num_hops == 3

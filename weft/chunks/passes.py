@@ -1,7 +1,7 @@
 """One pass of a model over a graph whose rows are on the host, chunk by chunk (HongTu, section 4.3, algorithm 1).
 
-Forward, part by part: the rows of a chunk come to the device with the result at the last boundary, the model goes on
-with them to the next one, and what that leaves goes to the host. Backward from the last part to the first: a part is
+Forward, segment by segment: the rows of a chunk come to the device with the result at the last boundary, the model goes on
+with them to the next one, and what that leaves goes to the host. Backward from the last segment to the first: a segment is
 run again on what the host has, and the gradients of what it read are added up there.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.chunks.aggregates import ChunkAggregates
 from weft.chunks.embedded import EmbeddedRows
 from weft.chunks.placed import PlacedChunks
-from weft.chunks.program import Part, Program, RowsView, differentiable, left_by
+from weft.chunks.program import Program, RowsView, Segment, differentiable, left_by
 from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
 from weft.core.random import key
 from weft.nn import Inputs, Total
@@ -32,7 +32,7 @@ class Pass:
     """A forward pass of a program on a rank, and the backward pass that may follow."""
 
     def __init__(self, home: PlacedChunks, program: Program, *, step_key: tuple[int, ...], training: bool) -> None:
-        self.home, self.parts = home, program.parts
+        self.home, self.segments = home, program.segments
         self.model, self.group, self.meter = cast(PhasedModel, home.model), home.group, home.group.meter
         self.keys = [key(home.seed, *step_key, stage) for stage in home.stages]
         self.tables: list[BoundaryRows] = []
@@ -41,14 +41,14 @@ class Pass:
     def forward(self) -> Rows:
         """The logits [n, C] of this rank's rows."""
         with torch.no_grad():
-            for number in range(len(self.parts)):
+            for number in range(len(self.segments)):
                 self.tables.append(self._forward(number))
         return self.tables[-1].arrays[0]
 
     def backward(self, grad: Tensor) -> None:
         """Leaves the gradients of the parameters, this rank's part of those that all ranks have."""
         out: Grads | None = Grads(live={0: grad})
-        for number in reversed(range(len(self.parts))):
+        for number in reversed(range(len(self.segments))):
             out = self._backward(number, out) if out else None
         self.embedded.backward()
 
@@ -61,9 +61,9 @@ class Pass:
         self.tables = []
 
     def _forward(self, number: int) -> BoundaryRows:
-        """Part `number`, chunk by chunk."""
-        home, part = self.home, self.parts[number]
-        if part.constant:
+        """Segment `number`, chunk by chunk."""
+        home, segment = self.home, self.segments[number]
+        if segment.constant:
             if home.constant is None:
                 with self.meter.during("setup"):
                     home.constant = self._make(number)
@@ -72,16 +72,16 @@ class Pass:
         return self._make(number)
 
     def _make(self, number: int) -> BoundaryRows:
-        home, part = self.home, self.parts[number]
-        before, num_rows = self.tables[-1] if number else None, home.num_rows(part.hop)
-        table = BoundaryRows(part=part, arrays=[home.pool.alloc(num_rows, port.width) for port in part.live])
-        if before is not None and before.part.aggregates and not before.part.constant:
+        home, segment = self.home, self.segments[number]
+        before, num_rows = self.tables[-1] if number else None, home.num_rows(segment.hop)
+        table = BoundaryRows(segment=segment, arrays=[home.pool.alloc(num_rows, port.width) for port in segment.live])
+        if before is not None and before.segment.aggregates and not before.segment.constant:
             aggregates = self._aggregates(before)
             self._make_steps(before, aggregates)
-            if home.keeps(before.part):
-                before.result = home.pool.alloc(num_rows, before.part.width)
-                before.kept = tuple(home.pool.alloc(num_rows, width) for width in before.part.kept_widths)
-            for round_, loaded, result in aggregates.results(before.part.steps - 1, last=True):
+            if home.keeps(before.segment):
+                before.result = home.pool.alloc(num_rows, before.segment.width)
+                before.kept = tuple(home.pool.alloc(num_rows, width) for width in before.segment.kept_widths)
+            for round_, loaded, result in aggregates.results(before.segment.steps - 1, last=True):
                 self._advance(number, round_.targets, loaded.own, result, table)
                 del loaded, result
         else:
@@ -96,12 +96,12 @@ class Pass:
         return table
 
     def _advance(self, number: int, span: slice, own: Own, result: Tensor | None, table: BoundaryRows) -> None:
-        """Runs a part on a range of rows and leaves on the host what it gives."""
+        """Runs a segment on a range of rows and leaves on the host what it gives."""
         reached = self._resume(number, span, own, result, self.tables[number - 1].shared if number else {})
         if not isinstance(reached, Boundary):
             store(table.arrays[0], span, reached, self.meter)
             return
-        for port, rows in left_by(reached, table.part).items():
+        for port, rows in left_by(reached, table.segment).items():
             store(table.arrays[port], span, rows, self.meter)
         table.shared = {**reached.request.shared, **reached.shared}
         table.op, table.context, table.on_result = reached.request.op, reached.context, reached.on_result
@@ -112,57 +112,57 @@ class Pass:
     def _resume(
         self, number: int, span: slice, own: Own, result: Tensor | None, shared: dict[str, Tensor]
     ) -> Boundary | Tensor:
-        """Part `number` on a range of rows."""
-        home, part = self.home, self.parts[number]
+        """Segment `number` on a range of rows."""
+        home, segment = self.home, self.segments[number]
         inputs = home.inputs_of(span) if number == 0 else Inputs(optimisations=home.optimisations)
         ids, count = home.row_ids[span], home.graph.num_vertices
-        calls = zip(self.keys, part.calls, strict=True)
+        calls = zip(self.keys, segment.calls, strict=True)
         views = [RowsView(home.topology, ids, count, key=k, calls=c, inputs=inputs) for k, c in calls]
         for view in views:
             view.embedded = partial(self.embedded.of, span)
         if number == 0:
             return self.model.begin(views, cast(Tensor, inputs.rows))
         before = self.tables[number - 1]
-        rows = {name: own[port] for name, port in before.part.rows.items()}
+        rows = {name: own[port] for name, port in before.segment.rows.items()}
         state = BoundaryState(result=cast(Tensor, result), rows=rows, shared=shared, context=before.context)
         return self.model.resume(views, state)
 
     def _aggregates(self, table: BoundaryRows) -> ChunkAggregates:
-        assert table.part.boundary is not None
-        return ChunkAggregates(self.home, table, self.keys[table.part.boundary.stage])
+        assert table.segment.boundary is not None
+        return ChunkAggregates(self.home, table, self.keys[table.segment.boundary.stage])
 
     def _make_steps(self, table: BoundaryRows, aggregates: ChunkAggregates) -> None:
         """All steps of an aggregate but the last one."""
-        home, part = self.home, table.part
-        for step in range(part.steps - 1):
-            made = home.pool.alloc(home.num_rows(part.hop + step + 1), part.width)
+        home, segment = self.home, table.segment
+        for step in range(segment.steps - 1):
+            made = home.pool.alloc(home.num_rows(segment.hop + step + 1), segment.width)
             for round_, _, result in aggregates.results(step, last=False):
                 store(made, round_.targets, result, self.meter)
-            if part.op.linear and step:
+            if segment.op.linear and step:
                 home.pool.free(table.between.pop())
             table.between.append(made)
 
     def _result_once(self, table: BoundaryRows) -> None:
         """The result that is made of constants; nothing but that and the rows that go on with it is kept."""
-        home, part, aggregates = self.home, table.part, self._aggregates(table)
+        home, segment, aggregates = self.home, table.segment, self._aggregates(table)
         self._make_steps(table, aggregates)
-        table.result = home.pool.alloc(home.num_rows(part.hop + part.steps), part.width)
-        for _ in aggregates.results(part.steps - 1, last=False):
+        table.result = home.pool.alloc(home.num_rows(segment.hop + segment.steps), segment.width)
+        for _ in aggregates.results(segment.steps - 1, last=False):
             pass  # they are kept
         home.pool.free(
-            *table.between, *(rows for port, rows in enumerate(table.arrays) if port not in part.rows.values())
+            *table.between, *(rows for port, rows in enumerate(table.arrays) if port not in segment.rows.values())
         )
         table.between = []
 
     def _backward(self, number: int, out: Grads) -> Grads | None:
-        """Part `number` and the aggregate before it, from the gradients of what the part gave; those of what it read."""
-        home, part = self.home, self.parts[number]
+        """Segment `number` and the aggregate before it, from the gradients of what the segment gave; those of what it read."""
+        home, segment = self.home, self.segments[number]
         before = self.tables[number - 1] if number else None
         into, first = Grads(), True
-        if before is not None and not before.part.constant:
-            into = Grads(live={port: self._zeros(before, port) for port in differentiable(before.part)})
-        if before is not None and before.part.aggregates and not before.part.constant:
-            aggregates, step = self._aggregates(before), before.part.steps - 1
+        if before is not None and not before.segment.constant:
+            into = Grads(live={port: self._zeros(before, port) for port in differentiable(before.segment)})
+        if before is not None and before.segment.aggregates and not before.segment.constant:
+            aggregates, step = self._aggregates(before), before.segment.steps - 1
             to = self._step_gradients(before, step)
             for round_, loaded, again in aggregates.again(step, into, last=True, into=to):
                 again.back(self._redo(number, round_.targets, loaded.own, again.result, out, into, first=first))
@@ -170,7 +170,7 @@ class Pass:
                 first = False
             self._steps_back(before, aggregates, into, to)
         else:
-            for span, (own, result) in home.ahead(home.spans(home.num_rows(part.hop)), partial(self._rows, before)):
+            for span, (own, result) in home.ahead(home.spans(home.num_rows(segment.hop)), partial(self._rows, before)):
                 self._count(own, result)
                 into.add_total(self._redo(number, span, own, result, out, into, first=first))
                 del own, result
@@ -180,21 +180,21 @@ class Pass:
         return into if into.live or into.shared or into.total is not None else None
 
     def _zeros(self, table: BoundaryRows, port: int) -> Rows:
-        rows = self.home.pool.alloc(table.arrays[port].num_rows, table.part.live[port].width)
+        rows = self.home.pool.alloc(table.arrays[port].num_rows, table.segment.live[port].width)
         rows.clear()
         return rows
 
     def _step_gradients(self, table: BoundaryRows, step: int) -> Rows | None:
         """Where the gradient of what step `step` reads goes, if an earlier one made it."""
-        if not step or not table.part.differentiable:
+        if not step or not table.segment.differentiable:
             return None
-        rows = self.home.pool.alloc(self.home.num_rows(table.part.hop + step), table.part.width)
+        rows = self.home.pool.alloc(self.home.num_rows(table.segment.hop + step), table.segment.width)
         rows.clear()
         return rows
 
     def _steps_back(self, table: BoundaryRows, aggregates: ChunkAggregates, into: Grads, grads: Rows | None) -> None:
         """The steps of an aggregate before the last one; grads: of what the last one read."""
-        for step in reversed(range(table.part.steps - 1)):
+        for step in reversed(range(table.segment.steps - 1)):
             assert grads is not None
             to = self._step_gradients(table, step)
             for round_, _, again in aggregates.again(step, into, last=False, into=to):
@@ -205,20 +205,20 @@ class Pass:
     def _redo(
         self, number: int, span: slice, own: Own, result: Tensor | None, out: Grads, into: Grads, *, first: bool
     ) -> Tensor | None:
-        """Runs a part on a range of rows again, and back; the gradient of the result.
+        """Runs a segment on a range of rows again, and back; the gradient of the result.
 
         first: whether it is the first range, which takes the gradients of what all ranges share.
         """
         before = self.tables[number - 1] if number else None
         shared: dict[str, Tensor] = {}
         if before is not None:
-            own = {port: leaf(rows, before.part.live[port].differentiable) for port, rows in own.items()}
-            result = leaf(cast(Tensor, result), before.part.differentiable)
-            named = before.part.boundary.shared if before.part.boundary else {}
-            shared = {name: leaf(before.shared[name], before.part.shared[name]) for name in named}
+            own = {port: leaf(rows, before.segment.live[port].differentiable) for port, rows in own.items()}
+            result = leaf(cast(Tensor, result), before.segment.differentiable)
+            named = before.segment.boundary.shared if before.segment.boundary else {}
+            shared = {name: leaf(before.shared[name], before.segment.shared[name]) for name in named}
         with torch.enable_grad():
             reached = self._resume(number, span, own, result, shared)
-        results = list(self._results(reached, self.parts[number], span, out, first=first))
+        results = list(self._results(reached, self.segments[number], span, out, first=first))
         if not results:
             return None
         torch.autograd.backward([result for result, _ in results], [grad for _, grad in results])
@@ -231,9 +231,9 @@ class Pass:
         return None if result is None else result.grad
 
     def _results(
-        self, reached: Boundary | Tensor, part: Part, span: slice, out: Grads, *, first: bool
+        self, reached: Boundary | Tensor, segment: Segment, span: slice, out: Grads, *, first: bool
     ) -> Iterable[tuple[Tensor, Tensor]]:
-        """What a part gave for a range of rows that has a gradient, and that."""
+        """What a segment gave for a range of rows that has a gradient, and that."""
         if not isinstance(reached, Boundary):
             if reached.requires_grad:
                 grad = out.live[0][span].to(reached.device)
@@ -241,7 +241,7 @@ class Pass:
                 self.meter.transfer("gradients", grad.nbytes, 0)
                 yield reached, grad
             return
-        for port, rows in left_by(reached, part).items():
+        for port, rows in left_by(reached, segment).items():
             if port in out.live and rows.requires_grad:
                 yield rows, self._grads(out.live[port], span)
         if out.total is not None:
@@ -258,7 +258,7 @@ class Pass:
         if table is None:
             return {}, None
         device = self.group.device
-        own = {port: read(table.arrays[port], span, device) for port in sorted(set(table.part.rows.values()))}
+        own = {port: read(table.arrays[port], span, device) for port in sorted(set(table.segment.rows.values()))}
         return own, table.total if table.result is None else read(table.result, span, device)
 
     def _num_own(self, span: slice) -> int:

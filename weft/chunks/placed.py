@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from weft.chunks.program import Part
+from weft.chunks.program import Segment
 from weft.chunks.rank import RankChunks
 from weft.chunks.slots import PlacedRound
 from weft.chunks.tables import BoundaryRows, Rows
@@ -109,9 +109,9 @@ class PlacedChunks:
         """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
         return self._rows_at[min(hop, len(self._rows_at) - 1)]
 
-    def keeps(self, part: Part) -> bool:
+    def keeps(self, segment: Segment) -> bool:
         """Whether the results of an aggregate are kept for the backward pass."""
-        return self.model.training and part.hop in self.kept
+        return self.model.training and segment.hop in self.kept
 
     def ahead(self, items: Iterable[Item], load: Callable[[Item], Brought]) -> Iterator[tuple[Item, Brought]]:
         """Each item with what is loaded for it, the next one's while the caller works on this one's."""

@@ -1,6 +1,6 @@
 """What a model does between its aggregates, found by running it on a few rows: which rows it leaves, of what width.
 
-(HongTu, section 4.2.) Part k of a program goes from the result at boundary k - 1 to boundary k, or to the logits.
+(HongTu, section 4.2.) Segment k of a program goes from the result at boundary k - 1 to boundary k, or to the logits.
 """
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ class LiveRows(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Segment:
     """One part of a program, and the boundary that ends it."""
 
     boundary: Boundary | None
-    """As found with a few rows; None after the last part."""
+    """As found with a few rows; None after the last segment."""
     calls: tuple[int, ...]
-    """Dropout masks that each stage's view has drawn before the part."""
+    """Dropout masks that each stage's view has drawn before the segment."""
     live: tuple[LiveRows, ...] = ()
     """The different rows that the boundary leaves."""
     sources: dict[str, int]
@@ -134,7 +134,7 @@ class Part:
     calls_before: int = 0
     """Dropout masks that the view which aggregates has drawn before that."""
     needs_result: bool = True
-    """Whether the gradient of the next part depends on the numbers of the result."""
+    """Whether the gradient of the next segment depends on the numbers of the result."""
 
     @property
     def op(self) -> Aggregate:
@@ -165,23 +165,23 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A model's parts in training or in an evaluation; num_hops: its aggregates."""
+    """A model's segments in training or in an evaluation; num_hops: its aggregates."""
 
-    parts: tuple[Part, ...]
+    segments: tuple[Segment, ...]
     num_hops: int
 
 
 class ProgramTracer:
     """Runs a model on the first few vertices of a graph, and on edges between them, to see what it does.
 
-    InputError for a model that cannot be run part by part.
+    InputError for a model that cannot be run segment by segment.
     """
 
     def __init__(self, graph: Graph, model: nn.Module, optimisations: Optimisations) -> None:
         for one in (model, *([model.encoder] if isinstance(model, LinkModel) else [])):
             if phases_of(one) is None:
                 raise InputError(
-                    f"strategy offload runs a model part by part, and {type(one).__name__} runs as a whole: make it a "
+                    f"strategy offload runs a model segment by segment, and {type(one).__name__} runs as a whole: make it a "
                     "weft.nn.Stack of its layers"
                 )
         self.graph, self.model, self.optimisations = graph, model, optimisations
@@ -215,27 +215,27 @@ class ProgramTracer:
         ]
         for view in views:
             view.embedded = lambda weight: weight.new_zeros(self.num_embedded, weight.shape[1]) + weight.sum()
-        parts: list[Part] = []
+        segments: list[Segment] = []
         state: BoundaryState | None = None
         hop, still = 0, self.optimisations.reuse
         while True:
             calls, kept = tuple(view.calls for view in views), SavesActivations(self.model)
             with kept:
                 reached = model.begin(views, self.x) if state is None else model.resume(views, state)
-            if parts:
-                parts[-1] = replace(parts[-1], needs_result=kept.any)
+            if segments:
+                segments[-1] = replace(segments[-1], needs_result=kept.any)
             still = still and calls == tuple(view.calls for view in views)
             if not isinstance(reached, Boundary):
-                parts.append(last_part(reached, calls, hop))
-                return Program(parts=tuple(parts), num_hops=hop)
-            part, state = self._cross(stepwise(reached), calls, hop, views, constant=still and not parts)
-            still = part.constant
-            parts.append(part)
-            hop += part.steps if part.aggregates else 0
+                segments.append(last_segment(reached, calls, hop))
+                return Program(segments=tuple(segments), num_hops=hop)
+            segment, state = self._cross(stepwise(reached), calls, hop, views, constant=still and not segments)
+            still = segment.constant
+            segments.append(segment)
+            hop += segment.steps if segment.aggregates else 0
 
     def _cross(
         self, boundary: Boundary, calls: tuple[int, ...], hop: int, views: Sequence[RowsView], *, constant: bool
-    ) -> tuple[Part, BoundaryState]:
+    ) -> tuple[Segment, BoundaryState]:
         request = boundary.request
         sources, targets = request.source, request.target
         left = {} if isinstance(request.op, Total) else targets
@@ -250,7 +250,7 @@ class ProgramTracer:
         view._calls = asked._calls
         shared = {**request.shared, **boundary.shared}
         constant = constant and request.op.plain and all(one is self.x for one in found)
-        part = Part(
+        segment = Segment(
             boundary=without_graph(boundary),
             calls=calls,
             live=tuple(LiveRows(one.shape[1], one.requires_grad) for one in found),
@@ -268,7 +268,7 @@ class ProgramTracer:
         kept = {name: one.detach().requires_grad_(one.requires_grad) for name, one in boundary.rows.items()}
         also = {name: one.detach().requires_grad_(one.requires_grad) for name, one in boundary.shared.items()}
         result = result.detach().requires_grad_(result.requires_grad)
-        return part, BoundaryState(result=result, rows=kept, shared=also, context=boundary.context)
+        return segment, BoundaryState(result=result, rows=kept, shared=also, context=boundary.context)
 
     def _saved(self, request: Request) -> tuple[Tensor, ...]:
         """What is kept beside the result, where it can be."""
@@ -327,24 +327,24 @@ class SavesActivations:
         return tensor.detach()  # itself, it would keep the graph that keeps it
 
 
-def differentiable(part: Part) -> list[int]:
+def differentiable(segment: Segment) -> list[int]:
     """The ports that want a gradient."""
-    return [number for number, port in enumerate(part.live) if port.differentiable]
+    return [number for number, port in enumerate(segment.live) if port.differentiable]
 
 
-def left_by(boundary: Boundary, part: Part) -> dict[int, Tensor]:
+def left_by(boundary: Boundary, segment: Segment) -> dict[int, Tensor]:
     """The rows that a boundary leaves, by port."""
     named = (
-        (boundary.request.source, part.sources),
-        (boundary.request.target, part.targets),
-        (boundary.rows, part.rows),
+        (boundary.request.source, segment.sources),
+        (boundary.request.target, segment.targets),
+        (boundary.rows, segment.rows),
     )
     return {live[name]: rows for found, live in named for name, rows in found.items() if live[name] >= 0}
 
 
-def last_part(logits: Tensor, calls: tuple[int, ...], hop: int) -> Part:
+def last_segment(logits: Tensor, calls: tuple[int, ...], hop: int) -> Segment:
     """The part that ends with the logits, which are its port."""
-    return Part(
+    return Segment(
         boundary=None,
         calls=calls,
         live=(LiveRows(logits.shape[1], logits.requires_grad),),

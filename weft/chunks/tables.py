@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.chunks.program import Part
+from weft.chunks.program import Segment
 from weft.core.meter import Meter
 from weft.nn import Aggregate
 from weft.store.host import HostRows, PinnedRows
@@ -21,7 +21,7 @@ Rows = HostRows | PinnedRows
 class BoundaryRows:
     """What a boundary left on the host, and what its results are."""
 
-    part: Part
+    segment: Segment
     arrays: list[Rows]
     """By port."""
     shared: dict[str, Tensor] = field(default_factory=dict)

@@ -70,7 +70,7 @@ class Cutter:
         if not 2 < len(cuts[0]) <= MAX_REORDERED + 1:
             return None
         loops = "looped" in layouts_of(self.programs.values(), hops)
-        sets = [chunk_vertices(part, cut, loops=loops) for part, cut in zip(self._parts(hops), cuts, strict=True)]
+        sets = [chunk_vertices(segment, cut, loops=loops) for segment, cut in zip(self._parts(hops), cuts, strict=True)]
         orders = reorder(sets, self.work.stats.num_vertices)
         given, other = (self._schedule(0, hops, cuts, one).volumes.seconds(rates) for one in (None, orders))
         return orders if other < given else None
@@ -138,22 +138,22 @@ class Cutter:
         known = planned.hop.block.indices.itemsize, 0 if planned.hop.block.weight is None else item
         forward, back = (8 * sum(len(getattr(round_, name)) for name in names) for names in (FORWARD, BACKWARD))
         most = 0
-        for part in (part for program in self.programs.values() for part in program.parts):
-            own = sum(part.live[port].width for port in {*part.targets.values(), *part.rows.values()})
-            if not part.aggregates:
-                most = max(most, shape.targets * (own + part.width) * item)
+        for segment in (segment for program in self.programs.values() for segment in program.segments):
+            own = sum(segment.live[port].width for port in {*segment.targets.values(), *segment.rows.values()})
+            if not segment.aggregates:
+                most = max(most, shape.targets * (own + segment.width) * item)
                 continue
-            kept = part.hop in self.kept
-            values = reads_values(part, part.steps - 1, kept=kept)
-            way = back_way(part, values=values, kept=kept, on_cpu=self.on_cpu)
+            kept = segment.hop in self.kept
+            values = reads_values(segment, segment.steps - 1, kept=kept)
+            way = back_way(segment, values=values, kept=kept, on_cpu=self.on_cpu)
             first = forward + edge_bytes("forward", *shape, *known) + shape.targets * own * item
             then = forward * values + back + edge_bytes(way, *shape, *known)
-            most = max(most, first, then + shape.targets * (own + part.kept_width * kept) * item)
+            most = max(most, first, then + shape.targets * (own + segment.kept_width * kept) * item)
         return most + 8 * (shape.targets + shape.slots)  # and the vertices' ids
 
 
 def layouts_of(programs: Iterable[Program], hops: range) -> tuple[Layout, ...]:
     """How the edges of these hops are stored for the aggregates over them."""
-    asked = (part for program in programs for part in program.parts if part.aggregates)
+    asked = (segment for program in programs for segment in program.segments if segment.aggregates)
     found = {layout_of(one.op) for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps))}
     return tuple(sorted(found))

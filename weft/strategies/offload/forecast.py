@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from weft.chunks.program import Part, differentiable
+from weft.chunks.program import Segment, differentiable
 from weft.chunks.rank import RankChunks
 from weft.chunks.slots import INDICES
 from weft.core.units import format_bytes
@@ -65,28 +65,30 @@ def array_bytes(plan: RankChunks, moves: Moves) -> int:
     for training in (True, False, True):  # what an evaluation keeps for good is not there for the next step
         own = Moves(plan, moves.sizes, training=training)
         tables: list[list[tuple[int, int]]] = []
-        for number, part in enumerate(own.parts):
-            rows = own.num_rows(part.hop)
-            if part.constant and constant:
+        for number, segment in enumerate(own.segments):
+            rows = own.num_rows(segment.hop)
+            if segment.constant and constant:
                 tables.append([])
                 continue
-            table = pool.alloc((rows, port.width) for port in part.live)
-            before = own.parts[number - 1] if number else None
+            table = pool.alloc((rows, port.width) for port in segment.live)
+            before = own.segments[number - 1] if number else None
             if before is not None and before.aggregates and not before.constant:
                 tables[-1] += steps_of(own, before, pool)
                 if training and before.hop in plan.kept:
                     tables[-1] += pool.alloc((rows, width) for width in (before.width, *before.kept_widths))
-            if part.constant:
-                table += steps_of(own, part, pool)
-                table += pool.alloc([(own.num_rows(part.hop + part.steps), part.width)])
-                kept = [key for port, key in enumerate(table[: len(part.live)]) if port in part.rows.values()]
+            if segment.constant:
+                table += steps_of(own, segment, pool)
+                table += pool.alloc([(own.num_rows(segment.hop + segment.steps), segment.width)])
+                kept = [key for port, key in enumerate(table[: len(segment.live)]) if port in segment.rows.values()]
                 constant = [*kept, table[-1]]
-                pool.free(table[len(part.live) : -1])
-                pool.free([key for port, key in enumerate(table[: len(part.live)]) if port not in part.rows.values()])
+                pool.free(table[len(segment.live) : -1])
+                pool.free(
+                    [key for port, key in enumerate(table[: len(segment.live)]) if port not in segment.rows.values()]
+                )
                 table = []
             tables.append(table)
         if training:
-            lent = pool.alloc([(own.num_rows(own.parts[-1].hop), own.parts[-1].live[0].width)])
+            lent = pool.alloc([(own.num_rows(own.segments[-1].hop), own.segments[-1].live[0].width)])
             backward(own, pool)
             pool.free(lent)
         for table in tables:
@@ -94,12 +96,12 @@ def array_bytes(plan: RankChunks, moves: Moves) -> int:
     return pool.total * moves.sizes.itemsize
 
 
-def steps_of(moves: Moves, part: Part, pool: Pool) -> list[tuple[int, int]]:
+def steps_of(moves: Moves, segment: Segment, pool: Pool) -> list[tuple[int, int]]:
     """What all steps of an aggregate but the last one make and leave."""
     left: list[tuple[int, int]] = []
-    for step in range(part.steps - 1):
-        made = pool.alloc([(moves.num_rows(part.hop + step + 1), part.width)])
-        if part.op.linear and step:
+    for step in range(segment.steps - 1):
+        made = pool.alloc([(moves.num_rows(segment.hop + step + 1), segment.width)])
+        if segment.op.linear and step:
             pool.free([left.pop()])
         left += made
     return left
@@ -108,8 +110,8 @@ def steps_of(moves: Moves, part: Part, pool: Pool) -> list[tuple[int, int]]:
 def backward(moves: Moves, pool: Pool) -> None:
     """The gradients that a backward pass has at once."""
     out: list[tuple[int, int]] = []
-    for number in reversed(range(1, len(moves.parts))):
-        before = moves.parts[number - 1]
+    for number in reversed(range(1, len(moves.segments))):
+        before = moves.segments[number - 1]
         if before.constant:
             break
         rows = moves.num_rows(before.hop)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from weft.chunks.aggregates import back_way, layout_of, reads_values
-from weft.chunks.program import Part, differentiable
+from weft.chunks.program import Segment, differentiable
 from weft.chunks.rank import HopSchedule, RankChunks
 from weft.chunks.schedule import Round
 from weft.chunks.slots import Layout, Way, edge_bytes
@@ -41,7 +41,7 @@ class Moves:
 
     def __init__(self, plan: RankChunks, sizes: MoveSizes, *, training: bool) -> None:
         self.plan, self.sizes, self.training = plan, sizes, training
-        self.parts = plan.programs[training].parts
+        self.segments = plan.programs[training].segments
         self.made: list[Operation] = []
 
     def operations(self) -> list[Operation]:
@@ -50,10 +50,10 @@ class Moves:
         row = self.sizes.embedded_width * self.sizes.itemsize
         if fetched.exchanged:
             self._collective("halo", fetched.num_sent * row, fetched.num_received * row)
-        for number in range(len(self.parts)):
+        for number in range(len(self.segments)):
             self._forward(number)
         if self.training:
-            number, go_on = len(self.parts) - 1, bool(differentiable(self.parts[-1]))
+            number, go_on = len(self.segments) - 1, bool(differentiable(self.segments[-1]))
             while number >= 0 and go_on:
                 go_on = self._backward(number)
                 number -= 1
@@ -62,10 +62,10 @@ class Moves:
         return self.made
 
     def _forward(self, number: int) -> None:
-        part, before = self.parts[number], self.parts[number - 1] if number else None
-        if part.constant:
+        segment, before = self.segments[number], self.segments[number - 1] if number else None
+        if segment.constant:
             return
-        rows = self.num_rows(part.hop)
+        rows = self.num_rows(segment.hop)
         if before is not None and before.aggregates and not before.constant:
             for step in range(before.steps):
                 last = step == before.steps - 1
@@ -76,15 +76,15 @@ class Moves:
                     self._store("rows", self.num_rows(before.hop + step + 1) * before.kept_width)
         elif before is not None:
             self._load("rows", rows * (self._width(before, before.rows.values()) + self._result_width(before)))
-        self._store("rows", rows * sum(port.width for port in part.live))
-        if part.boundary is not None and isinstance(part.op, Total):
-            self._total(part)
+        self._store("rows", rows * sum(port.width for port in segment.live))
+        if segment.boundary is not None and isinstance(segment.op, Total):
+            self._total(segment)
 
     def _backward(self, number: int) -> bool:
-        """Of a part and the aggregate before it; whether anything is left to do."""
-        part, before = self.parts[number], self.parts[number - 1] if number else None
-        rows = self.num_rows(part.hop)
-        self._load("gradients", rows * self._width(part, differentiable(part)))
+        """Of a segment and the aggregate before it; whether anything is left to do."""
+        segment, before = self.segments[number], self.segments[number - 1] if number else None
+        rows = self.num_rows(segment.hop)
+        self._load("gradients", rows * self._width(segment, differentiable(segment)))
         if before is None:
             return False
         wanted = [] if before.constant else differentiable(before)
@@ -104,24 +104,24 @@ class Moves:
                 self._load("gradients", self.num_rows(before.hop + step + 1) * before.width)
         return bool(wanted) or any(before.shared.values())
 
-    def _product(self, part: Part, step: int, *, last: bool, values: bool, way: Way) -> None:
+    def _product(self, segment: Segment, step: int, *, last: bool, values: bool, way: Way) -> None:
         """One pass over all rounds."""
-        number = self.plan.schedule_of[part.hop + step]
-        planned, first = self.plan.schedules[number], part.aggregated.width
-        widths = self._source_widths(part, step)
+        number = self.plan.schedule_of[segment.hop + step]
+        planned, first = self.plan.schedules[number], segment.aggregated.width
+        widths = self._source_widths(segment, step)
         grads = [width for width, wanted in widths if wanted]
         read, given = sum(width for width, _ in widths), sum(grads)
-        own = {*(part.targets.values() if values else ()), *(part.rows.values() if last else ())}
+        own = {*(segment.targets.values() if values else ()), *(segment.rows.values() if last else ())}
         backward = way != "forward"
-        kept = backward and last and part.hop in self.plan.kept
+        kept = backward and last and segment.hop in self.plan.kept
         for round_, missing in zip(planned.schedule.rounds, planned.missing_loops, strict=True):
             rows, edges = round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start
-            self._load("rows", rows * (self._width(part, own) + (part.kept_width if kept else 0)))
+            self._load("rows", rows * (self._width(segment, own) + (segment.kept_width if kept else 0)))
             self.made.append(
                 Operation(
                     kind="transfer",
                     tag="edges",
-                    bytes_received=self.edge_bytes(layout_of(part.op), planned, round_, missing, way),
+                    bytes_received=self.edge_bytes(layout_of(segment.op), planned, round_, missing, way),
                 )
             )
             if values:
@@ -130,15 +130,15 @@ class Moves:
                 self._exchange(round_.serve_counts, round_.fetch_counts, read)
             if values and not kept:
                 self._aggregate(edges * first)
-            if backward and part.differentiable and (grads or not part.op.linear):
+            if backward and segment.differentiable and (grads or not segment.op.linear):
                 self._aggregate(edges * first)
             if backward and grads:
                 self._exchange(round_.give_counts, round_.take_counts, given)
                 again = 0 if self.sizes.share else sum(round_.take_counts)
                 self._store("gradients", (len(round_.flush) + again) * given)
             if backward:
-                targets = (port for port in part.targets.values() if part.live[port].differentiable)
-                self._store("gradients", rows * sum(part.live[port].width for port in targets))
+                targets = (port for port in segment.targets.values() if segment.live[port].differentiable)
+                self._store("gradients", rows * sum(segment.live[port].width for port in targets))
 
     def edge_bytes(self, layout: Layout, planned: HopSchedule, round_: Round, missing: int, way: Way) -> int:
         """The bytes of a round's edges as they are stored for an aggregate."""
@@ -147,25 +147,25 @@ class Moves:
         sources = planned.schedule.num_slots + (rows if layout == "whole" else 0)
         return edge_bytes(way, rows, sources, edges, index, self.sizes.weight)
 
-    def _source_widths(self, part: Part, step: int) -> list[tuple[int, bool]]:
+    def _source_widths(self, segment: Segment, step: int) -> list[tuple[int, bool]]:
         """Of the rows that an aggregate reads at sources, each once, their width and whether they have a gradient."""
-        live = {port for name, port in part.sources.items() if not step or name != part.op.first}
-        found = [(part.live[port].width, part.live[port].differentiable) for port in live]
-        return [*found, (part.width, part.differentiable)] if step else found
+        live = {port for name, port in segment.sources.items() if not step or name != segment.op.first}
+        found = [(segment.live[port].width, segment.live[port].differentiable) for port in live]
+        return [*found, (segment.width, segment.differentiable)] if step else found
 
-    def _total(self, part: Part) -> None:
+    def _total(self, segment: Segment) -> None:
         if self.sizes.size > 1:
-            self.made.append(all_reduce("statistics", part.width, self.sizes.itemsize, self.sizes.size))
+            self.made.append(all_reduce("statistics", segment.width, self.sizes.itemsize, self.sizes.size))
 
-    def _result_width(self, part: Part) -> int:
-        return part.width if part.aggregates else 0
+    def _result_width(self, segment: Segment) -> int:
+        return segment.width if segment.aggregates else 0
 
     def num_rows(self, hop: int) -> int:
         """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
         return self.plan.num_rows(hop)
 
-    def _width(self, part: Part, live: Iterable[int]) -> int:
-        return sum(part.live[port].width for port in set(live))
+    def _width(self, segment: Segment, live: Iterable[int]) -> int:
+        return sum(segment.live[port].width for port in set(live))
 
     def _exchange(self, sent: Sequence[int], received: Sequence[int], width: int) -> None:
         if self.sizes.size > 1:
