@@ -1,8 +1,8 @@
-"""What aggregates chunk by chunk have in memory, counted by us and seen from outside: a process of their own is watched.
+"""What aggregates chunk by chunk have in memory, counted by us and seen from outside, in a process that is watched.
 
     python benchmarks/working_set.py --limits 16MB,64MB --model gcn
 
-The process makes the aggregates of one training step under tensor on one rank, forward and backward, chunk by chunk; all
+The process makes the aggregates of one training step under tensor on one rank, forward and backward, in chunks; all
 N rows of vertex data are in files, as they are on the host. The watcher reads the process's anonymous memory (RssAnon)
 every millisecond: beyond what it had before the first aggregate, that is the working set.
 """

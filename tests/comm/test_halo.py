@@ -1,4 +1,4 @@
-"""Rows fetched from other ranks, and aggregates over them, against the whole graph on one rank; counted byte by byte."""
+"""Rows fetched from other ranks, and aggregates over them, against the whole graph on one rank; bytes counted."""
 
 from __future__ import annotations
 

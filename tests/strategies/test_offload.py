@@ -60,8 +60,8 @@ class OwnLayers(Case):
 
 
 SEVERAL_MASKS = [
-    Case(model="gcn", decoupled=True, norm="round", input_dropout=0.3, residual=True),
-    Case(model="gat", decoupled=True, norm="round"),
+    Case(model="gcn", decoupled=True, norm="batch", input_dropout=0.3, residual=True),
+    Case(model="gat", decoupled=True, norm="batch"),
     OwnLayers(model="own"),
 ]
 """One view draws a mask in each of several parts."""
@@ -173,7 +173,7 @@ class RowsOnly(Case):
         return Stack([RowLayer(Linear(7, 4), 4), RowLayer(Linear(4, 5), 5)], dropout=self.dropout, norm=self.norm)
 
 
-@pytest.mark.parametrize("norm", ["none", "round"])
+@pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_model_without_a_product(size: int, norm: str) -> None:
     check_on_ranks(size, RowsOnly(model="rows", norm=norm), "offload", Given(chunks=3))
@@ -313,7 +313,7 @@ def test_frozen_parameters_make_nothing_constant() -> None:
     for name in ("single", "offload"):
         torch.manual_seed(3)
         graph, _ = Case(model="gcn").build()
-        model = Stack([RowLayer(Linear(7, 6), 6), GCNConv(6, 5)], norm="round").double()
+        model = Stack([RowLayer(Linear(7, 6), 6), GCNConv(6, 5)], norm="batch").double()
         for parameter in (*model.layers[0].parameters(), *model.norms.parameters()):
             parameter.requires_grad_(False)
         placed = Given(chunks=3).plan(name, Workload(model, graph)).place(Group())
@@ -332,7 +332,7 @@ def test_what_was_planned_is_let_go() -> None:
     gc.disable()
     try:
         before = len(os.listdir("/proc/self/fd"))
-        placed = Session(Case(model="gat", norm="round"), "offload", Group(), Given(chunks=3))
+        placed = Session(Case(model="gat", norm="batch"), "offload", Group(), Given(chunks=3))
         placed.step(0)
         assert not [one for one in gc.get_objects() if type(one) is Cutter]
         placed.step(0)
@@ -401,7 +401,7 @@ def peak(placed: Session) -> int:
 
 
 LIMITED = [
-    Case(model="gat", norm="round", dropout=0.0, layers=2),
+    Case(model="gat", norm="batch", dropout=0.0, layers=2),
     Case(model="sage", decoupled=True, layers=2),
     Case(model="gatv2", layers=2, edge_features=3, edge_attention=True),
     Case(model="rgcn", typed="x", layers=2),

@@ -92,17 +92,17 @@ def test_masks_are_counted_through_the_parts() -> None:
 
 
 def test_statistics_of_a_batch_norm_are_no_products() -> None:
-    found = program(model="gcn", norm="round", layers=2)
+    found = program(model="gcn", norm="batch", layers=2)
     assert found.num_hops == 2
     assert [one.boundary is not None and isinstance(one.op, Total) for one in found.segments] == [
         False, True, True, False, False,
     ]  # fmt: skip
     assert [one.hop for one in found.segments] == [0, 1, 1, 1, 2]
-    assert program(model="gcn", norm="round", layers=2, training=False).num_hops == 2
+    assert program(model="gcn", norm="batch", layers=2, training=False).num_hops == 2
 
 
 def test_a_rehearsal_leaves_the_model_as_it_was() -> None:
-    graph, model = Case(model="gcn", norm="round").build()
+    graph, model = Case(model="gcn", norm="batch").build()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.eval()
     for training in (True, False):
@@ -115,7 +115,7 @@ def test_a_rehearsal_leaves_the_model_as_it_was() -> None:
 
 def test_a_whole_run_is_planned_once_for_both() -> None:
     """The segments of training and of evaluation ask for the same aggregates."""
-    placed = Session(Case(model="sage", norm="round", input_dropout=0.3), "offload", Group())
+    placed = Session(Case(model="sage", norm="batch", input_dropout=0.3), "offload", Group())
     programs = placed.strategy.settled.programs  # type: ignore[attr-defined]
     assert programs[True].num_hops == programs[False].num_hops == 3
 

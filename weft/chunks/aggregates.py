@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.chunks.placed import PlacedChunks
-from weft.chunks.program import ChunkView, Part
+from weft.chunks.program import ChunkView, Segment
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedRound, SlotTopology, Way
 from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
 from weft.nn import Aggregate, WholeLayer
@@ -24,7 +24,7 @@ from weft.nn import Rows as Tensors
 
 @dataclass(kw_only=True)
 class Source:
-    """Rows that an aggregate reads at the sources of edges, as these tensors; their slots, and those of their gradients.
+    """Rows that an aggregate reads at sources, as these tensors; their slots, and those of their gradients.
 
     into: where the gradients go, if there are any.
     """
@@ -74,21 +74,21 @@ class ChunkAggregates:
     """All steps of the aggregate that a table's boundary asks for. view_key: of its stage."""
 
     def __init__(self, home: PlacedChunks, table: BoundaryRows, view_key: int) -> None:
-        self.home, self.table, self.part, self.view_key = home, table, table.part, view_key
+        self.home, self.table, self.segment, self.view_key = home, table, table.segment, view_key
         self.group, self.device, self.meter = home.group, home.group.device, home.group.meter
         assert table.op is not None
         self.op, self.layout = table.op, layout_of(table.op)  # of the rank's own model, where it is one of its layers
 
     def results(self, step: int, *, last: bool) -> Iterator[tuple[PlacedRound, Loaded, Tensor]]:
         """Batch by round, what is loaded and the results [n, F] of a step; last: rows go on with them."""
-        rounds, sources = self.home.rounds(self.part.hop + step), self._sources(step)
+        rounds, sources = self.home.rounds(self.segment.hop + step), self._sources(step)
         self._make_slots(rounds, sources)
         load = lambda round_: self._load(round_, sources, last=last, values=True, way="forward")  # noqa: E731
         for round_, loaded in self.home.ahead(rounds, load):
             self._count(round_, loaded, sources, values=True, way="forward")
             self._fetch(round_, loaded, sources)
             rows = self._about({**self._at(sources), **self._targets(loaded)}, self.table.shared)
-            yield round_, loaded, self._made(round_, loaded, rows, keep=step == self.part.steps - 1)
+            yield round_, loaded, self._made(round_, loaded, rows, keep=step == self.segment.steps - 1)
             del loaded, rows
 
     def again(
@@ -98,10 +98,10 @@ class ChunkAggregates:
 
         grads: those that a boundary left. into: where those go of what an earlier step made.
         """
-        part, rounds = self.part, self.home.rounds(self.part.hop + step)
+        segment, rounds = self.segment, self.home.rounds(self.segment.hop + step)
         kept = last and self.table.result is not None
-        values = reads_values(part, step, kept=kept)
-        way = back_way(part, values=values, kept=kept, on_cpu=self.device.type == "cpu")
+        values = reads_values(segment, step, kept=kept)
+        way = back_way(segment, values=values, kept=kept, on_cpu=self.device.type == "cpu")
         sources = self._sources(step, grads, into)
         if values:
             self._make_slots(rounds, sources)
@@ -133,7 +133,7 @@ class ChunkAggregates:
     def _again(
         self, round_: PlacedRound, loaded: Loaded, sources: list[Source], grads: Grads, *, values: bool
     ) -> Again:
-        part, at = self.part, self._at(sources) if values else {}
+        segment, at = self.segment, self._at(sources) if values else {}
         if loaded.kept or (self.op.linear and not values):
             tensors, result = {**at, **self._targets(loaded)}, self._known(loaded)
             back = partial(self._back_kept, round_, loaded, tensors, result, sources[0].grads)
@@ -145,12 +145,12 @@ class ChunkAggregates:
             for name in source.names
         }
         targets = self._targets(loaded)
-        for name, port in part.targets.items():
+        for name, port in segment.targets.items():
             if port in grads.live:
                 wanted[name] = targets[name] = targets[name].detach().requires_grad_()
         shared = dict(self.table.shared)
         for name in self.op.shared:
-            if part.shared[name]:
+            if segment.shared[name]:
                 wanted[name] = shared[name] = shared[name].detach().requires_grad_()
         self.meter.aggregate(round_.num_edges, self._read_width)
         with torch.enable_grad():
@@ -163,7 +163,7 @@ class ChunkAggregates:
         if loaded.kept:
             return loaded.kept[0]
         num_targets = loaded.topology.adjacency.num_targets
-        return torch.zeros(num_targets, self.part.width, dtype=self.home.dtype, device=self.device)
+        return torch.zeros(num_targets, self.segment.width, dtype=self.home.dtype, device=self.device)
 
     def _back_kept(
         self,
@@ -175,7 +175,7 @@ class ChunkAggregates:
         grad: Tensor | None,
     ) -> Tensors:
         """The gradients of what a round read, by name, from that of its result; of a sum they are added to `into`."""
-        if grad is None or not self.part.differentiable:
+        if grad is None or not self.segment.differentiable:
             return {}
         self.meter.aggregate(round_.num_edges, self._read_width)
         return self.op.gradients(loaded.topology, tensors, result, loaded.kept[1:], grad, into)
@@ -194,7 +194,7 @@ class ChunkAggregates:
             for name in source.names:
                 if source.grads is not None and name in found:
                     source.grads += found[name]
-        for name, port in self.part.targets.items():
+        for name, port in self.segment.targets.items():
             if name in found and port in grads.live:
                 deposit(grads.live[port], round_.targets, found[name], self.meter)
         for name in self.op.shared:
@@ -202,8 +202,8 @@ class ChunkAggregates:
 
     def _sources(self, step: int, grads: Grads | None = None, into: Rows | None = None) -> list[Source]:
         """What a step reads at sources, each rows once; what an earlier step made is apart."""
-        part, found, by_port = self.part, [], dict[int, list[str]]()
-        for name, port in part.sources.items():
+        segment, found, by_port = self.segment, [], dict[int, list[str]]()
+        for name, port in segment.sources.items():
             if step and name == self.op.first:
                 found.append(
                     Source(names=(name,), rows=self.table.between[-1 if self.op.linear else step - 1], into=into)
@@ -238,8 +238,8 @@ class ChunkAggregates:
 
     def _own_ports(self, *, last: bool, values: bool) -> list[int]:
         """The ports of which a round reads its targets' rows."""
-        part = self.part
-        return sorted({*(part.targets.values() if values else ()), *(part.rows.values() if last else ())})
+        segment = self.segment
+        return sorted({*(segment.targets.values() if values else ()), *(segment.rows.values() if last else ())})
 
     def _count(self, round_: PlacedRound, loaded: Loaded, sources: list[Source], *, values: bool, way: Way) -> None:
         """Notes what `_load` has brought."""
@@ -255,12 +255,12 @@ class ChunkAggregates:
         return {name: source.values for source in sources for name in source.names}
 
     def _targets(self, loaded: Loaded) -> Tensors:
-        return {name: loaded.own[port] for name, port in self.part.targets.items()}
+        return {name: loaded.own[port] for name, port in self.segment.targets.items()}
 
     @property
     def _read_width(self) -> int:
         """The columns of what the aggregates aggregate."""
-        return self.part.aggregated.width
+        return self.segment.aggregated.width
 
     def _about(self, tensors: Tensors, shared: Tensors) -> Tensors:
         """The aggregate's tensors of a round; the rows of a whole layer's targets are the first of its sources'."""
@@ -273,7 +273,7 @@ class ChunkAggregates:
         """A round's result [n, F]."""
         topology = loaded.topology
         if isinstance(self.op, WholeLayer):
-            calls, count = self.part.calls_before, self.home.graph.num_vertices
+            calls, count = self.segment.calls_before, self.home.graph.num_vertices
             return ChunkView(topology, count, key=self.view_key, calls=calls).aggregate(self.op, tensors)
         return self.op.apply(topology, tensors)
 
@@ -281,26 +281,26 @@ class ChunkAggregates:
         """Rows of other ranks come into their slots, from the slots, or the host, of those that have them."""
         if self.group.size == 1:
             return
-        share, parts = self.home.optimisations.share, []
+        share, segments = self.home.optimisations.share, []
         for source in sources:
             if share:
-                parts.append(source.values.index_select(0, loaded.index["serve_slots"].to(self.device)))
+                segments.append(source.values.index_select(0, loaded.index["serve_slots"].to(self.device)))
             else:
-                parts.append(self._read_for_each(source.rows, loaded.index["serve_rows"], round_.serve_counts))
-        got = self._exchange(torch.cat(parts, 1), round_.serve_counts, round_.fetch_counts, "rows")
+                segments.append(self._read_for_each(source.rows, loaded.index["serve_rows"], round_.serve_counts))
+        got = self._exchange(torch.cat(segments, 1), round_.serve_counts, round_.fetch_counts, "rows")
         for source, rows in zip(sources, got.split([one.rows.width for one in sources], 1), strict=True):
             source.values.index_copy_(0, loaded.index["fetch_slots"].to(self.device), rows)
 
     def _read_for_each(self, rows: Rows, wanted: Tensor, counts: Sequence[int]) -> Tensor:
         """Rows for every receiver apart, each as often as it is wanted: [w, F]."""
         out = torch.empty(len(wanted), rows.width, dtype=self.home.dtype, device=self.device)
-        for ids, part in zip(wanted.split(list(counts)), out.split(list(counts)), strict=True):
-            rows.gather(ids, part, torch.arange(len(ids)))
+        for ids, segment in zip(wanted.split(list(counts)), out.split(list(counts)), strict=True):
+            rows.gather(ids, segment, torch.arange(len(ids)))
         self.meter.transfer("sources", out.nbytes, 0)
         return out
 
     def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], what: str) -> Tensor:
-        width, key = rows.shape[1], self.group.next_key(f"halo {self.part.hop} {what}")
+        width, key = rows.shape[1], self.group.next_key(f"halo {self.segment.hop} {what}")
         counts = ([number * width for number in numbers] for numbers in (sent, received))
         return self.group.all_to_all_async(rows.reshape(-1), *counts, tag="halo", key=key).wait().view(-1, width)
 
@@ -328,21 +328,21 @@ class ChunkAggregates:
         assert source.into is not None
         slots = index["take_slots"] if self.home.optimisations.share else index["take_rows"]
         counts = list(round_.take_counts)
-        for part, rows in zip(added.split(counts), slots.split(counts), strict=True):
+        for segment, rows in zip(added.split(counts), slots.split(counts), strict=True):
             if self.home.optimisations.share:
-                source.grads.index_add_(0, rows.to(self.device), part)
+                source.grads.index_add_(0, rows.to(self.device), segment)
             else:
-                source.into.add(rows, part.contiguous(), torch.arange(len(rows)))
-                self.meter.transfer("gradients", 0, part.nbytes)
+                source.into.add(rows, segment.contiguous(), torch.arange(len(rows)))
+                self.meter.transfer("gradients", 0, segment.nbytes)
 
 
-def reads_values(part: Part, step: int, *, kept: bool) -> bool:
+def reads_values(segment: Segment, step: int, *, kept: bool) -> bool:
     """Whether the backward pass over a step reads the rows at its sources."""
-    return not part.op.linear or (step == part.steps - 1 and part.needs_result and not kept)
+    return not segment.op.linear or (step == segment.steps - 1 and segment.needs_result and not kept)
 
 
-def back_way(part: Part, *, values: bool, kept: bool, on_cpu: bool) -> Way:
+def back_way(segment: Segment, *, values: bool, kept: bool, on_cpu: bool) -> Way:
     """Which edges the gradient of an aggregate brings; on a GPU, attention's walks them in both orders."""
-    if part.op.linear:
+    if segment.op.linear:
         return "both" if values else "back"
     return "back" if kept and on_cpu else "both"

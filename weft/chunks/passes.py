@@ -1,8 +1,8 @@
 """One pass of a model over a graph whose rows are on the host, chunk by chunk (HongTu, section 4.3, algorithm 1).
 
-Forward, segment by segment: the rows of a chunk come to the device with the result at the last boundary, the model goes on
-with them to the next one, and what that leaves goes to the host. Backward from the last segment to the first: a segment is
-run again on what the host has, and the gradients of what it read are added up there.
+Forward, segment by segment: the rows of a chunk come to the device with the result at the last boundary, the model goes
+on with them to the next one, and what that leaves goes to the host. Backward from the last segment to the first: a
+segment is run again on what the host has, and the gradients of what it read are added up there.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Pass:
         table.between = []
 
     def _backward(self, number: int, out: Grads) -> Grads | None:
-        """Segment `number` and the aggregate before it, from the gradients of what the segment gave; those of what it read."""
+        """Segment `number` and the aggregate before it: from the gradients of what it gave, those of what it read."""
         home, segment = self.home, self.segments[number]
         before = self.tables[number - 1] if number else None
         into, first = Grads(), True

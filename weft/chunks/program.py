@@ -181,8 +181,8 @@ class ProgramTracer:
         for one in (model, *([model.encoder] if isinstance(model, LinkModel) else [])):
             if phases_of(one) is None:
                 raise InputError(
-                    f"strategy offload runs a model segment by segment, and {type(one).__name__} runs as a whole: make it a "
-                    "weft.nn.Stack of its layers"
+                    f"strategy offload runs a model segment by segment, and {type(one).__name__} runs as a whole: make "
+                    "it a weft.nn.Stack of its layers"
                 )
         self.graph, self.model, self.optimisations = graph, model, optimisations
         parameter = next(model.parameters(), torch.empty(0))

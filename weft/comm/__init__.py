@@ -37,7 +37,7 @@ __all__ = [
     "join",
     "make_route",
     "rows_to_cols",
-    "split_product",
+    "slice_edges",
     "sum_gradients",
     "sum_over_ranks",
     "sum_shared",

@@ -132,22 +132,22 @@ class Pool:
     """Rows by their shape: what was given back is taken again. total: numbers of all that was ever made."""
 
     def __init__(self) -> None:
-        self.free: Counter[tuple[int, int]] = Counter()
+        self._spare: Counter[tuple[int, int]] = Counter()
         self.total = 0
 
     def alloc(self, keys: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Takes rows of these shapes."""
         found = list(keys)
         for key in found:
-            if self.free[key]:
-                self.free[key] -= 1
+            if self._spare[key]:
+                self._spare[key] -= 1
             else:
                 self.total += key[0] * key[1]
         return found
 
     def free(self, keys: Iterable[tuple[int, int]]) -> None:
         """Gives them back."""
-        self.free.update(keys)
+        self._spare.update(keys)
 
 
 def array_file_bytes(plan: RankChunks, moves: Moves) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from weft.chunks.passes import Pass
 from weft.chunks.placed import PlacedChunks
-from weft.chunks.program import Part, ProgramTracer
+from weft.chunks.program import ProgramTracer, Segment
 from weft.chunks.rank import ChunkShape, RankChunks
 from weft.chunks.tables import Rows
 from weft.comm import Group, sum_gradients
@@ -87,8 +87,8 @@ class OffloadPlan(Plan):
                 f"strategy offload makes {asked} aggregates over the edges, and the model's layers {foreseen}: give a "
                 "layer that maps rows alone as weft.nn.RowLayer, and each aggregate a layer of its own"
             )
-        aggregates = (part for part in self.programs[True].parts if part.aggregates and not part.constant)
-        self.kept = frozenset(part.hop for part in aggregates if self._keeps(part))
+        found = (one for one in self.programs[True].segments if one.aggregates and not one.constant)
+        self.kept = frozenset(one.hop for one in found if self._keeps(one))
         self.memory_probe = MemoryProbe(work.graph, work.model, self._place_scaled)
         self._decisions: dict[str, Any] | None = decisions
         self._cutter: Cutter | None = None
@@ -145,24 +145,24 @@ class OffloadPlan(Plan):
         """What the largest of so many chunks of any rank takes."""
         return max(self.memory_probe.most(self.cut(rank, count, orders).chunks) for rank in range(self.size))
 
-    def _keeps(self, part: Part) -> bool:
+    def _keeps(self, segment: Segment) -> bool:
         """Whether an aggregate's results are kept for the backward pass, or made again from its sources (section 4.2).
 
         That is asked only of results which that pass needs. Kept, they and what is kept beside them are written and
         read; made again, each edge reads a row on the device, and of a sum, which needs no rows otherwise, every source
         comes from the host at least once.
         """
-        wanted, linear, stats = self.options.intermediates, part.op.linear, self.work.stats
-        if wanted == "recompute" or not part.op.can_save or (linear and not part.needs_result):
+        wanted, linear, stats = self.options.intermediates, segment.op.linear, self.work.stats
+        if wanted == "recompute" or not segment.op.can_save or (linear and not segment.needs_result):
             return False
-        if not linear and part.steps > 1:
+        if not linear and segment.steps > 1:
             return False
-        if wanted == "keep" or part.steps > 1:
+        if wanted == "keep" or segment.steps > 1:
             return True
-        width = part.aggregated.width
+        width = segment.aggregated.width
         by_edge = 1 if linear else ATTENTION_COST
         again = (linear * stats.num_vertices + by_edge * stats.num_edges / NOMINAL_RATES.inplace) * width
-        return 2 * stats.num_vertices * part.kept_width <= again
+        return 2 * stats.num_vertices * segment.kept_width <= again
 
     def _place_scaled(self, graph: Graph, model: nn.Module, bounds: Sequence[int]) -> PlacedOffload:
         """Places a model on a small graph, of whose chunks only the first is worked on."""

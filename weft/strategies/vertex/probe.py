@@ -74,8 +74,8 @@ def probe(work: Workload, group: Group) -> Machine:
     """What this model costs on these ranks, all of which call it at the same time and get the same.
 
     The test graph has the real one's mean degree, its first features, and random edges. Rows are timed without
-    aggregates, aggregates as what a whole step takes more, and the network by an exchange in which every rank sends as much
-    as it receives. InputError for a model that cannot run on it.
+    aggregates, aggregates as what a whole step takes more, and the network by an exchange in which every rank sends as
+    much as it receives. InputError for a model that cannot run on it.
     """
     graph, optimisations, dtype = work.graph, work.optimisations, work.dtype
     degree = max(1, graph.num_edges // max(graph.num_vertices, 1))
