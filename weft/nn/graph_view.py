@@ -116,7 +116,7 @@ class GraphView(View):
     def aggregate(self, op: Aggregate, rows: Rows, steps: int = 1) -> Tensor:
         x = rows[op.first]
         if isinstance(op, WholeLayer):
-            y: Tensor = op.layer(self, x)
+            y: Tensor = op.layer(self, x) if steps == 1 else op.layer(self, x, steps)
             return y
         if isinstance(op, Total):
             return self.total(x)
