@@ -223,7 +223,7 @@ def test_phases_do_not_pass_over_what_a_layer_does_besides() -> None:
 
 
 class Jumping(Stack):
-    """A model that overrides `forward`, which a person's `resume` would have to follow."""
+    """A model that overrides `forward`, which its phases do not follow."""
 
     def forward(self, views: Sequence[View], x: Tensor) -> Tensor:
         return super().forward(views, x) + 1
@@ -278,6 +278,11 @@ def decoupled(propagation: nn.Module) -> Decoupled:
     return Decoupled(Stack([RowLayer(Linear(7, 5), 5), RowLayer(Linear(5, 5), 5)]), propagation)
 
 
+def hooked(model: nn.Module) -> nn.Module:
+    model.register_forward_hook(lambda _model, _inputs, y: y + 1)
+    return model
+
+
 def with_norm(norm: nn.Module) -> Stack:
     model = Stack([GCNConv(7, 7), GCNConv(7, 5)])
     model.norms[0] = norm
@@ -288,6 +293,7 @@ def with_norm(norm: nn.Module) -> Stack:
     ("model", "said"),
     [
         (Jumping([GCNConv(7, 5)]), r"Jumping runs as a whole: make it a weft\.nn\.Stack"),
+        (hooked(Stack([GCNConv(7, 5)])), "Stack runs as a whole: .*, without hooks"),
         (Stack([Centred(), GCNConv(7, 5)]), "the sum of all rows is asked for where only some rows are at hand"),
         (with_norm(Centred()), "the sum of all rows is asked for where only some rows are at hand"),
         (

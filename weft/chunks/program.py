@@ -182,7 +182,7 @@ class ProgramTracer:
             if phases_of(one) is None:
                 raise InputError(
                     f"strategy offload runs a model segment by segment, and {type(one).__name__} runs as a whole: make "
-                    "it a weft.nn.Stack of its layers"
+                    "it a weft.nn.Stack of its layers, without hooks"
                 )
         self.graph, self.model, self.optimisations = graph, model, optimisations
         parameter = next(model.parameters(), torch.empty(0))

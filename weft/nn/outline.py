@@ -265,7 +265,10 @@ def no_rows(typed: TypedShape, num_more: int, dtype: torch.dtype) -> TypedRows:
 
 
 def name_running(model: nn.Module) -> list[str]:
-    """The kinds of the model's modules that are running, innermost last; changes as they do."""
+    """The kinds of the model's modules that are running, innermost last; changes as they do.
+
+    Hooks tell, also of modules in phases, since what has hooks runs as a whole (weft.nn.phases.phases_of).
+    """
     running: list[str] = []
 
     def enter(kind: str) -> Callable[..., None]:
