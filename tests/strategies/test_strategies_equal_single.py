@@ -106,17 +106,20 @@ def test_hybrid_under_partitioners_equals_single(case: Case, method: str, size: 
     check_on_ranks(size, case, "hybrid", Placement(part=part_by(method, case, size), factors=FACTORS))
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", SEVERAL)
 def test_the_factors_decide_what_is_cached(size: int) -> None:
-    """Under most partitions hybrid caches some sources of a later hop on a rank, and fetches others."""
-    hybrid, mixed = get_strategy("hybrid"), 0
-    points = [one.values for one in partitions() if one.values[2] == size]
-    for case, method, _ in points:
-        graph, model = case.build()
-        placement = Placement(part=part_by(method, case, size), factors=FACTORS)
-        plans = [hybrid.plan(graph, model, rank=rank, size=size, placement=placement) for rank in range(size)]  # type: ignore[attr-defined]
-        mixed += any(hop.num_inputs > plan.num_own and len(hop.fetched) for plan in plans for hop in plan.hops[1:])
-    assert mixed > 20
+    """Under many partitions hybrid caches some sources of a later hop, and fetches others."""
+    points = [one.values for one in partitions() if one.values[2] == size and (size != 3 or not one.marks)]
+    mixed = [is_mixed(*values) for values in points]
+    assert sum(mixed) > 20 * len(mixed) // 50
+
+
+def is_mixed(case: Case, method: str, size: int) -> bool:
+    """Whether some rank caches sources of a later hop and fetches others."""
+    (graph, model), hybrid = case.build(), get_strategy("hybrid")
+    placement = Placement(part=part_by(method, case, size), factors=FACTORS)
+    plans = (hybrid.plan(graph, model, rank=rank, size=size, placement=placement) for rank in range(size))  # type: ignore[attr-defined]
+    return any(hop.num_inputs > plan.num_own and len(hop.fetched) for plan in plans for hop in plan.hops[1:])
 
 
 @pytest.mark.parametrize("name", ["communicated", "cached", "hybrid"])
