@@ -1,7 +1,7 @@
 """Runs functions on P ranks: gloo, rendezvous by file, one thread a rank, a hard limit, the first traceback.
 
-Ranks are forked from a process that has imported PyTorch and does nothing else, since the import takes seconds. Those
-of `on_ranks` stay for the session, one pool per P; those of `spawn` are new.
+Ranks are forked from a process that has imported what they need and does nothing else. Those of `on_ranks` stay for the
+session, one pool per P; those of `spawn` are new.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from weft.comm import Group, join
 from weft.core.meter import Meter
 
 LIMIT_SECONDS = 240
+PRELOADED = ["pytest", "torch_geometric.nn", "torch._dynamo", "torch._refs", "weft.engine", "tests.strategies.planted"]
+"""What ranks import, which takes seconds of each otherwise; what is not there is passed over."""
 
 _pools: dict[int, Pool] = {}
 
@@ -56,7 +58,7 @@ class Pool:
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pytest", "weft.strategies", "weft.engine"])
+        context.set_forkserver_preload(PRELOADED)
         self.closed = False
         self._folder = tempfile.TemporaryDirectory()
         pipes = [context.Pipe() for _ in range(size)]
