@@ -5,7 +5,7 @@
     python benchmarks/dependencies.py --graphs cora --contenders communicated,communicated-overlap,communicated-ring
 
 A contender is a strategy, with @ and a share of sources to cache (hybrid), # and a number of chunks (tensor), + and
-decoupled for the decoupled model, and - and a optimisation that it is to do without, in this order.
+decoupled for the decoupled model, and - and an optimisation that it is to do without, in this order.
 Every rank has all contenders, which take turns with training steps. Their logits are compared first. An epoch's seconds
 are those of the slowest rank. Exposed is the network's part of them: of each collective the shortest stay of any rank,
 since the last one to come waits for nobody; waiting is what ranks stay there beyond that, on the mean.

@@ -93,7 +93,7 @@ PLANTED: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     "communicated": ("communicated", lambda: replaced(halo.Rows, "wait", too_large(halo.Rows.wait))),
     "hybrid": ("hybrid", lambda: replaced(halo.Rows, "wait", too_large(halo.Rows.wait))),
     "cached": ("cached", lambda: replaced(PlacedVertices, "__init__", wrong_ids(PlacedVertices.__init__))),
-    "offload": ("offload", lambda: replaced(HostRows, "cols_to_rows", wrong_gather(HostRows.gather))),
+    "offload": ("offload", lambda: replaced(HostRows, "gather", wrong_gather(HostRows.gather))),
     "pairs": ("tensor", wrong_pairs),
     "embedded_rows": ("cached", wrong_embedded_rows),
     "summed_embedding": ("communicated", summed_embedding),

@@ -1,6 +1,6 @@
 """Work on a graph chunk by chunk; knows no strategy.
 
 bounds cuts a graph; schedule, ranges, sets and slots say which rows a round of chunks brings and leaves; program cuts a
-model; passes, aggregates, tables and embedded run it over rows on the host (offload). columns, work and crossing make
+model; passes, aggregates, tables and embedded run it over rows on the host (offload). columns and exchange_plan make
 aggregates over columns of all rows (tensor).
 """

@@ -1,7 +1,7 @@
 """Aggregates chunk by chunk, while the rows of other chunks cross the network (NeutronTP, section 4.2, algorithm 1).
 
 Host arrays hold all N rows of this rank's columns; of them, only what one chunk needs is taken to the device. Rank r
-results for the rows r, r + P, ..., so that every chunk's rows are spread evenly over the ranks. A row goes from rows to
+answers for the rows r, r + P, ..., so that every chunk's rows are spread evenly over the ranks. A row goes from rows to
 columns with the first chunk that reads it, and its gradient back when that chunk, the last one backward, is done.
 """
 

@@ -60,7 +60,7 @@ def assigned(ids: Tensor, *, rank: int, size: int) -> RowSet:
 
 @dataclass(frozen=True, kw_only=True)
 class AssignedRelations:
-    """The relation rows, each answered for by the rank that results for its vertex.
+    """The relation rows, each answered for by the rank that answers for its vertex.
 
     home: those of this rank. place: int64 [M], where each of them stands there.
     """
@@ -79,7 +79,7 @@ class AssignedRelations:
 
 
 def row_set(ids: Tensor, owner: Tensor, place: Tensor, rank: int, size: int) -> RowSet:
-    """A set of rows, each with the rank that results for it and its place there."""
+    """A set of rows, each with the rank that answers for it and its place there."""
     return RowSet(
         ids=ids[owner.argsort(stable=True)],
         counts=tuple(torch.bincount(owner, minlength=size).tolist()),

@@ -1,6 +1,6 @@
 """A round of a schedule on the device: its edges by the slots of their sources, and the rows that go in and out.
 
-(HongTu, section 6: one buffer of rows, positions computed beforehand.) Index sets and edges wait in a array file.
+(HongTu, section 6: one buffer of rows, positions computed beforehand.) Index sets and edges wait in an array file.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Edges:
 
 
 class PlacedRound:
-    """A round, its index sets and edges in a array file. vertices: int64, that of each source number of the hop."""
+    """A round, its index sets and edges in an array file. vertices: int64, that of each source number of the hop."""
 
     def __init__(
         self,

@@ -55,12 +55,12 @@ def column_layout(rows: tuple[int, ...], width: int) -> Layout:
 
 
 def rows_to_cols(x_nF: Tensor, layout: Layout, group: Group) -> Tensor:
-    """Split: from the rows [n, F] this rank answers for to its columns [N, f] of all rows."""
+    """Rows to columns: from the rows [n, F] this rank answers for to its columns [N, f] of all rows."""
     return _RowsToCols.apply(x_nF, layout, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def cols_to_rows(x_Nf: Tensor, layout: Layout, group: Group) -> Tensor:
-    """Gather: from this rank's columns [N, f] of all rows to the rows [n, F] it answers for."""
+    """Columns to rows: from this rank's columns [N, f] of all rows to the rows [n, F] it answers for."""
     return _ColsToRows.apply(x_Nf, layout, group)  # type: ignore[no-any-return, no-untyped-call]
 
 

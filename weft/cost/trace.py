@@ -29,7 +29,7 @@ class Operation:
     how: str = ""
 
     def mirrored(self) -> Operation:
-        """The adjoint: what was sent comes back, a split where there was a gather, the transposed aggregate, a sum."""
+        """The adjoint: what was sent comes back; the transposed aggregate; a sum stays a sum."""
         tag = {"rows_to_cols": "cols_to_rows", "cols_to_rows": "rows_to_cols"}.get(self.tag, self.tag)
         edges = self.edges * (2 if self.recomputed else 1)
         return replace(self, tag=tag, edges=edges, bytes_sent=self.bytes_received, bytes_received=self.bytes_sent)

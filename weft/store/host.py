@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from weft.core import native
 from weft.core.errors import InputError, RunError
 
-SPOOL_STEP = 1 << 24  # bytes by which a array file's file grows, or by its size, if that is less
+FILE_STEP = 1 << 24  # bytes by which an array file grows, or by its size, if that is less
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BLOCK_BYTES = 1 << 14  # of rows that are cleared as one
 
@@ -314,7 +314,7 @@ def host_rows(
 
 
 class ArrayRef(NamedTuple):
-    """Where a array file keeps an array."""
+    """Where an array file keeps an array."""
 
     offset: int
     shape: tuple[int, ...]
@@ -338,7 +338,7 @@ class ArrayFile:
         stored = ArrayRef(self.num_bytes, tuple(tensor.shape), tensor.dtype)
         end = self.num_bytes + tensor.nbytes
         if end > self._file.num_bytes:
-            self._file.grow(max(end, self._file.num_bytes + min(self._file.num_bytes, SPOOL_STEP)))
+            self._file.grow(max(end, self._file.num_bytes + min(self._file.num_bytes, FILE_STEP)))
         self._file.write(self.num_bytes, tensor)
         self.num_bytes = end
         return stored
