@@ -1,7 +1,4 @@
-"""A strategy of one's own: a rank has a range of vertices with their in-edges, and is sent the rows of all others.
-
-Registering it is all: `weft.train` takes its name, and the tests hold it to `single` and to its own trace.
-"""
+"""A strategy of one's own: a rank has a range of vertices with their in-edges, and is sent the rows of all others."""
 
 import torch
 from torch import Tensor
@@ -63,13 +60,11 @@ class Everyone(Exchange):
 
     def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         sources = self.bring(torch.cat([rows[name] for name in op.source], 1))
-        widths = [rows[name].shape[1] for name in op.source]
-        brought = (one.contiguous() for one in sources.split(widths, 1))
+        brought = (one.contiguous() for one in sources.split([rows[name].shape[1] for name in op.source], 1))
         op, rows = op.stepwise({**rows, **dict(zip(op.source, brought, strict=True))})
         prepared, x = op.prepare(self.topology, rows), rows[op.first]
         for step in range(steps):
-            x = self.bring(x) if step else x
-            x = view.run(op, {**prepared, op.first: x}, 1, self.topology)
+            x = view.run(op, {**prepared, op.first: self.bring(x) if step else x}, 1, self.topology)
         return x
 
     def block(self, _view: PlacedView, x: Tensor) -> tuple[Tensor, Tensor, int]:
