@@ -12,7 +12,7 @@ import weft
 from weft.core.config import Config
 from weft.data import DataWarning, Graph
 from weft.engine.check import check
-from weft.engine.run import make_workload
+from weft.engine.rank import make_workload
 from weft.nn import GATConv, GCNConv, PyGConv, RowLayer, Stack, from_pyg, make_model
 
 

@@ -12,7 +12,8 @@ from weft.core.record import Recorder
 from weft.engine.check import check
 from weft.engine.folder import new_folder
 from weft.engine.options import refuse_foreign_flags, without_foreign_flags
-from weft.engine.run import Run, is_main_process, load_graph, make_plan, make_workload, run, under_torchrun
+from weft.engine.rank import make_plan, make_workload
+from weft.engine.run import Run, is_main_process, load_graph, run, under_torchrun
 from weft.engine.tasks import prepared, task_model
 from weft.strategies import get_strategy
 

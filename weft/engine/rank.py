@@ -1,0 +1,195 @@
+"""What a rank of a run does, from its plan to the best weights, and how it is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from weft.comm import Group, join
+from weft.core.config import Config
+from weft.core.memory import keep_pages
+from weft.core.meter import Meter
+from weft.core.optimisations import Optimisations
+from weft.cost import Machine
+from weft.data import Graph
+from weft.engine.embedded import restore_rows
+from weft.engine.folder import RunFolder
+from weft.engine.launch import STOPPED
+from weft.engine.options import (
+    given_machine,
+    make_options,
+    rows_device,
+    with_partition,
+)
+from weft.engine.progress import ProgressShow
+from weft.engine.rank_zero import found_checkpoint, found_machine
+from weft.engine.stop import StopRequest
+from weft.engine.tasks import make_task
+from weft.engine.trainer import Trainer
+from weft.engine.writer import RunWriter
+from weft.nn import Outlines, Workload, use_onednn
+from weft.strategies import Options, Plan, get_strategy
+from weft.strategies.probe import probe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the ranks of a run have in common."""
+
+    config: Config
+    out: Path | None
+    resume: bool
+    quiet: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan as it is handed to another process, which has the graph and the model."""
+
+    options: Options
+    machine: Machine | None
+    decisions: Any
+    outlines: Outlines
+
+    @classmethod
+    def of(cls, plan: Plan) -> Planned:
+        """That of a plan. A partition, which is large, goes by a file."""
+        return cls(
+            options=with_partition(plan.options, None),
+            machine=plan.machine,
+            decisions=plan.decisions(),
+            outlines=plan.work.outlines,
+        )
+
+    def plan(self, config: Config, graph: Graph, model: nn.Module, part: Tensor | None) -> Plan:
+        """The same plan, made without a search."""
+        options = with_partition(self.options, part)
+        work = make_workload(config, graph, model, self.outlines)
+        return get_strategy(config.strategy)(work, config.workers, options, self.machine, self.decisions)
+
+
+Ended = int | dict[str, Any]
+"""The signal that stopped a run, or its summary."""
+
+
+def make_workload(config: Config, graph: Graph, model: nn.Module, outlines: Outlines | None = None) -> Workload:
+    """What a configuration asks for; outlines: those of the same workload in another process."""
+    num_classes = graph.num_classes if config.task == "node" else None
+    return Workload(model, graph, Optimisations.without(config.disable), num_classes=num_classes, outlines=outlines)
+
+
+def make_plan(config: Config, work: Workload) -> Plan:
+    """The plan of a run on the configuration's workers. InputError for what its strategy cannot do."""
+    options, machine = make_options(config, work.graph), given_machine(config)
+    plan = get_strategy(config.strategy)(work, config.workers, options, machine)
+    plan.require()
+    return plan
+
+
+def local_rank(
+    job: Job, folder: RunFolder, store: Path, skeleton: nn.Module, weights: Path, planned: Planned, status: Path
+) -> None:
+    """What each process of the launcher runs."""
+    prepare_process(job.config)
+    meter = Meter()
+    meter.show_in(status, int(os.environ["RANK"]))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // job.config.workers))
+    graph = Graph.open(store, verify=False)
+    model = skeleton.to_empty(device="cpu")
+    values = load_file(weights)
+    with torch.no_grad():
+        for name, tensor in tensors_of(model):
+            tensor.copy_(values[name])
+    parts = weights.with_name("part.safetensors")
+    plan = planned.plan(job.config, graph, model, load_file(parts)["part"] if parts.exists() else None)
+    group = join(timeout_seconds=job.config.timeout, meter=meter, device=rows_device(job.config))
+    with StopRequest(impatient=False) as stop:
+        ended = run_rank(job, folder, plan, group, stop)
+    group.close()
+    if isinstance(ended, int):
+        sys.exit(STOPPED + ended)
+
+
+def prepare_process(config: Config) -> None:
+    """The optimisations that are settings of the whole process."""
+    optimisations = Optimisations.without(config.disable)
+    use_onednn(optimisations.onednn)
+    if optimisations.pages:
+        keep_pages()
+
+
+def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters and all buffers by name."""
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopRequest) -> Ended:
+    """One rank's part of a run; the workload's model has the best weights afterwards."""
+    config, work = job.config, plan.work
+    if config.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    started = time.perf_counter()
+    if plan.wants_machine:
+        machine = (found_machine(folder, group) if job.resume else None) or probe(work, group)
+        plan = type(plan)(work, plan.size, plan.options, machine)
+    probe_seconds = time.perf_counter() - started
+    strategy = plan.place(group, seed=config.seed)
+    trainer = Trainer(config, strategy, make_task(config, strategy))
+    found = found_checkpoint(folder, group) if job.resume else None
+    if found:
+        trainer.restore(*found)
+    summary: dict[str, Any] = {}
+    best: dict[str, Tensor] = {}
+    if group.rank:
+        group.all_gather_object(strategy.describe() | {"probe_seconds": probe_seconds})
+        stopped_by = trainer.run(stop, None)
+        if not stopped_by:
+            best = trainer.whole_best()
+    else:
+        stopped_by, summary, best = _lead(job, folder, trainer, stop, probe_seconds)
+    if stopped_by:
+        return stopped_by
+    with group.meter.during("record", "the end of the run"):
+        restore_rows(best, strategy)
+        work.model.load_state_dict(best)
+        return dict(group.all_gather_object(summary)[0])
+
+
+Led = tuple[int, dict[str, Any], dict[str, Tensor]]
+"""The signal that stopped a run, or 0, its summary and its best weights."""
+
+
+def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, probe_seconds: float) -> Led:
+    """Rank 0's part: it writes."""
+    config, graph, group = job.config, trainer.strategy.graph, trainer.group
+    first = trainer.progress.epoch
+    show = ProgressShow(first, config.epochs, quiet=job.quiet)
+    with closing(RunWriter(folder, config, show)) as writer:
+        with show:
+            facts = {"vertices": graph.num_vertices, "edges": graph.num_edges, "fingerprint": graph.fingerprint}
+            placed = group.all_gather_object(trainer.strategy.describe() | {"probe_seconds": probe_seconds})
+            writer.begin(
+                first,
+                ranks=group.size,
+                threads=torch.get_num_threads(),
+                torch=torch.__version__,
+                graph=facts,
+                placement=placed,
+                machine=trainer.strategy.plan.machine,
+            )
+            stopped_by = trainer.run(stop, writer)
+        if stopped_by:
+            writer.stopped(trainer.progress.epoch - 1, stopped_by)
+            return stopped_by, {}, {}
+        best = trainer.whole_best()
+        return 0, writer.finish(trainer.progress, best), best
