@@ -116,7 +116,7 @@ def test_a_rehearsal_leaves_the_model_as_it_was() -> None:
 def test_a_whole_run_is_planned_once_for_both() -> None:
     """The segments of training and of evaluation ask for the same aggregates."""
     placed = Session(Case(model="sage", norm="batch", input_dropout=0.3), "offload", Group())
-    programs = placed.strategy.settled.programs  # type: ignore[attr-defined]
+    programs = placed.plan.programs
     assert programs[True].num_hops == programs[False].num_hops == 3
 
 

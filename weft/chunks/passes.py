@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.chunks.aggregates import ChunkAggregates
 from weft.chunks.embedded import EmbeddedRows
 from weft.chunks.placed import PlacedChunks
-from weft.chunks.program import Program, RowsView, Segment, differentiable, left_by
+from weft.chunks.program import Program, RowsView, Segment, differentiable, left_by, stepwise
 from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
 from weft.core.random import key
 from weft.nn import Inputs, Total
@@ -104,7 +104,7 @@ class Pass:
         for port, rows in left_by(reached, table.segment).items():
             store(table.arrays[port], span, rows, self.meter)
         table.shared = {**reached.request.shared, **reached.shared}
-        table.op, table.context, table.on_result = reached.request.op, reached.context, reached.on_result
+        table.op, table.context, table.on_result = stepwise(reached).request.op, reached.context, reached.on_result
         if isinstance(reached.request.op, Total):
             added = reached.request.rows["x"][: self._num_own(span)].sum(0)
             table.total = added if table.total is None else table.total + added
