@@ -90,7 +90,7 @@ def load_graph(name: str, shuffle: bool) -> Adjacency:
 def sums(adj: Adjacency, width: int) -> Contest:
     contest = products(adj, width, torch.ones(adj.num_edges), Scale(), weighted=False)
     x = torch.rand(adj.num_sources, width)
-    contest.contenders["cols_to_rows"] = lambda: gather(adj, x)
+    contest.contenders["gather"] = lambda: gather(adj, x)
     return contest
 
 
@@ -185,7 +185,7 @@ def measure(kind: str, width: int, contest: Contest, rounds: int) -> dict[str, A
     contenders, wrong = contest.contenders, []
     for name, product in contenders.items():
         y = product()
-        if contest.truth is not None and name != "cols_to_rows" and error(y, contest.truth) > TOLERANCE:
+        if contest.truth is not None and name != "gather" and error(y, contest.truth) > TOLERANCE:
             wrong.append(name)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
@@ -194,7 +194,7 @@ def measure(kind: str, width: int, contest: Contest, rounds: int) -> dict[str, A
             product()
             seconds[name].append(time.perf_counter() - start)
     row: dict[str, Any] = {"product": kind, "width": width, "seconds": seconds, "differ": wrong}
-    rivals = [name for name in seconds if name not in ("weft", "cols_to_rows", "weft with backward")]
+    rivals = [name for name in seconds if name not in ("weft", "gather", "weft with backward")]
     if rivals and not wrong:
         best = min(rivals, key=lambda name: statistics.median(seconds[name]))
         row["best_rival"] = best
