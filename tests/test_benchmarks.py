@@ -31,6 +31,7 @@ def _quick_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Contenders' processes are forked from what has imported PyTorch; this one's threads are put back."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     forkserver = get_context("forkserver")
+    forkserver.set_forkserver_preload(["pytest", "weft.strategies", "weft.engine"])  # as tests.ranks does
     monkeypatch.setattr(importlib.import_module("processes").multiprocessing, "get_context", lambda _: forkserver)
     before = torch.get_num_threads()
     yield
