@@ -26,17 +26,19 @@ import torch
 from cluster import Cluster, Unavailable
 from kernels import save
 from safetensors.torch import load_file, save_file
+from steps import make_plan, train_step
+from weft.strategies.vertex.probe import probe
 
 import weft
 from weft.comm import Group, join
+from weft.core.config import Config
 from weft.core.meter import Meter
 from weft.core.optimisations import Optimisations
 from weft.data import Graph
-from weft.engine.metrics import NodeTask
+from weft.engine.tasks import make_task
 from weft.engine.writer import communication_seconds
-from weft.nn import make_model
+from weft.nn import Workload, make_model
 from weft.partition import make_book
-from weft.strategies import APPROXIMATE, Placement, Step, Strategy, get_strategy
 
 TOLERANCE = 1e-3  # of float32 logits, relative to the largest: contenders sum in different orders
 CLASSES = 16
@@ -112,9 +114,8 @@ class Runner:
         rest, _, self.model_name = rest.partition("+")
         rest, _, chunks = rest.partition("#")
         kind, _, ratio = rest.partition("@")
-        self.kind = kind
         torch.manual_seed(0)
-        self.model = make_model(
+        model = make_model(
             options["model"],
             graph.num_features,
             graph.num_classes,
@@ -123,23 +124,20 @@ class Runner:
             decoupled=self.model_name == "decoupled",
             input_dropout=options["input_dropout"],
         )
-        placement = Placement(
-            part=part, cache_ratio=float(ratio) if ratio else None, chunks=int(chunks) if chunks else 0
-        )
-        optimisations = Optimisations.without(",".join(filter(None, [*without, *options["without"].split(",")])))
+        work = Workload(model, graph, Optimisations.without(",".join([*without, options["disable"]])))
+        given = {"partition": part, "cache_ratio": float(ratio) if ratio else None, "chunks": int(chunks or 0)}
         group.all_gather_object({})
         start = time.perf_counter()
-        self.strategy: Strategy = get_strategy(kind)(
-            graph, self.model, group, seed=0, optimisations=optimisations, placement=placement
-        )
+        self.plan = make_plan(kind, work, group.size, **given)
+        probe_start = time.perf_counter()
+        if self.plan.wants_machine:
+            self.plan = type(self.plan)(work, group.size, self.plan.options, probe(work, group))
+        self.probe_seconds = time.perf_counter() - probe_start
+        self.placed = self.plan.place(group)
         self.setup_seconds = time.perf_counter() - start
-        self.task = NodeTask(graph, self.strategy.rows, group)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.task = make_task(Config(), self.placed)
+        self.optimizer = torch.optim.Adam(self.placed.model.parameters(), lr=0.01)
         self.epochs: list[dict[str, Any]] = []
-
-    @property
-    def exact(self) -> bool:
-        return self.kind not in APPROXIMATE
 
     def epoch(self) -> None:
         """One training step, which all ranks begin together."""
@@ -148,10 +146,7 @@ class Runner:
         start = time.perf_counter()
         with self.group.meter.during("train"):
             self.optimizer.zero_grad()
-            step = Step(epoch=len(self.epochs), training=True)
-            logits = self.strategy.forward(step)
-            _, grad = self.task.loss(logits, step)
-            self.strategy.backward(logits, grad)
+            train_step(self.placed, self.task, epoch=len(self.epochs))
             self.optimizer.step()
         seconds = time.perf_counter() - start
         counts = self.group.meter.take("train")
@@ -166,13 +161,11 @@ class Runner:
 
     def row(self) -> dict[str, Any]:
         """What all ranks measured, without the first epoch."""
-        ranks = self.group.all_gather_object(
-            {"epochs": self.epochs[1:], "setup": self.setup_seconds, "facts": self.strategy.facts()}
-        )
+        facts = self.placed.describe() | {"probe_seconds": self.probe_seconds}
+        ranks = self.group.all_gather_object({"epochs": self.epochs[1:], "setup": self.setup_seconds, "facts": facts})
         rounds = list(zip(*(rank["epochs"] for rank in ranks), strict=True))
         exposed = [communication_seconds([one["stays"] for one in each]) for each in rounds]
         inside = [statistics.fmean(sum(one["stays"].values()) for one in each) for each in rounds]
-        factors = self.strategy.placement.factors
         return {
             "contender": self.name,
             "seconds": [max(one["seconds"] for one in each) for each in rounds],
@@ -187,7 +180,7 @@ class Runner:
             "edges": [one["edges"] for one in rounds[-1]],
             "setup_seconds": max(rank["setup"] for rank in ranks),
             "facts": [rank["facts"] for rank in ranks],
-            "factors": vars(factors) if factors else None,
+            "factors": self.plan.machine.record() if self.plan.machine else None,
         }
 
 
@@ -195,13 +188,13 @@ def compare_logits(runners: dict[str, Runner], group: Group) -> None:
     """Stops if the exact contenders' logits differ on any vertex."""
     first: dict[str, torch.Tensor] = {}
     for runner in runners.values():
-        logits = runner.strategy.forward(runner.strategy.evaluation(0))
-        whole = torch.zeros(runner.strategy.graph.num_vertices, logits.shape[1])
-        whole[runner.strategy.rows] = logits
+        logits = runner.placed.forward(runner.placed.evaluation(0))
+        whole = torch.zeros(runner.placed.graph.num_vertices, logits.shape[1])
+        whole[runner.placed.rows] = logits
         whole = group.all_reduce(whole, tag="check")
         expected = first.setdefault(runner.model_name, whole)
         apart = float((whole - expected).abs().max() / expected.abs().max())
-        if runner.exact and not apart <= TOLERANCE:
+        if runner.plan.exact and not apart <= TOLERANCE:
             raise SystemExit(f"{runner.name}: logits differ by {apart:.1e} of the largest")
 
 
@@ -235,7 +228,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--features", type=int, default=64)
     parser.add_argument("--input-dropout", type=float, default=0.0)
-    parser.add_argument("--without", default="", help="optimisations that all do without")
+    parser.add_argument("--disable", default="", help="optimisations that all do without")
+    parser.add_argument("--without", dest="disable", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
     parser.add_argument("--rank", help=argparse.SUPPRESS)

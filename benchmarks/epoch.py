@@ -25,16 +25,21 @@ import torch
 from kernels import save
 from operations import profile, table
 from processes import ask, start, take_turns
-from torch import Tensor, nn
-from torch.profiler import record_function
+from rivals import Forward, run_dgl, run_pyg
+from steps import make_plan, train_step
+from torch import nn
 
 import weft
+from weft.comm import Group
+from weft.core.config import Config
 from weft.core.memory import NO_SMALL_CACHES, TUNABLES, keep_pages, peak_memory_bytes
 from weft.core.optimisations import Optimisations
 from weft.data import Adjacency, Graph
+from weft.engine.tasks import make_task
+from weft.nn import Workload, use_onednn
+from weft.strategies import Step
 
 TOLERANCE = 1e-3  # of the largest logit: float32, sums in another order, two layers deep
-Forward = Callable[[], Tensor]
 
 
 def main() -> None:
@@ -57,11 +62,11 @@ def main() -> None:
 
 def start_contender(name: str, options: dict[str, Any]) -> Connection:
     """weft's processes have the setting that `weft train` starts itself anew with."""
-    keeps = name.startswith("weft") and savings_of(name).pages
+    keeps = name.startswith("weft") and optimisations_of(name).pages
     return start(contend, name, options, **({TUNABLES: NO_SMALL_CACHES} if keeps else {}))
 
 
-def savings_of(name: str) -> Optimisations:
+def optimisations_of(name: str) -> Optimisations:
     return Optimisations.without(name.partition("-without-")[2])
 
 
@@ -92,7 +97,7 @@ def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
     'epoch' gives seconds, 'peak' the most memory so far above that of the loaded graph, 'profile' weft's operations.
     """
     torch.set_num_threads(options["threads"])
-    if name.startswith("weft") and savings_of(name).pages:
+    if name.startswith("weft") and optimisations_of(name).pages:
         keep_pages()
     graph = load(options["graph"])
     torch.manual_seed(0)
@@ -143,136 +148,18 @@ def resident_bytes() -> int:
 
 def run_weft(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:
     """weft's own loop: a strategy's step, a task's loss."""
-    from weft.comm import Group
-    from weft.engine.metrics import NodeTask
-    from weft.nn import use_onednn
-    from weft.strategies import Step, get_strategy
-
-    optimisations = savings_of(name)
+    optimisations = optimisations_of(name)
     use_onednn(optimisations.onednn)
-    strategy = get_strategy("single")(graph, model, Group(), optimisations=optimisations)
-    task = NodeTask(graph, strategy.rows, strategy.group)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-
-    step = Step(epoch=0, training=True)
+    placed = make_plan("single", Workload(model, graph, optimisations)).place(Group())
+    task = make_task(Config(), placed)
+    optimizer = torch.optim.Adam(placed.model.parameters(), lr=0.01)
 
     def epoch() -> None:
         optimizer.zero_grad()
-        logits = strategy.forward(step)
-        with record_function("loss"):
-            _, grad = task.loss(logits, step)
-        strategy.backward(logits, grad)
+        train_step(placed, task, epoch=0)
         optimizer.step()
 
-    return epoch, lambda: strategy.forward(Step(epoch=0, training=False))
-
-
-def train(model: nn.Module, forward: Forward, graph: Graph) -> tuple[Callable[[], object], Forward]:
-    """The loop that a PyG or DGL example writes."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    assert graph.train_mask is not None
-    assert graph.y is not None
-    train_rows = graph.train_mask.nonzero().view(-1)
-    y = graph.y[train_rows]
-
-    def epoch() -> None:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(forward()[train_rows], y).backward()
-        optimizer.step()
-
-    return epoch, forward
-
-
-def run_pyg(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:
-    """PyG's layers with weft's weights; its CSR aggregate where it has one, the normalisation made beforehand."""
-    from torch_geometric import nn as pyg
-    from torch_geometric.nn.conv.gcn_conv import gcn_norm
-
-    source, target = graph.in_edges.edges()
-    edges: Tensor = torch.stack([source, target])
-    weight = None
-    layers: list[nn.Module] = []
-    for ours in model.layers:
-        gat = {"heads": ours.heads, "concat": ours.concat} if hasattr(ours, "heads") else {}
-        if gat:
-            layer = pyg.GATConv(ours.in_width, ours.head_width, **gat)
-            layer.lin.weight.data = ours.weight.data.t().contiguous()
-            layer.att_src.data, layer.att_dst.data = ours.attention_src.data[None], ours.attention_dst.data[None]
-        elif hasattr(ours, "weight_self"):
-            layer = pyg.SAGEConv(ours.in_width, ours.out_width)
-            layer.lin_l.weight.data = ours.weight.data.t().contiguous()
-            layer.lin_r.weight.data = ours.weight_self.data.t().contiguous()
-            layer.lin_l.bias.data.zero_()
-        else:
-            layer = pyg.GCNConv(ours.in_width, ours.out_width, normalize=False)
-            layer.lin.weight.data = ours.weight.data.t().contiguous()
-        layers.append(layer)
-    if not gat and not hasattr(ours, "weight_self"):
-        edges, weight = gcn_norm(edges, None, graph.num_vertices, dtype=torch.float32)
-    if name == "pyg-csr":
-        if gat:
-            raise ImportError("PyG's attention has no CSR form")
-        size = (graph.num_vertices, graph.num_vertices)
-        values = torch.ones(edges.shape[1]) if weight is None else weight
-        edges, weight = torch.sparse_coo_tensor(edges.flip(0), values, size).coalesce().to_sparse_csr(), None
-    activation = nn.functional.elu if gat else torch.relu
-    return train(nn.ModuleList(layers), lambda: pyg_forward(layers, graph, edges, weight, activation), graph)
-
-
-def pyg_forward(
-    layers: list[nn.Module], graph: Graph, edges: Tensor, weight: Tensor | None, activation: Callable[[Tensor], Tensor]
-) -> Tensor:
-    x = graph.x
-    for stage, layer in enumerate(layers):
-        x = layer(x, edges) if weight is None else layer(x, edges, weight)
-        x = activation(x) if stage + 1 < len(layers) else x
-    assert x is not None
-    return x
-
-
-def run_dgl(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:  # noqa: ARG001
-    """DGL's layers with weft's weights."""
-    import dgl
-    from dgl import nn as dgl_nn
-
-    source, target = graph.in_edges.edges()
-    sage = hasattr(model.layers[0], "weight_self")
-    blocks = dgl.graph((source, target), num_nodes=graph.num_vertices)
-    if not sage:
-        blocks = dgl.add_self_loop(dgl.remove_self_loop(blocks))
-    blocks.create_formats_()
-    layers: list[nn.Module] = []
-    for ours in model.layers:
-        if hasattr(ours, "heads"):
-            layer = dgl_nn.GATConv(ours.in_width, ours.head_width, ours.heads, allow_zero_in_degree=True)
-            layer.fc.weight.data = ours.weight.data.t().contiguous()
-            layer.attn_l.data, layer.attn_r.data = ours.attention_src.data[None], ours.attention_dst.data[None]
-        elif sage:
-            layer = dgl_nn.SAGEConv(ours.in_width, ours.out_width, "mean")
-            layer.fc_neigh.weight.data = ours.weight.data.t().contiguous()
-            layer.fc_self.weight.data = ours.weight_self.data.t().contiguous()
-            layer.fc_self.bias.data.zero_()
-        else:
-            norm = "none"
-            layer = dgl_nn.GraphConv(ours.in_width, ours.out_width, norm=norm, allow_zero_in_degree=True)
-            layer.weight.data = ours.weight.data.clone()
-        layers.append(layer)
-    root = blocks.in_degrees().float().rsqrt()[:, None]
-
-    def forward() -> Tensor:
-        x = graph.x
-        assert x is not None
-        for stage, (ours, layer) in enumerate(zip(model.layers, layers, strict=True)):
-            if hasattr(ours, "heads"):
-                x = layer(blocks, x)
-                x = x.flatten(1) if ours.concat else x.mean(1)
-            else:
-                x = layer(blocks, x) if sage else layer(blocks, x * root) * root
-            if stage + 1 < len(layers):
-                x = nn.functional.elu(x) if hasattr(ours, "heads") else torch.relu(x)
-        return x
-
-    return train(nn.ModuleList(layers), forward, graph)
+    return epoch, lambda: placed.forward(Step(epoch=0, training=False))
 
 
 CONTENDERS = {"weft": run_weft, "pyg": run_pyg, "dgl": run_dgl}

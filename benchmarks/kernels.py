@@ -3,7 +3,7 @@
     python benchmarks/kernels.py --graph rmat:vertices=233k,edges=19m --widths 16,64,256 --out kernels-NAME
 
 Contenders take turns (A B C A B C ...), so that a machine that slows down slows all of them. Results are compared
-with a float64 aggregate first, and no ratio is reported where one differs. `gather` copies the same rows, by
+with a float64 product first, and no ratio is reported where one differs. `gather` copies the same rows, by
 `index_select` a block at a time, and adds nothing.
 """
 
@@ -38,7 +38,7 @@ Product = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Contest:
-    """Contenders, and what their aggregates should be, in float64, where that is known."""
+    """Contenders, and what their products should be, in float64, where that is known."""
 
     contenders: dict[str, Product]
     truth: Tensor | None = None
@@ -56,7 +56,7 @@ def main() -> None:
         flush=True,
     )
     rows = []
-    for kind in options.aggregates.split(","):
+    for kind in options.products.split(","):
         for width in map(int, options.widths.split(",")):
             rows.append(measure(kind, width, PRODUCTS[kind](graph, width), options.rounds))
             print(line(rows[-1]), flush=True)
@@ -70,7 +70,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shuffle", action="store_true", help="renumber the vertices at random: no locality is left")
     parser.add_argument("--huge-pages", action="store_true", help="for every contender's tensors, by PyTorch")
     parser.add_argument("--widths", default="16,64,256")
-    parser.add_argument("--aggregates", default="sum,scaled,weighted,backward,attend", help=f"of {', '.join(PRODUCTS)}")
+    parser.add_argument("--products", default="sum,scaled,weighted,backward,attend", help=f"of {', '.join(PRODUCTS)}")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
@@ -88,7 +88,7 @@ def load_graph(name: str, shuffle: bool) -> Adjacency:
 
 
 def sums(adj: Adjacency, width: int) -> Contest:
-    contest = aggregates(adj, width, torch.ones(adj.num_edges), Scale(), weighted=False)
+    contest = products(adj, width, torch.ones(adj.num_edges), Scale(), weighted=False)
     x = torch.rand(adj.num_sources, width)
     contest.contenders["gather"] = lambda: gather(adj, x)
     return contest
@@ -96,17 +96,17 @@ def sums(adj: Adjacency, width: int) -> Contest:
 
 def weighted(adj: Adjacency, width: int) -> Contest:
     assert adj.weight is not None
-    return aggregates(adj, width, adj.weight, Scale(), weighted=True)
+    return products(adj, width, adj.weight, Scale(), weighted=True)
 
 
 def scaled(adj: Adjacency, width: int) -> Contest:
     """The mean's or GCN's factors: ours by vertex, PyTorch's multiplied into the edges beforehand."""
     factor = adj.degree.clamp(min=1).float().rsqrt()
     source, target = adj.edges()
-    return aggregates(adj, width, factor[source] * factor[target], Scale(source=factor, target=factor), weighted=False)
+    return products(adj, width, factor[source] * factor[target], Scale(source=factor, target=factor), weighted=False)
 
 
-def aggregates(adj: Adjacency, width: int, values: Tensor, scale: Scale, *, weighted: bool) -> Contest:
+def products(adj: Adjacency, width: int, values: Tensor, scale: Scale, *, weighted: bool) -> Contest:
     x = torch.rand(adj.num_sources, width, generator=torch.Generator().manual_seed(2))
     contenders: dict[str, Product] = {"weft": lambda: spmm(adj, x, scale=scale, weighted=weighted)}
     contenders |= torch_products(adj.indptr, adj.indices, values, x)
@@ -127,7 +127,7 @@ def backward(adj: Adjacency, width: int) -> Contest:
 
 
 def attention(adj: Adjacency, width: int) -> Contest:
-    """Four heads, forward; then forward and backward. PyTorch has no aggregate to compare with."""
+    """Four heads, forward; then forward and backward. PyTorch has no product to compare with."""
     generator = torch.Generator().manual_seed(4)
     h, logit_src, logit_dst = (torch.randn(adj.num_sources, size, generator=generator) for size in (width, 4, 4))
     bounds = [width * head // 4 for head in range(5)]
@@ -150,7 +150,7 @@ def torch_products(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor) -
 
 
 def exact(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor) -> Tensor:
-    """The aggregate in float64, by PyTorch."""
+    """The product in float64, by PyTorch."""
     return torch.sparse.mm(csr(indptr, indices, values.double(), len(x), torch.int64), x.double())
 
 
@@ -193,7 +193,7 @@ def measure(kind: str, width: int, contest: Contest, rounds: int) -> dict[str, A
             start = time.perf_counter()
             product()
             seconds[name].append(time.perf_counter() - start)
-    row: dict[str, Any] = {"aggregate": kind, "width": width, "seconds": seconds, "differ": wrong}
+    row: dict[str, Any] = {"product": kind, "width": width, "seconds": seconds, "differ": wrong}
     rivals = [name for name in seconds if name not in ("weft", "gather", "weft with backward")]
     if rivals and not wrong:
         best = min(rivals, key=lambda name: statistics.median(seconds[name]))
@@ -214,7 +214,7 @@ def line(row: dict[str, Any]) -> str:
         ratios = row["ratios"]
         low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
         verdict = f"  {middle:.2f}x ({low:.2f} to {high:.2f}) over {row['best_rival']}"
-    return f"{row['aggregate']:>9} {row['width']:>4}: {times}{verdict}"
+    return f"{row['product']:>9} {row['width']:>4}: {times}{verdict}"
 
 
 def save(name: str, content: dict[str, Any]) -> None:

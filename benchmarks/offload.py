@@ -26,18 +26,19 @@ from typing import Any
 
 import torch
 from kernels import save
-from weft.strategies.offload.run import Offload
+from steps import make_plan, train_step
 
 import weft
 from weft.comm import Group
+from weft.core.config import Config
 from weft.core.memory import keep_pages
-from weft.core.optimisations import Optimisations
+from weft.core.optimisations import ALL_OPTIMISATIONS, Optimisations
 from weft.core.tensor_peak import TensorPeak
 from weft.core.units import format_bytes, parse_bytes
 from weft.data import Graph
-from weft.engine.metrics import NodeTask
-from weft.nn import make_model
-from weft.strategies import Placement, Step, get_strategy
+from weft.engine.tasks import make_task
+from weft.nn import Workload, make_model
+from weft.strategies import Step
 
 TOLERANCE = 1e-3  # of float32 logits, relative to the largest: contenders sum in different orders
 CLASSES = 16
@@ -59,27 +60,29 @@ class Contender:
         self.name = name
         kind, _, without = name.partition("-")
         strategy, _, chunks = kind.partition("#")
-        torch.manual_seed(0)
-        sizes = {"hidden": options.hidden, "layers": options.layers, "heads": 4}
-        self.model = make_model(model, graph.num_features, graph.num_classes, **sizes)
-        placement = Placement(chunks=int(chunks or 0), intermediates=options.intermediates)
-        optimisations = Optimisations.without(without)
-        self.strategy = get_strategy(strategy)(
-            graph, self.model, Group(), optimisations=optimisations, placement=placement
-        )
-        self.task = NodeTask(graph, self.strategy.rows, self.strategy.group, empty=self.strategy.empty_rows)
+        work = make_work(graph, model, options, Optimisations.without(without))
+        plan = make_plan(strategy, work, chunks=int(chunks or 0), intermediates=options.intermediates)
+        self.placed = plan.place(Group())
+        self.task = make_task(Config(), self.placed)
 
     def logits(self) -> torch.Tensor:
-        return self.strategy.forward(Step(epoch=0, training=False)).clone()
+        return self.placed.forward(Step(epoch=0, training=False)).clone()
 
     def step(self, epoch: int) -> float:
         """Seconds of a training step."""
         start = time.perf_counter()
-        self.model.zero_grad()
-        step = Step(epoch=epoch, training=True)
-        logits = self.strategy.forward(step)
-        self.strategy.backward(logits, self.task.loss(logits, step)[1])
+        self.placed.model.zero_grad()
+        train_step(self.placed, self.task, epoch)
         return time.perf_counter() - start
+
+
+def make_work(
+    graph: Graph, model: str, options: argparse.Namespace, optimisations: Optimisations = ALL_OPTIMISATIONS
+) -> Workload:
+    """A model of the sizes that were asked for, always with the same weights."""
+    torch.manual_seed(0)
+    sizes = {"hidden": options.hidden, "layers": options.layers, "heads": 4}
+    return Workload(make_model(model, graph.num_features, graph.num_classes, **sizes), graph, optimisations)
 
 
 def times(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -154,37 +157,32 @@ def forecasts(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) -> dict[str, Any]:
     """A training step under a limit, all of whose tensors are followed."""
-    torch.manual_seed(0)
-    sizes = {"hidden": options.hidden, "layers": options.layers, "heads": 4}
-    module = make_model(model, graph.num_features, graph.num_classes, **sizes)
-    cut = {"chunks": int(limit[1:])} if limit[0] == "#" else {"device_bytes": parse_bytes(limit, "--limits")}
-    placement = Placement(intermediates=options.intermediates, **cut)
-    group = Group()
-    home = Offload(graph, module, group, placement=placement)
-    task = NodeTask(graph, home.rows, group, empty=home.empty_rows)
+    cut = {"chunks": int(limit[1:])} if limit[0] == "#" else {"device_memory": parse_bytes(limit, "--limits")}
+    group, work = Group(), make_work(graph, model, options)
+    placed = make_plan("offload", work, intermediates=options.intermediates, **cut).place(group)
+    task = make_task(Config(), placed)
     peak = TensorPeak()
-    home.__dict__["_loader"] = ThreadPoolExecutor(1, initializer=peak.__enter__)
+    placed.chunks.__dict__["_loader"] = ThreadPoolExecutor(1, initializer=peak.__enter__)
     most = held = 0
     for epoch in range(2):
         group.meter.take("train")
         held = peak.alive  # numbers by vertex, made once: memory of the host
-        module.zero_grad()
+        placed.model.zero_grad()
         with group.meter.during("train"), peak:
-            logits = home.forward(step := Step(epoch=epoch, training=True))
+            logits = placed.forward(step := Step(epoch=epoch, training=True))
         most = max(most, peak.most) if epoch else 0
         grad = task.loss(logits, step)[1]
         with group.meter.during("train"), peak:
             peak.most = peak.alive
-            home.backward(logits, grad)
+            placed.backward(logits, grad)
         most = max(most, peak.most)
         peak.most = peak.alive
     counts = group.meter.take("train")
     start = time.perf_counter()
-    step = Step(epoch=2, training=True)
-    home.backward(logits := home.forward(step), task.loss(logits, step)[1])
+    train_step(placed, task, epoch=2)
     seconds = time.perf_counter() - start
     moved = counts.to_device.total(), counts.to_host.total()
-    return {**home.facts()["forecast"], "seen": most - held, "held": held, "moved": moved, "seconds": seconds}
+    return {**placed.describe()["forecast"], "seen": most - held, "held": held, "moved": moved, "seconds": seconds}
 
 
 def memories(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -239,7 +237,7 @@ def run(
 ) -> tuple[int, list[dict[str, Any]]]:
     """A run as a process: the most that it had resident, and its records."""
     out = Path(tempfile.mkdtemp(dir=folder)) / "run"
-    command = [Path(sys.executable).parent / "weft", "train", graph, "--model", model, "--out", out]
+    command = [sys.executable, "-m", "weft", "train", graph, "--model", model, "--out", out]
     command += ["--strategy", "offload", "--device-memory", limit, "--epochs", options.epochs]
     command += ["--hidden", options.hidden, "--layers", options.layers, "--intermediates", options.intermediates]
     command += ["--eval-every", options.epochs, "--checkpoint-every", 0]

@@ -20,8 +20,8 @@ PHASES = {"loss": r"loss", "optimiser": r"Optimizer\..*"}
 
 # Names without what PyTorch puts in front (aten::, autograd::engine::evaluate_function:). The first that fits counts.
 GROUPS = {
-    "sparse aggregate, forward": r"_Spmm(Max)?",
-    "sparse aggregate, backward": r"_Spmm(Max)?Backward",
+    "sparse product, forward": r"_Spmm(Max)?",
+    "sparse product, backward": r"_Spmm(Max)?Backward",
     "attention, forward": r"_Attend",
     "attention, backward": r"_AttendBackward",
     "activation and dropout": r"_?(relu|threshold|elu|leaky_relu|clamp_min)\w*|_\w*Dropout(Backward)?"

@@ -19,12 +19,11 @@ from pathlib import Path
 from kernels import save
 
 import weft
-from weft.core.optimisations import Optimisations
+from weft.cost import NOMINAL_RATES
 from weft.data import Graph
-from weft.nn import make_model
+from weft.nn import Workload, make_model
 from weft.partition import make_book
-from weft.strategies import Placement
-from weft.strategies.offload.plan import Planner
+from weft.strategies.offload.plan import OffloadOptions, OffloadPlan
 
 
 def main() -> int:
@@ -50,11 +49,12 @@ def volumes(graph: Graph, ranks: int, chunks: int) -> dict[str, object]:
     part = make_book(graph, ranks, method="metis").part if ranks > 1 else None
     model = make_model("gcn", graph.num_features, graph.num_classes)
     found: dict[str, object] = {}
-    for name, without in (("given", "reorder"), ("reordered", "")):
-        optimisations = Optimisations.without(without)
-        planner = Planner(graph, model, ranks, Placement(part=part), optimisations, lambda *_: None)
+    for name in ("given", "reordered"):
+        cutter = OffloadPlan(Workload(model, graph), ranks, OffloadOptions(partition=part)).cutter
         start = time.perf_counter()
-        (planned, *_) = planner.cut(0, chunks).schedules
+        bounds = cutter.bounds(chunks)
+        orders = cutter.choose_orders(bounds, NOMINAL_RATES) if name == "reordered" else None
+        (planned, *_) = cutter.cut(0, bounds, orders).schedules
         found[name] = asdict(planned.schedule.volumes)
         found[f"{name}_seconds"] = time.perf_counter() - start
     return found

@@ -1,6 +1,6 @@
 """What aggregates chunk by chunk have in memory, counted by us and seen from outside, in a process that is watched.
 
-    python benchmarks/working_set.py --limits 16MB,64MB --model gcn
+    python benchmarks/working_set.py --limits 16MB,64MB --work sum,attend
 
 The process makes the aggregates of one training step under tensor on one rank, forward and backward, in chunks; all
 N rows of vertex data are in files, as they are on the host. The watcher reads the process's anonymous memory (RssAnon)
@@ -20,13 +20,12 @@ from pathlib import Path
 import torch
 
 import weft
-from weft.chunks.columns import ChunkedGraph, Chunking, _Run
+from weft.chunks.columns import _Run
 from weft.comm import Group, column_layout
 from weft.core.units import parse_bytes
-from weft.nn import Aggregate, Attend, AttendEdges, EdgeSoftmax, Max, Sum
+from weft.nn import Aggregate, Attend, AttendEdges, EdgeSoftmax, Max, Sum, Workload
 from weft.store.host import mapped_empty
-from weft.strategies.tensor.attention import AttentionPlan
-from weft.strategies.tensor.plan import TensorParallel
+from weft.strategies.tensor.plan import TensorOptions, TensorPlan
 
 READY, DONE = "ready", "done"
 """What the watched process says."""
@@ -86,10 +85,9 @@ def make_products(options: argparse.Namespace) -> None:
     """The watched process."""
     torch.set_num_threads(1)
     graph, width, heads = weft.load(options.graph), options.width, 4
-    model = weft.nn.make_model("gcn", 1, 1)
-    placed = TensorParallel(graph, model, Group())
-    limit = parse_bytes(options.limits, "--limits")
-    chunked = ChunkedGraph(placed.topology, Chunking(graph.in_edges, limit=limit), Group(), torch.device("cpu"))
+    work = Workload(weft.nn.make_model("gcn", graph.num_features, graph.num_classes), graph)
+    plan = TensorPlan(work, 1, TensorOptions(device_memory=parse_bytes(options.limits, "--limits")))
+    chunked = plan.place(Group()).columns.chunked
     heads_at = tuple(width // heads * head for head in range(heads + 1))
     op: Aggregate = {
         "sum": Sum(norm="gcn"),
@@ -97,18 +95,14 @@ def make_products(options: argparse.Namespace) -> None:
         "attend": Attend(heads_at, 0.2),
         "attend_edges": AttendEdges(bounds=heads_at, logit_bounds=heads_at, slope=0.2, apart=False),
     }[options.work]
-    needs = op.working_set(graph.in_edges, width, itemsize=4)
-    rows_in = rows_out = column_layout(placed.bounds, width)
+    needs = plan.needs(op, width)
+    rows_in = rows_out = column_layout(plan.row_bounds, width)
     own, extra_columns = slice(None), slice(0)
     if isinstance(op, EdgeSoftmax):
-        sizes = {"num_vertices": graph.num_vertices, "num_edges": graph.num_edges, "size": 1}
-        plan = AttentionPlan.of(op, **sizes, may_sum=False)
-        rows_in, own, extra_columns = (
-            plan.layout(sums=False),
-            slice(0, width),
-            slice(width if op.beside_width else 0, None),
-        )
-        op = plan.share(op, 0)
+        attention = plan.attention(op)
+        rows_in, own = attention.layout(sums=False), attention.own_columns(0)
+        extra_columns = slice(own.stop if op.beside_width else 0, None)
+        op = attention.share(op, 0)
     run = _Run(chunked, op, needs, rows_in, rows_out, 1, own, extra_columns)
     run.shared = {name: torch.ones(width).requires_grad_() for name in op.shared}
     run.grads = dict.fromkeys(run.shared)

@@ -19,6 +19,8 @@ RUNS = {
     "growth": "--edges 2k,4k --features 8 --classes 3 --hidden 16 --model gat --warmups 1 --rounds 1",
     "import_graph": "--edges 20k --vertices 2k --rounds 1",
     "offload": "time --graphs rmat:vertices=300,edges=2k --features 8 --models gcn --hidden 16 --layers 2 --rounds 1",
+    "offload forecast": "forecast --graphs rmat:vertices=300,edges=2k --features 8 --models gcn --hidden 16 --layers 2"
+    " --limits #2",
     "transfers": "--graphs rmat:vertices=300,edges=2k --ranks 2 --chunks 4 --epochs 1",
     "partition": "--graphs rmat:vertices=300,edges=2k --parts 2,3",
 }
@@ -29,6 +31,7 @@ def _quick_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Contenders' processes are forked from what has imported PyTorch; this one's threads are put back."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     forkserver = get_context("forkserver")
+    forkserver.set_forkserver_preload(["pytest", "weft.strategies", "weft.engine"])  # as tests.ranks does
     monkeypatch.setattr(importlib.import_module("processes").multiprocessing, "get_context", lambda _: forkserver)
     before = torch.get_num_threads()
     yield
@@ -40,8 +43,9 @@ def _quick_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_benchmark(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", [f"{name}.py", *RUNS[name].split(), "--out", str(tmp_path / "figures")])
-    assert not importlib.import_module(name).main()
+    script = name.partition(" ")[0]
+    monkeypatch.setattr("sys.argv", [f"{script}.py", *RUNS[name].split(), "--out", str(tmp_path / "figures")])
+    assert not importlib.import_module(script).main()
     assert "NO R" not in capsys.readouterr().out
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["machine"]["logical_processors"] >= 1
@@ -50,5 +54,8 @@ def test_benchmark(
         assert sum(shares) == pytest.approx(1)
     if name == "growth":
         assert [row["ratio"] > 0 for row in figures["rows"]] == [True, True]
+    if name == "offload forecast":
+        row = figures["rows"][0]
+        assert [row["to_device"], row["to_host"]] == row["moved"]
     if name == "import_graph":
         assert figures["rounds"][0]["stored_bytes"] > 2 * 4 * 20_000

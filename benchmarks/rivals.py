@@ -1,0 +1,120 @@
+"""Epochs of PyG and DGL with weft's weights, as their examples write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from weft.data import Graph
+
+Forward = Callable[[], Tensor]
+
+
+def train(model: nn.Module, forward: Forward, graph: Graph) -> tuple[Callable[[], object], Forward]:
+    """The loop that a PyG or DGL example writes."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    assert graph.train_mask is not None
+    assert graph.y is not None
+    train_rows = graph.train_mask.nonzero().view(-1)
+    y = graph.y[train_rows]
+
+    def epoch() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(forward()[train_rows], y).backward()
+        optimizer.step()
+
+    return epoch, forward
+
+
+def run_pyg(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:
+    """PyG's layers with weft's weights; its CSR product where it has one, the normalisation made beforehand."""
+    from torch_geometric import nn as pyg
+    from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+    source, target = graph.in_edges.edges()
+    edges: Tensor = torch.stack([source, target])
+    weight = None
+    layers: list[nn.Module] = []
+    for ours in model.layers:
+        gat = {"heads": ours.heads, "concat": ours.concat} if hasattr(ours, "heads") else {}
+        if gat:
+            layer = pyg.GATConv(ours.in_width, ours.head_width, **gat)
+            layer.lin.weight.data = ours.weight.data.t().contiguous()
+            layer.att_src.data, layer.att_dst.data = ours.attention_src.data[None], ours.attention_dst.data[None]
+        elif hasattr(ours, "weight_self"):
+            layer = pyg.SAGEConv(ours.in_width, ours.out_width)
+            layer.lin_l.weight.data = ours.weight.data.t().contiguous()
+            layer.lin_r.weight.data = ours.weight_self.data.t().contiguous()
+            layer.lin_l.bias.data.zero_()
+        else:
+            layer = pyg.GCNConv(ours.in_width, ours.out_width, normalize=False)
+            layer.lin.weight.data = ours.weight.data.t().contiguous()
+        layers.append(layer)
+    if not gat and not hasattr(ours, "weight_self"):
+        edges, weight = gcn_norm(edges, None, graph.num_vertices, dtype=torch.float32)
+    if name == "pyg-csr":
+        if gat:
+            raise ImportError("PyG's attention has no CSR form")
+        size = (graph.num_vertices, graph.num_vertices)
+        values = torch.ones(edges.shape[1]) if weight is None else weight
+        edges, weight = torch.sparse_coo_tensor(edges.flip(0), values, size).coalesce().to_sparse_csr(), None
+    activation = nn.functional.elu if gat else torch.relu
+    return train(nn.ModuleList(layers), lambda: pyg_forward(layers, graph, edges, weight, activation), graph)
+
+
+def pyg_forward(
+    layers: list[nn.Module], graph: Graph, edges: Tensor, weight: Tensor | None, activation: Callable[[Tensor], Tensor]
+) -> Tensor:
+    x = graph.x
+    for stage, layer in enumerate(layers):
+        x = layer(x, edges) if weight is None else layer(x, edges, weight)
+        x = activation(x) if stage + 1 < len(layers) else x
+    assert x is not None
+    return x
+
+
+def run_dgl(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:  # noqa: ARG001
+    """DGL's layers with weft's weights."""
+    import dgl
+    from dgl import nn as dgl_nn
+
+    source, target = graph.in_edges.edges()
+    sage = hasattr(model.layers[0], "weight_self")
+    blocks = dgl.graph((source, target), num_nodes=graph.num_vertices)
+    if not sage:
+        blocks = dgl.add_self_loop(dgl.remove_self_loop(blocks))
+    blocks.create_formats_()
+    layers: list[nn.Module] = []
+    for ours in model.layers:
+        if hasattr(ours, "heads"):
+            layer = dgl_nn.GATConv(ours.in_width, ours.head_width, ours.heads, allow_zero_in_degree=True)
+            layer.fc.weight.data = ours.weight.data.t().contiguous()
+            layer.attn_l.data, layer.attn_r.data = ours.attention_src.data[None], ours.attention_dst.data[None]
+        elif sage:
+            layer = dgl_nn.SAGEConv(ours.in_width, ours.out_width, "mean")
+            layer.fc_neigh.weight.data = ours.weight.data.t().contiguous()
+            layer.fc_self.weight.data = ours.weight_self.data.t().contiguous()
+            layer.fc_self.bias.data.zero_()
+        else:
+            norm = "none"
+            layer = dgl_nn.GraphConv(ours.in_width, ours.out_width, norm=norm, allow_zero_in_degree=True)
+            layer.weight.data = ours.weight.data.clone()
+        layers.append(layer)
+    root = blocks.in_degrees().float().rsqrt()[:, None]
+
+    def forward() -> Tensor:
+        x = graph.x
+        assert x is not None
+        for stage, (ours, layer) in enumerate(zip(model.layers, layers, strict=True)):
+            if hasattr(ours, "heads"):
+                x = layer(blocks, x)
+                x = x.flatten(1) if ours.concat else x.mean(1)
+            else:
+                x = layer(blocks, x) if sage else layer(blocks, x * root) * root
+            if stage + 1 < len(layers):
+                x = nn.functional.elu(x) if hasattr(ours, "heads") else torch.relu(x)
+        return x
+
+    return train(nn.ModuleList(layers), forward, graph)
