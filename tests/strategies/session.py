@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.ranks import on_ranks
 from tests.strategies.cases import Case
@@ -183,8 +184,10 @@ def check_case(group: Group, case: Case, name: str, given: Given = NOTHING) -> S
     rows = placed.strategy.topology.ids[placed.strategy.rows]
 
     placed.meter.take("train")
-    logits, _ = placed.step(0)
+    with FlopCounterMode(display=False) as flops:
+        logits, _ = placed.step(0)
     check_counts(placed.meter.take("train"), placed.trace(training=True), case)
+    check_flops(flops, placed.trace(training=True), case)
     check_close(logits, expected.logits[rows], f"{case}: logits")
     gradients = placed.gradients()
     assert gradients.keys() == expected.gradients.keys(), f"{case}: other parameters have gradients"
@@ -197,8 +200,11 @@ def check_case(group: Group, case: Case, name: str, given: Given = NOTHING) -> S
         check_close(input_gradient, expected.input_gradient, f"{case}: gradient of the features")
 
     placed.meter.take("eval")
-    check_close(placed.evaluation(), expected.evaluation[rows], f"{case}: evaluation")
+    with FlopCounterMode(display=False) as flops:
+        evaluation = placed.evaluation()
+    check_close(evaluation, expected.evaluation[rows], f"{case}: evaluation")
     check_counts(placed.meter.take("eval"), placed.trace(training=False), case)
+    check_flops(flops, placed.trace(training=False), case)
 
     check_close(placed.all_losses(case.steps), expected.losses, f"{case}: losses of Adam steps")
     return placed
@@ -209,6 +215,11 @@ def check_counts(counts: Counts, trace: Trace, case: Case) -> None:
     for kind in ("collectives", "bytes_sent", "bytes_received", "to_device", "to_host"):
         counted, promised = getattr(counts, kind), getattr(trace, kind)
         assert counted == promised, f"{case}: {kind} {dict(counted)}, the trace says {dict(promised)}"
+
+
+def check_flops(counter: FlopCounterMode, trace: Trace, case: Case) -> None:
+    counted = counter.get_total_flops()
+    assert counted == trace.flops, f"{case}: {counted} flops, the trace says {trace.flops}"
 
 
 def check_close(actual: Tensor, expected: Tensor, what: str) -> None:

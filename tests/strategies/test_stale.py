@@ -9,10 +9,11 @@ from itertools import product
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.ranks import on_ranks
 from tests.strategies.cases import Case
-from tests.strategies.session import Given, Session, check_counts
+from tests.strategies.session import Given, Session, check_counts, check_flops
 from weft.comm import Group, make_route
 from weft.core.meter import Counts
 from weft.strategies.vertex.stale import StaleHalo
@@ -157,14 +158,18 @@ def check_evaluation(exact: Session, stale: Session, losses: list[float]) -> Non
     optimizer = torch.optim.Adam(stale.model.parameters(), lr=0.02)
     group = stale.group
     for epoch, loss in enumerate(losses):
-        ours = stale.step(epoch)[1]
+        with FlopCounterMode(display=False) as flops:
+            ours = stale.step(epoch)[1]
+        check_flops(flops, stale.trace(training=True), stale.case)
         optimizer.step()
         assert float(group.all_reduce(torch.tensor(ours, dtype=torch.float64), tag="test")) == loss
         exact.model.load_state_dict(stale.model.state_dict())
         expected = exact.evaluation()
         stale.meter.take("eval")
-        assert torch.equal(stale.evaluation(), expected)
+        with FlopCounterMode(display=False) as flops:
+            assert torch.equal(stale.evaluation(), expected)
         check_counts(stale.meter.take("eval"), stale.trace(training=False), stale.case)
+        check_flops(flops, stale.trace(training=False), stale.case)
 
 
 def test_old_halos_are_those_of_the_last_refresh() -> None:

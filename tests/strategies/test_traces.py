@@ -8,15 +8,18 @@ from itertools import takewhile
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.strategies.cases import MACHINE, Case
 from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
-from tests.strategies.session import NOTHING, Given
+from tests.strategies.session import NOTHING, Given, check_case
+from weft.comm import Group
 from weft.core.errors import InputError
 from weft.cost import Trace
 from weft.data import GraphStats, load
 from weft.nn import Stack, View, Workload, make_model
-from weft.strategies import get_strategy
+from weft.nn.flops import PRODUCTS
+from weft.strategies import Step, get_strategy
 
 STATS = GraphStats(num_vertices=1003, num_edges=5000, num_features=17)
 
@@ -76,7 +79,8 @@ def test_the_way_to_logits_that_sends_least_is_taken(stats: GraphStats, hidden: 
     model = make_model("gatv2", stats.num_features, 5, hidden=hidden, heads=heads)
     plan = get_strategy("tensor")(Workload(model, stats), 4)
     plan.__dict__["num_remote"] = 2000  # which only a graph tells
-    made = [plan.trace(rank, training=False).operations for rank in range(4)]
+    traces = [plan.trace(rank, training=False) for rank in range(4)]
+    made = [[one for one in trace.operations if one.kind != "map"] for trace in traces]
     way, said = made[0][0].how.split(", of ")
     ways = {name: int(number.replace(",", "")) for name, number in re.findall(r"([a-z][a-z -]+) ([\d,]+) B", said)}
     assert way == taken == min(list(ways)[:2], key=lambda name: ways[name])
@@ -85,6 +89,29 @@ def test_the_way_to_logits_that_sends_least_is_taken(stats: GraphStats, hidden: 
         one.bytes_sent for operations in made for one in takewhile(lambda one: one.kind != "aggregate", operations)
     ]
     assert sum(before) == 3 * stats.num_vertices * hidden + ways[taken]  # 4 bytes each, to 3 of 4 ranks
+
+
+@pytest.mark.parametrize("strategy", ["single", "offload"])
+def test_a_map_that_is_left_out_is_caught(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here those that gradients are made of, which are products without a sum."""
+    case = Case(model="gcn", layers=2)
+    check_case(Group(), case, strategy)
+    monkeypatch.delitem(PRODUCTS, torch.ops.aten.mm)
+    with pytest.raises(AssertionError, match="flops, the trace says"):
+        check_case(Group(), case, strategy)
+
+
+def test_flops_are_those_of_any_library() -> None:
+    """A map so large that a convolution of oneDNN's makes it, forward and backward, is as many as a matrix product."""
+    graph = load("rmat:vertices=3000,edges=9k,features=60,classes=5")
+    model = make_model("sage", 60, 5, hidden=64, dropout=0.0)
+    plan = get_strategy("single")(Workload(model, graph))
+    placed = plan.place(Group())
+    with FlopCounterMode(display=False) as counter:
+        logits = placed.forward(Step(epoch=0, training=True))
+        placed.backward(logits, torch.ones_like(logits))
+    assert any("convolution" in str(kind) for kind in counter.get_flop_counts()["Global"])
+    assert counter.get_total_flops() == plan.trace(training=True).flops
 
 
 class Opaque(torch.nn.Module):

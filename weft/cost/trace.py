@@ -12,15 +12,16 @@ from typing import Literal
 class Operation:
     """One operation of a rank, in the order of execution.
 
-    kind: 'aggregate' (edges x width), 'collective' (bytes sent to and received from other ranks), or 'transfer' (bytes
-    sent to and received from the host).
+    kind: 'map' (flops of dense matrix products), 'aggregate' (edges x width), 'collective' (bytes sent to and received
+    from other ranks), or 'transfer' (bytes sent to and received from the host).
     tag: rows_to_cols, cols_to_rows, logits, halo, gradients, statistics; of a transfer rows, sources, edges, gradients;
-    empty for an aggregate.
+    else empty.
     how: where there were several ways, which was taken and what each would send.
     """
 
-    kind: Literal["aggregate", "collective", "transfer"]
+    kind: Literal["map", "aggregate", "collective", "transfer"]
     tag: str = ""
+    flops: int = 0
     edges: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -40,6 +41,11 @@ class Trace:
     """The operations of one epoch's training step, or of one evaluation."""
 
     operations: tuple[Operation, ...]
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of dense maps, forward and backward, as PyTorch's FlopCounterMode counts them."""
+        return sum(operation.flops for operation in self.operations)
 
     @property
     def edges(self) -> int:

@@ -14,6 +14,8 @@ from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.dense import Linear, linear, use_onednn
 from weft.nn.families import GAT, GCN, GIN, MODELS, RGCN, SAGE, GATv2, from_config, make_model
 from weft.nn.graph_view import ONE_DEVICE, SPREAD, GraphView, Inputs, UnitCost, ViewTraits
+from weft.nn.levels import BlockSize, Levels
+from weft.nn.maps import MapFlops, make_levels, map_flops
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.operation import GraphOperation
 from weft.nn.outline import outline
@@ -49,6 +51,7 @@ __all__ = [
     "Attend",
     "AttendEdges",
     "BatchNorm",
+    "BlockSize",
     "ByRelation",
     "Decoder",
     "Decoupled",
@@ -66,8 +69,10 @@ __all__ = [
     "GraphView",
     "Inputs",
     "LayerNorm",
+    "Levels",
     "Linear",
     "LinkModel",
+    "MapFlops",
     "Max",
     "OneHotRGCNConv",
     "Outlines",
@@ -100,7 +105,9 @@ __all__ = [
     "is_embedded",
     "linear",
     "make_decoder",
+    "make_levels",
     "make_model",
+    "map_flops",
     "outline",
     "shared_parameters",
     "typed_rows",

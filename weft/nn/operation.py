@@ -26,7 +26,7 @@ class GraphOperation:
     backward: bool
     """Whether a gradient flows back through it."""
     flops: float = 0
-    """Of the maps of one row, forward, since the last aggregate or block; 0 where they are not counted."""
+    """Of the maps of one row, forward, since the last aggregate or block."""
     weighted: bool = False
     """Whether it uses the weights of the edges."""
     layer: str = ""

@@ -24,7 +24,6 @@ class OutlineKey(NamedTuple):
 
     traits: ViewTraits
     training: bool
-    count_flops: bool
 
 
 Outlines = Mapping[OutlineKey, tuple[GraphOperation, ...]]
@@ -96,11 +95,9 @@ class Workload:
         nonzeros = stats.density * stats.num_features + stats.num_edges / max(stats.num_vertices, 1)
         return self.optimisations.sparse and NONZERO_COST * nonzeros < stats.num_features
 
-    def outline(
-        self, traits: ViewTraits = ONE_DEVICE, *, training: bool, count_flops: bool = False
-    ) -> tuple[GraphOperation, ...]:
+    def outline(self, traits: ViewTraits = ONE_DEVICE, *, training: bool) -> tuple[GraphOperation, ...]:
         """What the model asks of views with these traits in one forward pass. InputError, see `weft.nn.outline`."""
-        found = OutlineKey(traits, training, count_flops)
+        found = OutlineKey(traits, training)
         if found not in self.outlines:
             self.outlines[found] = self._outline(found)
         return self.outlines[found]
@@ -119,7 +116,6 @@ class Workload:
             num_classes=self.num_classes,
             sparse_first=self.sparse_first,
             transform_share=min(self.transform_share, 1.0) if self.optimisations.sparse else 1.0,
-            count_flops=key.count_flops,
             typed=stats.typed,
             num_relation_rows=stats.num_relation_rows,
         )

@@ -15,19 +15,23 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from weft.comm import Group, sum_gradients
+from weft.comm import Group, even_bounds, sum_gradients
 from weft.core.errors import InputError
 from weft.core.random import key
 from weft.cost import Machine, Operation, Trace, all_reduce
 from weft.data import Graph
 from weft.nn import (
     SPREAD,
+    BlockSize,
     GraphOperation,
     Inputs,
+    Levels,
     Topology,
     Total,
     ViewTraits,
     Workload,
+    make_levels,
+    map_flops,
     shared_parameters,
     typed_rows,
     with_own_rows,
@@ -112,6 +116,29 @@ class Plan(ABC):
     def forget(self) -> None:  # noqa: B027
         """Lets go of what grows with the graph and can be made again."""
 
+    def own_rows(self, rank: int) -> slice | Tensor:
+        """The vertices that a rank answers for: a range, or int64."""
+        first, end = even_bounds(self.work.stats.num_vertices, self.size)[rank : rank + 2]
+        return slice(first, end)
+
+    def level_rows(self, rank: int) -> Sequence[slice | Tensor]:
+        """The vertices whose rows a rank has before each aggregate over edges, and in the end."""
+        return [self.own_rows(rank)] * (self.num_hops + 1)
+
+    def level_blocks(self, rank: int) -> Sequence[BlockSize]:
+        """The block of each aggregate, for a layer that asks for its edges."""
+        return [BlockSize.of_targets(self.work.graph.in_edges, self.own_rows(rank))] * self.num_hops
+
+    @property
+    def num_hops(self) -> int:
+        """The model's aggregates over edges, one after the other."""
+        return max((op.hops.stop for op in self.work.outline(self.traits, training=True)), default=0)
+
+    def levels(self, rank: int) -> Levels:
+        """How much of everything a rank has at each aggregate."""
+        asked = any(op.op == "block" for op in self.work.outline(self.traits, training=True))
+        return make_levels(self.work, self.level_rows(rank), self.level_blocks(rank) if asked else ())
+
     @abstractmethod
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         """What a rank does forward for one thing that the model asks of its views, but for totals."""
@@ -119,26 +146,31 @@ class Plan(ABC):
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
         """What one training step, or one evaluation, does on a rank."""
         work = self.work
-        forward: list[Operation] = []
-        backward: list[Operation] = []
-        for op in work.outline(self.traits, training=training):
-            if work.is_cached(op):
-                continue
-            if isinstance(op.op, Total):
-                size = self.size
-                made = [all_reduce("statistics", op.width, work.itemsize, size)] if size > 1 else []
-            else:
-                made = self.lower(op, rank)
-            forward += made
-            if op.backward:
-                backward = [operation.mirrored() for operation in reversed(made)] + backward
+        first, *maps = map_flops(work, self.traits, self.levels(rank), training=training)
+        forward, backward = mapped(first.forward), mapped(first.backward)
+        for op, then in zip(work.outline(self.traits, training=training), maps, strict=True):
+            made = [] if work.is_cached(op) else self._lower(op, rank)
+            forward += made + mapped(then.forward)
+            mirror = [operation.mirrored() for operation in reversed(made)] if op.backward else []
+            backward = mapped(then.backward) + mirror + backward
         if training and self.size > 1:
             backward.append(all_reduce("gradients", work.num_shared, work.itemsize, self.size))
         return Trace(operations=(*forward, *backward))
 
+    def _lower(self, op: GraphOperation, rank: int) -> list[Operation]:
+        """As `lower`, and totals."""
+        if not isinstance(op.op, Total):
+            return self.lower(op, rank)
+        return [all_reduce("statistics", op.width, self.work.itemsize, self.size)] if self.size > 1 else []
+
     @abstractmethod
     def place(self, group: Group, *, seed: int = 0) -> Placed:
         """The plan on this rank of a group of `size` ranks; all ranks call it."""
+
+
+def mapped(flops: int) -> list[Operation]:
+    """The dense maps between two graph operations, if there are any."""
+    return [Operation(kind="map", flops=flops)] if flops else []
 
 
 class Placed(ABC):

@@ -22,7 +22,7 @@ class SinglePlan(Plan):
         return [Operation(kind="aggregate", edges=edges)] if op.is_aggregate else []
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedSingle:
-        return PlacedSingle(self, group, slice(0, self.work.stats.num_vertices), seed=seed)
+        return PlacedSingle(self, group, self.own_rows(group.rank), seed=seed)
 
 
 class PlacedSingle(Placed):

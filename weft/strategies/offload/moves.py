@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from weft.chunks.aggregates import back_way, layout_of, reads_values
+from weft.chunks.flops import SegmentFlops
 from weft.chunks.program import Segment, differentiable
 from weft.chunks.rank import HopSchedule, RankChunks
 from weft.chunks.schedule import Round
 from weft.chunks.slots import Layout, Way, edge_bytes
 from weft.cost import Operation, all_reduce
-from weft.nn import Total
+from weft.nn import MapFlops, Total, WholeLayer
 from weft.strategies.vertex.blocks import BlockStats
 
 
@@ -37,10 +38,12 @@ class MoveSizes:
 
 
 class Moves:
-    """The operations of one training step, or of one evaluation."""
+    """The operations of one training step, or of one evaluation; maps are among them where their flops are given."""
 
-    def __init__(self, plan: RankChunks, sizes: MoveSizes, *, training: bool) -> None:
-        self.plan, self.sizes, self.training = plan, sizes, training
+    def __init__(
+        self, plan: RankChunks, sizes: MoveSizes, *, training: bool, flops: SegmentFlops | None = None
+    ) -> None:
+        self.plan, self.sizes, self.training, self.flops = plan, sizes, training, flops
         self.segments = plan.programs[training].segments
         self.made: list[Operation] = []
 
@@ -76,6 +79,7 @@ class Moves:
                     self._store("rows", self.num_rows(before.hop + step + 1) * before.kept_width)
         elif before is not None:
             self._load("rows", rows * (self._width(before, before.rows.values()) + self._result_width(before)))
+        self._map(number)
         self._store("rows", rows * sum(port.width for port in segment.live))
         if segment.boundary is not None and isinstance(segment.op, Total):
             self._total(segment)
@@ -85,6 +89,7 @@ class Moves:
         segment, before = self.segments[number], self.segments[number - 1] if number else None
         rows = self.num_rows(segment.hop)
         self._load("gradients", rows * self._width(segment, differentiable(segment)))
+        self._map(number, backward=True)
         if before is None:
             return False
         wanted = [] if before.constant else differentiable(before)
@@ -106,13 +111,14 @@ class Moves:
 
     def _product(self, segment: Segment, step: int, *, last: bool, values: bool, way: Way) -> None:
         """One pass over all rounds."""
-        number = self.plan.schedule_of[segment.hop + step]
-        planned, first = self.plan.schedules[number], segment.aggregated.width
+        planned, first = self._scheduled(segment.hop + step), segment.aggregated.width
         widths = self._source_widths(segment, step)
         grads = [width for width, wanted in widths if wanted]
         read, given = sum(width for width, _ in widths), sum(grads)
         own = {*(segment.targets.values() if values else ()), *(segment.rows.values() if last else ())}
         backward = way != "forward"
+        if isinstance(segment.op, WholeLayer):
+            self._map_layer(segment, planned, backward=backward)
         kept = backward and last and segment.hop in self.plan.kept
         for round_, missing in zip(planned.schedule.rounds, planned.missing_loops, strict=True):
             rows, edges = round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start
@@ -139,6 +145,32 @@ class Moves:
             if backward:
                 targets = (port for port in segment.targets.values() if segment.live[port].differentiable)
                 self._store("gradients", rows * sum(segment.live[port].width for port in targets))
+
+    def _map(self, number: int, *, backward: bool = False) -> None:
+        """The maps of a segment, range by range; backward they are made again first."""
+        if self.flops is None:
+            return
+        segment, before = self.segments[number], self.segments[number - 1] if number else None
+        calls = max(1, -(-self.num_rows(segment.hop) // self.plan.span))
+        if before is not None and before.aggregates and not before.constant:
+            calls = len(self._scheduled(before.hop + before.steps - 1).schedule.rounds)
+        self._mapped(self.flops.segment(number, calls), backward=backward)
+
+    def _map_layer(self, segment: Segment, planned: HopSchedule, *, backward: bool) -> None:
+        """Those of a layer that is run as a whole, chunk by chunk."""
+        if self.flops is None:
+            return
+        number = next(number for number, one in enumerate(self.segments) if one is segment)
+        sources = sum(shape.targets + shape.slots for shape in planned.shapes())
+        made = self.flops.layer(number, sources, len(planned.schedule.rounds))
+        self._mapped(made, backward=backward)
+
+    def _mapped(self, made: MapFlops, *, backward: bool) -> None:
+        flops = made.forward + (made.backward if backward else 0)
+        self.made += [Operation(kind="map", flops=flops)] if flops else []
+
+    def _scheduled(self, hop: int) -> HopSchedule:
+        return self.plan.schedules[self.plan.schedule_of[hop]]
 
     def edge_bytes(self, layout: Layout, planned: HopSchedule, round_: Round, missing: int, way: Way) -> int:
         """The bytes of a round's edges as they are stored for an aggregate."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.chunks.flops import SegmentFlops
 from weft.chunks.passes import Pass
 from weft.chunks.placed import PlacedChunks
 from weft.chunks.program import ProgramTracer, Segment
@@ -26,7 +27,7 @@ from weft.core.memory import give_back_pages
 from weft.core.units import format_bytes
 from weft.cost import NOMINAL_RATES, Operation, Trace, all_reduce
 from weft.data import Graph
-from weft.nn import SPREAD, GraphOperation, Inputs, Workload, embeddings, shared_parameters
+from weft.nn import SPREAD, BlockSize, GraphOperation, Inputs, Workload, embeddings, shared_parameters
 from weft.store.host import free_bytes
 from weft.strategies.base import Placed, Plan, Step, whole_topology
 from weft.strategies.offload.cut import MAX_CHUNKS, Cutter, Orders
@@ -195,14 +196,21 @@ class OffloadPlan(Plan):
                 "another folder with --scratch, a smaller --hidden, or fewer --layers"
             )
 
+    def level_rows(self, rank: int) -> Sequence[Tensor]:
+        return self.vertices.level_rows(rank)
+
+    def level_blocks(self, rank: int) -> Sequence[BlockSize]:
+        return self.vertices.level_blocks(rank)
+
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         raise NotImplementedError(f"offload's trace is of chunks, not of {op.op} on rank {rank}")
 
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
-        return self._trace(rank, self.chunks(rank), training=training)
+        flops = SegmentFlops(self.work, self.programs[training], self.levels(rank), training=training)
+        return self._trace(rank, self.chunks(rank), flops, training=training)
 
-    def _trace(self, rank: int, chunks: RankChunks, *, training: bool) -> Trace:
-        made = Moves(chunks, self._sizes(rank), training=training).operations()
+    def _trace(self, rank: int, chunks: RankChunks, flops: SegmentFlops | None = None, *, training: bool) -> Trace:
+        made = Moves(chunks, self._sizes(rank), training=training, flops=flops).operations()
         if training and self.size > 1:
             made.append(all_reduce("gradients", self.work.num_shared, self.work.itemsize, self.size))
         return Trace(operations=tuple(made))

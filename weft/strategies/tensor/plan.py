@@ -153,13 +153,14 @@ class TensorPlan(Plan):
         ends = zip(exchange_plan.receives, chunks, exchange_plan.sends, strict=True)
         return [(RowCounts.of(coming), chunk.block.num_edges, RowCounts.of(going)) for coming, chunk, going in ends]
 
+    def own_rows(self, rank: int) -> slice | Tensor:
+        if self.chunking is None or self.size == 1:
+            return super().own_rows(rank)
+        return torch.arange(rank, self.work.stats.num_vertices, self.size)  # every chunk's rows are spread evenly
+
     def place(self, group: Group, *, seed: int = 0) -> PlacedTensor:
         self.require()
-        rows: slice | Tensor = slice(self.row_bounds[group.rank], self.row_bounds[group.rank + 1])
-        if self.chunking is not None:  # every chunk's rows are to be spread evenly over the ranks
-            every = torch.arange(group.rank, self.work.stats.num_vertices, group.size)
-            rows = every if group.size > 1 else slice(0, self.work.stats.num_vertices)
-        return PlacedTensor(self, group, rows, seed=seed)
+        return PlacedTensor(self, group, self.own_rows(group.rank), seed=seed)
 
 
 class PlacedTensor(Placed):

@@ -19,7 +19,7 @@ from weft.comm import Group, Halo, Route, make_route
 from weft.core.errors import InputError
 from weft.cost import Operation
 from weft.data import Graph
-from weft.nn import SPREAD, GraphOperation, Topology, embeddings, is_embedded
+from weft.nn import SPREAD, BlockSize, GraphOperation, Topology, embeddings, is_embedded
 from weft.partition import Caching, Dependencies, Hop, make_dependencies, range_parts
 from weft.strategies.base import Options, Placed, Plan, whole_topology
 from weft.strategies.vertex.blocks import Block, BlockStats, Halos, operations
@@ -55,8 +55,6 @@ class VertexPlan(Plan):
     options_type: ClassVar[type[Options]] = VertexOptions
     optimisations = ("ring", "overlap")
     traits = SPREAD._replace(shrinks_rows=True)
-    by_cost: ClassVar[bool] = False
-    """Whether it decides by what flops, edges and bytes cost."""
     ratio: ClassVar[float | None] = None
     """The share of remote sources that is cached; None: as the person says, or by cost."""
     options: VertexOptions
@@ -75,7 +73,7 @@ class VertexPlan(Plan):
         chosen = options if isinstance(options, HybridOptions) else HybridOptions()
         return level_costs(
             work,
-            work.outline(self.traits, training=True, count_flops=self.by_cost),
+            work.outline(self.traits, training=True),
             self.machine or NOMINAL,
             ratio=chosen.cache_ratio if self.ratio is None else self.ratio,
             max_bytes=chosen.cache_memory,
@@ -118,6 +116,13 @@ class VertexPlan(Plan):
             )
             for each in zip(*(needed.hops for needed in self.everyone), strict=True)
         ]
+
+    def level_rows(self, rank: int) -> Sequence[Tensor]:
+        needed = self.dependencies(rank)
+        return [*(needed.rows[: hop.num_inputs] for hop in needed.hops), needed.own]
+
+    def level_blocks(self, rank: int) -> Sequence[BlockSize]:
+        return [BlockSize.of(hop.block) for hop in self.dependencies(rank).hops]
 
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         itemsize = self.work.itemsize
@@ -180,7 +185,7 @@ class PlacedVertices(Placed):
             else:
                 halo = self._halo(hop, f"halo {number}") if exchanged[number] else None
                 blocks.append(Block(hop, self.dependencies.rows, self, halo))
-        operations = self.work.outline(self.plan.traits, training=True, count_flops=self.plan.by_cost)
+        operations = self.work.outline(self.plan.traits, training=True)
         self.fetching = [
             any(number in one.hops and is_fetched(one, number) for one in operations) for number in range(len(hops))
         ]
@@ -236,4 +241,3 @@ class HybridPlan(VertexPlan):
 
     name = "hybrid"
     options_type = HybridOptions
-    by_cost = True

@@ -1,0 +1,133 @@
+"""The flops of a program's segments chunk by chunk: linear in the rows, and so much for each time that one is run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from weft.chunks.passes import leaf
+from weft.chunks.program import Program, RowsView, Segment, differentiable, left_by
+from weft.nn import SPREAD, BlockSize, Inputs, Levels, MapFlops, Total, WholeLayer, Workload
+from weft.nn.flops import FlopCounter
+from weft.nn.maps import backward_flops, counted_twin
+from weft.nn.outline import typed_rows_of
+from weft.nn.outline_view import Notes, OutlineView
+from weft.nn.phases import Boundary, BoundaryState, PhasedModel
+
+CHUNK = SPREAD._replace(shrinks_rows=True)
+"""The traits of a chunk's view: fewer rows come out than go in."""
+NO_ROWS = Levels(rows=(0, 0), relation_rows=(0,), blocks=(BlockSize(0, 0, 0, 0),))
+
+
+class ShapedRows(RowsView):
+    """The view of some rows without data."""
+
+    def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
+        del key, p, relu
+        return x.clone()
+
+
+class SegmentFlops:
+    """Counts those of a program's segments on a rank that has so much of everything, all of its chunks together."""
+
+    def __init__(self, work: Workload, program: Program, levels: Levels, *, training: bool) -> None:
+        self.work, self.segments, self.levels = work, program.segments, levels
+        self.counter = FlopCounter()
+        self.twin = counted_twin(work, self.counter, training=training)
+        self._known: dict[tuple[int, int], MapFlops] = {}
+
+    def segment(self, number: int, calls: int) -> MapFlops:
+        """Those of a segment that is run in so many calls."""
+        if (number, calls) not in self._known:
+            rows = self.levels.rows[self.segments[number].hop]
+            whole, none = self._segment(number, rows, shared=True), self._segment(number, 0, shared=False)
+            self._known[number, calls] = repeated(whole, none, calls)
+        return self._known[number, calls]
+
+    def layer(self, number: int, num_sources: int, calls: int) -> MapFlops:
+        """Those of the whole layer that a segment requests, on so many chunks that read so many sources together."""
+        segment, levels, hop = self.segments[number], self.levels, self.segments[number].hop
+        op = cast(Boundary, self._reach(number, 0)[0]).request.op
+        assert isinstance(op, WholeLayer)
+        size = Levels(
+            rows=(num_sources, levels.rows[hop + 1]),
+            relation_rows=(levels.relation_rows[hop],),
+            blocks=tuple(one._replace(sources=num_sources) for one in levels.blocks[hop : hop + 1]),
+        )
+        return repeated(self._layer(op, segment, size), self._layer(op, segment, NO_ROWS), calls)
+
+    def _segment(self, number: int, num_rows: int, *, shared: bool) -> MapFlops:
+        """Those of one call; shared: whether it takes the gradients of what all rows share."""
+        segment = self.segments[number]
+        reached, start = self._reach(number, num_rows)
+        forward, results = self.counter.total - start, [reached] if isinstance(reached, Tensor) else []
+        if isinstance(reached, Boundary):
+            wanted, request = differentiable(segment), reached.request
+            results = [rows for port, rows in left_by(reached, segment).items() if port in wanted]
+            results += [request.rows["x"]] if isinstance(request.op, Total) else []
+            named = {**request.shared, **reached.shared}
+            results += [one for name, one in named.items() if shared and segment.shared[name]]
+        backward_flops(self.counter, 0, results)
+        return MapFlops(forward, self.counter.total - start - forward)
+
+    def _reach(self, number: int, num_rows: int) -> tuple[Boundary | Tensor, int]:
+        """What a segment gives for so many rows, and what had been counted before."""
+        work, model, typed = self.work, cast(PhasedModel, self.twin.model), self.work.stats.typed
+        rows = None
+        if not number and typed.has_input:
+            featured = self.levels.featured if num_rows else [0] * len(typed.featured)
+            rows = typed_rows_of(typed, featured, self.levels.num_embedded if num_rows else 0, self.twin.dtype)
+        inputs = self.twin.inputs(num_rows, rows, optimisations=work.optimisations)
+        ids = torch.empty(num_rows, dtype=torch.int64, device="meta")
+        make = partial(ShapedRows, self.twin.topology, ids, work.stats.num_vertices, key=0, calls=0, inputs=inputs)
+        views = [make() for _ in range(model.num_stages)]
+        count = rows.num_embedded if rows else 0
+        for view in views:
+            view.embedded = lambda weight: leaf(weight.new_empty(count, weight.shape[1]), differentiable=True)
+        start = self.counter.total
+        with torch.enable_grad(), torch.device("meta"), self.counter:
+            if not number:
+                return model.begin(views, cast(Tensor, inputs.rows)), start
+            return model.resume(views, self._state(self.segments[number - 1], num_rows)), start
+
+    def _state(self, before: Segment, num_rows: int) -> BoundaryState:
+        """What a model goes on with behind a segment's boundary, of so many rows."""
+        boundary, dtype = cast(Boundary, before.boundary), self.twin.dtype
+        shape = (before.width,) if isinstance(before.op, Total) else (num_rows, before.width)
+        live = [leaf(torch.empty(num_rows, width, dtype=dtype), wanted) for width, wanted in before.live]
+        return BoundaryState(
+            result=leaf(torch.empty(shape, dtype=dtype), before.differentiable),
+            rows={name: live[port] for name, port in before.rows.items()},
+            shared={name: leaf(one.to("meta"), before.shared[name]) for name, one in boundary.shared.items()},
+            context=boundary.context,
+        )
+
+    def _layer(self, op: WholeLayer, segment: Segment, levels: Levels) -> MapFlops:
+        """Those of one call on a block of these sizes."""
+        notes = Notes(
+            levels.rows[1],
+            Counter({0: 1}),
+            True,
+            self.counter,
+            [type(op.layer).__name__],
+            num_relations=self.work.stats.typed.num_relations,
+            levels=levels,
+        )
+        view = OutlineView(CHUNK, 0, notes, self.twin.topology, Inputs())
+        read = [segment.live[port] for port in (*segment.sources.values(), *segment.targets.values())]
+        start = self.counter.total
+        with torch.enable_grad(), torch.device("meta"), self.counter:
+            x = torch.empty(levels.rows[0], read[0].width, dtype=self.twin.dtype)
+            y = op.layer(view, x.requires_grad_(any(rows.differentiable for rows in read)))
+        forward = self.counter.total - start
+        backward_flops(self.counter, 0, [y])
+        return MapFlops(forward, self.counter.total - start - forward)
+
+
+def repeated(whole: MapFlops, none: MapFlops, calls: int) -> MapFlops:
+    """Those of so many calls, from those of one which has all of their rows and of one which has none."""
+    return MapFlops(*(one + (calls - 1) * least for one, least in zip(whole, none, strict=True)))
