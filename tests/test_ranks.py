@@ -26,7 +26,7 @@ def fail(group: Group, how: str) -> None:
 
 
 def part(group: Group) -> None:
-    group.leave()
+    group.close()
 
 
 def test_ranks_are_kept_even_when_they_have_parted() -> None:

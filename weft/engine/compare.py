@@ -24,9 +24,8 @@ def compare(config: Config, strategies: list[str], out: Path | None = None, *, q
     """Trains the same model once per strategy, `single` on one rank; see `run_all`. InputError for a wrong name."""
     if not strategies or len(set(strategies)) < len(strategies):
         raise InputError(f"--strategies {','.join(strategies)}: give different names, separated by commas")
-    for name in strategies:
-        get_strategy(name)
-    workers = {name: 1 if name == "single" else config.workers for name in strategies}
+    most = {name: get_strategy(name).max_ranks for name in strategies}
+    workers = {name: min(config.workers, most[name] or config.workers) for name in strategies}
     refuse_foreign_flags(config, tuple(strategies))
     return run_all(
         {name: replace(without_foreign_flags(config, name), workers=workers[name]) for name in strategies},

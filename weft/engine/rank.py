@@ -138,11 +138,14 @@ def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopRe
     config, work = job.config, plan.work
     if config.device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    started = time.perf_counter()
+    probe_seconds = 0.0
     if plan.wants_machine:
-        machine = (found_machine(folder, group) if job.resume else None) or probe(work, group)
+        machine = found_machine(folder, group) if job.resume else None
+        if machine is None:
+            started = time.perf_counter()
+            machine = probe(work, group)
+            probe_seconds = time.perf_counter() - started
         plan = type(plan)(work, plan.size, plan.options, machine)
-    probe_seconds = time.perf_counter() - started
     strategy = plan.place(group, seed=config.seed)
     trainer = Trainer(config, strategy, make_task(config, strategy))
     found = found_checkpoint(folder, group) if job.resume else None

@@ -176,6 +176,8 @@ class OffloadPlan(Plan):
 
     def require(self) -> None:
         options, graph = self.options, self.work.graph
+        in_files = options.on_cpu or options.scratch is not None
+        free = free_bytes(options.scratch) if in_files else 0
         limit, hub = options.device_memory, int(graph.in_edges.degree.max()) if graph.num_vertices else 0
         if limit is not None and (least := self.memory_probe.bytes(ChunkShape(1, hub + 1, hub))) > limit:
             count = min(SOME_CHUNKS, self.cutter.max_chunks)
@@ -185,10 +187,10 @@ class OffloadPlan(Plan):
                 f"{format_bytes(least)}, and {count} chunks take {format_bytes(some)} each: give --device-memory "
                 f"{int(some / MARGIN) + 1}, or a smaller --hidden"
             )
-        if not options.on_cpu and options.scratch is None:
+        if not in_files:
             return
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
-        disk, free = sum(one["disk"] for one in self.decisions()["forecasts"][:ranks_here]), free_bytes(options.scratch)
+        disk = sum(one["disk"] for one in self.decisions()["forecasts"][:ranks_here])
         if disk > free:
             folder = options.scratch or tempfile.gettempdir()
             raise InputError(
