@@ -22,6 +22,7 @@ RUNS = {
     "offload forecast": "forecast --graphs rmat:vertices=300,edges=2k --features 8 --models gcn --hidden 16 --layers 2"
     " --limits #2",
     "transfers": "--graphs rmat:vertices=300,edges=2k --ranks 2 --chunks 4 --epochs 1",
+    "memory": "--graph rmat:vertices=3000,edges=20k,features=8,classes=3 --ranks 1 --strategies single,tensor",
     "partition": "--graphs rmat:vertices=300,edges=2k --parts 2,3",
 }
 
@@ -52,6 +53,8 @@ def test_benchmark(
     if name == "epoch":
         shares = [row["share"] for row in figures["contenders"]["weft"]["profile"]["operations"]]
         assert sum(shares) == pytest.approx(1)
+    if name == "memory":
+        assert [row["ratio"] for row in figures["rows"]] == pytest.approx([1] * 8, rel=0.1)
     if name == "growth":
         assert [row["ratio"] > 0 for row in figures["rows"]] == [True, True]
     if name == "offload forecast":

@@ -207,10 +207,9 @@ class _Product(Function):
         grads = grad_y.new_empty(sum(halo.route.received), grad_y.shape[1])
         spans = dict(enumerate(grads.split(halo.route.received)))
         for part in slices.coming:
-            grad = spmm_transposed(
-                part.adjacency, grad_y.index_select(0, part.targets), scale=part.scale, weighted=slices.weighted
-            )
-            (grads if part.rank is None else spans[part.rank]).copy_(grad)
+            grad_part, into = grad_y.index_select(0, part.targets), grads if part.rank is None else spans[part.rank]
+            into.copy_(spmm_transposed(part.adjacency, grad_part, scale=part.scale, weighted=slices.weighted))
+            del grad_part
         returning = halo.start_back(grads, history)
         if not halo.overlap:
             returning.wait()

@@ -13,9 +13,10 @@ from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.dense import Linear, linear, use_onednn
 from weft.nn.families import GAT, GCN, GIN, MODELS, RGCN, SAGE, GATv2, from_config, make_model
+from weft.nn.footprint import Footprint, kernel_footprint
 from weft.nn.graph_view import ONE_DEVICE, SPREAD, GraphView, Inputs, UnitCost, ViewTraits
 from weft.nn.levels import BlockSize, Levels
-from weft.nn.maps import MapFlops, make_levels, map_flops
+from weft.nn.maps import MapFlops, StepCosts, make_levels, step_costs
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.operation import GraphOperation
 from weft.nn.outline import outline
@@ -60,6 +61,7 @@ __all__ = [
     "EdgePart",
     "EdgeSoftmax",
     "Embedding",
+    "Footprint",
     "GATConv",
     "GATv2",
     "GATv2Conv",
@@ -86,6 +88,7 @@ __all__ = [
     "Rows",
     "SAGEConv",
     "Stack",
+    "StepCosts",
     "SubTopology",
     "Sum",
     "Topology",
@@ -103,13 +106,14 @@ __all__ = [
     "from_config",
     "from_pyg",
     "is_embedded",
+    "kernel_footprint",
     "linear",
     "make_decoder",
     "make_levels",
     "make_model",
-    "map_flops",
     "outline",
     "shared_parameters",
+    "step_costs",
     "typed_rows",
     "use_onednn",
     "with_own_rows",

@@ -1,4 +1,4 @@
-"""The flops of a model's maps between its graph operations, found by running it on tensors without data."""
+"""The flops of a model's maps between graph operations, and a step's memory: a run on tensors without data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from weft.core.tensor_peak import TensorPeak
 from weft.nn.flops import BlockFlops, CountedConv, FlopCounter, Place
+from weft.nn.footprint import Footprint
 from weft.nn.graph_view import ViewTraits
 from weft.nn.levels import BlockSize, Levels
 from weft.nn.outline import Twin, typed_rows_of
@@ -27,9 +29,20 @@ class MapFlops(NamedTuple):
     """By rows and by weights; of an evaluation none."""
 
 
-def map_flops(work: Workload, traits: ViewTraits, levels: Levels, *, training: bool) -> tuple[MapFlops, ...]:
-    """The maps of one step on a rank: before the first of the outline's operations, between two, behind the last."""
-    counter = FlopCounter()
+class StepCosts(NamedTuple):
+    """What one step takes on a rank."""
+
+    maps: tuple[MapFlops, ...]
+    """Those before the first of the outline's operations, between two, and behind the last."""
+    memory: int
+    """Bytes of all that it makes, at most at once."""
+
+
+def step_costs(
+    work: Workload, traits: ViewTraits, levels: Levels, footprints: Sequence[Footprint], *, training: bool
+) -> StepCosts:
+    """What a step takes on a rank with so much of everything, whose operations take so much memory."""
+    counter, peak = FlopCounter(), TensorPeak()
     twin = counted_twin(work, counter, training=training)
     typed = work.stats.typed
     rows = typed_rows_of(typed, levels.featured, levels.num_embedded, twin.dtype) if typed.has_input else None
@@ -44,11 +57,14 @@ def map_flops(work: Workload, traits: ViewTraits, levels: Levels, *, training: b
         twin.running,
         num_relations=typed.num_relations,
         levels=levels,
+        footprints=footprints,
     )
-    logits = twin.run(traits, notes, inputs, "the model cannot run on a rank's rows ({})")
-    count = len(notes.operations)
-    backward_flops(counter, count, [logits])
-    return tuple(MapFlops(counter.found[Place(i)], counter.found[Place(i, backward=True)]) for i in range(count + 1))
+    with peak:
+        logits = twin.run(traits, notes, inputs, "the model cannot run on a rank's rows ({})")
+        count = len(notes.operations)
+        backward_flops(counter, count, [logits])
+    found = [MapFlops(counter.found[Place(i)], counter.found[Place(i, backward=True)]) for i in range(count + 1)]
+    return StepCosts(tuple(found), peak.most)
 
 
 def make_levels(work: Workload, vertices: Sequence[slice | Tensor], blocks: Sequence[BlockSize]) -> Levels:

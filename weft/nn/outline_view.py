@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -14,6 +15,7 @@ from weft.nn.aggregate import Aggregate, Rows, Total
 from weft.nn.attention import AttendEdges
 from weft.nn.dense import linear
 from weft.nn.flops import FlopCounter, Place
+from weft.nn.footprint import DropoutStandIn, Footprint, StandIn
 from weft.nn.graph_view import GraphView, Inputs, Origin, ViewTraits
 from weft.nn.levels import BlockSize, Levels
 from weft.nn.operation import GraphOperation
@@ -43,6 +45,8 @@ class Notes:
     """How many rows a relational layer maps for one of the result."""
     levels: Levels | None = None
     """How many rows there really are, where the run is of one rank."""
+    footprints: Sequence[Footprint] = ()
+    """In a run of one rank, what each operation takes; of a layer of its own, none."""
     operations: list[GraphOperation] = field(default_factory=list)
     flops: int = 0
     """Those counted up to the last aggregate or block."""
@@ -85,11 +89,13 @@ class OutlineView(GraphView):
     def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         x = rows[op.first]
         y = x
-        for name, beside in rows.items():
-            y = y if name == op.first else y + beside.sum()  # a shape, and what gradients flow to
+        beside = [one for name, one in rows.items() if name != op.first]
+        for one in beside if self.notes.levels is None else ():
+            y = y + one.sum()  # a shape, and what gradients flow to
         if isinstance(op, AttendEdges) and op.has_edge_map:
             self._check_edge_features(len(rows["edge_map"]))
-        return self._note(y, op, steps=steps, origin=self.origin(x) if op.plain else "rows", weighted=op.reads_weight)
+        origin = self.origin(x) if op.plain else "rows"
+        return self._note(y, op, *beside, steps=steps, origin=origin, weighted=op.reads_weight)
 
     def _check_edge_features(self, wanted: int) -> None:
         features, layer = self.topology.edge_features, self.notes.running[-1]
@@ -162,7 +168,7 @@ class OutlineView(GraphView):
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
         share = self.notes.transform_share
         if self.inputs.sparse and self.origin(x) == "inputs":  # by the nonzeros, which is no dense map
-            y = x.new_empty(len(x), weight.shape[1]) + weight.sum()
+            y: Tensor = StandIn.apply(Footprint(), len(x), x[:, :1].expand(-1, weight.shape[1]), weight)  # type: ignore[no-untyped-call]
             return y if added is None else y + added
         if share < 1 and self.origin(x) == "inputs" and len(weight) == x.shape[1]:
             width = max(1, round(share * len(weight)))  # as many flops as the map by nonzeros is worth
@@ -170,14 +176,15 @@ class OutlineView(GraphView):
         return linear(x, weight, added)
 
     def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
-        del key, p, relu
-        return x.clone()
+        del key, p
+        y: Tensor = DropoutStandIn.apply(x, relu)  # type: ignore[no-untyped-call]
+        return y
 
     def _note(
         self,
         x: Tensor,
         op: Aggregate | Literal["block", "embed"],
-        *,
+        *beside: Tensor,
         steps: int = 1,
         origin: Origin = "rows",
         weighted: bool = False,
@@ -193,7 +200,7 @@ class OutlineView(GraphView):
                 stage=self.stage,
                 hop=self.hop,
                 origin=origin,
-                backward=x.requires_grad and torch.is_grad_enabled(),
+                backward=any(one.requires_grad for one in (x, *beside)) and torch.is_grad_enabled(),
                 flops=(made - notes.flops) / max(notes.num_rows, 1),
                 weighted=weighted,
                 layer=notes.running[-1],
@@ -201,7 +208,7 @@ class OutlineView(GraphView):
         )
         notes.counter.place = Place(number + 1)
         if op == "embed" or isinstance(op, Total):
-            return notes.mark(x.clone(), number)
+            return notes.mark(x.view_as(x), number)
         notes.flops = made
         if (
             self.traits.shrinks_rows
@@ -213,4 +220,10 @@ class OutlineView(GraphView):
                 "rows a rank computes again: give each its own stage, or use --strategy communicated"
             )
         notes.steps[self.stage] = max(notes.steps[self.stage], steps)
-        return notes.mark(x[: notes.rows_at(self.hop + steps)].clone(), number)
+        num_rows = notes.rows_at(self.hop + steps)
+        if not notes.footprints or op == "block":
+            return notes.mark(x[:num_rows].clone(), number)
+        if origin == "inputs" and self.inputs.optimisations.reuse:  # it was there before
+            return x.new_empty(1, 1).expand(num_rows, x.shape[1])
+        y: Tensor = StandIn.apply(notes.footprints[number], num_rows, x, *beside)  # type: ignore[no-untyped-call]
+        return notes.mark(y, number)

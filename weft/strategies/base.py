@@ -23,6 +23,7 @@ from weft.data import Graph
 from weft.nn import (
     SPREAD,
     BlockSize,
+    Footprint,
     GraphOperation,
     Inputs,
     Levels,
@@ -31,8 +32,8 @@ from weft.nn import (
     ViewTraits,
     Workload,
     make_levels,
-    map_flops,
     shared_parameters,
+    step_costs,
     typed_rows,
     with_own_rows,
 )
@@ -143,12 +144,27 @@ class Plan(ABC):
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         """What a rank does forward for one thing that the model asks of its views, but for totals."""
 
+    def footprint(self, op: GraphOperation, rank: int) -> Footprint:
+        """What an aggregate over edges takes on a rank, beside its result and gradients."""
+        raise NotImplementedError(f"strategy {self.name} does not say what {op.op} takes on rank {rank}")
+
+    def memory(self, rank: int = 0) -> int:
+        """Bytes on the device of all that a training step makes, at most at once, until Adam's step.
+
+        Its gradients are among them; what is there from epoch to epoch is not.
+        """
+        asked = self.work.outline(self.traits, training=True)
+        footprints = [self.footprint(op, rank) if op.is_aggregate else Footprint() for op in asked]
+        return step_costs(self.work, self.traits, self.levels(rank), footprints, training=True).memory
+
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
         """What one training step, or one evaluation, does on a rank."""
         work = self.work
-        first, *maps = map_flops(work, self.traits, self.levels(rank), training=training)
+        asked = work.outline(self.traits, training=training)
+        no_memory = [Footprint()] * len(asked)
+        first, *maps = step_costs(work, self.traits, self.levels(rank), no_memory, training=training).maps
         forward, backward = mapped(first.forward), mapped(first.backward)
-        for op, then in zip(work.outline(self.traits, training=training), maps, strict=True):
+        for op, then in zip(asked, maps, strict=True):
             made = [] if work.is_cached(op) else self._lower(op, rank)
             forward += made + mapped(then.forward)
             mirror = [operation.mirrored() for operation in reversed(made)] if op.backward else []

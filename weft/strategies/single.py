@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.comm import Group
 from weft.cost import Operation
-from weft.nn import ONE_DEVICE, GraphOperation
+from weft.nn import ONE_DEVICE, Aggregate, Footprint, GraphOperation, kernel_footprint
 from weft.strategies.base import Placed, Plan
 from weft.strategies.view import Identity
 
@@ -15,6 +15,13 @@ class SinglePlan(Plan):
     name = "single"
     traits = ONE_DEVICE
     max_ranks = 1
+
+    def footprint(self, op: GraphOperation, rank: int) -> Footprint:
+        del rank
+        stats = self.work.stats
+        sizes = {"num_targets": stats.num_vertices, "num_edges": stats.num_edges, "itemsize": self.work.itemsize}
+        assert isinstance(op.op, Aggregate)
+        return kernel_footprint(op.op, width=op.width, steps=op.steps, **sizes)
 
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         del rank

@@ -5,7 +5,7 @@ Every rank holds the whole topology, answers for N / P rows, and aggregates F / 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -15,10 +15,7 @@ from torch import Tensor
 
 from weft.chunks.bounds import cut_to_fit
 from weft.chunks.columns import ChunkedGraph, Chunking
-from weft.comm import (
-    Group,
-    even_bounds,
-)
+from weft.comm import Group, column_layout, even_bounds
 from weft.core.errors import InputError
 from weft.core.native import count_parts
 from weft.cost import Operation
@@ -27,8 +24,10 @@ from weft.nn import (
     Aggregate,
     ByRelation,
     EdgeSoftmax,
+    Footprint,
     GraphOperation,
     WorkingSet,
+    kernel_footprint,
 )
 from weft.strategies.base import Options, Placed, Plan
 from weft.strategies.tensor.attention import AttentionPlan
@@ -136,6 +135,37 @@ class TensorPlan(Plan):
         again = self.chunking is not None and self.chunking.limit is not None and not op.linear
         schedule = self.schedule(op, rank)
         return operations(op, rank, self.size, self.work.itemsize, schedule, attention, how=how, recomputed=again)
+
+    def footprint(self, op: GraphOperation, rank: int) -> Footprint:
+        """Of this rank's columns of all rows, that of the kernels; and messages on both ways."""
+        stats, size, itemsize = self.work.stats, self.size, self.work.itemsize
+        assert isinstance(op.op, Aggregate)
+        start, stop = even_bounds(op.width, size)[rank : rank + 2]
+        done: Aggregate = op.op
+        layout = column_layout(self.row_bounds, op.width)
+        if isinstance(op.op, EdgeSoftmax):
+            plan = self.attention(op.op)
+            done, layout = plan.share(op.op, rank), plan.layout(sums=plan.sums)
+        made = kernel_footprint(
+            done,
+            num_targets=stats.num_vertices,
+            num_edges=stats.num_edges,
+            width=stop - start,
+            itemsize=itemsize,
+            steps=op.steps,
+        )
+        own, crosses = self.row_bounds[rank + 1] - self.row_bounds[rank], size > 1
+        columns, rows = stats.num_vertices * (stop - start) * itemsize, own * op.width * itemsize
+        arrived = stats.num_vertices * layout.width(rank) * itemsize
+        given = own * sum(layout.width(one) for one in range(size)) * itemsize
+        kept = arrived if made.saves_rows else 0
+        forward = max(2 * given + arrived * crosses, arrived + columns, columns + rows * crosses + rows) - rows
+        backward = max(2 * rows + columns * crosses, columns + arrived, arrived + given * crosses + given) - given
+        return replace(made, saves_rows=0, saves_result=False).moved(
+            forward=max(forward - kept, 0),
+            saved=kept + (columns if made.saves_result else 0),
+            backward=max(backward, 0),
+        )
 
     def schedule(self, op: GraphOperation, rank: int) -> list[tuple[RowCounts | None, int, RowCounts | None]]:
         """Chunk by chunk, the rows that are split before it, its edges, and the rows that are gathered after it."""

@@ -8,7 +8,7 @@ differs. How often a vertex is computed changes no number: dropout is keyed by v
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -19,11 +19,22 @@ from weft.comm import Group, Halo, Route, make_route
 from weft.core.errors import InputError
 from weft.cost import Operation
 from weft.data import Graph
-from weft.nn import SPREAD, BlockSize, GraphOperation, Topology, embeddings, is_embedded
+from weft.nn import (
+    SPREAD,
+    Aggregate,
+    BlockSize,
+    Footprint,
+    GraphOperation,
+    Sum,
+    Topology,
+    embeddings,
+    is_embedded,
+    kernel_footprint,
+)
 from weft.partition import Caching, Dependencies, Hop, make_dependencies, range_parts
 from weft.strategies.base import Options, Placed, Plan, whole_topology
 from weft.strategies.vertex.blocks import Block, BlockStats, Halos, operations
-from weft.strategies.vertex.costs import NOMINAL, is_fetched, level_costs
+from weft.strategies.vertex.costs import NOMINAL, fetched_width, is_fetched, level_costs
 from weft.strategies.vertex.embedded import EmbeddedHalo, again_by_owner
 
 MAX_LEVELS = 100  # a level is a byte
@@ -130,6 +141,33 @@ class VertexPlan(Plan):
             embedded = embedded_stats(self.work.graph, self.everyone, rank, self.part)
             return [embedded.fetch(op.width * itemsize)] if embedded.exchanged else []
         return operations(op, self.blocks(rank), itemsize)
+
+    def footprint(self, op: GraphOperation, rank: int) -> Footprint:
+        """That of the kernels on the rank's block; rows on their way; of an attention, those of all sources at once."""
+        assert isinstance(op.op, Aggregate)
+        itemsize, hops = self.work.itemsize, self.dependencies(rank).hops
+        hop, block = hops[op.hops[0]], self.blocks(rank)[op.hops[0]]
+        steps = len(op.hops)
+        made = kernel_footprint(
+            op.op,
+            num_targets=hop.block.num_targets,
+            num_edges=hop.block.num_edges,
+            width=op.width,
+            itemsize=itemsize,
+            steps=steps,
+        )
+        row, crosses = fetched_width(op, op.hops[0]) * itemsize, block.exchanged and is_fetched(op, op.hops[0])
+        own, sources, targets = (n * row for n in (hop.num_inputs, hop.block.num_sources, hop.block.num_targets))
+        sent, received = (n * row * crosses for n in (block.num_sent, block.num_received))
+        if op.op.plain:
+            added = targets if isinstance(op.op, Sum) else sources  # what those that came make, or all side by side
+            back = max(2 * received + targets, received + sent + own)
+            return made.moved(forward=sent + received + added, backward=back) if crosses else made
+        right = hop.block.num_targets * op.logit_width * itemsize
+        several = len(op.op.source) > 1
+        packed = (sources if crosses else own) if several else sent + received
+        back = max((1 + several) * sources, (sources + sent + 2 * own) * crosses) - own
+        return replace(made, saves_rows=0).moved(forward=packed, saved=sources + right, backward=back)
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedVertices:
         return PlacedVertices(self, group, seed=seed)

@@ -1,0 +1,111 @@
+"""Memory of a training step: foreseen by the plan, and seen alive while it runs, of the rank that has most.
+
+    WEFT_DATA=shared/data python benchmarks/memory.py --graph coauthor_physics --ranks 1,2,4 --out NAME
+
+What counts is what a step makes, the gradients with it, until Adam's step; what is there from epoch to epoch is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from kernels import save
+
+import weft
+from weft.comm import Group, join
+from weft.core.meter import Meter
+from weft.core.tensor_peak import TensorPeak
+from weft.engine.metrics import NodeTask
+from weft.nn import Workload, make_model
+from weft.strategies import STRATEGIES, Step, get_strategy
+
+STEPS = 5
+"""The first makes what is kept from epoch to epoch; stale exchanges in the last."""
+RESIDENT = tuple(name for name in STRATEGIES if name != "offload")
+
+
+def main() -> int:
+    options = parse()
+    rows = []
+    print(f"{'strategy':14} {'model':6} {'ranks':>5} {'foreseen':>14} {'seen':>14} {'ratio':>6}")
+    for size in map(int, options.ranks.split(",")):
+        found = on_ranks(size, options)
+        for each in zip(*found, strict=True):  # what each of the ranks says of one case
+            row = max(each, key=lambda one: one["seen"])
+            rows.append(row | {"ranks": size, "ratio": row["foreseen"] / row["seen"]})
+            said = f"{row['foreseen']:14,} {row['seen']:14,} {rows[-1]['ratio']:6.3f}"
+            print(f"{row['strategy']:14} {row['model']:6} {size:5} {said}", flush=True)
+    if options.out:
+        save(options.out, {"options": vars(options), "rows": rows})
+    return 0
+
+
+def on_ranks(size: int, options: argparse.Namespace) -> list[list[dict]]:
+    """What every rank says."""
+    if size == 1:
+        return [list(cases(Group(), options))]
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [context.Pipe(duplex=False) for _ in range(size)]
+        for rank, (_, sender) in enumerate(pipes):
+            context.Process(target=one_rank, args=(rank, size, folder, sender, options), daemon=True).start()
+            sender.close()
+        return [receiver.recv() for receiver, _ in pipes]
+
+
+def one_rank(rank: int, size: int, folder: str, pipe: object, options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    group = join(timeout_seconds=600, meter=Meter(), init_method=f"file://{Path(folder) / 'meet'}")
+    pipe.send(list(cases(group, options)))
+    group.close()
+
+
+def cases(group: Group, options: argparse.Namespace) -> Iterator[dict]:
+    graph = weft.load(options.graph)
+    for strategy in options.strategies.split(","):
+        if (get_strategy(strategy).max_ranks or group.size) < group.size:
+            continue
+        for model in options.models.split(","):
+            torch.manual_seed(0)
+            widths = {"hidden": options.hidden, "layers": options.layers}
+            made = make_model(model, graph.num_features, graph.num_classes, **widths)
+            plan = get_strategy(strategy)(Workload(made, graph), group.size)
+            placed = plan.place(group)
+            task = NodeTask(graph, placed.rows, group, placed.empty_rows, placed.rows_device)
+            seen = []
+            for epoch in range(STEPS):
+                placed.model.zero_grad()
+                with TensorPeak() as peak:
+                    step = Step(epoch=epoch, training=True)
+                    rows = placed.forward(step)
+                    _, grad = task.loss(rows, step)
+                    placed.backward(rows, grad)
+                    del rows, grad
+                seen.append(peak.most)
+            foreseen = plan.memory(group.rank)
+            yield {"strategy": strategy, "model": model, "foreseen": foreseen, "seen": max(seen[1:])}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graph", default="coauthor_physics")
+    parser.add_argument("--ranks", default="1,2,4")
+    parser.add_argument("--strategies", default=",".join(RESIDENT))
+    parser.add_argument("--models", default="gcn,sage,gat,gatv2")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--out", default="")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
