@@ -162,8 +162,8 @@ def test_nothing_is_left_in_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_spool_gives_back_what_was_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "SPOOL_STEP", 100)
+def test_an_array_file_gives_back_what_was_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "FILE_STEP", 100)
     array_file = ArrayFile(tmp_path)
     put = [
         torch.arange(7, dtype=torch.int32),
