@@ -17,6 +17,7 @@ from rich.table import Table
 
 from weft.core.config import FORMER, Config, PartitionOptions
 from weft.core.errors import InputError, RunError, Stopped
+from weft.core.forkserver import start_forkserver
 from weft.core.memory import start_anew_to_keep_pages
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit code: 0 if it finished, 2 for a mistake of the caller, 1 for a run that failed."""
     try:
         options = _parser().parse_args(arguments)
-        if arguments is None and options.command in TRAINING and "pages" not in getattr(options, "disable", ""):
-            start_anew_to_keep_pages()
+        if arguments is None and options.command in TRAINING:
+            _prepare_process(options)
         return int(options.command(options))
     except InputError as error:
         code, text = 2, str(error)
@@ -66,6 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code, text = 128 + signal.SIGINT, "interrupted"
     print(f"weft: error: {text}", file=sys.stderr, flush=True)
     return code
+
+
+def _prepare_process(options: argparse.Namespace) -> None:
+    """Does what comes before PyTorch's import: settings of the process, and the process that ranks are forked from."""
+    if "pages" not in getattr(options, "disable", ""):
+        start_anew_to_keep_pages()
+    if "RANK" not in os.environ and (options.command is _compare or getattr(options, "workers", 1) > 1):
+        start_forkserver()
 
 
 def _parser() -> argparse.ArgumentParser:

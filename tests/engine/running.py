@@ -79,23 +79,29 @@ def members(session: int) -> list[int]:
     """Living processes of a session."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
+        fields = _fields(int(entry.name))
         if int(fields[3]) == session and fields[0] != "Z":
             found.append(int(entry.name))
     return found
 
 
+def _fields(pid: int) -> list[str]:
+    """State, parent, group, session and more of a process; of one that is gone as of a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["Z", "0", "0", "0"]
+
+
 def ranks(process: subprocess.Popen[str]) -> list[int]:
-    """Pids of the launcher's ranks."""
-    found = []
-    for pid in members(process.pid):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"spawn_main" in command:
-            found.append(pid)
-    return sorted(found)
+    """Pids of the launcher's ranks, which are forked from a process that has imported what they need."""
+    parents = {pid: int(_fields(pid)[1]) for pid in members(process.pid)}
+    servers = [pid for pid in parents if parents[pid] == process.pid and _is_forkserver(pid)]
+    return sorted(pid for pid, parent in parents.items() if parent in servers)
+
+
+def _is_forkserver(pid: int) -> bool:
+    return b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def wait_for_epoch(process: subprocess.Popen[str], folder: Path, epoch: int) -> None:

@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from weft.core.errors import InputError, RunError
+from weft.core.forkserver import start_method
 from weft.core.meter import STATUS_BYTES, read_status
 from weft.engine.stop import SIGNALS
 
@@ -43,7 +44,7 @@ def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: i
             local_addr="127.0.0.1",
             max_restarts=0,
             monitor_interval=0.1,
-            start_method="spawn",
+            start_method=start_method(),
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
         with _quiet(), _signal_handlers_restored():
@@ -61,6 +62,7 @@ def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: i
 
 def _run_rank(entry: Callable[..., None], *arguments: Any) -> None:
     """`entry` on a rank, which tells the launcher of its error; PyTorch would leave the traceback in a file besides."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ignored where a rank is forked from
     try:
         entry(*arguments)
     except Exception as error:

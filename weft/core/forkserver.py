@@ -1,0 +1,24 @@
+"""The process that a command's local ranks are forked from, once it has imported what they need."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing import forkserver
+
+_started = False
+
+
+def start_forkserver() -> None:
+    """Starts it without waiting for it, so that it imports while this process does other things, and ends with it.
+
+    For commands, whose environment does not change: ranks have that of this call.
+    """
+    global _started
+    multiprocessing.set_forkserver_preload(["weft.engine.forked"])
+    forkserver.ensure_running()
+    _started = True
+
+
+def start_method() -> str:
+    """How `multiprocessing` starts ranks from this process."""
+    return "forkserver" if _started else "spawn"

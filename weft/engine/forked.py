@@ -1,0 +1,10 @@
+"""What local ranks have from the start: imported by the process that they are forked from, and by nothing else."""
+
+import signal
+
+import torch._dynamo  # noqa: F401  # which PyTorch's optimisers import when the first is made
+
+import weft.engine  # noqa: F401
+
+# A signal to all processes of a run is for its ranks, whose end this one reports.
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
