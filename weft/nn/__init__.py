@@ -13,10 +13,11 @@ from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.dense import Linear, linear, use_onednn
 from weft.nn.families import GAT, GCN, GIN, MODELS, RGCN, SAGE, GATv2, from_config, make_model
+from weft.nn.flops import MapFlops
 from weft.nn.footprint import Footprint, kernel_footprint
 from weft.nn.graph_view import ONE_DEVICE, SPREAD, GraphView, Inputs, UnitCost, ViewTraits
 from weft.nn.levels import BlockSize, Levels
-from weft.nn.maps import MapFlops, StepCosts, make_levels, step_costs
+from weft.nn.maps import make_levels, map_flops, step_memory
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.operation import GraphOperation
 from weft.nn.outline import outline
@@ -88,7 +89,6 @@ __all__ = [
     "Rows",
     "SAGEConv",
     "Stack",
-    "StepCosts",
     "SubTopology",
     "Sum",
     "Topology",
@@ -111,9 +111,10 @@ __all__ = [
     "make_decoder",
     "make_levels",
     "make_model",
+    "map_flops",
     "outline",
     "shared_parameters",
-    "step_costs",
+    "step_memory",
     "typed_rows",
     "use_onednn",
     "with_own_rows",

@@ -24,6 +24,14 @@ class Place(NamedTuple):
     backward: bool = False
 
 
+class MapFlops(NamedTuple):
+    """Those of the maps between two graph operations of a model."""
+
+    forward: int
+    backward: int
+    """By rows and by weights; of an evaluation none."""
+
+
 class FlopCounter(TorchDispatchMode):
     """Counts the flops of matrix products that run inside, by place."""
 

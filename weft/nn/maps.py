@@ -5,44 +5,55 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from weft.core.tensor_peak import TensorPeak
-from weft.nn.flops import BlockFlops, CountedConv, FlopCounter, Place
+from weft.nn.flops import BlockFlops, CountedConv, FlopCounter, MapFlops, Place
 from weft.nn.footprint import Footprint
 from weft.nn.graph_view import ViewTraits
 from weft.nn.levels import BlockSize, Levels
 from weft.nn.outline import Twin, typed_rows_of
 from weft.nn.outline_view import Notes, OutlineView
 from weft.nn.pyg import PyGConv
-from weft.nn.workload import Workload
+from weft.nn.workload import MapsKey, Workload
 
 
-class MapFlops(NamedTuple):
-    """Those of the maps between two graph operations of a model."""
+def map_flops(work: Workload, traits: ViewTraits, levels: Levels, *, training: bool) -> tuple[MapFlops, ...]:
+    """Those of a rank's maps, which has so much of everything, in one training step or one evaluation.
 
-    forward: int
-    backward: int
-    """By rows and by weights; of an evaluation none."""
-
-
-class StepCosts(NamedTuple):
-    """What one step takes on a rank."""
-
-    maps: tuple[MapFlops, ...]
-    """Those before the first of the outline's operations, between two, and behind the last."""
-    memory: int
-    """Bytes of all that it makes, at most at once."""
+    Before the first of the outline's operations, between two, and behind the last. Found out once for each workload.
+    """
+    key = MapsKey(traits, training, levels)
+    if key not in work.maps:
+        counter = FlopCounter()
+        footprints = [Footprint()] * len(work.outline(traits, training=training))
+        count = _run_step(work, traits, levels, counter, footprints, training=training)
+        places = [(Place(i), Place(i, backward=True)) for i in range(count + 1)]
+        work.maps[key] = tuple(MapFlops(counter.found[there], counter.found[back]) for there, back in places)
+    return work.maps[key]
 
 
-def step_costs(
-    work: Workload, traits: ViewTraits, levels: Levels, footprints: Sequence[Footprint], *, training: bool
-) -> StepCosts:
-    """What a step takes on a rank with so much of everything, whose operations take so much memory."""
-    counter, peak = FlopCounter(), TensorPeak()
+def step_memory(work: Workload, traits: ViewTraits, levels: Levels, footprints: Sequence[Footprint]) -> int:
+    """Bytes of all that a training step makes at most at once on a rank, whose operations take so much memory."""
+    peak = TensorPeak()
+    with peak:
+        _run_step(work, traits, levels, FlopCounter(), footprints, training=True)
+    return peak.most
+
+
+def _run_step(
+    work: Workload,
+    traits: ViewTraits,
+    levels: Levels,
+    counter: FlopCounter,
+    footprints: Sequence[Footprint],
+    *,
+    training: bool,
+) -> int:
+    """A step on tensors without data; how many graph operations it has."""
     twin = counted_twin(work, counter, training=training)
     typed = work.stats.typed
     rows = typed_rows_of(typed, levels.featured, levels.num_embedded, twin.dtype) if typed.has_input else None
@@ -59,12 +70,10 @@ def step_costs(
         levels=levels,
         footprints=footprints,
     )
-    with peak:
-        logits = twin.run(traits, notes, inputs, "the model cannot run on a rank's rows ({})")
-        count = len(notes.operations)
-        backward_flops(counter, count, [logits])
-    found = [MapFlops(counter.found[Place(i)], counter.found[Place(i, backward=True)]) for i in range(count + 1)]
-    return StepCosts(tuple(found), peak.most)
+    logits = twin.run(traits, notes, inputs, "the model cannot run on a rank's rows ({})")
+    count = len(notes.operations)
+    backward_flops(counter, count, [logits])
+    return count
 
 
 def make_levels(work: Workload, vertices: Sequence[slice | Tensor], blocks: Sequence[BlockSize]) -> Levels:

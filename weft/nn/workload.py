@@ -11,7 +11,9 @@ from torch import nn
 from weft.core.errors import InputError
 from weft.core.optimisations import ALL_OPTIMISATIONS, Optimisations
 from weft.data import Graph, GraphStats
+from weft.nn.flops import MapFlops
 from weft.nn.graph_view import ONE_DEVICE, ViewTraits
+from weft.nn.levels import Levels
 from weft.nn.operation import GraphOperation
 from weft.nn.outline import outline
 from weft.nn.typed import shared_parameters
@@ -24,6 +26,14 @@ class OutlineKey(NamedTuple):
 
     traits: ViewTraits
     training: bool
+
+
+class MapsKey(NamedTuple):
+    """What the flops of a rank's maps depend on besides the workload."""
+
+    traits: ViewTraits
+    training: bool
+    levels: Levels
 
 
 Outlines = Mapping[OutlineKey, tuple[GraphOperation, ...]]
@@ -49,6 +59,7 @@ class Workload:
         self.model, self.optimisations, self.num_classes = model, optimisations, num_classes
         self.stats = graph if isinstance(graph, GraphStats) else GraphStats.of(graph)
         self.outlines = dict(outlines or {})
+        self.maps: dict[MapsKey, tuple[MapFlops, ...]] = {}
         self._graph = graph if isinstance(graph, Graph) else None
 
     @property

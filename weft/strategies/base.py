@@ -32,8 +32,9 @@ from weft.nn import (
     ViewTraits,
     Workload,
     make_levels,
+    map_flops,
     shared_parameters,
-    step_costs,
+    step_memory,
     typed_rows,
     with_own_rows,
 )
@@ -155,14 +156,13 @@ class Plan(ABC):
         """
         asked = self.work.outline(self.traits, training=True)
         footprints = [self.footprint(op, rank) if op.is_aggregate else Footprint() for op in asked]
-        return step_costs(self.work, self.traits, self.levels(rank), footprints, training=True).memory
+        return step_memory(self.work, self.traits, self.levels(rank), footprints)
 
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
         """What one training step, or one evaluation, does on a rank."""
         work = self.work
         asked = work.outline(self.traits, training=training)
-        no_memory = [Footprint()] * len(asked)
-        first, *maps = step_costs(work, self.traits, self.levels(rank), no_memory, training=training).maps
+        first, *maps = map_flops(work, self.traits, self.levels(rank), training=training)
         forward, backward = mapped(first.forward), mapped(first.backward)
         for op, then in zip(asked, maps, strict=True):
             made = [] if work.is_cached(op) else self._lower(op, rank)
