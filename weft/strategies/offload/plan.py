@@ -108,16 +108,21 @@ class OffloadPlan(Plan):
         self.vertices.forget()
 
     def decisions(self) -> dict[str, Any]:
+        made = self._cuts()
+        if "forecasts" not in made and "only" not in made:  # which take longer than the rest, and no rank needs
+            made["forecasts"] = [asdict(self.forecast(rank, self.chunks(rank))) for rank in range(self.size)]
+        return made
+
+    def _cuts(self) -> dict[str, Any]:
+        """The decisions that chunks follow from."""
         if self._decisions is None:
             count, orders = self._search()
-            chunks = [self.cut(rank, count, orders) for rank in range(self.size)]
-            foreseen = [asdict(self.forecast(rank, one)) for rank, one in enumerate(chunks)]
-            self._decisions = {"count": count, "orders": orders, "forecasts": foreseen}
+            self._decisions = {"count": count, "orders": orders}
         return self._decisions
 
     def chunks(self, rank: int) -> RankChunks:
         """What a rank does chunk by chunk."""
-        made = self.decisions()
+        made = self._cuts()
         if "only" in made:
             found = self.cutter.cut(rank, [[made["only"]] * self.programs[True].num_hops])
             return replace(found, span=made["only"][1], kept=frozenset(made["kept"]))
@@ -260,7 +265,7 @@ class PlacedOffload(Placed):
             topology=self.topology,
             embedded_halo=make_embedded_halo(plan.vertices, group),
             folder=plan.options.scratch,
-            only_first="only" in plan.decisions(),
+            only_first="only" in plan._cuts(),
         )
         self._volumes = [
             {"given": asdict(one.given), "chosen": asdict(one.schedule.volumes)} for one in chunks.schedules
