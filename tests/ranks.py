@@ -41,9 +41,9 @@ def on_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[A
     return _pools[size].run(function, *arguments)
 
 
-def spawn(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """As `on_ranks`, in processes of its own."""
-    with closing(Pool(size)) as pool:
+def spawn(size: int, function: Callable[..., Any], *arguments: Any, timeout_seconds: int = 60) -> list[Any]:
+    """As `on_ranks`, in processes of its own, which wait for each other so long."""
+    with closing(Pool(size, timeout_seconds)) as pool:
         return pool.run(function, *arguments)
 
 
@@ -56,7 +56,7 @@ def close_pools() -> None:
 class Pool:
     """Ranks that run one function after another; after a failure all are ended, since some may wait for others."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, timeout_seconds: int = 60) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         self.closed = False
@@ -64,7 +64,7 @@ class Pool:
         pipes = [context.Pipe() for _ in range(size)]
         self._pipes = [ours for ours, _ in pipes]
         self._processes = [
-            context.Process(target=_serve, args=(rank, size, self._folder.name, theirs), daemon=True)
+            context.Process(target=_serve, args=(rank, size, timeout_seconds, self._folder.name, theirs), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process, (_, theirs) in zip(self._processes, pipes, strict=True):
@@ -117,7 +117,7 @@ def _received(pipe: Connection) -> tuple[bool, Any]:
     return failed, value
 
 
-def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
+def _serve(rank: int, size: int, timeout_seconds: int, folder: str, pipe: Connection) -> None:
     """A rank of a pool, until the other end of the pipe is closed. Ranks that a function has parted meet again."""
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
@@ -134,7 +134,7 @@ def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
         turn += 1
         try:
             init = f"file://{Path(folder) / f'meet-{turn}'}"
-            group = join(timeout_seconds=60, meter=Meter(), init_method=init)
+            group = join(timeout_seconds=timeout_seconds, meter=Meter(), init_method=init)
             pipe.send((False, function(group, *arguments)))
         except BaseException:
             pipe.send((True, traceback.format_exc()))

@@ -29,7 +29,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_same_losses(saving: str, case: Case) -> None:
     plain = Session(replace(case, without=saving), "single", Group())
-    assert not getattr(plain.optimisations, saving)
+    assert not getattr(plain.plan.work.optimisations, saving)
     saved = Session(case, "single", Group())
     assert plain.losses(4) == pytest.approx(saved.losses(4), rel=1e-12, abs=1e-12)
     for name, gradient in saved.gradients().items():

@@ -30,6 +30,8 @@ from weft.strategies import STRATEGIES
 EXACT = [name for name, plan in STRATEGIES.items() if plan.exact and name != "single"]
 RESIDENT = [name for name in EXACT if name != "offload"]
 """Those whose rows stay where they are; test_offload.py has the matrix of the other, whose ways to run are more."""
+OWN = [name for name in RESIDENT if not STRATEGIES[name].__module__.startswith("weft.")]
+"""Those of the examples, of whose tests an eighth is quick."""
 MACHINE = Machine(seconds_per_flop=1e-10, seconds_per_edge=1e-9, seconds_per_byte=8e-10)
 """Such that hybrid caches some of the sources and fetches others."""
 
@@ -215,6 +217,13 @@ def typed_cases() -> list[Case]:
 def turn(name: str, turns: int) -> int:
     """Which of so many turns a name has, by its hash: the same whatever other names there are."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % turns
+
+
+def chosen_of(names: dict[str, str], share: float) -> set[str]:
+    """As `chosen`, of names of tests by that of their strategy; of an example's strategy, an eighth of all."""
+    return chosen({one for one, name in names.items() if name not in OWN}, share) | {
+        one for one, name in names.items() if name in OWN and turn(one, 8) == 0
+    }
 
 
 def chosen(names: Collection[str], share: float) -> set[str]:

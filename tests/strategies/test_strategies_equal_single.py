@@ -20,6 +20,7 @@ from tests.strategies.cases import (
     Case,
     cases,
     chosen,
+    chosen_of,
     point,
     pyg_cases,
     typed_cases,
@@ -50,7 +51,7 @@ def matrix() -> list[Any]:
     points = []
     for size, case in product(SHARES, cases() + pyg_cases()):
         names = {f"{name}-{case.id}-P{size}": name for name in RESIDENT}
-        quick = chosen(names, SHARES[size])
+        quick = chosen_of(names, SHARES[size])
         points += [point(name, case, size, name=one, quick=one in quick) for one, name in names.items()]
     return points
 
@@ -70,10 +71,12 @@ def check_refused(group: Group, name: str, case: Case) -> None:
 
 
 def typed() -> list[Any]:
-    return [
-        point(name, case, size, name=f"{name}-{case.id}-P{size}", quick=size in (1, 3))
-        for size, case, name in product(SHARES, typed_cases(), RESIDENT)
-    ]
+    points = []
+    for size, case in product(SHARES, typed_cases()):
+        names = {f"{name}-{case.id}-P{size}": name for name in RESIDENT}
+        quick = chosen_of(names, 1.0) if size in (1, 3) else set()
+        points += [point(name, case, size, name=one, quick=one in quick) for one, name in names.items()]
+    return points
 
 
 @pytest.mark.parametrize(("name", "case", "size"), typed())
