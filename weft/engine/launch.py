@@ -1,20 +1,23 @@
-"""How ranks start: torch's own elastic launcher on this machine. How they work is elsewhere."""
+"""How local ranks start and end: processes of this one, which meet by a file. How they work is elsewhere."""
 
 from __future__ import annotations
 
-import logging
+import json
+import multiprocessing
+import os
+import shutil
 import signal
 import sys
-import tempfile
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from typing import Any
-
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from types import FrameType
+from typing import Any, NamedTuple
 
 from weft.core.errors import InputError, RunError
 from weft.core.forkserver import start_method
@@ -22,96 +25,164 @@ from weft.core.meter import STATUS_BYTES, read_status
 from weft.engine.stop import SIGNALS
 
 STOPPED = 128
+GRACE_SECONDS = 5.0
+"""How long ranks may go on when one has failed; a rank that hangs does not hear of it otherwise."""
 
 
-def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: int) -> int:
-    """Runs `entry(*arguments, status)` on `workers` local ranks; the signal that they were told to stop by, or 0.
+class Meeting(NamedTuple):
+    """What ranks of one launch share: files in folders that nobody else may open."""
 
-    `status` is the file in which each rank shows what it does. A rank that stops as it was told exits with STOPPED +
-    the signal. One that fails or is killed stops the others; RunError then names it and what it was doing, InputError
-    if the caller's mistake made it fail.
+    folder: Path
+    more: tuple[str, ...] = ()
+    """What else is to be removed if the launcher is killed."""
+
+    @property
+    def status(self) -> Path:
+        """Where each rank shows what it does, see `weft.core.meter`."""
+        return self.folder / "status"
+
+    @property
+    def init_method(self) -> str:
+        """How their process group finds together."""
+        return f"file://{self.folder / 'store'}"
+
+
+def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: int, folder: Path) -> int:
+    """Runs `entry(*arguments, meeting)` on `workers` local ranks; the signal that they were told to stop by, or 0.
+
+    folder: for what they share, which only this user may open; the ranks remove it if this process is killed.
+    A rank that stops as it was told exits with STOPPED + the signal. SIGTERM and Ctrl-C are passed on to the ranks; the
+    second ends them at once. One that fails or is killed stops the others; RunError then names it and what it was
+    doing, InputError if the caller's mistake made it fail. Ranks end when this process is gone.
     """
-    with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
-        status = Path(scratch) / "status"
-        status.write_bytes(bytes(workers * STATUS_BYTES))
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=workers,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            monitor_interval=0.1,
-            start_method=start_method(),
-            logs_specs=DefaultLogsSpecs(log_dir=scratch),
-        )
-        with _quiet(), _signal_handlers_restored():
-            try:
-                elastic_launch(config, _run_rank)(entry, *arguments, status)
-            except ChildFailedError as error:
-                rank, failure = error.get_first_failure()
-                if failure.exitcode - STOPPED in SIGNALS:
-                    return failure.exitcode - STOPPED
-                raise _explained(rank, failure, status) from None
-            except SignalException as error:
-                return int(error.sigval)
-        return 0
+    meeting = Meeting(folder, (get_temp_dir(),))
+    meeting.status.write_bytes(bytes(workers * STATUS_BYTES))
+    with Ranks(entry, (*arguments, meeting), meeting, workers) as ranks:
+        return ranks.wait()
 
 
-def _run_rank(entry: Callable[..., None], *arguments: Any) -> None:
-    """`entry` on a rank, which tells the launcher of its error; PyTorch would leave the traceback in a file besides."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ignored where a rank is forked from
+class Ranks:
+    """The processes of a launch; while entered, they hear the signals that this process is told."""
+
+    def __init__(self, entry: Callable[..., None], arguments: tuple[Any, ...], meeting: Meeting, workers: int) -> None:
+        context: Any = multiprocessing.get_context(start_method())  # of two types without a common one
+        pipes = [context.Pipe(duplex=False) for _ in range(workers)]
+        self._meeting = meeting
+        self._reports = [ours for ours, _ in pipes]
+        self._theirs = [theirs for _, theirs in pipes]
+        self._processes: list[BaseProcess] = [
+            context.Process(target=_run_rank, args=(rank, workers, theirs, meeting, entry, arguments))
+            for rank, theirs in enumerate(self._theirs)
+        ]
+        self._before: dict[signal.Signals, Any] = {}
+        self._told = 0
+
+    def __enter__(self) -> Ranks:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._pass_on) for number in SIGNALS}
+        try:
+            for process, theirs in zip(self._processes, self._theirs, strict=True):
+                process.start()
+                theirs.close()
+                if self._told:
+                    break
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def wait(self) -> int:
+        """Until all have ended, or one has failed."""
+        running = dict(enumerate(self._started()))
+        while running:
+            ended = wait([process.sentinel for process in running.values()])
+            codes = {rank: one.exitcode for rank, one in running.items() if one.sentinel in ended}
+            for rank in sorted(codes, key=lambda rank: codes[rank] or 0):  # killed ones first: others lost them
+                running.pop(rank).join()
+                if codes[rank] and not (self._told or (codes[rank] or 0) - STOPPED in SIGNALS):
+                    raise self._explained(rank, codes[rank] or 0)
+        stopped = {(process.exitcode or 0) - STOPPED for process in self._started()} & {*map(int, SIGNALS)}
+        return self._told or max(stopped, default=0)
+
+    def _started(self) -> Sequence[BaseProcess]:
+        return [process for process in self._processes if process.pid is not None]
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        again, self._told = bool(self._told), number
+        for process in self._started():
+            if process.is_alive():
+                os.kill(process.pid or 0, signal.SIGKILL if again else number)
+
+    def _end(self) -> None:
+        """Ends those that still run."""
+        for process in self._started():
+            if process.is_alive():
+                process.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for process in self._started():
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _explained(self, rank: int, code: int) -> InputError | RunError:
+        where = read_status(self._meeting.status, rank)
+        pid = self._processes[rank].pid
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = " (out of memory?)" if name == "SIGKILL" else ""
+            return RunError(f"rank {rank} (pid {pid}) was killed by {name}{hint} in {where}; the others were stopped")
+        report = _read(self._reports[rank])
+        if report is None:
+            return RunError(f"rank {rank} (pid {pid}) ended with exit code {code} in {where}")
+        for kind in (InputError, RunError):
+            if report["kind"] == kind.__name__:
+                return kind(report["message"])
+        print(report["traceback"], file=sys.stderr)
+        return RunError(f"rank {rank} failed in {where}: {report['message'].partition(chr(10))[0]}")
+
+
+def _read(pipe: Connection) -> dict[str, str] | None:
+    """What a rank that ended has told of its error."""
+    try:
+        return dict(json.loads(pipe.recv_bytes())) if pipe.poll() else None
+    except (EOFError, OSError):
+        return None
+
+
+def _run_rank(
+    rank: int,
+    workers: int,
+    report: Connection,
+    meeting: Meeting,
+    entry: Callable[..., None],
+    arguments: tuple[Any, ...],
+) -> None:
+    """`entry` on a rank, which tells the launcher of its error, and ends with it."""
+    for number in SIGNALS:  # ignored where a rank is forked from; without a traceback until the run listens
+        signal.signal(number, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, args=(meeting,), daemon=True).start()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), LOCAL_WORLD_SIZE=str(workers))
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # ranks of one host listen to nobody else
     try:
         entry(*arguments)
     except Exception as error:
-        get_error_handler().record_exception(error)
+        name = type(error).__name__
+        said = str(error) if isinstance(error, InputError | RunError) else f"{name}: {error}"
+        report.send_bytes(json.dumps({"kind": name, "message": said, "traceback": traceback.format_exc()}).encode())
         sys.exit(1)
 
 
-def _explained(rank: int, failure: ProcessFailure, status: Path) -> InputError | RunError:
-    where = read_status(status, rank)
-    if failure.exitcode < 0:
-        name = signal.Signals(-failure.exitcode).name
-        hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return RunError(
-            f"rank {rank} (pid {failure.pid}) was killed by {name}{hint} in {where}; the others were stopped"
-        )
-    report = failure.error_file_data.get("message")
-    if not isinstance(report, dict):
-        return RunError(f"rank {rank} (pid {failure.pid}) ended with exit code {failure.exitcode} in {where}")
-    message = str(report["message"])
-    for kind in (InputError, RunError):
-        if message.startswith(f"{kind.__name__}: "):
-            return kind(message.removeprefix(f"{kind.__name__}: "))
-    print(report["extraInfo"]["py_callstack"], file=sys.stderr)
-    return RunError(f"rank {rank} failed in {where}: {message.splitlines()[0]}")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The launcher logs what `launch` says in one line."""
-    parts = ("torch.distributed.elastic", "torch.multiprocessing")
-    loggers = [logging.getLogger(name) for name in (*parts, *logging.root.manager.loggerDict) if name.startswith(parts)]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
-
-
-@contextmanager
-def _signal_handlers_restored() -> Iterator[None]:
-    """The launcher replaces handlers and leaves its own behind."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
+def _end_with_parent(meeting: Meeting) -> None:
+    """Ends this rank at once when the launcher is gone, with what that has left."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    for folder in (str(meeting.folder), *meeting.more):
+        shutil.rmtree(folder, ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGKILL)

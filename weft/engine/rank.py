@@ -23,7 +23,7 @@ from weft.cost import Machine
 from weft.data import Graph
 from weft.engine.embedded import restore_rows
 from weft.engine.folder import RunFolder
-from weft.engine.launch import STOPPED
+from weft.engine.launch import STOPPED, Meeting
 from weft.engine.options import (
     given_machine,
     make_options,
@@ -96,12 +96,12 @@ def make_plan(config: Config, work: Workload) -> Plan:
 
 
 def local_rank(
-    job: Job, folder: RunFolder, store: Path, skeleton: nn.Module, weights: Path, planned: Planned, status: Path
+    job: Job, folder: RunFolder, store: Path, skeleton: nn.Module, weights: Path, planned: Planned, meeting: Meeting
 ) -> None:
     """What each process of the launcher runs."""
     prepare_process(job.config)
     meter = Meter()
-    meter.show_in(status, int(os.environ["RANK"]))
+    meter.show_in(meeting.status, int(os.environ["RANK"]))
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // job.config.workers))
     graph = Graph.open(store, verify=False)
@@ -112,7 +112,12 @@ def local_rank(
             tensor.copy_(values[name])
     parts = weights.with_name("part.safetensors")
     plan = planned.plan(job.config, graph, model, load_file(parts)["part"] if parts.exists() else None)
-    group = join(timeout_seconds=job.config.timeout, meter=meter, device=rows_device(job.config))
+    group = join(
+        timeout_seconds=job.config.timeout,
+        meter=meter,
+        device=rows_device(job.config),
+        init_method=meeting.init_method,
+    )
     with StopRequest(impatient=False) as stop:
         ended = run_rank(job, folder, plan, group, stop)
     group.close()

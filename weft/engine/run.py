@@ -243,7 +243,7 @@ def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:
         plan.forget()
         try:
             arguments = (job, folder, store, skeleton, weights, planned)
-            stopped_by = launch(local_rank, arguments, workers=job.config.workers)
+            stopped_by = launch(local_rank, arguments, workers=job.config.workers, folder=Path(scratch))
         except RunError as error:
             raise RunError(f"{error}; continue with --resume --out {folder.path}") from None
     if stopped_by:

@@ -1,0 +1,66 @@
+"""Local ranks: who can reach them, and what is left of them when their launcher is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine.running import members, ranks, start, wait_for_epoch
+from tests.strategies.cases import EXACT
+
+LISTEN = "0A"
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+
+
+def listening(pids: list[int]) -> set[str]:
+    """The addresses on which some processes listen, as the kernel writes them."""
+    inodes = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = os.readlink(entry)
+            except OSError:
+                continue
+            inodes.add(target.removeprefix("socket:[").removesuffix("]"))
+    found = set()
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[9] in inodes and (fields[3] == LISTEN or table.startswith("udp")):
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=() if name == "hybrid" else pytest.mark.slow) for name in ("single", *EXACT)]
+)
+def test_ranks_listen_to_nobody_else_and_end_with_their_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, workers: int
+) -> None:
+    if (strategy == "single" and workers > 1) or strategy == "broadcast":
+        pytest.skip("not a run of the command line")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    out = tmp_path / "run"
+    process = start(
+        "train", "digits", "--strategy", strategy, "--workers", str(workers), "--epochs", "100000", "--out", out
+    )
+    wait_for_epoch(process, out, 2)
+    pids = members(process.pid)
+    assert len(ranks(process)) == (workers if workers > 1 else 0)
+    assert listening(pids) <= LOOPBACK
+    assert bool(listening(pids)) == (workers > 1)  # gloo's own, so that the check sees what there is
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while members(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not members(process.pid), "ranks outlive their launcher"
+    left = {path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor")}  # PyTorch's cache
+    assert not left
