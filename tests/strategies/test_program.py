@@ -98,6 +98,8 @@ def test_statistics_of_a_batch_norm_are_no_products() -> None:
         False, True, True, False, False,
     ]  # fmt: skip
     assert [one.hop for one in found.segments] == [0, 1, 1, 1, 2]
+    assert [one.rows for one in found.segments[1:3]] == [{"x": 0}, {"x": 0}]
+    assert [one.targets for one in found.segments[1:3]] == [{"x": 0}, {}]  # the squares are added up at once
     assert program(model="gcn", norm="batch", layers=2, training=False).num_hops == 2
 
 

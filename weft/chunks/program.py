@@ -116,7 +116,7 @@ class Segment:
     sources: dict[str, int]
     """The port of each of the aggregate's rows of sources, by name."""
     targets: dict[str, int]
-    """The port of each of its rows of targets."""
+    """The port of each of its rows of targets; a total's need none."""
     rows: dict[str, int]
     """The port of each of the rows that go on with the result."""
     shared: dict[str, bool]
@@ -304,8 +304,8 @@ class ProgramTracer:
 
 
 def places(named: dict[str, Tensor], found: Sequence[Tensor]) -> dict[str, int]:
-    """Which of some tensors each named one is, by name; -1: none."""
-    return {name: next((i for i, one in enumerate(found) if one is value), -1) for name, value in named.items()}
+    """Which of some tensors each named one is, by name, of those that are one of them."""
+    return {name: i for name, value in named.items() for i, one in enumerate(found) if one is value}
 
 
 class SavesActivations:
@@ -339,7 +339,7 @@ def left_by(boundary: Boundary, segment: Segment) -> dict[int, Tensor]:
         (boundary.request.target, segment.targets),
         (boundary.rows, segment.rows),
     )
-    return {live[name]: rows for found, live in named for name, rows in found.items() if live[name] >= 0}
+    return {live[name]: rows for found, live in named for name, rows in found.items() if name in live}
 
 
 def last_segment(logits: Tensor, calls: tuple[int, ...], hop: int) -> Segment:

@@ -140,8 +140,8 @@ class Cutter:
         most = 0
         for segment in (segment for program in self.programs.values() for segment in program.segments):
             own = sum(segment.live[port].width for port in {*segment.targets.values(), *segment.rows.values()})
+            most = max(most, shape.targets * (own + segment.width * segment.constant) * item)
             if not segment.aggregates:
-                most = max(most, shape.targets * (own + segment.width) * item)
                 continue
             kept = segment.hop in self.kept
             values = reads_values(segment, segment.steps - 1, kept=kept)
