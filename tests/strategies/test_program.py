@@ -44,6 +44,14 @@ def test_rows_that_are_read_in_two_ways_are_one_port() -> None:
         assert len(segment.live) == 1
 
 
+def test_a_residual_crosses_only_where_it_is_added() -> None:
+    """The features are of another width than the first layer's result, and the logits have none."""
+    first, second, third, _ = program(model="gcn", hidden=9, residual=True).segments
+    assert [one.rows for one in (first, second, third)] == [{}, {"residual": 0}, {}]
+    assert widths(second) == [9]
+    assert [widths(one) for one in (first, third)] == [[NUM_FEATURES], [NUM_CLASSES]]
+
+
 def test_attention_has_ports_for_both_ends() -> None:
     segment = program(model="gat", hidden=9, heads=3).segments[0]
     assert sorted(segment.sources) == ["h", "logit_src"]
