@@ -38,7 +38,7 @@ class SegmentFlops:
         self.work, self.segments, self.levels = work, program.segments, levels
         self.counter = FlopCounter()
         self.twin = counted_twin(work, self.counter, training=training)
-        self._known: dict[tuple[int, int], MapFlops] = {}
+        self._known: dict[tuple[int, ...], MapFlops] = {}
 
     def segment(self, number: int, calls: int) -> MapFlops:
         """Those of a segment that is run in so many calls."""
@@ -50,6 +50,11 @@ class SegmentFlops:
 
     def layer(self, number: int, num_sources: int, calls: int) -> MapFlops:
         """Those of the whole layer that a segment requests, on so many chunks that read so many sources together."""
+        if (known := (number, num_sources, calls)) not in self._known:
+            self._known[known] = self._calls(number, num_sources, calls)
+        return self._known[known]
+
+    def _calls(self, number: int, num_sources: int, calls: int) -> MapFlops:
         segment, levels, hop = self.segments[number], self.levels, self.segments[number].hop
         op = cast(Boundary, self._reach(number, 0)[0]).request.op
         assert isinstance(op, WholeLayer)

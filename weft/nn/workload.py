@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -11,9 +11,11 @@ from torch import nn
 from weft.core.errors import InputError
 from weft.core.optimisations import ALL_OPTIMISATIONS, Optimisations
 from weft.data import Graph, GraphStats
+from weft.nn.flops import BlockFlops
 from weft.nn.graph_view import ONE_DEVICE, ViewTraits
 from weft.nn.operation import GraphOperation
 from weft.nn.outline import outline
+from weft.nn.pyg import PyGConv
 from weft.nn.typed import shared_parameters
 
 NONZERO_COST = 8  # a map pays as much for a nonzero of sparse features as for this many entries (measured: 2 to 5)
@@ -50,6 +52,7 @@ class Workload:
         self.stats = graph if isinstance(graph, GraphStats) else GraphStats.of(graph)
         self.outlines = dict(outlines or {})
         self._graph = graph if isinstance(graph, Graph) else None
+        self._block_flops: dict[tuple[str, int, bool, bool], BlockFlops] = {}
 
     @property
     def graph(self) -> Graph:
@@ -120,6 +123,16 @@ class Workload:
             num_relation_rows=stats.num_relation_rows,
         )
         return tuple(made)
+
+    def block_flops(self, name: str, width: int, *, training: bool, gradient: bool) -> BlockFlops:
+        """Those of the PyG convolution of that name on rows of this width; gradient: whether these want one."""
+        key = name, width, training, gradient
+        if key not in self._block_flops:
+            conv, stats = cast(PyGConv, self.model.get_submodule(name)), self.stats
+            self._block_flops[key] = BlockFlops.of(
+                conv, width, stats.num_edge_features, weighted=stats.weighted, training=training, gradient=gradient
+            )
+        return self._block_flops[key]
 
     def is_cached(self, op: GraphOperation) -> bool:
         """Whether a result is computed only once: constant features are always aggregated to the same."""
