@@ -232,7 +232,6 @@ def check_moves(problem: Problem, schedule: Schedule, rank: int, *, share: bool,
     remote = [problem.remote(rank, j) for j in range(count)]
     for j, round_ in enumerate(schedule.rounds):
         before, after = j - 1 if keep and j > 0 else None, j + 1 if keep and j + 1 < count else None
-        assert round_.chunk == order[j]
         assert round_.targets == slice(bounds[order[j]], bounds[order[j] + 1])
         first, end = part.hop.block.indptr[[round_.targets.start, round_.targets.stop]].tolist()
         assert round_.edges == slice(first, end)

@@ -44,7 +44,7 @@ class Volumes:
 class Round:
     """A chunk of this rank, and what moves before and after it. Numbers are the block's sources; tensors are int64.
 
-    chunk: which range. targets: its local rows. edges: its part of the block's. indices: as the block's [e], the slot
+    targets: its local rows. edges: its part of the block's. indices: as the block's [e], the slot
     of each edge's source. own_slots: [n], those of the targets' own rows, or empty. held: [slots], the number that
     each slot holds, -1 for none.
 
@@ -58,7 +58,6 @@ class Round:
     Where ranks do not share, rows of others come from their owners' hosts, and go there: no slots to serve or take.
     """
 
-    chunk: int
     targets: slice
     edges: slice
     indices: Tensor
@@ -217,7 +216,6 @@ def _rounds(
         serve_rows, take_rows = join(served), join(taken)
         rounds.append(
             Round(
-                chunk=order[j],
                 targets=targets,
                 edges=its_edges,
                 indices=slots.indices[its_edges],

@@ -174,13 +174,11 @@ class HostRows:
         self._block = max(1, BLOCK_BYTES // max(1, width * dtype.itemsize))
         self._cleared = np.zeros(-(-num_rows // self._block), np.uint8)  # by block: what the file has there is void
 
-    def read(self, first: int, end: int, out: Tensor | None = None) -> Tensor:
-        """A copy of the rows [end - first, F] from `first` on, in `out` if given: fresh memory costs more."""
+    def read(self, first: int, end: int) -> Tensor:
+        """A copy of the rows [end - first, F] from `first` on."""
         assert 0 <= first <= end <= self.num_rows
-        out = torch.empty(end - first, self.width, dtype=self.dtype) if out is None else out
-        assert out.shape == (end - first, self.width)
-        assert out.dtype == self.dtype
         self._settle(first, end)
+        out = torch.empty(end - first, self.width, dtype=self.dtype)
         return self._file.read(first * self.width * self.dtype.itemsize, out)
 
     def write(self, first: int, rows: Tensor) -> None:
@@ -265,9 +263,9 @@ class PinnedRows:
         self._pinned = device.type == "cuda"
         self._rows = torch.zeros(num_rows, width, dtype=dtype, pin_memory=self._pinned)
 
-    def read(self, first: int, end: int, out: Tensor | None = None) -> Tensor:
-        """The rows [end - first, F] from `first` on, in their own memory, not to be changed; or a copy in `out`."""
-        return self._rows[first:end] if out is None else out.copy_(self._rows[first:end])
+    def read(self, first: int, end: int) -> Tensor:
+        """The rows [end - first, F] from `first` on, in their own memory, not to be changed."""
+        return self._rows[first:end]
 
     def write(self, first: int, rows: Tensor) -> None:
         """Puts rows [m, F] in the place of those from `first` on."""
