@@ -105,6 +105,13 @@ class Topology:
         """The same edges into the rows of targets and relations."""
         return self.relation_rows.in_edges
 
+    def relation_scale(self, dtype: torch.dtype) -> Scale:
+        """That of a mean over them."""
+        name = "relations", dtype
+        if name not in self._scales:
+            self._scales[name] = Scale(target=self.relation_edges.degree.to(dtype).reciprocal())
+        return self._scales[name]
+
     def edge_features_at(self, edge_ids: Tensor | None) -> Tensor | None:
         """The rows [e, K] of the edges at these positions, int64 [e] on the CPU; None: of all."""
         if self._edge_features is None:
