@@ -89,10 +89,9 @@ class SegmentFlops:
         inputs = self.twin.inputs(num_rows, rows, optimisations=work.optimisations)
         ids = torch.empty(num_rows, dtype=torch.int64, device="meta")
         make = partial(ShapedRows, self.twin.topology, ids, work.stats.num_vertices, key=0, calls=0, inputs=inputs)
-        views = [make() for _ in range(model.num_stages)]
         count = rows.num_embedded if rows else 0
-        for view in views:
-            view.embedded = lambda weight: leaf(weight.new_empty(count, weight.shape[1]), differentiable=True)
+        embedded = lambda weight: leaf(weight.new_empty(count, weight.shape[1]), differentiable=True)  # noqa: E731
+        views = [make(embedded=embedded) for _ in range(model.num_stages)]
         start = self.counter.total
         with torch.enable_grad(), torch.device("meta"), self.counter:
             if not number:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from weft.chunks.slots import SlotTopology
 from weft.core.errors import InputError
+from weft.core.meter import Meter
 from weft.core.optimisations import Optimisations
 from weft.data import Adjacency, Graph
 from weft.nn import (
@@ -45,17 +47,25 @@ def refused(*_: Any, **__: Any) -> Any:
 class RowsView(GraphView):
     """The view of some rows while no aggregate is made; what couples rows is asked at boundaries.
 
-    ids: int64 [n], original ids. embedded: those of an embedding's rows that are theirs.
+    ids: int64 [n], original ids. embedded: gives those of an embedding's rows that are theirs.
     """
 
     traits = SPREAD
 
     def __init__(
-        self, topology: Topology, ids: Tensor, num_vertices: int, *, key: int, calls: int, inputs: Inputs
+        self,
+        topology: Topology,
+        ids: Tensor,
+        num_vertices: int,
+        *,
+        key: int,
+        calls: int,
+        inputs: Inputs,
+        embedded: Callable[[Tensor], Tensor],
+        meter: Meter | None = None,
     ) -> None:
-        super().__init__(topology, key=key, inputs=inputs)
-        self._ids, self._num_vertices, self._calls = ids, num_vertices, calls
-        self.embedded: Callable[[Tensor], Tensor] = lambda weight: weight
+        super().__init__(topology, key=key, inputs=inputs, meter=meter)
+        self._ids, self._num_vertices, self._calls, self._embedded = ids, num_vertices, calls, embedded
 
     @property
     def row_ids(self) -> Tensor:
@@ -71,7 +81,7 @@ class RowsView(GraphView):
         return self._calls
 
     def embed(self, weight: Tensor) -> Tensor:
-        return self.embedded(weight)
+        return self._embedded(weight)
 
     aggregate = block = total = refused
 
@@ -209,12 +219,8 @@ class ProgramTracer:
         model = cast(PhasedModel, self.model)
         inputs = Inputs(rows=self.x, optimisations=self.optimisations, typed=self.typed)
         ids = torch.arange(len(self.x), device=self.device)
-        views = [
-            RowsView(self.topology, ids, self.graph.num_vertices, key=0, calls=0, inputs=inputs)
-            for _ in range(model.num_stages)
-        ]
-        for view in views:
-            view.embedded = lambda weight: weight.new_zeros(self.num_embedded, weight.shape[1]) + weight.sum()
+        make = partial(RowsView, self.topology, ids, self.graph.num_vertices, key=0, calls=0, inputs=inputs)
+        views = [make(embedded=self._embedded) for _ in range(model.num_stages)]
         segments: list[Segment] = []
         state: BoundaryState | None = None
         hop, still = 0, self.optimisations.reuse
@@ -232,6 +238,9 @@ class ProgramTracer:
             still = segment.constant
             segments.append(segment)
             hop += segment.steps if segment.aggregates else 0
+
+    def _embedded(self, weight: Tensor) -> Tensor:
+        return weight.new_zeros(self.num_embedded, weight.shape[1]) + weight.sum()
 
     def _cross(
         self, boundary: Boundary, calls: tuple[int, ...], hop: int, views: Sequence[RowsView], *, constant: bool
