@@ -435,7 +435,7 @@ LIMITED = [
 def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
     """What 8 chunks take is a limit that more than one chunk keeps, by what is foreseen and by what is then alive."""
     plan = plan_of(case)
-    whole, needed = (plan.memory_probe.most(plan.cut(0, chunks).chunks) for chunks in (1, 8))
+    whole, needed = (plan.memory_probe.most(plan.cut(chunks)[0].chunks) for chunks in (1, 8))
     limit = int(needed / MARGIN) + 1
     assert limit < whole
     placed = Session(case, "offload", Group(), Given(device_memory=limit))

@@ -26,11 +26,8 @@ Layout = Literal["plain", "looped", "whole"]
 """How the sources of a round's edges stand: in slots; so, with a missing loop as an edge; or behind the targets."""
 Way = Literal["forward", "both", "back"]
 """What of a round's edges is brought: those into targets, also those out of sources, or of the latter only the ends."""
-INDICES = (
-    "load", "load_slots", "fetch_slots", "serve_slots", "serve_rows",
-    "flush", "flush_slots", "give_slots", "take_slots", "take_rows",
-)  # fmt: skip
-FORWARD, BACKWARD = INDICES[:5], INDICES[5:]
+FORWARD, BACKWARD = ("load", "load_slots", "fetch_slots", "serve"), ("flush", "flush_slots", "give_slots", "take")
+"""Index sets of a round."""
 
 
 class SlotTopology(SubTopology):
@@ -118,7 +115,7 @@ class PlacedRound:
         ids = vertices[round_.held.clamp(min=0)]
         narrow = id_dtype(len(whole.ids))
         self._sources, self._targets = array_file.put(ids.to(narrow)), array_file.put(vertices[self.targets].to(narrow))
-        self._indices = {name: array_file.put(getattr(round_, name).to(narrow)) for name in INDICES}
+        self._indices = {name: array_file.put(getattr(round_, name).to(narrow)) for name in FORWARD + BACKWARD}
         asked = whole.edge_type is not None or whole.edge_features is not None
         self._edge_ids = array_file.put(hop.edge_ids[round_.edges]) if asked else None
         self._edges = {layout: self._keep(layout, round_, hop) for layout in layouts}

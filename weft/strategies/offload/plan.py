@@ -110,8 +110,7 @@ class OffloadPlan(Plan):
     def decisions(self) -> dict[str, Any]:
         if self._decisions is None:
             count, orders = self._search()
-            chunks = [self.cut(rank, count, orders) for rank in range(self.size)]
-            foreseen = [asdict(self.forecast(rank, one)) for rank, one in enumerate(chunks)]
+            foreseen = [asdict(self.forecast(rank, one)) for rank, one in enumerate(self.cut(count, orders))]
             self._decisions = {"count": count, "orders": orders, "forecasts": foreseen}
         return self._decisions
 
@@ -121,11 +120,12 @@ class OffloadPlan(Plan):
         if "only" in made:
             found = self.cutter.cut(rank, [[made["only"]] * self.programs[True].num_hops])
             return replace(found, span=made["only"][1], kept=frozenset(made["kept"]))
-        return self.cut(rank, made["count"], made["orders"])
+        return self.cutter.cut(rank, self.cutter.bounds(made["count"]), made["orders"])
 
-    def cut(self, rank: int, count: int, orders: Orders | None = None) -> RankChunks:
-        """A rank's share in so many chunks."""
-        return self.cutter.cut(rank, self.cutter.bounds(count), orders)
+    def cut(self, count: int, orders: Orders | None = None) -> list[RankChunks]:
+        """All ranks' shares in so many chunks."""
+        bounds = self.cutter.bounds(count)
+        return [self.cutter.cut(rank, bounds, orders) for rank in range(self.size)]
 
     def _search(self) -> tuple[int, Orders | None]:
         """As few chunks as fit, and their order. InputError where the device's memory is too little for any."""
@@ -144,7 +144,7 @@ class OffloadPlan(Plan):
 
     def _most(self, count: int, orders: Orders | None = None) -> int:
         """What the largest of so many chunks of any rank takes."""
-        return max(self.memory_probe.most(self.cut(rank, count, orders).chunks) for rank in range(self.size))
+        return max(self.memory_probe.most(one.chunks) for one in self.cut(count, orders))
 
     def _keeps(self, segment: Segment) -> bool:
         """Whether an aggregate's results are kept for the backward pass, or made again from its sources (section 4.2).
@@ -262,9 +262,7 @@ class PlacedOffload(Placed):
             folder=plan.options.scratch,
             only_first="only" in plan.decisions(),
         )
-        self._volumes = [
-            {"given": asdict(one.given), "chosen": asdict(one.schedule.volumes)} for one in chunks.schedules
-        ]
+        self._volumes = [{"given": asdict(one.given), "chosen": asdict(one.volumes)} for one in chunks.schedules]
         self._pass: Pass | None = None
         self._lent: list[Rows] = []
         self._logits: Rows | None = None
