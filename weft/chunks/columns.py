@@ -19,10 +19,9 @@ from torch.autograd.function import once_differentiable
 from weft.chunks.bounds import Chunk, cut_evenly, cut_to_fit, make_chunks
 from weft.chunks.exchange_plan import AssignedRelations, ExchangePlan, Receives, Sends
 from weft.comm import ColsToRows, Group, Key, Layout, RowSet, RowsToCols
-from weft.core import native
 from weft.data import Adjacency, Transpose
 from weft.nn import Aggregate, ByRelation, RelationIndex, Rows, SubTopology, Topology, WorkingSet
-from weft.store.host import mapped_empty
+from weft.store.host import add_rows, mapped_empty
 
 EVERYTHING, NOTHING = slice(None), slice(0)
 OFFLOADED_BYTES = 1 << 20  # arrays of chunks that are smaller are left where they are
@@ -389,11 +388,3 @@ def offloaded(adjacency: Adjacency) -> Adjacency:
 def offloaded_array(array: Tensor) -> Tensor:
     """The same numbers, in a file if they are many."""
     return array if array.nbytes < OFFLOADED_BYTES else mapped_empty(*array.shape, dtype=array.dtype).copy_(array)
-
-
-def add_rows(target: Tensor, rows: Tensor, added: Tensor) -> None:
-    """`target[rows] += added`, the rows distinct."""
-    if target.device.type == "cpu":
-        native.add_rows(target, rows, added.to("cpu"))
-    else:
-        target.index_add_(0, rows, added)

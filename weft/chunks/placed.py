@@ -72,7 +72,7 @@ class PlacedChunks:
         only_first: bool = False,
     ) -> None:
         self.model, self.group, self.seed, self.topology = model, group, seed, topology
-        self.graph, self.optimisations, self.dtype = work.graph, work.optimisations, work.dtype
+        self.work, self.graph, self.optimisations, self.dtype = work, work.graph, work.optimisations, work.dtype
         self.embedded_halo = embedded_halo
         needed = chunks.dependencies
         self.vertices, self.num_own = needed.rows, needed.num_own
@@ -135,8 +135,7 @@ class PlacedChunks:
         """The features of a range of rows."""
         vertices = self.vertices[span]
         typed = typed_rows(self.graph, vertices, self.group.device, self.dtype)
-        x = torch.empty(self.graph.num_vertices, 0) if self.graph.x is None else self.graph.x
-        rows = x[vertices].to(self.group.device, self.dtype)
+        rows = self.work.features(vertices, self.group.device)
         self.release()
         return Inputs(rows=rows, optimisations=self.optimisations, typed=typed)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from weft.core.errors import InputError
 from weft.core.optimisations import ALL_OPTIMISATIONS, Optimisations
@@ -97,6 +97,11 @@ class Workload:
         stats = self.stats
         nonzeros = stats.density * stats.num_features + stats.num_edges / max(stats.num_vertices, 1)
         return self.optimisations.sparse and NONZERO_COST * nonzeros < stats.num_features
+
+    def features(self, vertices: slice | Tensor, device: torch.device) -> Tensor:
+        """The features of some vertices, on a device and in the model's type; [n, 0] without x."""
+        x = torch.empty(self.graph.num_vertices, 0) if self.graph.x is None else self.graph.x
+        return x[vertices].to(device, self.dtype)
 
     def outline(self, traits: ViewTraits = ONE_DEVICE, *, training: bool) -> tuple[GraphOperation, ...]:
         """What the model asks of views with these traits in one forward pass. InputError, see `weft.nn.outline`."""

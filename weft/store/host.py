@@ -79,6 +79,14 @@ def release(tensor: Tensor) -> None:
         native.release_pages(tensor.data_ptr(), (reach + 1) * tensor.itemsize)
 
 
+def add_rows(table: Tensor, rows: Tensor, added: Tensor) -> None:
+    """`table[rows] += added` on the table's device; rows int64 [c], distinct."""
+    if table.device.type == "cpu":
+        native.add_rows(table, rows, added.to("cpu"))
+    else:
+        table.index_add_(0, rows, added)
+
+
 class _File:
     """Bytes in a file without a name, whose space is taken at once and given back with the object or the process.
 
@@ -278,7 +286,7 @@ class PinnedRows:
 
     def add(self, rows: Tensor, values: Tensor, places: Tensor) -> None:
         """`self[rows[i]] += values[places[i]]`; rows int64 [c], ascending and distinct; values [K, F]."""
-        native.add_rows(self._rows, rows, values.index_select(0, places.to(values.device)).to("cpu"))
+        add_rows(self._rows, rows, values.index_select(0, places.to(values.device)))
 
     def clear(self) -> None:
         """Makes all rows zero."""
