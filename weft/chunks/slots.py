@@ -71,12 +71,9 @@ class SlotTopology(SubTopology):
         known = self.whole.known_edges
         if self.looped is None or known is None or self.edge_features is None or known.loops is None:
             return super().known_edges
-        features = self.edge_features.new_empty(self.adjacency.num_edges, self.edge_features.shape[1])
-        missing = self.looped < 0
-        features[~missing] = self.edge_features
         assert self.whole.loop is not None
-        features[missing] = known.loops[self.targets[self.whole.loop[self.targets]]]
-        return EdgeFeatures(features)
+        loops = known.loops[self.targets[self.whole.loop[self.targets]]]
+        return EdgeFeatures(spread(self.edge_features, self.looped, loops.to(self.adjacency.device)))
 
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
         scale = super()._scale(norm, weighted, dtype)
@@ -218,8 +215,8 @@ def with_loops(indptr: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def spread(values: Tensor, place: Tensor, added: Tensor) -> Tensor:
-    """What belongs to the edges at these places, and, where one is -1, what was added, in order."""
-    found = values.new_empty(len(place))
+    """What [e, ...] belongs to the edges at these places, and, where one is -1, what was added, in order."""
+    found = values.new_empty(len(place), *values.shape[1:])
     found[place >= 0] = values
     found[place < 0] = added
     return found
