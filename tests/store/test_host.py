@@ -179,6 +179,13 @@ def test_an_array_file_gives_back_what_was_put(tmp_path: Path, monkeypatch: pyte
         assert torch.equal(got, tensor)
 
 
+def test_a_new_file_is_zero_without_a_page_written() -> None:
+    before = resident_file_bytes()
+    whole = mapped_empty(1 << 17, 64, dtype=torch.float32)
+    assert resident_file_bytes() - before < whole.nbytes // 8
+    assert not whole.any()
+
+
 def resident_file_bytes() -> int:
     """Of this process: pages of files that it has mapped."""
     lines = Path("/proc/self/status").read_text().splitlines()

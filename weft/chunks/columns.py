@@ -21,7 +21,7 @@ from weft.chunks.exchange_plan import AssignedRelations, ExchangePlan, Receives,
 from weft.comm import ColsToRows, Group, Key, Layout, RowSet, RowsToCols
 from weft.data import Adjacency, Transpose
 from weft.nn import Aggregate, ByRelation, RelationIndex, Rows, SubTopology, Topology, WorkingSet
-from weft.store.host import add_rows, mapped_empty
+from weft.store.host import add_rows, is_mapped, mapped_empty
 
 EVERYTHING, NOTHING = slice(None), slice(0)
 OFFLOADED_BYTES = 1 << 20  # arrays of chunks that are smaller are left where they are
@@ -160,6 +160,11 @@ class ChunkedGraph:
             return mapped_empty(*shape, dtype=dtype)
         return torch.empty(*shape, dtype=dtype, pin_memory=True)
 
+    def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """The same, zero: as a new file is, none of whose pages need be written."""
+        made = self.empty(*shape, dtype=dtype)
+        return made if is_mapped(made) else made.zero_()
+
     def aggregate(
         self,
         x: Tensor,
@@ -239,7 +244,9 @@ class _Run:
         h, extra = x, x.new_empty(len(x), 0)
         receives = None
         if self.rows_in is not None:
-            h, extra = self._columns(x.dtype), self._columns(x.dtype, self.num_extra)
+            h, extra = (
+                self.graph.empty(self.num_vertices, width, dtype=x.dtype) for width in (self.width, self.num_extra)
+            )
             receives = self._receives(x, self.exchange_plan.receives, self.rows_in, "rows")
         sends = self._sends(x, self.num_home, self.rows_out, "rows")
         for step in range(self.steps):
@@ -263,10 +270,10 @@ class _Run:
         receives = self._receives(grad, self.exchange_plan.sends[::-1], self.rows_out, "gradients")
         sends = self._sends(grad, self.num_own, self.rows_in, "gradients")
         grad_y = self.graph.empty(self.num_results, self.width, dtype=grad.dtype)
-        grad_extra = self._columns(grad.dtype, self.num_extra).zero_()
+        grad_extra = self.graph.zeros(self.num_vertices, self.num_extra, dtype=grad.dtype)
         self.grads = dict.fromkeys(self.shared)
         for step in reversed(range(self.steps)):
-            grad_h = self._columns(grad.dtype).zero_()
+            grad_h = self.graph.zeros(self.num_vertices, self.width, dtype=grad.dtype)
             for number, chunk in reversed(list(enumerate(self.chunks))):
                 if step == self.steps - 1 and (arrived := receives.take()):
                     ids, values = arrived
@@ -351,9 +358,6 @@ class _Run:
         """The rows of the chunk's sources, on the device."""
         device = self.graph.device
         return h.index_select(0, chunk.sources).to(device), extra.index_select(0, chunk.sources).to(device)
-
-    def _columns(self, dtype: torch.dtype, width: int | None = None) -> Tensor:
-        return self.graph.empty(self.num_vertices, self.width if width is None else width, dtype=dtype)
 
     def _receives(self, x: Tensor, sets: Sequence[RowSet | None], layout: Layout, what: str) -> Receives:
         def start(number: int, rows: RowSet) -> RowsToCols:

@@ -44,7 +44,7 @@ def free_bytes(folder: Path | None = None) -> int:
 
 
 def mapped_empty(*shape: int, dtype: torch.dtype) -> Tensor:
-    """A tensor in a file without a name in the folder for temporary files, which ends with it. RunError if full."""
+    """A tensor in a new file without a name in the folder for temporary files, zero at first. RunError if full."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if not num_bytes:
         return torch.empty(*shape, dtype=dtype)
