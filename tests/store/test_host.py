@@ -98,7 +98,7 @@ def test_cleared_rows_are_zero_whatever_follows(make: Make, num_rows: int, width
         added = torch.randn(len(chosen), width, generator=random)
         what = turn % 4
         if what == 0:
-            rows.add(chosen, added, torch.arange(len(chosen)))
+            rows.add(chosen, added)
             plain[chosen] += added
         elif what == 1:
             rows.write(first, torch.ones(end - first, width))
@@ -106,7 +106,7 @@ def test_cleared_rows_are_zero_whatever_follows(make: Make, num_rows: int, width
         elif what == 2:
             assert torch.equal(rows.read(first, end), plain[first:end])
         else:
-            rows.gather(chosen, added, torch.arange(len(chosen)))
+            rows.gather(chosen, added)
             assert torch.equal(added, plain[chosen])
     assert torch.equal(rows.tensor(), plain)
 

@@ -297,7 +297,7 @@ class ChunkAggregates:
         """Rows for every receiver apart, each as often as it is wanted: [w, F]."""
         out = torch.empty(len(wanted), rows.width, dtype=self.home.dtype, device=self.device)
         for ids, segment in zip(wanted.split(list(counts)), out.split(list(counts)), strict=True):
-            rows.gather(ids, segment, torch.arange(len(ids)))
+            rows.gather(ids, segment)
         self.meter.transfer("sources", out.nbytes, 0)
         return out
 
@@ -333,7 +333,7 @@ class ChunkAggregates:
             if self.home.optimisations.share:
                 source.grads.index_add_(0, rows, segment)
             else:
-                source.into.add(rows, segment.contiguous(), torch.arange(len(rows)))
+                source.into.add(rows, segment.contiguous())
                 self.meter.transfer("gradients", 0, segment.nbytes)
 
 

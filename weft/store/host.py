@@ -199,8 +199,11 @@ class HostRows:
         self._settle(first, end)
         self._file.write(first * self.width * self.dtype.itemsize, rows.detach().to("cpu", self.dtype))
 
-    def gather(self, rows: Tensor, out: Tensor, places: Tensor) -> None:
-        """`out[places[i]] = self[rows[i]]`; rows int64 [c], ascending and distinct; out [K, F] contiguous."""
+    def gather(self, rows: Tensor, out: Tensor, places: Tensor | None = None) -> None:
+        """`out[places[i]] = self[rows[i]]`; rows int64 [c], ascending and distinct; out [K, F] contiguous.
+
+        places None: out[i].
+        """
         self._check(rows, out)
         self._settle(0, self.num_rows)
         if out.device.type == "cpu":
@@ -208,14 +211,17 @@ class HostRows:
                 native.gather_file_rows(self._file.handle, rows, places, out)
         else:
             found = torch.empty(len(rows), self.width, dtype=self.dtype, pin_memory=out.is_cuda)
-            self.gather(rows, found, torch.arange(len(rows)))
+            self.gather(rows, found)
             _put(found, out, places)
 
-    def add(self, rows: Tensor, values: Tensor, places: Tensor) -> None:
-        """`self[rows[i]] += values[places[i]]`; rows int64 [c], ascending and distinct; values [K, F]."""
+    def add(self, rows: Tensor, values: Tensor, places: Tensor | None = None) -> None:
+        """`self[rows[i]] += values[places[i]]`; rows int64 [c], ascending and distinct; values [K, F].
+
+        places None: values[i].
+        """
         self._check(rows, values)
         if values.device.type != "cpu":
-            values, places = values.index_select(0, places.to(values.device)).to("cpu"), torch.arange(len(rows))
+            values, places = _taken(values, places).to("cpu"), None
         with self._file.explained():
             native.add_file_rows(
                 self._file.handle,
@@ -279,14 +285,20 @@ class PinnedRows:
         """Puts rows [m, F] in the place of those from `first` on."""
         self._rows[first : first + len(rows)] = rows.detach().to("cpu")
 
-    def gather(self, rows: Tensor, out: Tensor, places: Tensor) -> None:
-        """`out[places[i]] = self[rows[i]]`; rows int64 [c], ascending and distinct; out [K, F], here or on the GPU."""
+    def gather(self, rows: Tensor, out: Tensor, places: Tensor | None = None) -> None:
+        """`out[places[i]] = self[rows[i]]`; rows int64 [c], ascending and distinct; out [K, F], here or on the GPU.
+
+        places None: out[i].
+        """
         found = torch.empty(len(rows), self.width, dtype=self.dtype, pin_memory=self._pinned)
         _put(torch.index_select(self._rows, 0, rows, out=found), out, places)
 
-    def add(self, rows: Tensor, values: Tensor, places: Tensor) -> None:
-        """`self[rows[i]] += values[places[i]]`; rows int64 [c], ascending and distinct; values [K, F]."""
-        add_rows(self._rows, rows, values.index_select(0, places.to(values.device)))
+    def add(self, rows: Tensor, values: Tensor, places: Tensor | None = None) -> None:
+        """`self[rows[i]] += values[places[i]]`; rows int64 [c], ascending and distinct; values [K, F].
+
+        places None: values[i].
+        """
+        add_rows(self._rows, rows, _taken(values, places))
 
     def clear(self) -> None:
         """Makes all rows zero."""
@@ -301,10 +313,15 @@ class PinnedRows:
         self._rows = self._rows.new_empty(0, self.width)
 
 
-def _put(found: Tensor, out: Tensor, places: Tensor) -> None:
-    """`out[places[i]] = found[i]`, by one copy where places are a run."""
-    first, count = int(places[0]) if len(places) else 0, len(places)
-    if torch.equal(places.to("cpu"), torch.arange(first, first + count)):
+def _taken(values: Tensor, places: Tensor | None) -> Tensor:
+    """`values[places]`; None: all."""
+    return values if places is None else values.index_select(0, places.to(values.device))
+
+
+def _put(found: Tensor, out: Tensor, places: Tensor | None) -> None:
+    """`out[places[i]] = found[i]`, by one copy where places are a run; None: out[i]."""
+    first, count = 0 if places is None or not len(places) else int(places[0]), len(found)
+    if places is None or torch.equal(places.to("cpu"), torch.arange(first, first + count)):
         out[first : first + count].copy_(found, non_blocking=True)
     else:
         out.index_copy_(0, places.to(out.device), found.to(out.device, non_blocking=True))
