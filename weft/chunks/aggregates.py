@@ -181,7 +181,7 @@ class ChunkAggregates:
         return self.op.gradients(loaded.topology, tensors, result, loaded.kept[1:], grad, into)
 
     def _back_again(self, round_: PlacedRound, y: Tensor, wanted: Tensors, grad: Tensor | None) -> Tensors:
-        """The same through an result that was made again."""
+        """The same through a result that was made again."""
         if grad is None or not y.requires_grad:
             return {}
         self.meter.aggregate(round_.num_edges, self._read_width)

@@ -62,7 +62,7 @@ class SlotTopology(SubTopology):
         found = None if self.edge_ids is None else self.whole.edge_features_at(self.edge_ids)
         return None if found is None else found.to(self.adjacency.device)
 
-    @cached_property
+    @property
     def loop(self) -> Tensor | None:
         return None if self.looped is not None else super().loop
 
@@ -71,8 +71,7 @@ class SlotTopology(SubTopology):
         known = self.whole.known_edges
         if self.looped is None or known is None or self.edge_features is None or known.loops is None:
             return super().known_edges
-        assert self.whole.loop is not None
-        loops = known.loops[self.targets[self.whole.loop[self.targets]]]
+        loops = known.loops[self.targets[self.whole.lacks_loop[self.targets]]]
         return EdgeFeatures(spread(self.edge_features, self.looped, loops.to(self.adjacency.device)))
 
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
@@ -170,8 +169,7 @@ class PlacedRound:
             indices = torch.where(its_own, number - first, indices + (end - first)).to(indices.dtype)
             num_sources += end - first
         if layout == "looped":
-            assert self.whole.loop is not None
-            missing = self.whole.loop.cpu()[self.array_file.get(self._targets).long()]
+            missing = self.whole.lacks_loop.cpu()[self.array_file.get(self._targets).long()]
             indptr, looped = with_loops(indptr, missing)
             own = round_.own_slots[missing].to(indices.dtype)
             indices = spread(indices, looped, own)
