@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError, RunError
-from weft.store import host
-from weft.store.host import ArrayFile, HostRows, PinnedRows, free_bytes, host_rows, mapped_empty, release
+from weft.store import files
+from weft.store.files import ArrayFile, free_bytes, mapped_empty, release
+from weft.store.rows import HostRows, PinnedRows, host_rows
 
 CPU = torch.device("cpu")
 Make = Callable[[int, int, torch.dtype], HostRows | PinnedRows]
@@ -161,7 +162,7 @@ def test_nothing_is_left_in_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_an_array_file_gives_back_what_was_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "FILE_STEP", 100)
+    monkeypatch.setattr(files, "FILE_STEP", 100)
     array_file = ArrayFile(tmp_path)
     put = [
         torch.arange(7, dtype=torch.int32),
@@ -217,7 +218,7 @@ def test_release_leaves_other_tensors_alone(tmp_path: Path) -> None:
         release(heap[5:9])
         assert heap.min() == 1
         mapped = mapped_empty(1 << 12, 64, dtype=torch.float32)
-    assert len(host._mapped) <= 2
+    assert len(files._mapped) <= 2
     release(torch.empty(0, 3))
     release(mapped[:0])
 

@@ -10,8 +10,9 @@ import torch
 from tests.strategies.cases import Case, typed_cases
 from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
 from tests.strategies.session import Session
-from weft.chunks.program import Program, ProgramTracer, Segment
+from weft.chunks.program import Program, Segment
 from weft.chunks.slots import spread, with_loops
+from weft.chunks.tracer import ProgramTracer
 from weft.comm import Group
 from weft.core.optimisations import Optimisations
 from weft.nn import Stack, Total

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from weft.chunks.placed import PlacedChunks
-from weft.chunks.program import ChunkView, Segment
+from weft.chunks.program import Segment
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedRound, SlotTopology, Way
 from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
+from weft.chunks.views import ChunkView
 from weft.nn import Aggregate, WholeLayer
 from weft.nn import Rows as Tensors
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from weft.chunks.passes import leaf
-from weft.chunks.program import Program, RowsView, Segment, differentiable, left_by
+from weft.chunks.program import Program, Segment, differentiable, left_by
+from weft.chunks.views import RowsView
 from weft.nn import SPREAD, BlockSize, Inputs, Levels, MapFlops, Total, WholeLayer, Workload
 from weft.nn.flops import FlopCounter
 from weft.nn.maps import backward_flops, counted_twin

@@ -17,12 +17,13 @@ from torch import Tensor
 from weft.chunks.aggregates import ChunkAggregates
 from weft.chunks.embedded import EmbeddedRows
 from weft.chunks.placed import PlacedChunks
-from weft.chunks.program import Program, RowsView, Segment, differentiable, left_by, stepwise
+from weft.chunks.program import Program, Segment, differentiable, left_by, stepwise
 from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
+from weft.chunks.views import RowsView
 from weft.core.random import key
 from weft.nn import Inputs, Total
 from weft.nn.phases import Boundary, BoundaryState, PhasedModel
-from weft.store.host import release
+from weft.store.files import release
 
 Own = dict[int, Tensor]
 """Rows of a range by their port."""

@@ -18,7 +18,8 @@ from weft.chunks.slots import PlacedRound
 from weft.chunks.tables import BoundaryRows, Rows
 from weft.comm import Group
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
-from weft.store.host import ArrayFile, host_rows, release
+from weft.store.files import ArrayFile, release
+from weft.store.rows import host_rows
 
 Item = TypeVar("Item")
 Brought = TypeVar("Brought")

@@ -20,7 +20,7 @@ from weft.kernels import EdgeFeatures, Scale
 from weft.nn import SubTopology, Topology
 from weft.nn.topology import Norm
 from weft.partition import Hop
-from weft.store.host import ArrayFile, ArrayRef
+from weft.store.files import ArrayFile, ArrayRef
 
 Layout = Literal["plain", "looped", "whole"]
 """How the sources of a round's edges stand: in slots; so, with a missing loop as an edge; or behind the targets."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.chunks.program import Segment
 from weft.core.meter import Meter
 from weft.nn import Aggregate
-from weft.store.host import HostRows, PinnedRows
+from weft.store.rows import HostRows, PinnedRows
 
 Rows = HostRows | PinnedRows
 

@@ -28,7 +28,7 @@ from weft.nn import (
     typed_rows,
     with_own_rows,
 )
-from weft.store.host import host_rows
+from weft.store.rows import host_rows
 from weft.strategies.vertex.costs import directions
 
 MAX_VERTICES, MAX_EDGES, MAX_FEATURES = 1 << 12, 1 << 17, 1 << 22

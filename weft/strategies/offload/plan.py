@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from weft.chunks.flops import SegmentFlops
 from weft.chunks.passes import Pass
 from weft.chunks.placed import PlacedChunks
-from weft.chunks.program import ProgramTracer, Segment
+from weft.chunks.program import Segment
 from weft.chunks.rank import ChunkShape, RankChunks
 from weft.chunks.tables import Rows
+from weft.chunks.tracer import ProgramTracer
 from weft.comm import Group, sum_gradients
 from weft.core.errors import InputError
 from weft.core.memory import give_back_pages
@@ -28,7 +29,7 @@ from weft.core.units import format_bytes
 from weft.cost import NOMINAL_RATES, Operation, Trace, all_reduce
 from weft.data import Graph
 from weft.nn import SPREAD, BlockSize, GraphOperation, Inputs, Workload, embeddings, shared_parameters
-from weft.store.host import free_bytes
+from weft.store.files import free_bytes
 from weft.strategies.base import Placed, Plan, Step, whole_topology
 from weft.strategies.offload.cut import MAX_CHUNKS, Cutter, Orders
 from weft.strategies.offload.forecast import Forecast, forecast

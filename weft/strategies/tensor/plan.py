@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from weft.chunks.bounds import cut_to_fit
-from weft.chunks.columns import ChunkedGraph, Chunking
+from weft.chunks.chunking import Chunking
+from weft.chunks.columns import ChunkedGraph
 from weft.comm import Group, column_layout, even_bounds
 from weft.core.errors import InputError
 from weft.core.native import count_parts
