@@ -24,7 +24,7 @@ from weft.chunks.columns import _Run
 from weft.comm import Group, column_layout
 from weft.core.units import parse_bytes
 from weft.nn import Aggregate, Attend, AttendEdges, EdgeSoftmax, Max, Sum, Workload
-from weft.store.host import mapped_empty
+from weft.store.files import mapped_empty
 from weft.strategies.tensor.plan import TensorOptions, TensorPlan
 
 READY, DONE = "ready", "done"

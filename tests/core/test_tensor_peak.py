@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from weft.core.tensor_peak import TensorPeak
-from weft.store.host import HostRows
+from weft.store.rows import HostRows
 
 KB = 256  # numbers of float32
 

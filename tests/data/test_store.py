@@ -19,7 +19,7 @@ from weft.core.errors import InputError
 from weft.data import Graph, load, open_store, save
 from weft.data.io import store
 from weft.data.io.manifest import map_array
-from weft.store.host import release
+from weft.store.files import release
 
 
 def sample() -> Graph:

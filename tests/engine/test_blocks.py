@@ -17,7 +17,8 @@ from weft.engine import blocks, link
 from weft.engine.blocks import add_rows, parts_in_memory, row_blocks, take_rows
 from weft.engine.link import LinkTask
 from weft.engine.metrics import NodeTask
-from weft.store.host import HostRows, is_mapped, mapped_empty, release
+from weft.store.files import is_mapped, mapped_empty, release
+from weft.store.rows import HostRows
 from weft.strategies import Step
 
 STEP = Step(epoch=0, training=True)

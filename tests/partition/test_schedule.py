@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.chunks.ranges import RankSide, chunk_sources, chunk_vertices, reorder
-from weft.chunks.schedule import Rates, Schedule, Volumes, make_schedule
+from weft.chunks.schedule import Rates, Schedule, Sides, Volumes
 from weft.core.native import _native
 from weft.data import Adjacency, Graph
 from weft.partition import Caching, make_dependencies, range_bounds, range_parts
@@ -34,8 +34,11 @@ class Problem:
 
     def schedules(self, **options: bool) -> list[Schedule]:
         ranks = range(len(self.parts))
-        given = {"loops": self.loops, "orders": self.orders}
-        return [make_schedule(self.parts, self.bounds, rank, **given, **options) for rank in ranks]  # type: ignore[arg-type]
+        return [self.sides.schedule(rank, **options) for rank in ranks]
+
+    @cached_property
+    def sides(self) -> Sides:
+        return Sides(self.parts, self.bounds, loops=self.loops, orders=self.orders)
 
     @property
     def num_batches(self) -> int:
@@ -139,9 +142,7 @@ class Forward:
             buffer[round_.load_slots] = part.rows[round_.load]
         sent = []
         for part, buffer, round_ in zip(self.problem.parts, self.buffers, rounds, strict=True):
-            rows = part.rows[round_.serve_rows]
-            if share:
-                assert torch.equal(buffer[round_.serve_slots], rows)
+            rows = buffer[round_.serve] if share else part.rows[round_.serve]
             sent.append(pieces(rows, round_.serve_counts))
         for rank, (buffer, round_) in enumerate(zip(self.buffers, rounds, strict=True)):
             assert round_.fetch_counts == tuple(len(rows[rank]) for rows in sent)
@@ -208,9 +209,9 @@ class Backward:
             assert round_.take_counts == tuple(len(values[rank]) for values in given)
             values = torch.cat([values[rank] for values in given])
             if share:
-                self.buffers[rank].index_add_(0, round_.take_slots, values)
+                self.buffers[rank].index_add_(0, round_.take, values)
             else:
-                self.hosts[rank].index_add_(0, round_.take_rows, values)
+                self.hosts[rank].index_add_(0, round_.take, values)
         for buffer, host, round_ in zip(self.buffers, self.hosts, rounds, strict=True):
             host[round_.flush] += buffer[round_.flush_slots]
             buffer[round_.flush_slots] = 10**9
@@ -232,7 +233,6 @@ def check_moves(problem: Problem, schedule: Schedule, rank: int, *, share: bool,
     remote = [problem.remote(rank, j) for j in range(count)]
     for j, round_ in enumerate(schedule.rounds):
         before, after = j - 1 if keep and j > 0 else None, j + 1 if keep and j + 1 < count else None
-        assert round_.chunk == order[j]
         assert round_.targets == slice(bounds[order[j]], bounds[order[j] + 1])
         first, end = part.hop.block.indptr[[round_.targets.start, round_.targets.stop]].tolist()
         assert round_.edges == slice(first, end)
@@ -246,8 +246,6 @@ def check_moves(problem: Problem, schedule: Schedule, rank: int, *, share: bool,
         assert round_.held[round_.flush_slots].tolist() == round_.flush.tolist()
         for numbers, counts in ((fetched, round_.fetch_counts), (given, round_.give_counts)):
             assert list(counts) == [sum(problem.owner(rank, s)[0] == q for s in numbers) for q in ranks]
-        if not share:
-            assert len(round_.serve_slots) == len(round_.take_slots) == 0
         if not problem.loops:
             assert len(round_.own_slots) == 0
 
@@ -282,16 +280,13 @@ def test_volumes_equal_the_definition() -> None:
             kept=fresh(problem.transits),
             fetched=fresh(remote),
         )
-        for options in (OPTIONS[0], OPTIONS[-1]):
-            schedules = problem.schedules(**options)
-            assert [schedule.volumes for schedule in schedules] == [expected] * len(schedules)
-            if options["share"] and options["keep"]:
-                rounds = [round_ for schedule in schedules for round_ in schedule.rounds]
-                assert sum(len(round_.load) for round_ in rounds) == expected.kept
-                assert sum(len(round_.fetch_slots) for round_ in rounds) == expected.fetched
+        assert problem.sides.volumes == expected
+        rounds = [round_ for schedule in problem.schedules() for round_ in schedule.rounds]
+        assert sum(len(round_.load) for round_ in rounds) == expected.kept
+        assert sum(len(round_.fetch_slots) for round_ in rounds) == expected.fetched
 
 
-@pytest.mark.parametrize("field", ["indices", "load_slots", "fetch_slots", "serve_rows", "give_slots", "flush"])
+@pytest.mark.parametrize("field", ["indices", "load_slots", "fetch_slots", "serve", "give_slots", "flush"])
 def test_one_wrong_number_is_found(field: str) -> None:
     """The simulation itself: two entries of any of these tensors, exchanged, are found."""
     problem, options = make_problem(3, 3, 0, loops=True), OPTIONS[0]
@@ -322,9 +317,9 @@ def test_what_a_transfer_takes() -> None:
 def test_orders_are_checked() -> None:
     problem = make_problem(2, 3, 0, loops=True)
     with pytest.raises(ValueError, match="as many chunks"):
-        make_schedule(problem.parts, [problem.bounds[0], (0, 5)], 0, loops=True)
+        Sides(problem.parts, [problem.bounds[0], (0, 5)], loops=True)
     with pytest.raises(ValueError, match="once"):
-        make_schedule(problem.parts, problem.bounds, 0, loops=True, orders=[[0, 1, 2], [0, 0, 2]])
+        Sides(problem.parts, problem.bounds, loops=True, orders=[[0, 1, 2], [0, 0, 2]])
 
 
 def plain_reorder(sets: list[list[set[int]]]) -> list[list[int]]:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError, RunError
-from weft.store import host
-from weft.store.host import ArrayFile, HostRows, PinnedRows, free_bytes, host_rows, mapped_empty, release
+from weft.store import files
+from weft.store.files import ArrayFile, free_bytes, mapped_empty, release
+from weft.store.rows import HostRows, PinnedRows, host_rows
 
 CPU = torch.device("cpu")
 Make = Callable[[int, int, torch.dtype], HostRows | PinnedRows]
@@ -62,9 +63,7 @@ def test_equals_a_tensor(make: Make, dtype: torch.dtype, num_rows: int, width: i
     rows.write(half, plain[half:])
     rows.write(0, plain.t().contiguous().t()[:half])  # not contiguous
     assert torch.equal(rows.read(0, num_rows), plain)
-    out = torch.full_like(plain[half // 2 : half], torch.nan)
-    assert torch.equal(rows.read(half // 2, half, out), plain[half // 2 : half])
-    assert torch.equal(out, plain[half // 2 : half])
+    assert torch.equal(rows.read(half // 2, half), plain[half // 2 : half])
     for kind in ("all", "third", "sparse", "runs", "none"):
         chosen = some_rows(num_rows, kind)
         for places in (torch.arange(len(chosen)) + 2, torch.randperm(len(chosen) + 5, generator=random)[: len(chosen)]):
@@ -100,7 +99,7 @@ def test_cleared_rows_are_zero_whatever_follows(make: Make, num_rows: int, width
         added = torch.randn(len(chosen), width, generator=random)
         what = turn % 4
         if what == 0:
-            rows.add(chosen, added, torch.arange(len(chosen)))
+            rows.add(chosen, added)
             plain[chosen] += added
         elif what == 1:
             rows.write(first, torch.ones(end - first, width))
@@ -108,7 +107,7 @@ def test_cleared_rows_are_zero_whatever_follows(make: Make, num_rows: int, width
         elif what == 2:
             assert torch.equal(rows.read(first, end), plain[first:end])
         else:
-            rows.gather(chosen, added, torch.arange(len(chosen)))
+            rows.gather(chosen, added)
             assert torch.equal(added, plain[chosen])
     assert torch.equal(rows.tensor(), plain)
 
@@ -163,7 +162,7 @@ def test_nothing_is_left_in_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_an_array_file_gives_back_what_was_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "FILE_STEP", 100)
+    monkeypatch.setattr(files, "FILE_STEP", 100)
     array_file = ArrayFile(tmp_path)
     put = [
         torch.arange(7, dtype=torch.int32),
@@ -179,6 +178,13 @@ def test_an_array_file_gives_back_what_was_put(tmp_path: Path, monkeypatch: pyte
         got = array_file.get(one)
         assert got.dtype == tensor.dtype
         assert torch.equal(got, tensor)
+
+
+def test_a_new_file_is_zero_without_a_page_written() -> None:
+    before = resident_file_bytes()
+    whole = mapped_empty(1 << 17, 64, dtype=torch.float32)
+    assert resident_file_bytes() - before < whole.nbytes // 8
+    assert not whole.any()
 
 
 def resident_file_bytes() -> int:
@@ -212,7 +218,7 @@ def test_release_leaves_other_tensors_alone(tmp_path: Path) -> None:
         release(heap[5:9])
         assert heap.min() == 1
         mapped = mapped_empty(1 << 12, 64, dtype=torch.float32)
-    assert len(host._mapped) <= 2
+    assert len(files._mapped) <= 2
     release(torch.empty(0, 3))
     release(mapped[:0])
 

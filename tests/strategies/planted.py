@@ -15,7 +15,7 @@ from tests.strategies.cases import Case
 from tests.strategies.session import Given, check_case, reference
 from weft.comm import Group, exchange, halo
 from weft.nn import RelationRows, embedding_rows, typed
-from weft.store.host import HostRows
+from weft.store.rows import HostRows
 from weft.strategies.vertex.embedded import EmbeddedHalo
 from weft.strategies.vertex.plan import PlacedVertices
 

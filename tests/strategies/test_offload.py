@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tests.ranks import on_ranks
 from tests.strategies.cases import Case, cases, chosen, point, pyg_cases, turn, typed_cases
+from tests.strategies.graphs import NUM_FEATURES
 from tests.strategies.planted import check_planted, replaced
 from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
 from weft.chunks import placed as chunks_placed
@@ -351,6 +352,22 @@ def test_what_was_planned_is_let_go() -> None:
         gc.enable()
 
 
+def test_rows_behind_a_total_are_loaded_once() -> None:
+    """With wide rows these are the most that is loaded for a chunk; beside them come the vertices' ids."""
+    plan = plan_of(Case(model="gcn", norm="batch", layers=2, hidden=400), chunks=3)
+    for chunks in plan.chunks(0).chunks:
+        for (_, loaded), (shape, _) in pairwise(chunks):
+            assert loaded == shape.targets * 400 * 8 + 8 * (shape.targets + shape.slots)
+
+
+def test_a_constant_result_is_loaded_with_its_rows() -> None:
+    """With few edges it is more than what it is made of: rows and results are read, indices are not."""
+    plan = plan_of(Shaped(model="sage", layers=2, hidden=2), chunks=3)
+    for chunks in plan.chunks(0).chunks:
+        for (_, loaded), (shape, _) in pairwise(chunks):
+            assert loaded >= shape.targets * (NUM_FEATURES + NUM_FEATURES) * 8
+
+
 def test_too_many_chunks_are_refused() -> None:
     with pytest.raises(InputError, match="--chunks 20000: give at most 16384"):
         plan_of(Case(model="gcn"), chunks=20000)
@@ -418,7 +435,7 @@ LIMITED = [
 def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
     """What 8 chunks take is a limit that more than one chunk keeps, by what is foreseen and by what is then alive."""
     plan = plan_of(case)
-    whole, needed = (plan.memory_probe.most(plan.cut(0, chunks).chunks) for chunks in (1, 8))
+    whole, needed = (plan.memory_probe.most(plan.cut(chunks)[0].chunks) for chunks in (1, 8))
     limit = int(needed / MARGIN) + 1
     assert limit < whole
     placed = Session(case, "offload", Group(), Given(device_memory=limit))

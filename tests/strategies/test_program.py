@@ -10,8 +10,9 @@ import torch
 from tests.strategies.cases import Case, typed_cases
 from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
 from tests.strategies.session import Session
-from weft.chunks.program import Program, ProgramTracer, Segment
+from weft.chunks.program import Program, Segment
 from weft.chunks.slots import spread, with_loops
+from weft.chunks.tracer import ProgramTracer
 from weft.comm import Group
 from weft.core.optimisations import Optimisations
 from weft.nn import Stack, Total
@@ -42,6 +43,14 @@ def test_rows_that_are_read_in_two_ways_are_one_port() -> None:
     for segment in program(model="gin").segments[:-1]:
         assert segment.sources["x"] == segment.rows["own"] == 0
         assert len(segment.live) == 1
+
+
+def test_a_residual_crosses_only_where_it_is_added() -> None:
+    """The features are of another width than the first layer's result, and the logits have none."""
+    first, second, third, _ = program(model="gcn", hidden=9, residual=True).segments
+    assert [one.rows for one in (first, second, third)] == [{}, {"residual": 0}, {}]
+    assert widths(second) == [9]
+    assert [widths(one) for one in (first, third)] == [[NUM_FEATURES], [NUM_CLASSES]]
 
 
 def test_attention_has_ports_for_both_ends() -> None:
@@ -98,6 +107,8 @@ def test_statistics_of_a_batch_norm_are_no_products() -> None:
         False, True, True, False, False,
     ]  # fmt: skip
     assert [one.hop for one in found.segments] == [0, 1, 1, 1, 2]
+    assert [one.rows for one in found.segments[1:3]] == [{"x": 0}, {"x": 0}]
+    assert [one.targets for one in found.segments[1:3]] == [{"x": 0}, {}]  # the squares are added up at once
     assert program(model="gcn", norm="batch", layers=2, training=False).num_hops == 2
 
 

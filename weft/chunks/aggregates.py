@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from weft.chunks.placed import PlacedChunks
-from weft.chunks.program import ChunkView, Segment
+from weft.chunks.program import Segment
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedRound, SlotTopology, Way
 from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
+from weft.chunks.views import ChunkView
 from weft.nn import Aggregate, WholeLayer
 from weft.nn import Rows as Tensors
 
@@ -181,7 +182,7 @@ class ChunkAggregates:
         return self.op.gradients(loaded.topology, tensors, result, loaded.kept[1:], grad, into)
 
     def _back_again(self, round_: PlacedRound, y: Tensor, wanted: Tensors, grad: Tensor | None) -> Tensors:
-        """The same through an result that was made again."""
+        """The same through a result that was made again."""
         if grad is None or not y.requires_grad:
             return {}
         self.meter.aggregate(round_.num_edges, self._read_width)
@@ -226,9 +227,11 @@ class ChunkAggregates:
     def _load(self, round_: PlacedRound, sources: list[Source], *, last: bool, values: bool, way: Way) -> Loaded:
         """Brings to the device what a round reads, except what comes from other ranks."""
         backward = way != "forward"
-        index = {name: round_.index(name) for name in (*FORWARD[: 5 * values], *BACKWARD[: 5 * backward])}
+        index = {name: round_.index(name) for name in (*(FORWARD * values), *(BACKWARD * backward))}
         for source in sources if values else ():
             source.rows.gather(index["load"], source.values, index["load_slots"])
+        slots = ("fetch_slots", "give_slots", "flush_slots", *(("serve", "take") * self.home.optimisations.share))
+        index |= {name: index[name].to(self.device) for name in slots if name in index}
         live, span = self._own_ports(last=last, values=values), round_.targets
         own = {port: read(self.table.arrays[port], span, self.device) for port in live}
         wanted = (self.table.result, *self.table.kept) if backward and last else ()
@@ -284,18 +287,18 @@ class ChunkAggregates:
         share, segments = self.home.optimisations.share, []
         for source in sources:
             if share:
-                segments.append(source.values.index_select(0, loaded.index["serve_slots"].to(self.device)))
+                segments.append(source.values.index_select(0, loaded.index["serve"]))
             else:
-                segments.append(self._read_for_each(source.rows, loaded.index["serve_rows"], round_.serve_counts))
+                segments.append(self._read_for_each(source.rows, loaded.index["serve"], round_.serve_counts))
         got = self._exchange(torch.cat(segments, 1), round_.serve_counts, round_.fetch_counts, "rows")
         for source, rows in zip(sources, got.split([one.rows.width for one in sources], 1), strict=True):
-            source.values.index_copy_(0, loaded.index["fetch_slots"].to(self.device), rows)
+            source.values.index_copy_(0, loaded.index["fetch_slots"], rows)
 
     def _read_for_each(self, rows: Rows, wanted: Tensor, counts: Sequence[int]) -> Tensor:
         """Rows for every receiver apart, each as often as it is wanted: [w, F]."""
         out = torch.empty(len(wanted), rows.width, dtype=self.home.dtype, device=self.device)
         for ids, segment in zip(wanted.split(list(counts)), out.split(list(counts)), strict=True):
-            rows.gather(ids, segment, torch.arange(len(ids)))
+            rows.gather(ids, segment)
         self.meter.transfer("sources", out.nbytes, 0)
         return out
 
@@ -309,7 +312,7 @@ class ChunkAggregates:
         sources = [source for source in sources if source.grads is not None]
         index = loaded.index
         if self.group.size > 1 and sources:
-            given = [cast(Tensor, one.grads).index_select(0, index["give_slots"].to(self.device)) for one in sources]
+            given = [cast(Tensor, one.grads).index_select(0, index["give_slots"]) for one in sources]
             got = self._exchange(torch.cat(given, 1), round_.give_counts, round_.take_counts, "gradients")
             widths = [one.rows.width for one in sources]
             for source, added in zip(sources, got.split(widths, 1), strict=True):
@@ -320,19 +323,18 @@ class ChunkAggregates:
             source.into.add(index["flush"], source.grads, index["flush_slots"])
             self.meter.transfer("gradients", 0, len(index["flush"]) * source.grads[:1].nbytes)
             for name in ("flush_slots", "give_slots"):
-                source.grads.index_fill_(0, index[name].to(self.device), 0)
+                source.grads.index_fill_(0, index[name], 0)
 
     def _take(self, round_: PlacedRound, index: dict[str, Tensor], source: Source, added: Tensor) -> None:
         """Adds the gradients that the ranks gave, one rank's after the other's."""
         assert source.grads is not None
         assert source.into is not None
-        slots = index["take_slots"] if self.home.optimisations.share else index["take_rows"]
         counts = list(round_.take_counts)
-        for segment, rows in zip(added.split(counts), slots.split(counts), strict=True):
+        for segment, rows in zip(added.split(counts), index["take"].split(counts), strict=True):
             if self.home.optimisations.share:
-                source.grads.index_add_(0, rows.to(self.device), segment)
+                source.grads.index_add_(0, rows, segment)
             else:
-                source.into.add(rows, segment.contiguous(), torch.arange(len(rows)))
+                source.into.add(rows, segment.contiguous())
                 self.meter.transfer("gradients", 0, segment.nbytes)
 
 

@@ -16,89 +16,17 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from weft.chunks.bounds import Chunk, cut_evenly, cut_to_fit, make_chunks
+from weft.chunks.bounds import Chunk
+from weft.chunks.chunking import Chunking, RelationTopology
 from weft.chunks.exchange_plan import AssignedRelations, ExchangePlan, Receives, Sends
 from weft.comm import ColsToRows, Group, Key, Layout, RowSet, RowsToCols
-from weft.core import native
 from weft.data import Adjacency, Transpose
-from weft.nn import Aggregate, ByRelation, RelationIndex, Rows, SubTopology, Topology, WorkingSet
-from weft.store.host import mapped_empty
+from weft.nn import Aggregate, ByRelation, Rows, SubTopology, Topology, WorkingSet
+from weft.store.files import is_mapped, mapped_empty
+from weft.store.rows import add_rows
 
 EVERYTHING, NOTHING = slice(None), slice(0)
 OFFLOADED_BYTES = 1 << 20  # arrays of chunks that are smaller are left where they are
-
-
-class Chunking:
-    """How the aggregates over a graph are cut into chunks, the same on every rank.
-
-    limit: of bytes on the device; None: none. count: of chunks at least. pipeline: whether the rows of neighbouring
-    chunks cross the network while one is worked on. edge_type: integer [E], of num_relations, for those by relation.
-    """
-
-    def __init__(
-        self,
-        adjacency: Adjacency,
-        *,
-        limit: int | None = None,
-        count: int = 0,
-        pipeline: bool = True,
-        edge_type: Tensor | None = None,
-        num_relations: int = 0,
-    ) -> None:
-        self.adjacency, self.limit, self.count, self.pipeline = adjacency, limit, count, pipeline
-        self.edge_type, self.num_relations = edge_type, num_relations
-        self._bounds: dict[WorkingSet, tuple[int, ...]] = {}
-        self._chunks: dict[tuple[int, ...], tuple[Chunk, ...]] = {}
-        self._relations: dict[tuple[int, int], AssignedRelations] = {}
-
-    def chunks(self, needs: WorkingSet) -> tuple[Chunk, ...]:
-        """The chunks of an aggregate: of even size where those fit, else as large as do."""
-        if needs not in self._bounds:
-            self._bounds[needs] = self._cut(needs)
-        bounds = self._bounds[needs]
-        if bounds in self._chunks:
-            return self._chunks[bounds]
-        chunks = make_chunks(self.adjacency, bounds)
-        if self.limit is None:  # else whoever places them has copies in files
-            self._chunks[bounds] = chunks
-        return chunks
-
-    def relations(self, rank: int, size: int) -> AssignedRelations:
-        """The relation rows, assigned to `size` ranks."""
-        if (rank, size) not in self._relations:
-            assert self.edge_type is not None
-            rows = RelationIndex.of(self.adjacency, self.edge_type, self.num_relations)
-            home, place = rows.at_home(rank, size, self.num_relations)
-            self._relations[rank, size] = AssignedRelations(rows=rows, home=home, place=place, rank=rank, size=size)
-        return self._relations[rank, size]
-
-    def exchange_plan(
-        self,
-        chunks: Sequence[Chunk],
-        relations: AssignedRelations | None,
-        rank: int,
-        size: int,
-        device: torch.device | str = "cpu",
-    ) -> ExchangePlan:
-        """What crosses with the chunks; relations: whose rows the results are, if not those of vertices."""
-        return ExchangePlan.of(chunks, rank, size, device, pipeline=self.pipeline, relations=relations)
-
-    def _cut(self, needs: WorkingSet) -> tuple[int, ...]:
-        if self.limit is not None and not self.count:
-            return cut_to_fit(self.adjacency, needs, self.limit)[0]
-        evenly = cut_evenly(self.adjacency, self.count)
-        if self.limit is None:
-            return evenly
-        largest = max(needs.bytes(chunk.block) for chunk in make_chunks(self.adjacency, evenly))
-        return evenly if largest <= self.limit else cut_to_fit(self.adjacency, needs, self.limit)[0]
-
-
-class RelationTopology(SubTopology):
-    """Some in-edges of relation rows."""
-
-    @property
-    def relation_edges(self) -> Adjacency:
-        return self.adjacency
 
 
 class Placed(NamedTuple):
@@ -160,6 +88,11 @@ class ChunkedGraph:
         if self.device.type == "cpu":
             return mapped_empty(*shape, dtype=dtype)
         return torch.empty(*shape, dtype=dtype, pin_memory=True)
+
+    def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """The same, zero: as a new file is, none of whose pages need be written."""
+        made = self.empty(*shape, dtype=dtype)
+        return made if is_mapped(made) else made.zero_()
 
     def aggregate(
         self,
@@ -240,7 +173,9 @@ class _Run:
         h, extra = x, x.new_empty(len(x), 0)
         receives = None
         if self.rows_in is not None:
-            h, extra = self._columns(x.dtype), self._columns(x.dtype, self.num_extra)
+            h, extra = (
+                self.graph.empty(self.num_vertices, width, dtype=x.dtype) for width in (self.width, self.num_extra)
+            )
             receives = self._receives(x, self.exchange_plan.receives, self.rows_in, "rows")
         sends = self._sends(x, self.num_home, self.rows_out, "rows")
         for step in range(self.steps):
@@ -264,10 +199,10 @@ class _Run:
         receives = self._receives(grad, self.exchange_plan.sends[::-1], self.rows_out, "gradients")
         sends = self._sends(grad, self.num_own, self.rows_in, "gradients")
         grad_y = self.graph.empty(self.num_results, self.width, dtype=grad.dtype)
-        grad_extra = self._columns(grad.dtype, self.num_extra).zero_()
+        grad_extra = self.graph.zeros(self.num_vertices, self.num_extra, dtype=grad.dtype)
         self.grads = dict.fromkeys(self.shared)
         for step in reversed(range(self.steps)):
-            grad_h = self._columns(grad.dtype).zero_()
+            grad_h = self.graph.zeros(self.num_vertices, self.width, dtype=grad.dtype)
             for number, chunk in reversed(list(enumerate(self.chunks))):
                 if step == self.steps - 1 and (arrived := receives.take()):
                     ids, values = arrived
@@ -353,9 +288,6 @@ class _Run:
         device = self.graph.device
         return h.index_select(0, chunk.sources).to(device), extra.index_select(0, chunk.sources).to(device)
 
-    def _columns(self, dtype: torch.dtype, width: int | None = None) -> Tensor:
-        return self.graph.empty(self.num_vertices, self.width if width is None else width, dtype=dtype)
-
     def _receives(self, x: Tensor, sets: Sequence[RowSet | None], layout: Layout, what: str) -> Receives:
         def start(number: int, rows: RowSet) -> RowsToCols:
             return RowsToCols(x, rows, layout, self.group, Key(f"{self.name} {what} split", number))
@@ -389,11 +321,3 @@ def offloaded(adjacency: Adjacency) -> Adjacency:
 def offloaded_array(array: Tensor) -> Tensor:
     """The same numbers, in a file if they are many."""
     return array if array.nbytes < OFFLOADED_BYTES else mapped_empty(*array.shape, dtype=array.dtype).copy_(array)
-
-
-def add_rows(target: Tensor, rows: Tensor, added: Tensor) -> None:
-    """`target[rows] += added`, the rows distinct."""
-    if target.device.type == "cpu":
-        native.add_rows(target, rows, added.to("cpu"))
-    else:
-        target.index_add_(0, rows, added)

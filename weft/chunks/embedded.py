@@ -16,7 +16,7 @@ class EmbeddedRows:
         self.home = home
         self.rows: Tensor | None = None
         self.grads: Tensor | None = None
-        self._leaves: list[Tensor] = []
+        self._leaf: Tensor | None = None
         found = list(embeddings(home.model).values())
         assert len(found) <= 1, "a model has one TypedInput"
         for weight in found:
@@ -28,16 +28,14 @@ class EmbeddedRows:
         """Those of a range of this rank's rows."""
         del weight
         assert self.rows is not None
-        found = self.rows.detach()[self.home.embedded_in(span)].requires_grad_(torch.is_grad_enabled())
-        self._leaves = [found]
-        return found
+        self._leaf = self.rows.detach()[self.home.embedded_in(span)].requires_grad_(torch.is_grad_enabled())
+        return self._leaf
 
     def collect(self, span: slice) -> None:
         """Takes the gradients of those that a range has had."""
-        for found in self._leaves:
-            if found.grad is not None and self.grads is not None:
-                self.grads[self.home.embedded_in(span)] += found.grad
-        self._leaves = []
+        if self._leaf is not None and self._leaf.grad is not None and self.grads is not None:
+            self.grads[self.home.embedded_in(span)] += self._leaf.grad
+        self._leaf = None
 
     def backward(self) -> None:
         """Sends all gradients to where the rows are kept."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from weft.chunks.passes import leaf
-from weft.chunks.program import Program, RowsView, Segment, differentiable, left_by
+from weft.chunks.program import Program, Segment, differentiable, left_by
+from weft.chunks.views import RowsView
 from weft.nn import SPREAD, BlockSize, Inputs, Levels, MapFlops, Total, WholeLayer, Workload
 from weft.nn.flops import FlopCounter
 from weft.nn.maps import backward_flops, counted_twin
@@ -38,7 +39,7 @@ class SegmentFlops:
         self.work, self.segments, self.levels = work, program.segments, levels
         self.counter = FlopCounter()
         self.twin = counted_twin(work, self.counter, training=training)
-        self._known: dict[tuple[int, int], MapFlops] = {}
+        self._known: dict[tuple[int, ...], MapFlops] = {}
 
     def segment(self, number: int, calls: int) -> MapFlops:
         """Those of a segment that is run in so many calls."""
@@ -50,6 +51,11 @@ class SegmentFlops:
 
     def layer(self, number: int, num_sources: int, calls: int) -> MapFlops:
         """Those of the whole layer that a segment requests, on so many chunks that read so many sources together."""
+        if (known := (number, num_sources, calls)) not in self._known:
+            self._known[known] = self._calls(number, num_sources, calls)
+        return self._known[known]
+
+    def _calls(self, number: int, num_sources: int, calls: int) -> MapFlops:
         segment, levels, hop = self.segments[number], self.levels, self.segments[number].hop
         op = cast(Boundary, self._reach(number, 0)[0]).request.op
         assert isinstance(op, WholeLayer)
@@ -84,10 +90,9 @@ class SegmentFlops:
         inputs = self.twin.inputs(num_rows, rows, optimisations=work.optimisations)
         ids = torch.empty(num_rows, dtype=torch.int64, device="meta")
         make = partial(ShapedRows, self.twin.topology, ids, work.stats.num_vertices, key=0, calls=0, inputs=inputs)
-        views = [make() for _ in range(model.num_stages)]
         count = rows.num_embedded if rows else 0
-        for view in views:
-            view.embedded = lambda weight: leaf(weight.new_empty(count, weight.shape[1]), differentiable=True)
+        embedded = lambda weight: leaf(weight.new_empty(count, weight.shape[1]), differentiable=True)  # noqa: E731
+        views = [make(embedded=embedded) for _ in range(model.num_stages)]
         start = self.counter.total
         with torch.enable_grad(), torch.device("meta"), self.counter:
             if not number:

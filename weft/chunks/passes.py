@@ -17,12 +17,13 @@ from torch import Tensor
 from weft.chunks.aggregates import ChunkAggregates
 from weft.chunks.embedded import EmbeddedRows
 from weft.chunks.placed import PlacedChunks
-from weft.chunks.program import Program, RowsView, Segment, differentiable, left_by, stepwise
+from weft.chunks.program import Program, Segment, differentiable, left_by, stepwise
 from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
+from weft.chunks.views import RowsView
 from weft.core.random import key
 from weft.nn import Inputs, Total
 from weft.nn.phases import Boundary, BoundaryState, PhasedModel
-from weft.store.host import release
+from weft.store.files import release
 
 Own = dict[int, Tensor]
 """Rows of a range by their port."""
@@ -103,8 +104,9 @@ class Pass:
             return
         for port, rows in left_by(reached, table.segment).items():
             store(table.arrays[port], span, rows, self.meter)
-        table.shared = {**reached.request.shared, **reached.shared}
-        table.op, table.context, table.on_result = stepwise(reached).request.op, reached.context, reached.on_result
+        if table.op is None:  # the same for all ranges
+            table.shared = {**reached.request.shared, **reached.shared}
+            table.op, table.context, table.on_result = stepwise(reached).request.op, reached.context, reached.on_result
         if isinstance(reached.request.op, Total):
             added = reached.request.rows["x"][: self._num_own(span)].sum(0)
             table.total = added if table.total is None else table.total + added
@@ -115,11 +117,9 @@ class Pass:
         """Segment `number` on a range of rows."""
         home, segment = self.home, self.segments[number]
         inputs = home.inputs_of(span) if number == 0 else Inputs(optimisations=home.optimisations)
-        ids, count = home.row_ids[span], home.graph.num_vertices
-        calls = zip(self.keys, segment.calls, strict=True)
-        views = [RowsView(home.topology, ids, count, key=k, calls=c, inputs=inputs) for k, c in calls]
-        for view in views:
-            view.embedded = partial(self.embedded.of, span)
+        make = partial(RowsView, home.topology, home.row_ids[span], home.graph.num_vertices, meter=self.meter)
+        calls, embedded = zip(self.keys, segment.calls, strict=True), partial(self.embedded.of, span)
+        views = [make(key=k, calls=c, inputs=inputs, embedded=embedded) for k, c in calls]
         if number == 0:
             return self.model.begin(views, cast(Tensor, inputs.rows))
         before = self.tables[number - 1]

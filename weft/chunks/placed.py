@@ -18,7 +18,8 @@ from weft.chunks.slots import PlacedRound
 from weft.chunks.tables import BoundaryRows, Rows
 from weft.comm import Group
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
-from weft.store.host import ArrayFile, host_rows, release
+from weft.store.files import ArrayFile, release
+from weft.store.rows import host_rows
 
 Item = TypeVar("Item")
 Brought = TypeVar("Brought")
@@ -72,7 +73,7 @@ class PlacedChunks:
         only_first: bool = False,
     ) -> None:
         self.model, self.group, self.seed, self.topology = model, group, seed, topology
-        self.graph, self.optimisations, self.dtype = work.graph, work.optimisations, work.dtype
+        self.work, self.graph, self.optimisations, self.dtype = work, work.graph, work.optimisations, work.dtype
         self.embedded_halo = embedded_halo
         needed = chunks.dependencies
         self.vertices, self.num_own = needed.rows, needed.num_own
@@ -135,8 +136,7 @@ class PlacedChunks:
         """The features of a range of rows."""
         vertices = self.vertices[span]
         typed = typed_rows(self.graph, vertices, self.group.device, self.dtype)
-        x = torch.empty(self.graph.num_vertices, 0) if self.graph.x is None else self.graph.x
-        rows = x[vertices].to(self.group.device, self.dtype)
+        rows = self.work.features(vertices, self.group.device)
         self.release()
         return Inputs(rows=rows, optimisations=self.optimisations, typed=typed)
 

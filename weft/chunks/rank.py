@@ -34,6 +34,8 @@ class HopSchedule:
     schedule: Schedule
     layouts: tuple[Layout, ...]
     """How the edges of its rounds are stored."""
+    volumes: Volumes
+    """What moves."""
     given: Volumes
     """What would move if the chunks were not reordered."""
     missing_loops: tuple[int, ...]

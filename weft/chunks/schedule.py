@@ -44,21 +44,20 @@ class Volumes:
 class Round:
     """A chunk of this rank, and what moves before and after it. Numbers are the block's sources; tensors are int64.
 
-    chunk: which range. targets: its local rows. edges: its part of the block's. indices: as the block's [e], the slot
+    targets: its local rows. edges: its part of the block's. indices: as the block's [e], the slot
     of each edge's source. own_slots: [n], those of the targets' own rows, or empty. held: [slots], the number that
     each slot holds, -1 for none.
 
     load, load_slots: the local rows that come from the host, ascending, and where to. fetch_slots, fetch_counts: where
-    remote rows arrive, by owner, ascending in each, and how many of each rank. serve_rows, serve_slots, serve_counts:
-    the local rows that each rank fetches of this one, in its order, and where they are once those of `load` are.
+    remote rows arrive, by owner, ascending in each, and how many of each rank. serve, serve_counts: what each rank
+    fetches of this one, in its order: the slots that local rows are in once those of `load` are.
 
     flush, flush_slots: the local rows that leave after the round. give_slots, give_counts: the remote rows that do, by
-    owner; take_rows, take_slots, take_counts: the local rows that others give back to this rank, by giver.
+    owner; take, take_counts: the slots of the local rows that others give back to this rank, by giver.
 
-    Where ranks do not share, rows of others come from their owners' hosts, and go there: no slots to serve or take.
+    Where ranks do not share, rows come from their owners' hosts, and go there: serve and take are local rows then.
     """
 
-    chunk: int
     targets: slice
     edges: slice
     indices: Tensor
@@ -68,75 +67,96 @@ class Round:
     load_slots: Tensor
     fetch_slots: Tensor
     fetch_counts: tuple[int, ...]
-    serve_rows: Tensor
-    serve_slots: Tensor
+    serve: Tensor
     serve_counts: tuple[int, ...]
     flush: Tensor
     flush_slots: Tensor
     give_slots: Tensor
     give_counts: tuple[int, ...]
-    take_rows: Tensor
-    take_slots: Tensor
+    take: Tensor
     take_counts: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Schedule:
-    """A rank's rounds, in order, and the slots of its buffer. volumes: of all ranks, however they share and keep."""
+    """A rank's rounds, in order, and the slots of its buffer."""
 
     num_slots: int
     rounds: tuple[Round, ...]
-    volumes: Volumes
 
 
-def make_schedule(
-    parts: Sequence[RankSide],
-    bounds: Sequence[Sequence[int]],
-    rank: int,
-    *,
-    loops: bool,
-    orders: Sequence[Sequence[int]] | None = None,
-    share: bool = True,
-    keep: bool = True,
-    ahead: bool = True,
-) -> Schedule:
-    """The rounds of one rank; every rank plans the same from all `parts`.
+class Sides:
+    """What the chunks of all ranks read, in the order of rounds: how much moves, and the rounds of any rank.
 
-    Args:
-        bounds: of each rank's ranges of targets, as many of each. orders: for each rank which of them runs j-th.
-        loops: a target reads its own row too.
-        share: a row that several chunks of a round read is loaded by its owner, who serves the others.
-        keep: what the next round needs as well stays where it is.
-        ahead: what a round loads arrives while the one before still needs all of its slots.
-
-    Raises ValueError where ranks differ in their number of chunks or an order is none.
+    bounds: of each rank's ranges of targets, as many of each. orders: for each rank which of them runs j-th; None: as
+    they are. loops: a target reads its own row too. ValueError where ranks differ in their number of chunks or an order
+    is none. Every rank plans the same from all `parts`.
     """
-    num_chunks = same_count([len(each) - 1 for each in bounds])
-    orders = [range(num_chunks)] * len(parts) if orders is None else orders
-    if any(sorted(order) != list(range(num_chunks)) for order in orders):
-        raise ValueError(f"each order must hold all chunks from 0 to {num_chunks - 1} once")
-    starts = [[0, *_owner_ends(part.hop)] for part in parts]
-    sides = []
-    for part, cuts, order, begins in zip(parts, bounds, orders, starts, strict=True):
-        sources = chunk_sources(part.hop.block, cuts, loops=loops)
-        asked = [
-            torch.searchsorted(owner.own, part.hop.fetched[first:end])
-            for owner, (first, end) in zip(parts, pairwise(begins), strict=True)
-        ]
-        sides.append(_Side(part.hop, Sets.of([sources[chunk] for chunk in order]), join(asked)))
-    transits = _transits(sides)
-    volumes = Volumes(
-        neighbours=sum(len(side.sources.numbers) for side in sides),
-        shared=sum(len(transit.numbers) for transit in transits),
-        kept=sum(int(transit.changes.fresh.sum()) for transit in transits),
-        fetched=sum(int(side.remote.changes.fresh.sum()) for side in sides),
-    )
-    here = sides[rank]
-    held = (transits[rank] if share else here.local).followed_by(here.remote, here.hop.num_inputs)
-    changes = held.changes if keep else Changes(*torch.ones(2, len(held.numbers), dtype=torch.bool))
-    slots = assign_slots(held, changes, here.hop.block, bounds[rank], orders[rank], ahead=ahead, own=loops)
-    rounds = _rounds(sides, rank, held, changes, slots, bounds[rank], orders[rank], share=share, keep=keep)
-    return Schedule(num_slots=slots.size, rounds=rounds, volumes=volumes)
+
+    def __init__(
+        self,
+        parts: Sequence[RankSide],
+        bounds: Sequence[Sequence[int]],
+        *,
+        loops: bool,
+        orders: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        num_chunks = same_count([len(each) - 1 for each in bounds])
+        self.bounds, self.loops = bounds, loops
+        self.orders = [range(num_chunks)] * len(parts) if orders is None else orders
+        if any(sorted(order) != list(range(num_chunks)) for order in self.orders):
+            raise ValueError(f"each order must hold all chunks from 0 to {num_chunks - 1} once")
+        starts = [[0, *_owner_ends(part.hop)] for part in parts]
+        self._sides = []
+        for part, cuts, order, begins in zip(parts, bounds, self.orders, starts, strict=True):
+            sources = chunk_sources(part.hop.block, cuts, loops=loops)
+            asked = [
+                torch.searchsorted(owner.own, part.hop.fetched[first:end])
+                for owner, (first, end) in zip(parts, pairwise(begins), strict=True)
+            ]
+            self._sides.append(_Side(part.hop, Sets.of([sources[chunk] for chunk in order]), join(asked)))
+
+    @cached_property
+    def volumes(self) -> Volumes:
+        """Those of all ranks, however they share and keep."""
+        return Volumes(
+            neighbours=sum(len(side.sources.numbers) for side in self._sides),
+            shared=sum(len(transit.numbers) for transit in self._transits),
+            kept=sum(int(transit.changes.fresh.sum()) for transit in self._transits),
+            fetched=sum(int(side.remote.changes.fresh.sum()) for side in self._sides),
+        )
+
+    def schedule(self, rank: int, *, share: bool = True, keep: bool = True, ahead: bool = True) -> Schedule:
+        """The rounds of one rank.
+
+        Args:
+            share: a row that several chunks of a round read is loaded by its owner, who serves the others.
+            keep: what the next round needs as well stays where it is.
+            ahead: what a round loads arrives while the one before still needs all of its slots.
+        """
+        here, bounds, order = self._sides[rank], self.bounds[rank], self.orders[rank]
+        held = (self._transits[rank] if share else here.local).followed_by(here.remote, here.hop.num_inputs)
+        changes = held.changes if keep else Changes(*torch.ones(2, len(held.numbers), dtype=torch.bool))
+        slots = assign_slots(held, changes, here.hop.block, bounds, order, ahead=ahead, own=self.loops)
+        requests = [(side.fresh, side.leaving) if keep else (side.pieces, side.pieces) for side in self._sides]
+        rounds = _rounds(here.hop, rank, requests, held, changes, slots, bounds, order, share=share)
+        return Schedule(num_slots=slots.size, rounds=rounds)
+
+    @cached_property
+    def _transits(self) -> list[Sets]:
+        """What each rank loads for all (section 5.1): local rows that its own or another chunk of the round reads."""
+        if len(self._sides) == 1:
+            return [self._sides[0].local]
+        transits = []
+        for rank, side in enumerate(self._sides):
+            wanted = [
+                [local, *(each.pieces[round_ * len(self._sides) + rank] for each in self._sides)]
+                for round_, local in enumerate(side.local.split(side.local.numbers))
+            ]
+            starts = starts_of([sum(len(rows) for rows in each) for each in wanted])
+            values = join([rows for each in wanted for rows in each])
+            transits.append(Sets.of_groups(values, starts, side.hop.num_inputs))
+        return transits
 
 
 class _Side:
@@ -153,40 +173,28 @@ class _Side:
         self.remote = Sets(numbers=remote.numbers - hop.num_inputs, starts=remote.starts)
 
     @cached_property
-    def _pieces(self) -> Sets:
-        """What each round needs of each owner, as the owner's rows."""
+    def pieces(self) -> Sets:
+        """What each round needs of each owner, as the owner's rows: by round and then owner."""
         begins = torch.tensor([0, *_owner_ends(self.hop)[:-1]])
         rounds = zip(self.remote.split(self.remote.numbers), self.remote.starts[:-1], strict=True)
         starts = [first + torch.searchsorted(numbers, begins) for numbers, first in rounds]
         return Sets(numbers=self._asked[self.remote.numbers], starts=join([*starts, self.remote.starts[-1:]]))
 
-    def requests(self, mask: Tensor | None = None) -> list[tuple[Tensor, ...]]:
-        """Of each round, by owner, the own rows that are needed of it; of those where the mask holds of `remote`."""
-        rows = self._pieces.split(self._pieces.numbers, None if mask is None else places_of(mask))
-        num_ranks = len(self.hop.received)
-        return [rows[first : first + num_ranks] for first in range(0, len(rows), num_ranks)]
+    @cached_property
+    def fresh(self) -> Sets:
+        """Of these, what the round before does not need."""
+        return self.pieces.where(self.remote.changes.fresh)
 
-
-def _transits(sides: Sequence[_Side]) -> list[Sets]:
-    """What each rank loads for all (section 5.1): local rows that its own chunk or another one of the round reads."""
-    if len(sides) == 1:
-        return [sides[0].local]
-    requests = [side.requests() for side in sides]
-    transits = []
-    for rank, side in enumerate(sides):
-        wanted = [
-            [local, *(asked[round_][rank] for asked in requests)]
-            for round_, local in enumerate(side.local.split(side.local.numbers))
-        ]
-        starts = starts_of([sum(len(rows) for rows in each) for each in wanted])
-        values = join([rows for each in wanted for rows in each])
-        transits.append(Sets.of_groups(values, starts, side.hop.num_inputs))
-    return transits
+    @cached_property
+    def leaving(self) -> Sets:
+        """And what the round after does not."""
+        return self.pieces.where(self.remote.changes.leaving)
 
 
 def _rounds(
-    sides: Sequence[_Side],
+    hop: Hop,
     rank: int,
+    requests: Sequence[tuple[Sets, Sets]],
     held: Sets,
     changes: Changes,
     slots: Slots,
@@ -194,17 +202,18 @@ def _rounds(
     order: Sequence[int],
     *,
     share: bool,
-    keep: bool,
 ) -> tuple[Round, ...]:
-    """The rounds of one rank, from what it holds in each."""
-    hop, nothing = sides[rank].hop, torch.empty(0, dtype=torch.int64)
+    """The rounds of one rank, from what it holds in each.
+
+    requests: what each rank fetches before each round, and gives after it, by round and then owner.
+    """
+    nothing = torch.empty(0, dtype=torch.int64)
     local = held.numbers < hop.num_inputs
     ours, theirs = ([places_of(change & mask) for change in changes] for mask in (local, ~local))
     load, flush = (held.split(held.numbers, places) for places in ours)
     load_slots, flush_slots = (held.split(slots.slots, places) for places in ours)
     fetch_slots, give_slots = (held.split(slots.slots, places) for places in theirs)
-    fetches = [side.requests(side.remote.changes.fresh if keep else None) for side in sides]
-    gives = [side.requests(side.remote.changes.leaving if keep else None) for side in sides]
+    fetches, gives = zip(*requests, strict=True)
     place = torch.empty(hop.num_inputs, dtype=torch.int64)  # the slot of each local row that the round holds
     edges = hop.block.indptr[torch.tensor(bounds, dtype=torch.int64)].tolist()
     rounds = []
@@ -213,11 +222,11 @@ def _rounds(
         its_edges = slice(edges[order[j]], edges[order[j] + 1])
         num_local = int(torch.searchsorted(numbers, hop.num_inputs))
         place[numbers[:num_local]] = numbers_slots[:num_local]
-        served, taken = ([each[j][rank] for each in asked] for asked in (fetches, gives))
-        serve_rows, take_rows = join(served), join(taken)
+        owners = range(j * len(requests), (j + 1) * len(requests))
+        served, taken = ([each[owners[rank]] for each in asked] for asked in (fetches, gives))
+        serve, take = join(served), join(taken)
         rounds.append(
             Round(
-                chunk=order[j],
                 targets=targets,
                 edges=its_edges,
                 indices=slots.indices[its_edges],
@@ -226,16 +235,14 @@ def _rounds(
                 load=load[j],
                 load_slots=load_slots[j],
                 fetch_slots=fetch_slots[j],
-                fetch_counts=_lengths(fetches[rank][j]),
-                serve_rows=serve_rows,
-                serve_slots=place[serve_rows] if share else nothing,
+                fetch_counts=_lengths([fetches[rank][owner] for owner in owners]),
+                serve=place[serve] if share else serve,
                 serve_counts=_lengths(served),
                 flush=flush[j],
                 flush_slots=flush_slots[j],
                 give_slots=give_slots[j],
-                give_counts=_lengths(gives[rank][j]),
-                take_rows=take_rows,
-                take_slots=place[take_rows] if share else nothing,
+                give_counts=_lengths([gives[rank][owner] for owner in owners]),
+                take=place[take] if share else take,
                 take_counts=_lengths(taken),
             )
         )

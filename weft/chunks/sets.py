@@ -46,6 +46,16 @@ class Sets:
         places = zip(begins.tolist(), counts.tolist(), strict=False)
         return cls.of([found[begin : begin + count] for begin, count in places])
 
+    def __getitem__(self, number: int) -> Tensor:
+        """Set `number`."""
+        first, end = self._bounds[number : number + 2]
+        return self.numbers[first:end]
+
+    @cached_property
+    def _bounds(self) -> list[int]:
+        bounds: list[int] = self.starts.tolist()
+        return bounds
+
     @cached_property
     def changes(self) -> Changes:
         """What is new in each set, and what the next lacks."""

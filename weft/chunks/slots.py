@@ -20,17 +20,14 @@ from weft.kernels import EdgeFeatures, Scale
 from weft.nn import SubTopology, Topology
 from weft.nn.topology import Norm
 from weft.partition import Hop
-from weft.store.host import ArrayFile, ArrayRef
+from weft.store.files import ArrayFile, ArrayRef
 
 Layout = Literal["plain", "looped", "whole"]
 """How the sources of a round's edges stand: in slots; so, with a missing loop as an edge; or behind the targets."""
 Way = Literal["forward", "both", "back"]
 """What of a round's edges is brought: those into targets, also those out of sources, or of the latter only the ends."""
-INDICES = (
-    "load", "load_slots", "fetch_slots", "serve_slots", "serve_rows",
-    "flush", "flush_slots", "give_slots", "take_slots", "take_rows",
-)  # fmt: skip
-FORWARD, BACKWARD = INDICES[:5], INDICES[5:]
+FORWARD, BACKWARD = ("load", "load_slots", "fetch_slots", "serve"), ("flush", "flush_slots", "give_slots", "take")
+"""Index sets of a round."""
 
 
 class SlotTopology(SubTopology):
@@ -65,7 +62,7 @@ class SlotTopology(SubTopology):
         found = None if self.edge_ids is None else self.whole.edge_features_at(self.edge_ids)
         return None if found is None else found.to(self.adjacency.device)
 
-    @cached_property
+    @property
     def loop(self) -> Tensor | None:
         return None if self.looped is not None else super().loop
 
@@ -74,12 +71,8 @@ class SlotTopology(SubTopology):
         known = self.whole.known_edges
         if self.looped is None or known is None or self.edge_features is None or known.loops is None:
             return super().known_edges
-        features = self.edge_features.new_empty(self.adjacency.num_edges, self.edge_features.shape[1])
-        missing = self.looped < 0
-        features[~missing] = self.edge_features
-        assert self.whole.loop is not None
-        features[missing] = known.loops[self.targets[self.whole.loop[self.targets]]]
-        return EdgeFeatures(features)
+        loops = known.loops[self.targets[self.whole.lacks_loop[self.targets]]]
+        return EdgeFeatures(spread(self.edge_features, self.looped, loops.to(self.adjacency.device)))
 
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
         scale = super()._scale(norm, weighted, dtype)
@@ -118,7 +111,7 @@ class PlacedRound:
         ids = vertices[round_.held.clamp(min=0)]
         narrow = id_dtype(len(whole.ids))
         self._sources, self._targets = array_file.put(ids.to(narrow)), array_file.put(vertices[self.targets].to(narrow))
-        self._indices = {name: array_file.put(getattr(round_, name).to(narrow)) for name in INDICES}
+        self._indices = {name: array_file.put(getattr(round_, name).to(narrow)) for name in FORWARD + BACKWARD}
         asked = whole.edge_type is not None or whole.edge_features is not None
         self._edge_ids = array_file.put(hop.edge_ids[round_.edges]) if asked else None
         self._edges = {layout: self._keep(layout, round_, hop) for layout in layouts}
@@ -176,8 +169,7 @@ class PlacedRound:
             indices = torch.where(its_own, number - first, indices + (end - first)).to(indices.dtype)
             num_sources += end - first
         if layout == "looped":
-            assert self.whole.loop is not None
-            missing = self.whole.loop.cpu()[self.array_file.get(self._targets).long()]
+            missing = self.whole.lacks_loop.cpu()[self.array_file.get(self._targets).long()]
             indptr, looped = with_loops(indptr, missing)
             own = round_.own_slots[missing].to(indices.dtype)
             indices = spread(indices, looped, own)
@@ -221,8 +213,8 @@ def with_loops(indptr: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def spread(values: Tensor, place: Tensor, added: Tensor) -> Tensor:
-    """What belongs to the edges at these places, and, where one is -1, what was added, in order."""
-    found = values.new_empty(len(place))
+    """What [e, ...] belongs to the edges at these places, and, where one is -1, what was added, in order."""
+    found = values.new_empty(len(place), *values.shape[1:])
     found[place >= 0] = values
     found[place < 0] = added
     return found

@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.chunks.program import Segment
 from weft.core.meter import Meter
 from weft.nn import Aggregate
-from weft.store.host import HostRows, PinnedRows
+from weft.store.rows import HostRows, PinnedRows
 
 Rows = HostRows | PinnedRows
 
@@ -71,6 +71,5 @@ def store(rows: Rows, span: slice, values: Tensor, meter: Meter) -> None:
 
 def deposit(into: Rows, span: slice, grad: Tensor, meter: Meter) -> None:
     """Adds the gradients of a range of rows to those on the host."""
-    rows = torch.arange(span.start, span.stop)
-    into.add(rows, grad.contiguous(), torch.arange(len(rows)))
+    into.add(torch.arange(span.start, span.stop), grad.contiguous())
     meter.transfer("gradients", 0, grad.nbytes)

@@ -246,16 +246,21 @@ def add_rows(target: Tensor, rows: Tensor, added: Tensor) -> None:
     _native.add_rows(rows.contiguous(), added.contiguous(), target, torch.get_num_threads())
 
 
-def gather_file_rows(file: int, rows: Tensor, places: Tensor, out: Tensor, num_threads: int | None = None) -> None:
-    """`out[places[i]] =` a file's `rows[i]`: int64, ascending and distinct; out [K, F]. OSError. Tensors on the CPU."""
+def gather_file_rows(
+    file: int, rows: Tensor, places: Tensor | None, out: Tensor, num_threads: int | None = None
+) -> None:
+    """`out[places[i]] =` a file's `rows[i]`: int64, ascending and distinct; out [K, F]; places None: i itself.
+
+    OSError. Tensors on the CPU.
+    """
     threads = num_threads or torch.get_num_threads()
-    _native.gather_file_rows(file, rows.contiguous(), places.contiguous(), out, threads)
+    _native.gather_file_rows(file, rows.contiguous(), _places(rows, places), out, threads)
 
 
 def add_file_rows(
     file: int,
     rows: Tensor,
-    places: Tensor,
+    places: Tensor | None,
     values: Tensor,
     *,
     num_rows: int,
@@ -263,15 +268,19 @@ def add_file_rows(
     cleared: Tensor,
     num_threads: int | None = None,
 ) -> None:
-    """A file's `rows[i] += values[places[i]]`: int64, ascending and distinct; values [K, F]. Tensors on the CPU.
+    """A file's `rows[i] += values[places[i]]`: int64, ascending and distinct; values [K, F]; places None: i itself.
 
     The file has `num_rows` rows in blocks of `block_rows`; those of a block that is cleared (uint8 by block) are zero,
     whatever the file has there. What was added to is cleared no more. OSError. Nobody else may write to the file
-    meanwhile.
+    meanwhile. Tensors on the CPU.
     """
     threads = num_threads or torch.get_num_threads()
-    known = rows.contiguous(), places.contiguous(), values.contiguous()
+    known = rows.contiguous(), _places(rows, places), values.contiguous()
     _native.add_file_rows(file, *known, num_rows, block_rows, cleared, threads)
+
+
+def _places(rows: Tensor, places: Tensor | None) -> Tensor:
+    return torch.arange(len(rows)) if places is None else places.contiguous()
 
 
 def read_bytes(file: int, offset: int, out: Tensor, num_threads: int | None = None) -> None:

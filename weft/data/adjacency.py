@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.core import native
-from weft.store.host import release
+from weft.store.files import release
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

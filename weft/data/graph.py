@@ -20,7 +20,7 @@ from weft.data.io.convert import PygGraph, from_pyg, to_pyg
 from weft.data.io.store import read_store, save
 from weft.data.rules import check_shapes, check_values
 from weft.data.typed import TypedShape, relation_edges, type_range
-from weft.store.host import release
+from weft.store.files import release
 
 SAMPLE = 1 << 16  # vertices whose features `density` looks at
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from weft.core import native
-from weft.store.host import is_mapped, release
+from weft.store import rows as stored
+from weft.store.files import is_mapped, release
 
 BLOCK_BYTES = 1 << 22  # of rows at a time; what a loss makes of them takes a few times as much
 
@@ -57,11 +57,9 @@ def take_rows(table: Tensor, ids: Tensor) -> Tensor:
 
 def add_rows(table: Tensor, ids: Tensor, added: Tensor) -> None:
     """`table[ids] += added`; ids: int64 [c], ascending and distinct."""
-    if table.device.type != "cpu":
-        table.index_add_(0, ids, added)
-    elif not is_mapped(table):
-        native.add_rows(table, ids, added)
-    else:
-        for _, (part,) in row_blocks([ids], table):
-            if part.start < part.stop:
-                native.add_rows(table, ids[part], added[part])
+    if not is_mapped(table):
+        stored.add_rows(table, ids, added)
+        return
+    for _, (part,) in row_blocks([ids], table):
+        if part.start < part.stop:
+            stored.add_rows(table, ids[part], added[part])

@@ -7,7 +7,6 @@ constants. Results have the same bits from run to run, whatever the number of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +16,16 @@ from torch.autograd.function import once_differentiable
 from weft.data.adjacency import Adjacency
 from weft.kernels import native, torch_sparse
 from weft.kernels.backend import Attention, AttentionInputs, Backend, EdgeFeatures, LogitGrads, Pairs, Scale
+from weft.kernels.checks import (
+    check_bounds,
+    check_rows,
+    check_square_start,
+    check_steps,
+    check_vector,
+    checked_attention,
+    checked_features,
+    checked_loop,
+)
 
 
 def backend_of(x: Tensor) -> Backend:
@@ -29,18 +38,18 @@ def spmm(adj: Adjacency, x: Tensor, *, scale: Scale = Scale(), weighted: bool = 
 
     w_e is the edge's weight if weighted, else 1. Zero where v has no in-edge (and no loop).
     """
-    _check_rows("x", x, adj, adj.num_sources)
-    _check_vector("scale.source", scale.source, x, adj.num_sources)
-    _check_vector("scale.target", scale.target, x, adj.num_targets)
-    _check_vector("scale.loop", scale.loop, x, adj.num_targets)
+    check_rows("x", x, adj, adj.num_sources)
+    check_vector("scale.source", scale.source, x, adj.num_sources)
+    check_vector("scale.target", scale.target, x, adj.num_targets)
+    check_vector("scale.loop", scale.loop, x, adj.num_targets)
     if scale.loop is not None:
-        _check_square_start("scale.loop", adj)
+        check_square_start("scale.loop", adj)
     if weighted:
         if adj.weight is None:
             raise ValueError("weighted=True, but the edges have no weight: give the Adjacency one")
         if adj.weight.dtype != x.dtype:
             raise ValueError(f"the edge weights are {adj.weight.dtype}, x is {x.dtype}: use adj.cast({x.dtype})")
-        _check_vector("weight", adj.weight, x, adj.num_edges)
+        check_vector("weight", adj.weight, x, adj.num_edges)
     scale = Scale(*(None if vector is None else vector.contiguous() for vector in scale))
     y: Tensor = _Spmm.apply(x, backend_of(x), adj, scale, weighted)  # type: ignore[no-untyped-call]
     return y
@@ -58,9 +67,9 @@ def spmm_transposed(
 
     into: contiguous [s, F], to which it is added.
     """
-    _check_rows("grad_y", grad_y, adj, adj.num_targets)
+    check_rows("grad_y", grad_y, adj, adj.num_targets)
     if into is not None:
-        _check_rows("into", into, adj, adj.num_sources)
+        check_rows("into", into, adj, adj.num_sources)
     return backend_of(grad_y).spmm_transposed(adj, grad_y.contiguous(), scale, weighted, into)
 
 
@@ -74,7 +83,7 @@ def spmm_max(adj: Adjacency, x: Tensor) -> Tensor:
 
 def spmm_max_places(adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:
     """As `spmm_max`, and the place [n, F] of each maximum among the in-edges of its row, anything where v has none."""
-    _check_rows("x", x, adj, adj.num_sources)
+    check_rows("x", x, adj, adj.num_sources)
     found: tuple[Tensor, Tensor] = _SpmmMax.apply(x, backend_of(x), adj)  # type: ignore[no-untyped-call]
     return found
 
@@ -103,7 +112,7 @@ def attend(
         steps: more than one asks for n = s.
     """
     over = Attention(adj=adj, bounds=bounds, loop=loop, slope=slope, steps=steps)
-    over = _checked_attention(over, h, logit_src, logit_dst)
+    over = checked_attention(over, h, logit_src, logit_dst)
     needs_logits = torch.is_grad_enabled() and (logit_src.requires_grad or logit_dst.requires_grad)
     y: Tensor = _Attend.apply(h, logit_src, logit_dst, backend_of(h), over, needs_logits)  # type: ignore[no-untyped-call]
     return y
@@ -113,7 +122,7 @@ def attend_keeping(
     over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """`attend` without autograd: y, and rows [n, .] that `attend_transposed` will want."""
-    over = _checked_attention(over, h, logit_src, logit_dst)
+    over = checked_attention(over, h, logit_src, logit_dst)
     inputs = (tensor.detach().contiguous() for tensor in (h, logit_src, logit_dst))
     return backend_of(h).attend(over, *inputs, needs_logits=True)
 
@@ -125,7 +134,7 @@ def attend_transposed(
 
     kept: as `attend_keeping` gave it.
     """
-    _check_rows("grad_y", grad_y, over.adj, over.adj.num_targets)
+    check_rows("grad_y", grad_y, over.adj, over.adj.num_targets)
     grad_h, grads = backend_of(grad_y).attend_backward(
         over, inputs, kept, grad_y.contiguous(), needs_h=True, needs_logits=True
     )
@@ -157,19 +166,19 @@ def pair_logits(
         loop: bool [n]; where true, v has one more edge, from itself. The logits are then [E + n, H], those of the edges
             and then of the targets, 0 where v has no such edge; and features.loops [n, K] are asked for.
     """
-    _check_rows("left", left, adj, adj.num_sources)
-    _check_rows("right", right, adj, adj.num_targets)
-    _check_bounds(bounds, left.shape[1], len(bounds) - 1)
+    check_rows("left", left, adj, adj.num_sources)
+    check_rows("right", right, adj, adj.num_targets)
+    check_bounds(bounds, left.shape[1], len(bounds) - 1)
     if right.shape[1:] != left.shape[1:] or attention.shape != left.shape[1:]:
         found = f"{list(right.shape)} and {list(attention.shape)}"
         raise ValueError(f"right and attention ({found}) must have the {left.shape[1]} columns of left")
     if not left.dtype == right.dtype == attention.dtype:
         raise ValueError(f"left ({left.dtype}), right ({right.dtype}) and attention ({attention.dtype}) must agree")
-    loop = _checked_loop(loop, adj)
+    loop = checked_loop(loop, adj)
     if (features is None) != (edge_map is None):
         raise ValueError("edge_map and features go together: give both or neither")
     if features is not None and edge_map is not None:
-        features = _checked_features(features, edge_map, left, adj, loop)
+        features = checked_features(features, edge_map, left, adj, loop)
     over = Pairs(adj=adj, bounds=bounds, loop=loop, slope=slope, features=features)
     logits: Tensor = _PairLogits.apply(left, right, attention, edge_map, backend_of(left), over)  # type: ignore[no-untyped-call]
     return logits
@@ -185,13 +194,13 @@ def attend_edges(
     steps: int = 1,
 ) -> Tensor:
     """`y_v = sum_e alpha_e h_u` as `attend`, alpha the softmax of given logits, as those of `pair_logits`."""
-    _check_rows("h", h, adj, adj.num_sources)
-    loop = _checked_loop(loop, adj)
+    check_rows("h", h, adj, adj.num_sources)
+    loop = checked_loop(loop, adj)
     num_logits = adj.num_edges + (0 if loop is None else adj.num_targets)
     if logits.dim() != 2 or len(logits) != num_logits or logits.dtype != h.dtype:
         raise ValueError(f"logits ({logits.dtype} {list(logits.shape)}) must be {h.dtype} [{num_logits}, heads]")
-    _check_bounds(bounds, h.shape[1], logits.shape[1])
-    _check_steps(steps, adj)
+    check_bounds(bounds, h.shape[1], logits.shape[1])
+    check_steps(steps, adj)
     over = Attention(adj=adj, bounds=bounds, loop=loop, slope=1.0, steps=steps)
     y: Tensor = _AttendEdges.apply(h, logits, backend_of(h), over)  # type: ignore[no-untyped-call]
     return y
@@ -350,79 +359,3 @@ class _ReluDropout(torch.autograd.Function):
         backend, p = ctx.args
         (y,) = ctx.saved_tensors
         return backend.relu_dropout_backward(y, grad_y.contiguous(), p), None, None, None, None, None
-
-
-def _check_rows(name: str, x: Tensor, adj: Adjacency, num_rows: int) -> None:
-    if x.dim() != 2 or x.shape[0] != num_rows or x.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{name} ({x.dtype} {list(x.shape)}) must be float32 or float64 [{num_rows}, columns]")
-    if x.device != adj.device:
-        raise ValueError(f"{name} is on {x.device}, the edges on {adj.device}: use adj.to(...) once, beforehand")
-
-
-def _checked_attention(over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor) -> Attention:
-    adj = over.adj
-    _check_rows("h", h, adj, adj.num_sources)
-    _check_rows("logit_src", logit_src, adj, adj.num_sources)
-    _check_rows("logit_dst", logit_dst, adj, adj.num_targets)
-    if not h.dtype == logit_src.dtype == logit_dst.dtype:
-        raise ValueError(f"h ({h.dtype}), logit_src ({logit_src.dtype}) and logit_dst ({logit_dst.dtype}) must agree")
-    if logit_src.shape[1] != logit_dst.shape[1]:
-        raise ValueError(f"logit_src has {logit_src.shape[1]} heads, logit_dst {logit_dst.shape[1]}: give as many")
-    _check_bounds(over.bounds, h.shape[1], logit_src.shape[1])
-    _check_steps(over.steps, adj)
-    return replace(over, loop=_checked_loop(over.loop, adj))
-
-
-def _check_vector(name: str, vector: Tensor | None, x: Tensor, length: int) -> None:
-    if vector is None:
-        return
-    if vector.shape != (length,) or vector.dtype != x.dtype or vector.device != x.device:
-        found = f"{vector.dtype} {list(vector.shape)} on {vector.device}"
-        raise ValueError(f"{name} ({found}) must be {x.dtype} [{length}] on {x.device}, as x is")
-    if vector.requires_grad:
-        raise ValueError(f"{name} asks for a gradient, but only x gets one: pass {name}.detach()")
-
-
-def _check_square_start(name: str, adj: Adjacency) -> None:
-    if adj.num_targets > adj.num_sources:
-        sizes = f"{adj.num_targets} targets, {adj.num_sources} sources"
-        raise ValueError(f"{name} asks for targets to be the first sources, but there are {sizes}: leave it None")
-
-
-def _check_bounds(bounds: Sequence[int], width: int, num_heads: int) -> None:
-    ascending = list(bounds) == sorted(bounds) and len(bounds) == num_heads + 1
-    if not ascending or bounds[0] != 0 or bounds[-1] != width:
-        raise ValueError(f"bounds {list(bounds)} must ascend from 0 to {width} and have {num_heads + 1} entries")
-
-
-def _checked_loop(loop: Tensor | None, adj: Adjacency) -> Tensor | None:
-    if loop is None:
-        return None
-    if loop.dtype != torch.bool or loop.shape != (adj.num_targets,):
-        raise ValueError(f"loop ({loop.dtype} {list(loop.shape)}) must be bool [{adj.num_targets}]")
-    _check_square_start("loop", adj)
-    return loop.contiguous()
-
-
-def _check_steps(steps: int, adj: Adjacency) -> None:
-    if steps < 1 or (steps > 1 and adj.num_targets != adj.num_sources):
-        raise ValueError(
-            f"steps={steps} over {adj.num_sources} sources, {adj.num_targets} targets: use steps=1 in a block"
-        )
-
-
-def _checked_features(
-    features: EdgeFeatures, edge_map: Tensor, left: Tensor, adj: Adjacency, loop: Tensor | None
-) -> EdgeFeatures:
-    num_features, width = edge_map.shape
-    if width != left.shape[1] or edge_map.dtype != left.dtype:
-        raise ValueError(
-            f"edge_map ({edge_map.dtype} {list(edge_map.shape)}) must be {left.dtype} [features, {left.shape[1]}]"
-        )
-    for name, known, count in (("edges", features.edges, adj.num_edges), ("loops", features.loops, adj.num_targets)):
-        if known is None and (name == "edges" or loop is not None):
-            raise ValueError(f"features.{name} is None: give the features of the {name}")
-        if known is not None and (known.shape != (count, num_features) or known.dtype != left.dtype):
-            found = f"{known.dtype} {list(known.shape)}"
-            raise ValueError(f"features.{name} ({found}) must be {left.dtype} [{count}, {num_features}]")
-    return EdgeFeatures(features.edges.contiguous(), None if features.loops is None else features.loops.contiguous())

@@ -69,40 +69,51 @@ PRODUCTS: dict[Any, Callable[[Any], tuple[Tensor, Tensor]]] = {
 SMALL = BlockSize(sources=6, targets=4, edges=5, loops=1)
 
 
-class BlockFlops:
-    """The flops of a PyG convolution on a block, forward and backward: linear in each of the block's sizes.
+Both = tuple[int, int]
+"""Flops forward and backward."""
 
-    It looks at the edges' values, so that it cannot run without any: it is run on a few small blocks.
-    """
 
-    def __init__(self, conv: PyGConv, width: int, num_edge_features: int, *, weighted: bool, training: bool) -> None:
-        self.conv = copy.deepcopy(conv).to("cpu").train(training)
-        self.width, self.num_edge_features, self.weighted, self.training = width, num_edge_features, weighted, training
-        self._known: dict[bool, tuple[tuple[int, int], list[tuple[int, int]]]] = {}
+class BlockFlops(NamedTuple):
+    """The flops of a PyG convolution on a block: linear in each of the block's sizes."""
 
-    def of(self, size: BlockSize, *, gradient: bool) -> tuple[int, int]:
-        """Those on a block of this size; gradient: whether the rows of its sources want one."""
-        if gradient not in self._known:
-            base = self._run(SMALL, gradient)
-            more = [self._run(SMALL._replace(**{name: getattr(SMALL, name) + 1}), gradient) for name in SMALL._fields]
-            self._known[gradient] = base, [(a - base[0], b - base[1]) for a, b in more]
-        base, slopes = self._known[gradient]
+    small: Both
+    """On the block SMALL."""
+    slopes: tuple[Both, ...]
+    """For one more of each of its sizes."""
+
+    @classmethod
+    def of(
+        cls, conv: PyGConv, width: int, num_edge_features: int, *, weighted: bool, training: bool, gradient: bool
+    ) -> BlockFlops:
+        """Found by running it on a few small blocks, since it looks at the edges' values, and needs some.
+
+        gradient: whether the rows of its sources want one.
+        """
+        conv = copy.deepcopy(conv).to("cpu").train(training)
+        dtype = next((one.dtype for one in conv.parameters()), torch.float32)
+
+        def run(size: BlockSize) -> Both:
+            counter = FlopCounter()
+            with torch.device("cpu"), torch.set_grad_enabled(training), counter:
+                x = torch.ones(size.sources, width, dtype=dtype, requires_grad=gradient)
+                y = conv(SmallBlock(x, size, num_edge_features, weighted=weighted), x)
+                forward = counter.total
+                if y.requires_grad:
+                    y.sum().backward()
+            return forward, counter.total - forward
+
+        small = run(SMALL)
+        more = [run(SMALL._replace(**{name: getattr(SMALL, name) + 1})) for name in SMALL._fields]
+        return cls(small, tuple((forward - small[0], backward - small[1]) for forward, backward in more))
+
+    def on(self, size: BlockSize) -> Both:
+        """Those on a block of this size."""
         steps = [here - there for here, there in zip(size, SMALL, strict=True)]
         forward, backward = (
-            base[way] + sum(slope[way] * step for slope, step in zip(slopes, steps, strict=True)) for way in (0, 1)
+            small + sum(slope * step for slope, step in zip(slopes, steps, strict=True))
+            for small, slopes in zip(self.small, zip(*self.slopes, strict=True), strict=True)
         )
         return forward, backward
-
-    def _run(self, size: BlockSize, gradient: bool) -> tuple[int, int]:
-        dtype = next((one.dtype for one in self.conv.parameters()), torch.float32)
-        counter = FlopCounter()
-        with torch.device("cpu"), torch.set_grad_enabled(self.training), counter:
-            x = torch.ones(size.sources, self.width, dtype=dtype, requires_grad=gradient)
-            y = self.conv(SmallBlock(x, size, self.num_edge_features, weighted=self.weighted), x)
-            forward = counter.total
-            if y.requires_grad:
-                y.sum().backward()
-        return forward, counter.total - forward
 
 
 class SmallBlock:

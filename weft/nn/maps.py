@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.core.tensor_peak import TensorPeak
-from weft.nn.flops import BlockFlops, CountedConv, FlopCounter, MapFlops, Place
+from weft.nn.flops import CountedConv, FlopCounter, MapFlops, Place
 from weft.nn.footprint import Footprint
 from weft.nn.graph_view import ViewTraits
 from weft.nn.levels import BlockSize, Levels
@@ -131,25 +131,18 @@ def counted_twin(work: Workload, counter: FlopCounter, *, training: bool) -> Twi
     )
     for name, layer in twin.model.named_modules():
         if isinstance(layer, PyGConv):
-            given = cast(PyGConv, work.model.get_submodule(name))
-            layer.forward = partial(counted, layer, given, work, counter)  # type: ignore[method-assign]
+            layer.forward = partial(counted, layer, name, work, counter)  # type: ignore[method-assign]
     return twin
 
 
-def counted(layer: PyGConv, given: PyGConv, work: Workload, counter: FlopCounter, view: OutlineView, x: Tensor) -> Any:
+def counted(layer: PyGConv, name: str, work: Workload, counter: FlopCounter, view: OutlineView, x: Tensor) -> Any:
     """What a convolution without data gives on the block of a rank, while its flops are counted."""
     sources, _, num_targets = view.block(x)
     assert view.block_size is not None
-    flops = BlockFlops(
-        given,
-        sources.shape[1],
-        work.stats.num_edge_features,
-        weighted=work.stats.weighted,
-        training=torch.is_grad_enabled(),
-    )
-    read = (sources, *layer.parameters())
-    shape, place = (num_targets, layer.out_width), counter.place
-    counter.place = None
-    found = flops.of(view.block_size, gradient=sources.requires_grad)
+    place, counter.place = counter.place, None
+    flops = work.block_flops(
+        name, sources.shape[1], training=torch.is_grad_enabled(), gradient=sources.requires_grad
+    ).on(view.block_size)
     counter.place = place
-    return CountedConv.apply(counter, found, shape, *read)  # type: ignore[no-untyped-call]
+    read = (sources, *layer.parameters())
+    return CountedConv.apply(counter, flops, (num_targets, layer.out_width), *read)  # type: ignore[no-untyped-call]

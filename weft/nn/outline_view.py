@@ -68,11 +68,8 @@ class OutlineView(GraphView):
     """A view that computes nothing and notes what it is asked for; it weighs and refuses by the traits of another."""
 
     def __init__(self, traits: ViewTraits, stage: int, notes: Notes, topology: Topology, inputs: Inputs) -> None:
-        self.traits = traits
-        self.stage, self.notes = stage, notes
-        self.topology, self.inputs = topology, inputs
-        self._key = self._calls = 0
-        self._dropped = None
+        super().__init__(topology, inputs=inputs)
+        self.traits, self.stage, self.notes = traits, stage, notes
 
     @property
     def num_vertices(self) -> int:

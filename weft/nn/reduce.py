@@ -13,7 +13,6 @@ from weft.data import Adjacency
 from weft.kernels import spmm, spmm_max, spmm_max_places, spmm_transposed
 from weft.nn.aggregate import Aggregate, Rows, WorkingSet
 from weft.nn.partial import Partial, add, merge_maxima
-from weft.nn.relations import mean_scale
 from weft.nn.topology import EdgePart, Norm, Topology
 
 
@@ -99,12 +98,12 @@ class ByRelation(Aggregate):
 
     def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:
         assert steps == 1, "the results are no rows of vertices"
-        x, edges = prepared["x"], topology.relation_edges
-        return spmm(edges, x, scale=mean_scale(edges, x.dtype))
+        x = prepared["x"]
+        return spmm(topology.relation_edges, x, scale=topology.relation_scale(x.dtype))
 
     def transposed(self, topology: Topology, grad: Tensor, into: Tensor | None = None) -> Tensor:
-        edges = topology.relation_edges
-        return spmm_transposed(edges, grad, scale=mean_scale(edges, grad.dtype), into=into)
+        scale = topology.relation_scale(grad.dtype)
+        return spmm_transposed(topology.relation_edges, grad, scale=scale, into=into)
 
     def working_set(
         self, adjacency: Adjacency, width: int, *, itemsize: int, size: int = 1, num_edge_features: int = 0

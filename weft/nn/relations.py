@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.data import Adjacency
-from weft.kernels import Scale, spmm
+from weft.kernels import spmm
 from weft.nn.dense import linear
 
 
@@ -133,11 +133,6 @@ class RelationIndex:
         )
         counts = tuple(torch.bincount(self.relation[own], minlength=num_relations).tolist())
         return OwnRelationRows(counts=counts, sums=sums), place
-
-
-def mean_scale(in_edges: Adjacency, dtype: torch.dtype) -> Scale:
-    """That of a mean over the in-edges of targets which have some."""
-    return Scale(target=in_edges.degree.to(dtype).reciprocal())
 
 
 def map_blocks(rows: Tensor, blocks: Tensor) -> Tensor:

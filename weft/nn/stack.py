@@ -86,7 +86,8 @@ class Stack(PhasedModel):
             reached = self._begin(views[stage], position, reached)
         if isinstance(reached, Tensor):
             return reached
-        kept = {"residual": x} if self.residual and x is not None and stage < len(self.norms) else {}
+        adds = self.residual and stage < len(self.norms)
+        kept = {"residual": x} if adds and x is not None and x.shape[1] == self.layers[stage].out_width else {}
         return replace(reached, stage=stage, rows={**reached.rows, **kept}, context=(position, reached.context))
 
     def _begin(self, view: View, position: int, x: Tensor) -> Boundary | Tensor:

@@ -41,7 +41,7 @@ class Topology:
         self._edge_type, self.num_relations = edge_type, num_relations
         self._scales: dict[object, Scale] = {}
         self.target_parts: tuple[Sequence[int], int] = (), 0
-        """Bounds of ranges of targets, and which range is at home: relation rows stand by these. None: all are."""
+        """Bounds of ranges of targets, and which range is at home: relation rows stand by these. No bounds: all are."""
 
     def scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
         """The vertex scalings of a normalised sum, so that it needs no float per edge."""
@@ -64,9 +64,14 @@ class Topology:
         )
 
     @cached_property
-    def loop(self) -> Tensor | None:
-        """Where an edge v -> v is missing, which some aggregates add: bool [n]; None: nowhere."""
+    def lacks_loop(self) -> Tensor:
+        """Where an edge v -> v is missing, which some aggregates add: bool [n]."""
         return ~self.adjacency.has_loop
+
+    @property
+    def loop(self) -> Tensor | None:
+        """Where these aggregates are to add it; None: it is among the edges."""
+        return self.lacks_loop
 
     @cached_property
     def edge_index(self) -> Tensor:
@@ -105,6 +110,13 @@ class Topology:
         """The same edges into the rows of targets and relations."""
         return self.relation_rows.in_edges
 
+    def relation_scale(self, dtype: torch.dtype) -> Scale:
+        """That of a mean over them."""
+        name = "relations", dtype
+        if name not in self._scales:
+            self._scales[name] = Scale(target=self.relation_edges.degree.to(dtype).reciprocal())
+        return self._scales[name]
+
     def edge_features_at(self, edge_ids: Tensor | None) -> Tensor | None:
         """The rows [e, K] of the edges at these positions, int64 [e] on the CPU; None: of all."""
         if self._edge_features is None:
@@ -121,8 +133,7 @@ class Topology:
 
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
         if norm == "gcn":
-            assert self.loop is not None
-            loop = self.loop.double()
+            loop = self.lacks_loop.double()
             root = (self.degree(weighted) + loop).rsqrt()
             root[root.isinf()] = 0
             return Scale(source=root.to(dtype), target=root.to(dtype), loop=(loop * root * root).to(dtype))
@@ -160,9 +171,8 @@ class SubTopology(Topology):
         return None if features is None else features[self.edges].to(self.adjacency.device)
 
     @cached_property
-    def loop(self) -> Tensor | None:
-        assert self.whole.loop is not None
-        return self.whole.loop[self.targets].to(self.adjacency.device)
+    def lacks_loop(self) -> Tensor:
+        return self.whole.lacks_loop[self.targets].to(self.adjacency.device)
 
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
         scale = self.whole.scale(norm, weighted, dtype)
@@ -195,9 +205,8 @@ class EdgePart(Topology):
         return found
 
     @cached_property
-    def loop(self) -> Tensor | None:
-        assert self.whole.loop is not None
-        return self.whole.loop & self._loops
+    def lacks_loop(self) -> Tensor:
+        return self.whole.lacks_loop & self._loops
 
     @cached_property
     def known_edges(self) -> EdgeFeatures | None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from weft.core.errors import InputError
 from weft.core.optimisations import ALL_OPTIMISATIONS, Optimisations
 from weft.data import Graph, GraphStats
-from weft.nn.flops import MapFlops
+from weft.nn.flops import BlockFlops, MapFlops
 from weft.nn.graph_view import ONE_DEVICE, ViewTraits
 from weft.nn.levels import Levels
 from weft.nn.operation import GraphOperation
 from weft.nn.outline import outline
+from weft.nn.pyg import PyGConv
 from weft.nn.typed import shared_parameters
 
 NONZERO_COST = 8  # a map pays as much for a nonzero of sparse features as for this many entries (measured: 2 to 5)
@@ -61,6 +62,7 @@ class Workload:
         self.outlines = dict(outlines or {})
         self.maps: dict[MapsKey, tuple[MapFlops, ...]] = {}
         self._graph = graph if isinstance(graph, Graph) else None
+        self._block_flops: dict[tuple[str, int, bool, bool], BlockFlops] = {}
 
     @property
     def graph(self) -> Graph:
@@ -106,6 +108,11 @@ class Workload:
         nonzeros = stats.density * stats.num_features + stats.num_edges / max(stats.num_vertices, 1)
         return self.optimisations.sparse and NONZERO_COST * nonzeros < stats.num_features
 
+    def features(self, vertices: slice | Tensor, device: torch.device) -> Tensor:
+        """The features of some vertices, on a device and in the model's type; [n, 0] without x."""
+        x = torch.empty(self.graph.num_vertices, 0) if self.graph.x is None else self.graph.x
+        return x[vertices].to(device, self.dtype)
+
     def outline(self, traits: ViewTraits = ONE_DEVICE, *, training: bool) -> tuple[GraphOperation, ...]:
         """What the model asks of views with these traits in one forward pass. InputError, see `weft.nn.outline`."""
         found = OutlineKey(traits, training)
@@ -131,6 +138,16 @@ class Workload:
             num_relation_rows=stats.num_relation_rows,
         )
         return tuple(made)
+
+    def block_flops(self, name: str, width: int, *, training: bool, gradient: bool) -> BlockFlops:
+        """Those of the PyG convolution of that name on rows of this width; gradient: whether these want one."""
+        key = name, width, training, gradient
+        if key not in self._block_flops:
+            conv, stats = cast(PyGConv, self.model.get_submodule(name)), self.stats
+            self._block_flops[key] = BlockFlops.of(
+                conv, width, stats.num_edge_features, weighted=stats.weighted, training=training, gradient=gradient
+            )
+        return self._block_flops[key]
 
     def is_cached(self, op: GraphOperation) -> bool:
         """Whether a result is computed only once: constant features are always aggregated to the same."""

@@ -225,9 +225,8 @@ class Placed(ABC):
         return whole_topology(self.work, self.group.device)
 
     def features(self, vertices: slice | Tensor) -> Tensor:
-        """The features of some vertices, on the group's device and in the model's type; [n, 0] without x."""
-        x = torch.empty(self.graph.num_vertices, 0) if self.graph.x is None else self.graph.x
-        return x[vertices].to(self.group.device, self.work.dtype)
+        """The features of some vertices, on the group's device."""
+        return self.work.features(vertices, self.group.device)
 
     @property
     def stages(self) -> range:

@@ -28,7 +28,7 @@ from weft.nn import (
     typed_rows,
     with_own_rows,
 )
-from weft.store.host import host_rows
+from weft.store.rows import host_rows
 from weft.strategies.vertex.costs import directions
 
 MAX_VERTICES, MAX_EDGES, MAX_FEATURES = 1 << 12, 1 << 17, 1 << 22
@@ -171,7 +171,7 @@ def measured_rates(group: Group) -> Rates:
     counts = [MOVED_ROWS * MOVED_WIDTH // group.size] * group.size
     some = buffer.view(-1)[: sum(counts)]
     moves = (
-        lambda: rows.gather(every, buffer, every),
+        lambda: rows.gather(every, buffer),
         lambda: group.all_to_all(some, counts, counts, tag="probe"),
         lambda: buffer.index_select(0, every.to(group.device)),
     )

@@ -29,7 +29,7 @@ from weft.data.io.manifest import (
     read_arrays,
     read_manifest,
 )
-from weft.store.host import note_mapped
+from weft.store.files import note_mapped
 
 
 def save(graph: GraphFields, folder: str | Path, *, overwrite: bool = False) -> None:

@@ -6,12 +6,13 @@ What it holds grows with the graph: it is made for planning, and let go before t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from weft.chunks.aggregates import back_way, layout_of, reads_values
 from weft.chunks.program import Program
 from weft.chunks.ranges import RankSide, chunk_vertices, reorder
 from weft.chunks.rank import ChunkShape, HopSchedule, RankChunks
-from weft.chunks.schedule import Round, Schedule, make_schedule
+from weft.chunks.schedule import Round, Sides, Volumes
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, edge_bytes
 from weft.cost import Rates
 from weft.nn import Workload
@@ -43,6 +44,8 @@ class Cutter:
         on_cpu: bool,
     ) -> None:
         self.work, self.programs, self.needed, self.kept, self.on_cpu = work, programs, needed, kept, on_cpu
+        self._known: dict[range, tuple[Any, Sides]] = {}
+        self._volumes: dict[range, tuple[Any, Volumes]] = {}
 
     @property
     def max_chunks(self) -> int:
@@ -72,8 +75,8 @@ class Cutter:
         loops = "looped" in layouts_of(self.programs.values(), hops)
         sets = [chunk_vertices(segment, cut, loops=loops) for segment, cut in zip(self._parts(hops), cuts, strict=True)]
         orders = reorder(sets, self.work.stats.num_vertices)
-        given, other = (self._schedule(0, hops, cuts, one).volumes.seconds(rates) for one in (None, orders))
-        return orders if other < given else None
+        given, other = self._given(hops, cuts), self._sides(hops, cuts, orders).volumes
+        return orders if other.seconds(rates) < given.seconds(rates) else None
 
     def cut(self, rank: int, bounds: Bounds, orders: Orders | None = None) -> RankChunks:
         """A rank's chunks between these bounds."""
@@ -96,33 +99,36 @@ class Cutter:
     def _planned(
         self, rank: int, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None
     ) -> HopSchedule:
-        schedule, needed = self._schedule(rank, hops, cuts, orders), self.needed[rank]
+        given, sides = self._given(hops, cuts), self._sides(hops, cuts, orders)
+        needed, asked = self.needed[rank], self.work.optimisations
+        schedule = sides.schedule(rank, share=asked.share, keep=asked.keep, ahead=asked.prefetch)
         lacks = ~self.work.graph.in_edges.has_loop[needed.rows]
         return HopSchedule(
             hop=needed.hops[hops[0]],
             schedule=schedule,
             layouts=layouts_of(self.programs.values(), hops),
-            given=schedule.volumes if orders is None else self._schedule(rank, hops, cuts, None).volumes,
+            volumes=sides.volumes,
+            given=given,
             missing_loops=tuple(int(lacks[round_.targets].sum()) for round_ in schedule.rounds),
         )
 
     def _parts(self, hops: range) -> list[RankSide]:
         return [RankSide(each.hops[hops[0]], each.own, each.rows) for each in self.needed]
 
-    def _schedule(
-        self, rank: int, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None
-    ) -> Schedule:
-        optimisations = self.work.optimisations
-        return make_schedule(
-            self._parts(hops),
-            cuts,
-            rank,
-            loops="looped" in layouts_of(self.programs.values(), hops),
-            orders=orders,
-            share=optimisations.share,
-            keep=optimisations.keep,
-            ahead=optimisations.prefetch,
-        )
+    def _sides(self, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None) -> Sides:
+        """What the chunks of all ranks read, kept until others are asked for."""
+        key = cuts, orders
+        if hops not in self._known or self._known[hops][0] != key:
+            self._known.pop(hops, None)  # before others are made
+            loops = "looped" in layouts_of(self.programs.values(), hops)
+            self._known[hops] = key, Sides(self._parts(hops), cuts, loops=loops, orders=orders)
+        return self._known[hops][1]
+
+    def _given(self, hops: range, cuts: Sequence[Sequence[int]]) -> Volumes:
+        """What would move if the chunks were not reordered."""
+        if hops not in self._volumes or self._volumes[hops][0] != cuts:
+            self._volumes[hops] = cuts, self._sides(hops, cuts, None).volumes
+        return self._volumes[hops][1]
 
     def _chunks(self, planned: HopSchedule) -> tuple[tuple[ChunkShape, int], ...]:
         """Each chunk, and what is brought for the next one while it is worked on."""
@@ -140,8 +146,8 @@ class Cutter:
         most = 0
         for segment in (segment for program in self.programs.values() for segment in program.segments):
             own = sum(segment.live[port].width for port in {*segment.targets.values(), *segment.rows.values()})
+            most = max(most, shape.targets * (own + segment.width * segment.constant) * item)
             if not segment.aggregates:
-                most = max(most, shape.targets * (own + segment.width) * item)
                 continue
             kept = segment.hop in self.kept
             values = reads_values(segment, segment.steps - 1, kept=kept)

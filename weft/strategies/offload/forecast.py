@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from weft.chunks.program import Segment, differentiable
 from weft.chunks.rank import RankChunks
-from weft.chunks.slots import INDICES
+from weft.chunks.slots import BACKWARD, FORWARD
 from weft.core.units import format_bytes
 from weft.cost import Trace
 from weft.data import Graph
@@ -158,7 +158,7 @@ def array_file_bytes(plan: RankChunks, moves: Moves) -> int:
         for round_, missing in zip(planned.schedule.rounds, planned.missing_loops, strict=True):
             rows, edges = round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start
             total += index * (rows + planned.schedule.num_slots)
-            total += index * sum(len(getattr(round_, name)) for name in INDICES)
+            total += index * sum(len(getattr(round_, name)) for name in FORWARD + BACKWARD)
             total += 8 * edges if moves.sizes.edge_ids else 0
             for layout in planned.layouts:
                 total += moves.edge_bytes(layout, planned, round_, missing, "both")
@@ -180,7 +180,7 @@ def host_bytes(graph: Graph, model: nn.Module, plan: RankChunks, itemsize: int) 
     )
     held = sum(one.nbytes for one in arrays if isinstance(one, Tensor))
     by_vertex = graph.num_vertices * (3 * 8 + 4 * itemsize)
-    neighbours = sum(planned.schedule.volumes.neighbours for planned in plan.schedules)
+    neighbours = sum(planned.volumes.neighbours for planned in plan.schedules)
     planning = 40 * neighbours + sum(planned.hop.block.num_edges for planned in plan.schedules) * 16
     planning += 8 * plan.num_chunks**2 if plan.num_chunks <= MAX_REORDERED else 0
     planning += sum(16 * one.schedule.num_slots * len(one.schedule.rounds) for one in plan.schedules)

@@ -28,7 +28,6 @@ class MemoryProbe:
 
     def __init__(self, graph: Graph, model: nn.Module, place_at: PlaceAt) -> None:
         self.graph, self.model, self._place_at = graph, model, place_at
-        self.itemsize = next((one.dtype.itemsize for one in model.parameters()), 4)
         self._known: dict[ChunkShape, float] = {}
 
     def most(self, schedules: Sequence[Sequence[tuple[ChunkShape, int]]]) -> int:

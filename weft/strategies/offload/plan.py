@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from weft.chunks.flops import SegmentFlops
 from weft.chunks.passes import Pass
 from weft.chunks.placed import PlacedChunks
-from weft.chunks.program import ProgramTracer, Segment
+from weft.chunks.program import Segment
 from weft.chunks.rank import ChunkShape, RankChunks
 from weft.chunks.tables import Rows
+from weft.chunks.tracer import ProgramTracer
 from weft.comm import Group, sum_gradients
 from weft.core.errors import InputError
 from weft.core.memory import give_back_pages
@@ -28,7 +29,7 @@ from weft.core.units import format_bytes
 from weft.cost import NOMINAL_RATES, Operation, Trace, all_reduce
 from weft.data import Graph
 from weft.nn import SPREAD, BlockSize, GraphOperation, Inputs, Workload, embeddings, shared_parameters
-from weft.store.host import free_bytes
+from weft.store.files import free_bytes
 from weft.strategies.base import Placed, Plan, Step, whole_topology
 from weft.strategies.offload.cut import MAX_CHUNKS, Cutter, Orders
 from weft.strategies.offload.forecast import Forecast, forecast
@@ -110,7 +111,8 @@ class OffloadPlan(Plan):
     def decisions(self) -> dict[str, Any]:
         made = self._cuts()
         if "forecasts" not in made and "only" not in made:  # which take longer than the rest, and no rank needs
-            made["forecasts"] = [asdict(self.forecast(rank, self.chunks(rank))) for rank in range(self.size)]
+            chunks = self.cut(made["count"], made["orders"])
+            made["forecasts"] = [asdict(self.forecast(rank, one)) for rank, one in enumerate(chunks)]
         return made
 
     def _cuts(self) -> dict[str, Any]:
@@ -126,11 +128,12 @@ class OffloadPlan(Plan):
         if "only" in made:
             found = self.cutter.cut(rank, [[made["only"]] * self.programs[True].num_hops])
             return replace(found, span=made["only"][1], kept=frozenset(made["kept"]))
-        return self.cut(rank, made["count"], made["orders"])
+        return self.cutter.cut(rank, self.cutter.bounds(made["count"]), made["orders"])
 
-    def cut(self, rank: int, count: int, orders: Orders | None = None) -> RankChunks:
-        """A rank's share in so many chunks."""
-        return self.cutter.cut(rank, self.cutter.bounds(count), orders)
+    def cut(self, count: int, orders: Orders | None = None) -> list[RankChunks]:
+        """All ranks' shares in so many chunks."""
+        bounds = self.cutter.bounds(count)
+        return [self.cutter.cut(rank, bounds, orders) for rank in range(self.size)]
 
     def _search(self) -> tuple[int, Orders | None]:
         """As few chunks as fit, and their order. InputError where the device's memory is too little for any."""
@@ -149,7 +152,7 @@ class OffloadPlan(Plan):
 
     def _most(self, count: int, orders: Orders | None = None) -> int:
         """What the largest of so many chunks of any rank takes."""
-        return max(self.memory_probe.most(self.cut(rank, count, orders).chunks) for rank in range(self.size))
+        return max(self.memory_probe.most(one.chunks) for one in self.cut(count, orders))
 
     def _keeps(self, segment: Segment) -> bool:
         """Whether an aggregate's results are kept for the backward pass, or made again from its sources (section 4.2).
@@ -267,9 +270,7 @@ class PlacedOffload(Placed):
             folder=plan.options.scratch,
             only_first="only" in plan._cuts(),
         )
-        self._volumes = [
-            {"given": asdict(one.given), "chosen": asdict(one.schedule.volumes)} for one in chunks.schedules
-        ]
+        self._volumes = [{"given": asdict(one.given), "chosen": asdict(one.volumes)} for one in chunks.schedules]
         self._pass: Pass | None = None
         self._lent: list[Rows] = []
         self._logits: Rows | None = None

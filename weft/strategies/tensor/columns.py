@@ -45,7 +45,8 @@ class Columns(Exchange):
     """This rank's rows become its columns of all rows, and back. The features' columns are here from the start.
 
     work: whose graph has the features. topology: the whole graph's. rows: the vertices that the rank answers for.
-    bounds: of every rank's rows. chunked: what aggregates chunk by chunk, if it is to be. working_set: of an aggregate.
+    bounds: of every rank's rows. chunked: what aggregates chunk by chunk, if it is to be. working_set, attention: of an
+    aggregate.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class Columns(Exchange):
         *,
         chunked: ChunkedGraph | None,
         working_set: Callable[[Aggregate, int], WorkingSet],
+        attention: Callable[[EdgeSoftmax], AttentionPlan],
     ) -> None:
         super().__init__(topology, topology.ids[rows], topology.adjacency.num_targets, group)
-        self.work, self.bounds, self.chunked, self.working_set = work, bounds, chunked, working_set
+        self.work, self.bounds, self.chunked = work, bounds, chunked
+        self.working_set, self.attention = working_set, attention
         columns = even_bounds(work.stats.num_features, group.size)
         self.column_range = range(columns[group.rank], columns[group.rank + 1])
 
@@ -93,13 +96,7 @@ class Columns(Exchange):
 
     def _attend(self, view: PlacedView, op: EdgeSoftmax, rows: Rows, steps: int) -> Tensor:
         rank, width = self.group.rank, rows[op.first].shape[1]
-        plan = AttentionPlan.of(
-            op,
-            num_vertices=self.num_vertices,
-            num_edges=self.topology.adjacency.num_edges,
-            size=self.group.size,
-            may_sum=self.chunked is None,
-        )
+        plan = self.attention(op)
         start, stop = plan.logit_columns(sums=plan.sums)[rank]
         shared = {name: rows[name][..., start:stop] for name in op.shared}
         mine, leaving = plan.share(op, rank), column_layout(self.bounds, width)

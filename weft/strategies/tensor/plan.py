@@ -5,8 +5,9 @@ Every rank holds the whole topology, answers for N / P rows, and aggregates F / 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from weft.chunks.bounds import cut_to_fit
-from weft.chunks.columns import ChunkedGraph, Chunking
+from weft.chunks.chunking import Chunking
+from weft.chunks.columns import ChunkedGraph
 from weft.comm import Group, column_layout, even_bounds
 from weft.core.errors import InputError
 from weft.core.native import count_parts
@@ -121,11 +123,15 @@ class TensorPlan(Plan):
         sizes = {"itemsize": work.itemsize, "size": self.size, "num_edge_features": work.stats.num_edge_features}
         return op.working_set(work.graph.in_edges, width, **sizes)
 
-    def attention(self, op: EdgeSoftmax) -> AttentionPlan:
-        """How an attention is assigned to the ranks."""
+    @cached_property
+    def attention(self) -> Callable[[EdgeSoftmax], AttentionPlan]:
+        """How an attention is assigned to the ranks, found once for each."""
         stats, may_sum = self.work.stats, self.chunking is None
-        sizes = {"num_vertices": stats.num_vertices, "num_edges": stats.num_edges, "size": self.size}
-        return AttentionPlan.of(op, **sizes, may_sum=may_sum)
+        return cache(
+            lambda op: AttentionPlan.of(
+                op, num_vertices=stats.num_vertices, num_edges=stats.num_edges, size=self.size, may_sum=may_sum
+            )
+        )
 
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         if op.op == "embed":
@@ -206,7 +212,14 @@ class PlacedTensor(Placed):
             device = torch.device(plan.options.device) if plan.options.device else group.device
             chunked = ChunkedGraph(self.topology, plan.chunking, group, device)
         self.columns = Columns(
-            plan.work, self.topology, rows, plan.row_bounds, group, chunked=chunked, working_set=plan.needs
+            plan.work,
+            self.topology,
+            rows,
+            plan.row_bounds,
+            group,
+            chunked=chunked,
+            working_set=plan.needs,
+            attention=plan.attention,
         )
 
     def exchange(self, stage: int) -> Columns:

@@ -1,0 +1,96 @@
+"""What kernels are given must fit together: ValueError with what does not, and what to give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from weft.data.adjacency import Adjacency
+from weft.kernels.backend import Attention, EdgeFeatures
+
+
+def check_rows(name: str, x: Tensor, adj: Adjacency, num_rows: int) -> None:
+    """Rows of a type that kernels take, as many as these, on the device of the edges."""
+    if x.dim() != 2 or x.shape[0] != num_rows or x.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"{name} ({x.dtype} {list(x.shape)}) must be float32 or float64 [{num_rows}, columns]")
+    if x.device != adj.device:
+        raise ValueError(f"{name} is on {x.device}, the edges on {adj.device}: use adj.to(...) once, beforehand")
+
+
+def checked_attention(over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor) -> Attention:
+    """An attention over rows that fit it."""
+    adj = over.adj
+    check_rows("h", h, adj, adj.num_sources)
+    check_rows("logit_src", logit_src, adj, adj.num_sources)
+    check_rows("logit_dst", logit_dst, adj, adj.num_targets)
+    if not h.dtype == logit_src.dtype == logit_dst.dtype:
+        raise ValueError(f"h ({h.dtype}), logit_src ({logit_src.dtype}) and logit_dst ({logit_dst.dtype}) must agree")
+    if logit_src.shape[1] != logit_dst.shape[1]:
+        raise ValueError(f"logit_src has {logit_src.shape[1]} heads, logit_dst {logit_dst.shape[1]}: give as many")
+    check_bounds(over.bounds, h.shape[1], logit_src.shape[1])
+    check_steps(over.steps, adj)
+    return replace(over, loop=checked_loop(over.loop, adj))
+
+
+def check_vector(name: str, vector: Tensor | None, x: Tensor, length: int) -> None:
+    """A constant number for each of so many rows, like x; or none."""
+    if vector is None:
+        return
+    if vector.shape != (length,) or vector.dtype != x.dtype or vector.device != x.device:
+        found = f"{vector.dtype} {list(vector.shape)} on {vector.device}"
+        raise ValueError(f"{name} ({found}) must be {x.dtype} [{length}] on {x.device}, as x is")
+    if vector.requires_grad:
+        raise ValueError(f"{name} asks for a gradient, but only x gets one: pass {name}.detach()")
+
+
+def check_square_start(name: str, adj: Adjacency) -> None:
+    """Targets that are the first sources, as loops need."""
+    if adj.num_targets > adj.num_sources:
+        sizes = f"{adj.num_targets} targets, {adj.num_sources} sources"
+        raise ValueError(f"{name} asks for targets to be the first sources, but there are {sizes}: leave it None")
+
+
+def check_bounds(bounds: Sequence[int], width: int, num_heads: int) -> None:
+    """Ranges of all columns, one for each head."""
+    ascending = list(bounds) == sorted(bounds) and len(bounds) == num_heads + 1
+    if not ascending or bounds[0] != 0 or bounds[-1] != width:
+        raise ValueError(f"bounds {list(bounds)} must ascend from 0 to {width} and have {num_heads + 1} entries")
+
+
+def checked_loop(loop: Tensor | None, adj: Adjacency) -> Tensor | None:
+    """Where loops are added, for each target; or nowhere."""
+    if loop is None:
+        return None
+    if loop.dtype != torch.bool or loop.shape != (adj.num_targets,):
+        raise ValueError(f"loop ({loop.dtype} {list(loop.shape)}) must be bool [{adj.num_targets}]")
+    check_square_start("loop", adj)
+    return loop.contiguous()
+
+
+def check_steps(steps: int, adj: Adjacency) -> None:
+    """One step, or several over as many targets as sources."""
+    if steps < 1 or (steps > 1 and adj.num_targets != adj.num_sources):
+        raise ValueError(
+            f"steps={steps} over {adj.num_sources} sources, {adj.num_targets} targets: use steps=1 in a block"
+        )
+
+
+def checked_features(
+    features: EdgeFeatures, edge_map: Tensor, left: Tensor, adj: Adjacency, loop: Tensor | None
+) -> EdgeFeatures:
+    """Features of the edges, and of the loops where these are added."""
+    num_features, width = edge_map.shape
+    if width != left.shape[1] or edge_map.dtype != left.dtype:
+        raise ValueError(
+            f"edge_map ({edge_map.dtype} {list(edge_map.shape)}) must be {left.dtype} [features, {left.shape[1]}]"
+        )
+    for name, known, count in (("edges", features.edges, adj.num_edges), ("loops", features.loops, adj.num_targets)):
+        if known is None and (name == "edges" or loop is not None):
+            raise ValueError(f"features.{name} is None: give the features of the {name}")
+        if known is not None and (known.shape != (count, num_features) or known.dtype != left.dtype):
+            found = f"{known.dtype} {list(known.shape)}"
+            raise ValueError(f"features.{name} ({found}) must be {left.dtype} [{count}, {num_features}]")
+    return EdgeFeatures(features.edges.contiguous(), None if features.loops is None else features.loops.contiguous())

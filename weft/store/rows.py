@@ -1,0 +1,190 @@
+"""Rows of the host that a device with a limit does not hold: in files without a name, and pinned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.core import native
+from weft.store.files import ScratchFile
+
+BLOCK_BYTES = 1 << 14  # of rows that are cleared as one
+
+
+class HostRows:
+    """Rows [n, F] on the host in a file, zero at first; what is moved takes no memory but the caller's.
+
+    dtype: float32 or float64. folder: None for that for temporary files.
+    RunError where the file's folder has no room. One call at a time.
+    """
+
+    def __init__(self, num_rows: int, width: int, dtype: torch.dtype, folder: Path | None = None) -> None:
+        self.num_rows, self.width, self.dtype = num_rows, width, dtype
+        self.num_bytes = num_rows * width * dtype.itemsize
+        self._file = ScratchFile(self.num_bytes, folder)
+        self._block = max(1, BLOCK_BYTES // max(1, width * dtype.itemsize))
+        self._cleared = np.zeros(-(-num_rows // self._block), np.uint8)  # by block: what the file has there is void
+
+    def read(self, first: int, end: int) -> Tensor:
+        """A copy of the rows [end - first, F] from `first` on."""
+        assert 0 <= first <= end <= self.num_rows
+        self._settle(first, end)
+        out = torch.empty(end - first, self.width, dtype=self.dtype)
+        return self._file.read(first * self.width * self.dtype.itemsize, out)
+
+    def write(self, first: int, rows: Tensor) -> None:
+        """Puts rows [m, F] in the place of those from `first` on."""
+        assert first >= 0
+        assert first + len(rows) <= self.num_rows
+        assert rows.shape[1:] == (self.width,)
+        end, block = first + len(rows), self._block
+        self._cleared[-(-first // block) : len(self._cleared) if end == self.num_rows else end // block] = 0
+        self._settle(first, end)
+        self._file.write(first * self.width * self.dtype.itemsize, rows.detach().to("cpu", self.dtype))
+
+    def gather(self, rows: Tensor, out: Tensor, places: Tensor | None = None) -> None:
+        """`out[places[i]] = self[rows[i]]`; rows int64 [c], ascending and distinct; out [K, F] contiguous.
+
+        places None: out[i].
+        """
+        self._check(rows, out)
+        self._settle(0, self.num_rows)
+        if out.device.type == "cpu":
+            with self._file.explained():
+                native.gather_file_rows(self._file.handle, rows, places, out)
+        else:
+            found = torch.empty(len(rows), self.width, dtype=self.dtype, pin_memory=out.is_cuda)
+            self.gather(rows, found)
+            _put(found, out, places)
+
+    def add(self, rows: Tensor, values: Tensor, places: Tensor | None = None) -> None:
+        """`self[rows[i]] += values[places[i]]`; rows int64 [c], ascending and distinct; values [K, F].
+
+        places None: values[i].
+        """
+        self._check(rows, values)
+        if values.device.type != "cpu":
+            values, places = _taken(values, places).to("cpu"), None
+        with self._file.explained():
+            native.add_file_rows(
+                self._file.handle,
+                rows,
+                places,
+                values,
+                num_rows=self.num_rows,
+                block_rows=self._block,
+                cleared=torch.from_numpy(self._cleared),
+            )
+
+    def clear(self) -> None:
+        """Makes all rows zero, without a word to the file: what is added to them is written there, and not read."""
+        self._cleared.fill(1)
+
+    def tensor(self) -> Tensor:
+        """All rows [n, F] as a tensor that is mapped: it shares them, and keeps them when this object is gone."""
+        if not self.num_bytes:
+            return torch.empty(self.num_rows, self.width, dtype=self.dtype)
+        self._settle(0, self.num_rows)
+        return self._file.tensor(self.num_rows, self.width, dtype=self.dtype)
+
+    def close(self) -> None:
+        """Gives the space back, unless a tensor shares it."""
+        self._file.close()
+
+    def _settle(self, first: int, end: int) -> None:
+        """Writes the zeros of blocks that were cleared, in which some of these rows are."""
+        cleared = self._cleared[first // self._block : -(-end // self._block)]
+        if not cleared.any():
+            return
+        for block in (cleared.nonzero()[0] + first // self._block).tolist():
+            begin, stop = block * self._block, min((block + 1) * self._block, self.num_rows)
+            zeros = torch.zeros(stop - begin, self.width, dtype=self.dtype)
+            self._file.write(begin * self.width * self.dtype.itemsize, zeros)
+        cleared.fill(0)
+
+    def _check(self, rows: Tensor, table: Tensor) -> None:
+        assert table.shape[1:] == (self.width,)
+        assert table.dtype == self.dtype
+        assert not len(rows) or int(rows[-1]) < self.num_rows
+
+
+class PinnedRows:
+    """The same rows in memory that a device reaches by itself, where that device is a GPU.
+
+    device: which; anything but a GPU gets plain memory.
+    """
+
+    def __init__(self, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.num_rows, self.width, self.dtype = num_rows, width, dtype
+        self.num_bytes = num_rows * width * dtype.itemsize
+        self._pinned = device.type == "cuda"
+        self._rows = torch.zeros(num_rows, width, dtype=dtype, pin_memory=self._pinned)
+
+    def read(self, first: int, end: int) -> Tensor:
+        """The rows [end - first, F] from `first` on, in their own memory, not to be changed."""
+        return self._rows[first:end]
+
+    def write(self, first: int, rows: Tensor) -> None:
+        """Puts rows [m, F] in the place of those from `first` on."""
+        self._rows[first : first + len(rows)] = rows.detach().to("cpu")
+
+    def gather(self, rows: Tensor, out: Tensor, places: Tensor | None = None) -> None:
+        """`out[places[i]] = self[rows[i]]`; rows int64 [c], ascending and distinct; out [K, F], here or on the GPU.
+
+        places None: out[i].
+        """
+        found = torch.empty(len(rows), self.width, dtype=self.dtype, pin_memory=self._pinned)
+        _put(torch.index_select(self._rows, 0, rows, out=found), out, places)
+
+    def add(self, rows: Tensor, values: Tensor, places: Tensor | None = None) -> None:
+        """`self[rows[i]] += values[places[i]]`; rows int64 [c], ascending and distinct; values [K, F].
+
+        places None: values[i].
+        """
+        add_rows(self._rows, rows, _taken(values, places))
+
+    def clear(self) -> None:
+        """Makes all rows zero."""
+        self._rows.zero_()
+
+    def tensor(self) -> Tensor:
+        """All rows [n, F], shared."""
+        return self._rows
+
+    def close(self) -> None:
+        """Gives the memory back, unless a tensor shares it."""
+        self._rows = self._rows.new_empty(0, self.width)
+
+
+def _taken(values: Tensor, places: Tensor | None) -> Tensor:
+    """`values[places]`; None: all."""
+    return values if places is None else values.index_select(0, places.to(values.device))
+
+
+def _put(found: Tensor, out: Tensor, places: Tensor | None) -> None:
+    """`out[places[i]] = found[i]`, by one copy where places are a run; None: out[i]."""
+    first, count = 0 if places is None or not len(places) else int(places[0]), len(found)
+    if places is None or torch.equal(places.to("cpu"), torch.arange(first, first + count)):
+        out[first : first + count].copy_(found, non_blocking=True)
+    else:
+        out.index_copy_(0, places.to(out.device), found.to(out.device, non_blocking=True))
+
+
+def host_rows(
+    num_rows: int, width: int, dtype: torch.dtype, *, device: torch.device, folder: Path | None = None
+) -> HostRows | PinnedRows:
+    """Rows for a device to work on: pinned for a GPU unless a folder is named, else in a file."""
+    if device.type == "cuda" and folder is None:
+        return PinnedRows(num_rows, width, dtype, device)
+    return HostRows(num_rows, width, dtype, folder)
+
+
+def add_rows(table: Tensor, rows: Tensor, added: Tensor) -> None:
+    """`table[rows] += added` on the table's device; rows int64 [c], distinct."""
+    if table.device.type == "cpu":
+        native.add_rows(table, rows, added.to("cpu"))
+    else:
+        table.index_add_(0, rows, added)
