@@ -89,13 +89,16 @@ class Plan(ABC):
         machine: Machine | None = None,
         decisions: Any = None,
     ) -> None:
-        if self.max_ranks is not None and size > self.max_ranks:
-            raise InputError(
-                f"strategy {self.name} runs on one rank: give --workers 1, or --strategy tensor for {size}"
-            )
+        self.check_size(size)
         self.work, self.size, self.machine = work, size, machine
         self.options = self.options_type() if options is None else options
         self.decide(decisions)
+
+    @classmethod
+    def check_size(cls, size: int) -> None:
+        """InputError for more ranks than the strategy can use."""
+        if cls.max_ranks is not None and size > cls.max_ranks:
+            raise InputError(f"strategy {cls.name} runs on one rank: give --workers 1, or --strategy tensor for {size}")
 
     def decide(self, decisions: Any) -> None:
         """Makes the choices that the plan consists of, or takes those given. InputError for what cannot be."""
