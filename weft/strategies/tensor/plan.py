@@ -138,6 +138,8 @@ class TensorPlan(Plan):
 
     def footprint(self, op: GraphOperation, rank: int) -> Footprint:
         """Of this rank's columns of all rows, that of the kernels; and messages on both ways."""
+        if self.chunking is not None:
+            raise NotImplementedError(f"strategy {self.name} does not say what {op.op} takes chunk by chunk")
         stats, size, itemsize = self.work.stats, self.size, self.work.itemsize
         assert isinstance(op.op, Aggregate)
         start, stop = even_bounds(op.width, size)[rank : rank + 2]
