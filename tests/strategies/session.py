@@ -41,7 +41,7 @@ class Given(dict[str, Any]):
         kind = get_strategy(name)
         known = {spec.name for spec in fields(kind.options_type)}
         options = kind.options_type(**{one: value for one, value in self.items() if one in known})
-        return kind(work, size, options, self.get("machine") if "probe" in known else None)
+        return kind(work, size, options, self.get("machine") if "probe" in kind.flags else None)
 
 
 NOTHING = Given()

@@ -73,6 +73,8 @@ class Plan(ABC):
     name: ClassVar[str]
     """What the command line calls it."""
     options_type: ClassVar[type[Options]] = Options
+    flags: ClassVar[tuple[str, ...]] = ()
+    """Its flags that are no options, since they are read before there is a plan."""
     exact: ClassVar[bool] = True
     """Whether it gives the numbers of `single`."""
     optimisations: ClassVar[tuple[str, ...]] = ()

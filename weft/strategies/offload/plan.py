@@ -68,6 +68,7 @@ class OffloadPlan(Plan):
 
     name = "offload"
     options_type = OffloadOptions
+    flags = ("probe",)
     optimisations = ("share", "keep", "reorder", "prefetch")
     traits = SPREAD
     options: OffloadOptions

@@ -42,8 +42,6 @@ class TensorOptions(Options):
     """Bytes that aggregates may have on the device at once; None: no limit."""
     chunks: int = 0
     """In how many chunks they are made at least; 0: as few as that allows."""
-    nn_device: str = "auto"
-    """Where rows are mapped: on the device, on the host, or auto, on the host under a limit."""
     device: str = ""
     """The device of the aggregates, if it is another than that of the rows."""
 
@@ -53,6 +51,7 @@ class TensorPlan(Plan):
 
     name = "tensor"
     options_type = TensorOptions
+    flags = ("nn_device",)
     optimisations = ("pipeline",)
     traits = SPREAD._replace(
         block_error="strategy tensor cannot run a layer that asks for whole source rows (view.block), because a rank "

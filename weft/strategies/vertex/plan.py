@@ -56,8 +56,6 @@ class HybridOptions(VertexOptions):
     """The share of remote sources to cache at each layer; None: where it costs less."""
     cache_memory: int | None = None
     """Bytes that a rank's cached vertices may take; None: no limit."""
-    probe: str = ""
-    """The file of what a machine costs, see weft.cost.Machine."""
 
 
 class VertexPlan(Plan):
@@ -279,3 +277,4 @@ class HybridPlan(VertexPlan):
 
     name = "hybrid"
     options_type = HybridOptions
+    flags = ("probe",)
