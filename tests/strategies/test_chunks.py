@@ -155,7 +155,7 @@ def test_a_limit_that_nothing_fits_in_is_refused_with_the_least(case: Case) -> N
     placed.step(0)
     assert 0 < placed.meter.take("train").working_bytes <= bytes_needed
     with pytest.raises(InputError, match=f"give at least {bytes_needed:,}"):
-        Session(case, "tensor", Group(), Given(device_memory=bytes_needed - 1))
+        Given(device_memory=bytes_needed - 1).plan("tensor", placed.plan.work).require()
 
 
 @pytest.mark.parametrize("asked", [{"chunks": 2}, {"device_memory": 1 << 30}])

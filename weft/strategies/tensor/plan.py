@@ -190,7 +190,6 @@ class TensorPlan(Plan):
         return torch.arange(rank, self.work.stats.num_vertices, self.size)  # every chunk's rows are spread evenly
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedTensor:
-        self.require()
         return PlacedTensor(self, group, self.own_rows(group.rank), seed=seed)
 
 
