@@ -131,7 +131,7 @@ class Runner:
         self.plan = make_plan(kind, work, group.size, **given)
         probe_start = time.perf_counter()
         if self.plan.wants_machine:
-            self.plan = type(self.plan)(work, group.size, self.plan.options, probe(work, group))
+            self.plan = type(self.plan)(work, group.size, self.plan.options, probe(work, self.plan.traits, group))
         self.probe_seconds = time.perf_counter() - probe_start
         self.placed = self.plan.place(group)
         self.setup_seconds = time.perf_counter() - start
