@@ -34,7 +34,7 @@ from weft.strategies.offload.cut import MAX_CHUNKS, Cutter, Orders
 from weft.strategies.offload.forecast import Forecast, forecast
 from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.moves import Moves, MoveSizes
-from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, embedded_stats, make_embedded_halo
+from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, make_embedded_halo
 from weft.strategies.view import Exchange
 
 SOME_CHUNKS = 64  # whose memory is named where a limit is below what any chunk takes
@@ -210,10 +210,12 @@ class OffloadPlan(Plan):
 
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
         flops = SegmentFlops(self.work, self.programs[training], self.levels(rank), training=training)
-        return self._trace(rank, self.chunks(rank), flops, training=training)
+        return self._trace(self.chunks(rank), self._sizes(rank), flops, training=training)
 
-    def _trace(self, rank: int, chunks: RankChunks, flops: SegmentFlops | None = None, *, training: bool) -> Trace:
-        made = Moves(chunks, self._sizes(rank), training=training, flops=flops).operations()
+    def _trace(
+        self, chunks: RankChunks, sizes: MoveSizes, flops: SegmentFlops | None = None, *, training: bool
+    ) -> Trace:
+        made = Moves(chunks, sizes, training=training, flops=flops).operations()
         if training and self.size > 1:
             made.append(all_reduce("gradients", self.work.num_shared, self.work.itemsize, self.size))
         return Trace(operations=tuple(made))
@@ -224,7 +226,7 @@ class OffloadPlan(Plan):
             size=self.size,
             itemsize=work.itemsize,
             weight=work.itemsize if work.stats.weighted else 0,
-            embedded=embedded_stats(graph, self.cutter.needed, rank, self.vertices.part),
+            embedded=self.vertices.embedded(rank),
             embedded_width=sum(weight.shape[1] for weight in embeddings(work.model).values()),
             share=work.optimisations.share,
             edge_ids=bool(graph.relations) or graph.edge_features is not None,
@@ -233,8 +235,9 @@ class OffloadPlan(Plan):
 
     def forecast(self, rank: int, chunks: RankChunks) -> Forecast:
         """What a rank will take and move."""
-        trace = self._trace(rank, chunks, training=True)
-        made = forecast(self.work.graph, self.work.model, chunks, self._sizes(rank), trace)
+        sizes = self._sizes(rank)
+        trace = self._trace(chunks, sizes, training=True)
+        made = forecast(self.work.graph, self.work.model, chunks, sizes, trace)
         return replace(made, device=self.memory_probe.most(chunks.chunks))
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedOffload:
