@@ -28,8 +28,7 @@ class BroadcastPlan(Plan):
         return made
 
     def place(self, group: Group, *, seed: int = 0) -> Placed:
-        first, end = even_bounds(self.work.stats.num_vertices, self.size)[group.rank : group.rank + 2]
-        return PlacedRange(self, group, slice(first, end), seed=seed)
+        return PlacedRange(self, group, self.own_rows(group.rank), seed=seed)
 
 
 class PlacedRange(Placed):
