@@ -89,7 +89,7 @@ class Halos(Exchange):
     """The rows that the blocks of one stage lack are fetched; results are the first rows of those that come in.
 
     blocks: one for each step, the last one's targets last. whole: the graph's topology, for a stage without aggregates.
-    rows_ids: int64 [n], the original ids of the rank's rows, of which it answers for the first `num_own`.
+    row_ids: int64 [n], the original ids of the rank's rows, of which it answers for the first `num_own`.
     """
 
     def __init__(
