@@ -26,11 +26,11 @@ from weft.core.meter import Meter
 from weft.core.tensor_peak import TensorPeak
 from weft.engine.metrics import NodeTask
 from weft.nn import Workload, make_model
-from weft.strategies import STRATEGIES, get_strategy
+from weft.strategies import STRATEGIES, ResidentPlan, get_strategy
 
 STEPS = 5
 """The first makes what is kept from epoch to epoch; stale exchanges in the last."""
-RESIDENT = tuple(name for name in STRATEGIES if name != "offload")
+RESIDENT = tuple(name for name, plan in STRATEGIES.items() if issubclass(plan, ResidentPlan))
 
 
 def main() -> int:

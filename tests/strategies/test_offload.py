@@ -30,7 +30,8 @@ from weft.data import Graph, TypedShape
 from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View, Workload
 from weft.strategies import Step
 from weft.strategies.offload.cut import Cutter
-from weft.strategies.offload.plan import MARGIN, OffloadPlan, PlacedOffload
+from weft.strategies.offload.placed import PlacedOffload
+from weft.strategies.offload.plan import MARGIN, OffloadPlan
 
 CHUNKS = (1, 3, 16)
 INTERMEDIATES = ("auto", "recompute", "keep")
@@ -423,7 +424,7 @@ def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
     assert limit < whole
     placed = Session(case, "offload", Group(), Given(device_memory=limit))
     assert isinstance(placed.strategy, PlacedOffload)
-    assert plan.memory_probe.most(placed.strategy.plan.chunks(0).chunks) <= limit
+    assert plan.memory_probe.most(placed.plan.chunks(0).chunks) <= limit
     assert 1 < len(placed.strategy.chunks.rounds(0)) <= 16
     check_numbers(placed)
     placed.evaluation()

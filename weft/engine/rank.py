@@ -152,7 +152,10 @@ def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopRe
     if found:
         trainer.restore(*found)
     placed = group.all_gather_object(strategy.describe() | {"probe_seconds": probe_seconds})
-    stopped_by, summary, best = _follow(trainer, stop) if group.rank else _lead(job, folder, trainer, stop, placed)
+    if group.rank:
+        stopped_by, summary, best = _follow(trainer, stop)
+    else:
+        stopped_by, summary, best = _lead(job, folder, trainer, stop, placement=placed, machine=plan.machine)
     if stopped_by:
         return stopped_by
     with group.meter.during("record", "the end of the run"):
@@ -171,8 +174,8 @@ def _follow(trainer: Trainer, stop: StopRequest) -> Led:
     return stopped_by, {}, {} if stopped_by else trainer.whole_best()
 
 
-def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, placed: list[dict[str, Any]]) -> Led:
-    """Rank 0's part: it writes. placed: what is worth a record of each rank's placement."""
+def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **placed: Any) -> Led:
+    """Rank 0's part: it writes. placed: what the record is to say of the plan and of the ranks."""
     config, graph, group = job.config, trainer.strategy.graph, trainer.group
     first = trainer.progress.epoch
     show = ProgressShow(first, config.epochs, quiet=job.quiet)
@@ -185,8 +188,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, plac
                 threads=torch.get_num_threads(),
                 torch=torch.__version__,
                 graph=facts,
-                placement=placed,
-                machine=trainer.strategy.plan.machine,
+                **placed,
             )
             stopped_by = trainer.run(stop, writer)
         if stopped_by:

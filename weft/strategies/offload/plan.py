@@ -13,29 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.chunks.flops import SegmentFlops
-from weft.chunks.passes import Pass
-from weft.chunks.placed import PlacedChunks
 from weft.chunks.program import ProgramTracer, Segment
 from weft.chunks.rank import ChunkShape, RankChunks
-from weft.chunks.tables import Rows
-from weft.comm import Group, sum_gradients
+from weft.comm import Group
 from weft.core.errors import InputError
 from weft.core.memory import give_back_pages
 from weft.core.units import format_bytes
-from weft.cost import NOMINAL_RATES, Operation, Trace, all_reduce
+from weft.cost import NOMINAL_RATES, Trace, all_reduce
 from weft.data import Graph
-from weft.nn import SPREAD, BlockSize, GraphOperation, Inputs, Workload, embeddings, shared_parameters
+from weft.nn import SPREAD, Workload, embeddings
+from weft.partition import make_dependencies
 from weft.store.host import free_bytes
-from weft.strategies.base import Placed, Plan, Step, whole_topology
+from weft.strategies.base import Plan
 from weft.strategies.offload.cut import MAX_CHUNKS, Cutter, Orders
 from weft.strategies.offload.forecast import Forecast, forecast
 from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.moves import Moves, MoveSizes
+from weft.strategies.offload.placed import PlacedOffload
 from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, make_embedded_halo
-from weft.strategies.view import Exchange
 
 SOME_CHUNKS = 64  # whose memory is named where a limit is below what any chunk takes
 MARGIN = 0.91  # of a limit is filled: what is found scaled down has been up to 8 % below what chunks then took
@@ -107,6 +105,7 @@ class OffloadPlan(Plan):
         """Lets go of what planning holds."""
         self._cutter = None
         self.vertices.forget()
+        give_back_pages()  # planning takes more than the device may have
 
     def decisions(self) -> dict[str, Any]:
         if self._decisions is None:
@@ -119,9 +118,6 @@ class OffloadPlan(Plan):
     def chunks(self, rank: int) -> RankChunks:
         """What a rank does chunk by chunk."""
         made = self.decisions()
-        if "only" in made:
-            found = self.cutter.cut(rank, [[made["only"]] * self.programs[True].num_hops])
-            return replace(found, span=made["only"][1], kept=frozenset(made["kept"]))
         return self.cut(rank, made["count"], made["orders"])
 
     def cut(self, rank: int, count: int, orders: Orders | None = None) -> RankChunks:
@@ -168,12 +164,13 @@ class OffloadPlan(Plan):
 
     def _place_scaled(self, graph: Graph, model: nn.Module, bounds: Sequence[int]) -> PlacedOffload:
         """Places a model on a small graph, of whose chunks only the first is worked on."""
-        options = OffloadOptions(
-            intermediates=self.options.intermediates, scratch=self.options.scratch, device=self.options.device
-        )
+        options, part = self.options, torch.zeros(graph.num_vertices, dtype=torch.int32)
         work = Workload(model, graph, replace(self.work.optimisations, prefetch=False, reorder=False))
-        only = {"only": list(bounds), "kept": sorted(self.kept)}
-        return PlacedOffload(OffloadPlan(work, 1, options, decisions=only), Group(device=options.device or "cpu"))
+        needed = make_dependencies(graph.in_edges, part, 0, 1, self.vertices.caching)
+        cutter = Cutter(work, self.programs, [needed], self.kept, on_cpu=options.on_cpu)
+        chunks = replace(cutter.cut(0, [[bounds] * self.programs[True].num_hops]), span=bounds[1])
+        group = Group(device=options.device or "cpu")
+        return PlacedOffload(work, chunks, group, folder=options.scratch, only_first=True)
 
     def require(self) -> None:
         options, graph = self.options, self.work.graph
@@ -199,17 +196,8 @@ class OffloadPlan(Plan):
                 "another folder with --scratch, a smaller --hidden, or fewer --layers"
             )
 
-    def level_rows(self, rank: int) -> Sequence[Tensor]:
-        return self.vertices.level_rows(rank)
-
-    def level_blocks(self, rank: int) -> Sequence[BlockSize]:
-        return self.vertices.level_blocks(rank)
-
-    def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
-        raise NotImplementedError(f"offload's trace is of chunks, not of {op.op} on rank {rank}")
-
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
-        flops = SegmentFlops(self.work, self.programs[training], self.levels(rank), training=training)
+        flops = SegmentFlops(self.work, self.programs[training], self.vertices.levels(rank), training=training)
         return self._trace(self.chunks(rank), self._sizes(rank), flops, training=training)
 
     def _trace(
@@ -241,88 +229,14 @@ class OffloadPlan(Plan):
         return replace(made, device=self.memory_probe.most(chunks.chunks))
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedOffload:
-        return PlacedOffload(self, group, seed=seed)
-
-
-class PlacedOffload(Placed):
-    """A rank's rows on the host, and the passes over them."""
-
-    plan: OffloadPlan
-
-    def __init__(self, plan: OffloadPlan, group: Group, *, seed: int = 0) -> None:
-        chunks = plan.chunks(group.rank)
-        needed = chunks.dependencies
-        super().__init__(plan, group, needed.own, seed=seed, input_rows=needed.rows)
-        self.programs = chunks.programs
-        self.topology = whole_topology(plan.work, "cpu")
-        self.chunks = PlacedChunks(
-            chunks,
-            plan.work,
-            self.model,
+        placed = PlacedOffload(
+            self.work,
+            self.chunks(group.rank),
             group,
             seed=seed,
-            topology=self.topology,
-            embedded_halo=make_embedded_halo(plan.vertices, group),
-            folder=plan.options.scratch,
-            only_first="only" in plan.decisions(),
+            folder=self.options.scratch,
+            embedded_halo=make_embedded_halo(self.vertices, group),
+            forecast=Forecast(**self.decisions()["forecasts"][group.rank]),
         )
-        self._volumes = [
-            {"given": asdict(one.given), "chosen": asdict(one.schedule.volumes)} for one in chunks.schedules
-        ]
-        self._pass: Pass | None = None
-        self._lent: list[Rows] = []
-        self._logits: Rows | None = None
-        self._planning = True
-        self.chunks.release()
-
-    def describe(self) -> dict[str, Any]:
-        foreseen = self.plan.decisions()["forecasts"][self.group.rank]
-        return {"forecast": foreseen, "summary": str(Forecast(**foreseen)), "volumes": self._volumes}
-
-    def make_inputs(self) -> Inputs:
-        """Nothing: features are read range by range."""
-        return Inputs(
-            rows=torch.empty(0, self.graph.num_features, dtype=self.work.dtype), optimisations=self.work.optimisations
-        )
-
-    def exchange(self, stage: int) -> Exchange:
-        raise NotImplementedError(f"stage {stage} is run chunk by chunk, by a pass")
-
-    def forward(self, step: Step) -> Tensor:
-        self.model.train(step.training)
-        self._end()
-        if self._planning:
-            self._planning = False
-            self.plan.forget()
-            give_back_pages()  # planning took more than the device may have
-        made = Pass(self.chunks, self.programs[step.training], step_key=step.key, training=step.training)
-        logits = made.forward()
-        if step.training:
-            self._pass = made
-        else:  # nothing follows but the next pass
-            made.end(but=logits)
-            self._logits = logits
-        return logits.tensor()
-
-    def backward(self, logits: Tensor, grad: Tensor) -> None:
-        del logits
-        assert self._pass is not None
-        self._pass.backward(grad)
-        self._end()
-        sum_gradients(shared_parameters(self.model), self.group)
-
-    def _end(self) -> None:
-        """Takes back what the last pass has on the host."""
-        if self._pass is not None:
-            self._pass.end()
-        self.chunks.pool.free(*self._lent, self._logits)
-        self._lent, self._logits, self._pass = [], None, None
-
-    @property
-    def rows_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def empty_rows(self, rows: Tensor) -> Tensor:
-        made = self.chunks.pool.alloc(*rows.shape)
-        self._lent.append(made)
-        return made.tensor()
+        self.forget()
+        return placed

@@ -29,7 +29,8 @@ from weft.nn import (
     WorkingSet,
     kernel_footprint,
 )
-from weft.strategies.base import Options, Placed, Plan
+from weft.strategies.base import Options
+from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.tensor.attention import AttentionPlan
 from weft.strategies.tensor.columns import Columns, RowCounts, operations
 
@@ -46,7 +47,7 @@ class TensorOptions(Options):
     """The device of the aggregates, if it is another than that of the rows."""
 
 
-class TensorPlan(Plan):
+class TensorPlan(ResidentPlan):
     """One program on P ranks, exact: the ranks' loads differ by at most one row and one column."""
 
     name = "tensor"
@@ -193,7 +194,7 @@ class TensorPlan(Plan):
         return PlacedTensor(self, group, self.own_rows(group.rank), seed=seed)
 
 
-class PlacedTensor(Placed):
+class PlacedTensor(ResidentPlaced):
     """The whole topology, N / P rows, and F / P columns of all rows."""
 
     plan: TensorPlan

@@ -31,7 +31,8 @@ from weft.nn import (
     kernel_footprint,
 )
 from weft.partition import Caching, Dependencies, Hop, make_dependencies, range_parts
-from weft.strategies.base import Options, Placed, Plan, whole_topology
+from weft.strategies.base import Options, whole_topology
+from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.vertex.blocks import Block, BlockStats, Halos, operations
 from weft.strategies.vertex.costs import NOMINAL, fetched_width, is_fetched, level_costs
 from weft.strategies.vertex.embedded import EmbeddedHalo, again_by_owner
@@ -57,7 +58,7 @@ class HybridOptions(VertexOptions):
     """Bytes that a rank's cached vertices may take; None: no limit."""
 
 
-class VertexPlan(Plan):
+class VertexPlan(ResidentPlan):
     """One program on P ranks, exact, that caches a share of the remote sources and fetches the others."""
 
     options_type: ClassVar[type[Options]] = VertexOptions
@@ -188,7 +189,7 @@ class VertexPlan(Plan):
         return Halo(route, group, name=name, ring=optimisations.ring, overlap=optimisations.overlap)
 
 
-class PlacedVertices(Placed):
+class PlacedVertices(ResidentPlaced):
     """A rank's vertices, the blocks of their in-edges, and the halos that bring what these lack."""
 
     plan: VertexPlan
