@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+PACKAGES := $(shell find weft -name __init__.py)
 
 .PHONY: demo test lint clean
 
@@ -19,8 +20,9 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/codespell
 
-# Editable, so that changes in weft/ count at once; changes in csrc/ build again.
-$(VENV)/ready: $(SOURCES)
+# Editable, so that changes in weft/ count at once; changes in csrc/ build again. So does a new package: the import hook has a
+# list of modules and their files, and one that has become a package is not found where it was.
+$(VENV)/ready: $(SOURCES) $(PACKAGES)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "weft needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'

@@ -27,7 +27,6 @@ from cluster import Cluster, Unavailable
 from kernels import save
 from safetensors.torch import load_file, save_file
 from steps import make_plan, train_step
-from weft.strategies.vertex.probe import probe
 
 import weft
 from weft.comm import Group, join
@@ -39,6 +38,7 @@ from weft.engine.tasks import make_task
 from weft.engine.writer import communication_seconds
 from weft.nn import Workload, make_model
 from weft.partition import make_book
+from weft.strategies.probe import probe
 
 TOLERANCE = 1e-3  # of float32 logits, relative to the largest: contenders sum in different orders
 CLASSES = 16
@@ -131,7 +131,7 @@ class Runner:
         self.plan = make_plan(kind, work, group.size, **given)
         probe_start = time.perf_counter()
         if self.plan.wants_machine:
-            self.plan = type(self.plan)(work, group.size, self.plan.options, probe(work, group))
+            self.plan = type(self.plan)(work, group.size, self.plan.options, probe(work, self.plan.traits, group))
         self.probe_seconds = time.perf_counter() - probe_start
         self.placed = self.plan.place(group)
         self.setup_seconds = time.perf_counter() - start

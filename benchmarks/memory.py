@@ -8,15 +8,17 @@ What counts is what a step makes, the gradients with it, until Adam's step; what
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 from kernels import save
+from processes import start
+from steps import make_plan, train_step
 
 import weft
 from weft.comm import Group, join
@@ -24,11 +26,11 @@ from weft.core.meter import Meter
 from weft.core.tensor_peak import TensorPeak
 from weft.engine.metrics import NodeTask
 from weft.nn import Workload, make_model
-from weft.strategies import STRATEGIES, Step, get_strategy
+from weft.strategies import STRATEGIES, ResidentPlan, get_strategy
 
 STEPS = 5
 """The first makes what is kept from epoch to epoch; stale exchanges in the last."""
-RESIDENT = tuple(name for name in STRATEGIES if name != "offload")
+RESIDENT = tuple(name for name, plan in STRATEGIES.items() if issubclass(plan, ResidentPlan))
 
 
 def main() -> int:
@@ -51,19 +53,16 @@ def on_ranks(size: int, options: argparse.Namespace) -> list[list[dict]]:
     """What every rank says."""
     if size == 1:
         return [list(cases(Group(), options))]
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(size)]
-        for rank, (_, sender) in enumerate(pipes):
-            context.Process(target=one_rank, args=(rank, size, folder, sender, options), daemon=True).start()
-            sender.close()
-        return [receiver.recv() for receiver, _ in pipes]
+        every = {"WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
+        pipes = [
+            start(one_rank, folder, options, RANK=str(rank), LOCAL_RANK=str(rank), **every) for rank in range(size)
+        ]
+        return [pipe.recv() for pipe in pipes]
 
 
-def one_rank(rank: int, size: int, folder: str, pipe: object, options: argparse.Namespace) -> None:
+def one_rank(folder: str, options: argparse.Namespace, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     group = join(timeout_seconds=600, meter=Meter(), init_method=f"file://{Path(folder) / 'meet'}")
     pipe.send(list(cases(group, options)))
     group.close()
@@ -78,18 +77,14 @@ def cases(group: Group, options: argparse.Namespace) -> Iterator[dict]:
             torch.manual_seed(0)
             widths = {"hidden": options.hidden, "layers": options.layers}
             made = make_model(model, graph.num_features, graph.num_classes, **widths)
-            plan = get_strategy(strategy)(Workload(made, graph), group.size)
+            plan = make_plan(strategy, Workload(made, graph), group.size)
             placed = plan.place(group)
             task = NodeTask(graph, placed.rows, group, placed.empty_rows, placed.rows_device)
             seen = []
             for epoch in range(STEPS):
                 placed.model.zero_grad()
                 with TensorPeak() as peak:
-                    step = Step(epoch=epoch, training=True)
-                    rows = placed.forward(step)
-                    _, grad = task.loss(rows, step)
-                    placed.backward(rows, grad)
-                    del rows, grad
+                    train_step(placed, task, epoch)
                 seen.append(peak.most)
             foreseen = plan.memory(group.rank)
             yield {"strategy": strategy, "model": model, "foreseen": foreseen, "seen": max(seen[1:])}

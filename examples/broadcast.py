@@ -8,11 +8,11 @@ from weft.comm import Group, Halo, Route, even_bounds
 from weft.cost import Operation
 from weft.data import Adjacency
 from weft.nn import Aggregate, GraphOperation, Rows, SubTopology, Topology
-from weft.strategies import Exchange, Placed, PlacedView, Plan, register
+from weft.strategies import Exchange, PlacedView, ResidentPlaced, ResidentPlan, register
 
 
 @register
-class BroadcastPlan(Plan):
+class BroadcastPlan(ResidentPlan):
     name = "broadcast"
 
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
@@ -27,12 +27,11 @@ class BroadcastPlan(Plan):
                 made.append(Operation(kind="aggregate", edges=int(indptr[end] - indptr[first]) * op.width))
         return made
 
-    def place(self, group: Group, *, seed: int = 0) -> Placed:
-        first, end = even_bounds(self.work.stats.num_vertices, self.size)[group.rank : group.rank + 2]
-        return PlacedRange(self, group, slice(first, end), seed=seed)
+    def place(self, group: Group, *, seed: int = 0) -> ResidentPlaced:
+        return PlacedRange(self, group, self.own_rows(group.rank), seed=seed)
 
 
-class PlacedRange(Placed):
+class PlacedRange(ResidentPlaced):
     def exchange(self, _stage: int) -> Exchange:
         return Everyone(self.topology, self.rows, self.group)
 

@@ -39,6 +39,13 @@ def _quick_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("script", sorted(path.stem for path in BENCHMARKS.glob("*.py")))
+def test_it_can_be_imported(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that need a cluster, a GPU or minutes, which nothing else here runs."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    importlib.import_module(script)
+
+
 @pytest.mark.usefixtures("_quick_processes")
 @pytest.mark.parametrize("name", RUNS)
 def test_benchmark(

@@ -19,7 +19,7 @@ LEVELS = {
     **dict.fromkeys(("nn", "comm", "partition", "cost"), 4),
     "chunks": 5,
     "strategies": 6,
-    **dict.fromkeys(("planner", "engine", "report"), 7),
+    **dict.fromkeys(("engine", "report"), 7),
     "cli": 8,
 }
 NETWORK = {"comm", "engine/launch.py"}

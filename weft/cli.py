@@ -163,13 +163,10 @@ def _train(options: argparse.Namespace) -> int:
     from weft.engine.run import is_main_process, run
 
     saved: dict[str, Any] = {}
-    if options.resume:
-        if options.out is None:
-            raise InputError("--resume needs --out: the folder of the run to go on with")
-        if RunFolder(options.out).config.exists():
-            before = Config.read(RunFolder(options.out).config)
-            strategy = getattr(options, "strategy", before.strategy)
-            saved = dataclasses.asdict(without_foreign_flags(before, strategy))
+    if options.resume and options.out is not None and RunFolder(options.out).config.exists():
+        before = Config.read(RunFolder(options.out).config)
+        strategy = getattr(options, "strategy", before.strategy)
+        saved = dataclasses.asdict(without_foreign_flags(before, strategy))
     config = _config(options, **saved)
     done = run(config, None, None, out=options.out, resume=options.resume)
     if is_main_process():

@@ -13,6 +13,7 @@ import torch
 from tests.engine.running import command
 from weft.cli import main
 from weft.data import Graph, load
+from weft.engine import run
 
 HYBRID = ("--strategy", "hybrid", "--workers", "2")
 Damage = Callable[[Path], None]
@@ -63,6 +64,9 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["train", "digits", "--strategy", "stale", "--refresh-every", "0"], "--refresh-every 0: give at least 1"),
         (["compare", "digits", "--strategies", "single,single"], "give different names"),
         (["compare", "digits", "--strategies", "single,tnesor"], "did you mean 'tensor'?"),
+        (["compare", "digits", "--ablate", "--scratch", "/tmp"], "--scratch has no effect under strategy"),
+        (["compare", "digits", "--ablate", "--disable", "share"], "--disable share has no effect under strategy"),
+        (["train", "no/such/graph", "--chunks", "2"], "--chunks has no effect under strategy single"),
     ],
 )
 def test_mistakes_in_the_command(
@@ -146,11 +150,14 @@ def test_a_damaged_archive(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         assert not out.exists()
 
 
-def test_an_output_folder_of_another_run(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
+def test_an_output_folder_of_another_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, store: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     assert main(["train", str(store), "--epochs", "3", "--out", str(out)]) == 0
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     capsys.readouterr()
+    monkeypatch.setattr(run, "make_plan", None)  # what takes long comes later
     assert "holds another run" in mistake(capsys, "train", store, "--epochs", "5", "--out", out)
     assert "has finished its 3 epochs: give more --epochs or --patience" in mistake(
         capsys, "train", store, "--resume", "--out", out
@@ -200,8 +207,11 @@ def test_a_book_that_does_not_fit(capsys: pytest.CaptureFixture[str], store: Pat
     assert not out.exists()
 
 
-def test_compare(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
+def test_compare(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, store: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "compare"
+    monkeypatch.setattr(run, "make_plan", None)  # plans were made before the first run
     command = [
         "compare",
         str(store),
@@ -221,6 +231,14 @@ def test_compare(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path
     table = capsys.readouterr().out
     assert "single" in table
     assert "tensor" in table
+
+
+def test_compare_plans_for_the_ranks_of_torchrun(store: Path, tmp_path: Path) -> None:
+    """Which `single` cannot use: refused before any contender has trained."""
+    said = command("compare", store, "--strategies", "tensor,single", "--out", tmp_path / "out", workers=2)
+    assert said.result == 2
+    assert "strategy single runs on one rank: give --workers 1, or --strategy tensor for 2" in said.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_ablate(store: Path, tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from weft.core.errors import InputError
 from weft.core.optimisations import OPTIMISATIONS
 from weft.engine.options import (
     TASK_FLAGS,
+    make_options,
     refuse_foreign_flags,
     strategies_with,
     strategies_with_optimisation,
     without_foreign_flags,
 )
-from weft.strategies import STRATEGIES, get_strategy
+from weft.strategies import STRATEGIES, VertexOptions, get_strategy
+from weft.strategies.single import SinglePlan
 
 OTHER = {
     "partition": "metis",
@@ -123,8 +125,26 @@ def test_the_page_says_the_same() -> None:
 
 def test_options_are_fields_of_the_configuration() -> None:
     known = {spec.name for spec in dataclasses.fields(Config)}
-    for name in STRATEGIES:
-        assert {spec.name for spec in dataclasses.fields(get_strategy(name).options_type)} <= known
+    for name in OWN:
+        plan = get_strategy(name)
+        options = {spec.name for spec in dataclasses.fields(plan.options_type)}
+        assert options | set(plan.flags) <= known
+        assert not options & set(plan.flags)
+
+
+def test_an_option_of_ones_own_keeps_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class MyOptions(VertexOptions):
+        radius: int = 3
+
+    class MyPlan(SinglePlan):
+        name = "mine"
+        options_type = MyOptions
+
+    monkeypatch.setitem(STRATEGIES, "mine", MyPlan)
+    assert make_options(Config(strategy="mine")) == MyOptions(radius=3)
+    with pytest.raises(InputError, match="--chunks has no effect under strategy mine"):
+        refuse_foreign_flags(Config(strategy="mine", chunks=2))
 
 
 def test_a_former_name_is_understood_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

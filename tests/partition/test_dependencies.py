@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.data.graph_checks import CALM
-from weft.core import native
 from weft.data import Adjacency, Graph, load
 from weft.partition import Caching, Dependencies, make_dependencies
+from weft.partition.dependencies import choose_cached
 
 ROW_SECONDS, EDGE_SECONDS, FETCH_SECONDS, ROW_BYTES, EDGE_BYTES = range(5)
 NUM_PARTS = 4
@@ -118,20 +118,7 @@ def chosen(
     adj: Adjacency, part: Tensor, own: int, caching: Caching, num_threads: int = 1
 ) -> tuple[list[int], float, bool]:
     """The native choice for a part."""
-    mine = (part == own).nonzero()[:, 0]
-    wanted = native.gather_block(adj.indptr, adj.indices, part, mine, len(mine))[2]
-    levels, num_bytes, limited = native.cache_levels(
-        adj.indptr,
-        adj.indices,
-        part,
-        own,
-        wanted,
-        caching.costs,
-        first=caching.first,
-        ratio=-1.0 if caching.ratio is None else caching.ratio,
-        max_bytes=-1.0 if caching.max_bytes is None else caching.max_bytes,
-        num_threads=num_threads,
-    )
+    levels, num_bytes, limited = choose_cached(adj, part, own, caching, num_threads)
     return levels.tolist(), num_bytes, limited
 
 

@@ -26,7 +26,7 @@ from weft.cost import Trace
 from weft.engine.metrics import NodeTask
 from weft.nn import Workload, embeddings
 from weft.partition import make_book
-from weft.strategies import Placed, Step, get_strategy
+from weft.strategies import Placed, ResidentPlaced, Step, get_strategy
 
 REFERENCES = "WEFT_TEST_REFERENCES"
 """The environment's name of the folder of references, which all processes of a session share."""
@@ -43,7 +43,7 @@ class Given(dict[str, Any]):
         kind = get_strategy(name)
         known = {spec.name for spec in fields(kind.options_type)}
         options = kind.options_type(**{one: value for one, value in self.items() if one in known})
-        return kind(work, size, options, self.get("machine") if "probe" in known else None)
+        return kind(work, size, options, self.get("machine") if "probe" in kind.flags else None)
 
 
 NOTHING = Given()
@@ -79,19 +79,18 @@ class Session:
     def input_gradient(self) -> Tensor | None:
         """The gradient of the loss by all features, summed over the ranks, which are not taken for constant here.
 
-        None from a strategy without views of all rows, which only does to running statistics what the others do.
+        None from a strategy that is not resident, which only does to running statistics what the others do.
         """
         self.model.train()
         self.model.zero_grad()
-        rows = self.strategy.inputs.rows
-        assert rows is not None
-        if not rows.shape[1]:
+        if self.graph.x is None:
             return torch.empty(0)
-        try:
-            views = [self.strategy.view(stage, key(7, 0, stage)) for stage in range(self.model.num_stages)]
-        except NotImplementedError:
+        if not isinstance(self.strategy, ResidentPlaced):
             self.strategy.forward(Step(epoch=0, training=True))
             return None
+        views = [self.strategy.view(stage, key(7, 0, stage)) for stage in self.strategy.stages]
+        rows = self.strategy.inputs.rows
+        assert rows is not None
         x = rows.clone().requires_grad_()
         logits = self.model(views, x)
         _, grad = self.task.loss(logits, Step(epoch=0, training=True))

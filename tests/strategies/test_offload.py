@@ -31,7 +31,8 @@ from weft.data import Graph, TypedShape
 from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View, Workload
 from weft.strategies import Step
 from weft.strategies.offload.cut import Cutter
-from weft.strategies.offload.plan import MARGIN, OffloadPlan, PlacedOffload
+from weft.strategies.offload.placed import PlacedOffload
+from weft.strategies.offload.plan import MARGIN, OffloadPlan
 
 CHUNKS = (1, 3, 16)
 INTERMEDIATES = ("auto", "recompute", "keep")
@@ -440,7 +441,7 @@ def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
     assert limit < whole
     placed = Session(case, "offload", Group(), Given(device_memory=limit))
     assert isinstance(placed.strategy, PlacedOffload)
-    assert plan.memory_probe.most(placed.strategy.plan.chunks(0).chunks) <= limit
+    assert plan.memory_probe.most(placed.plan.chunks(0).chunks) <= limit
     assert 1 < len(placed.strategy.chunks.rounds(0)) <= 16
     check_numbers(placed)
     placed.evaluation()
@@ -485,7 +486,7 @@ def foreseen() -> list[Any]:
 def check_forecast(group: Group, case: Case, placement: Given) -> None:
     placed = Session(case, "offload", group, placement)
     assert isinstance(placed.strategy, PlacedOffload)
-    foreseen = placed.strategy.describe()["forecast"]
+    foreseen = placed.plan.decisions()["forecasts"][group.rank]
     with rows_made() as made:
         for _ in range(2):
             placed.meter.take("train")

@@ -14,8 +14,8 @@ class Operation:
 
     kind: 'map' (flops of dense matrix products), 'aggregate' (edges x width), 'collective' (bytes sent to and received
     from other ranks), or 'transfer' (bytes sent to and received from the host).
-    tag: rows_to_cols, cols_to_rows, logits, halo, gradients, statistics; of a transfer rows, sources, edges, gradients;
-    else empty.
+    tag: rows_to_cols, cols_to_rows, logits, halo, gradients, statistics; of a task route, halo, scores, ends, ranks;
+    of a transfer rows, sources, edges, gradients; else empty.
     how: where there were several ways, which was taken and what each would send.
     """
 

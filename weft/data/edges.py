@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -11,21 +9,11 @@ from weft.core.errors import InputError
 from weft.core.native import coo_to_csr
 from weft.data.adjacency import Adjacency
 from weft.data.checks import cast, check_edge_features, check_finite, check_ids, check_vector
+from weft.data.fields import GraphFields
 
 # Above both, ids are arbitrary identifiers and no vertex numbers: the row pointers alone might not fit.
 MAX_SPARSE_IDS = 1 << 31
 MAX_IDS_PER_EDGE = 64
-
-
-class Edges(NamedTuple):
-    """In-edges and what else is known of each edge, in stored order."""
-
-    in_edges: Adjacency
-    """The edges, with their weights."""
-    edge_type: Tensor | None
-    """[E], as given to `build`."""
-    edge_features: Tensor | None
-    """float32 [E, K]."""
 
 
 def build(
@@ -37,10 +25,10 @@ def build(
     edge_features: Tensor | None = None,
     edge_type: Tensor | None = None,
     field: str = "edge_index",
-) -> Edges:
-    """In-edges of a graph, with the edges' types and features in the order in which its edges are stored.
+) -> GraphFields:
+    """What edges tell of a graph: themselves, their types and their features, in the order in which they are stored.
 
-    That order is by target, source, type, and position in the input.
+    It is by target, source, type, and position in the input.
     source and target are integer [E]; weight is float [E], edge_features float [E, K], edge_type integer [E].
     num_vertices is one more than the largest id where it is not given. Errors call the first two field[0] and field[1].
 
@@ -79,10 +67,10 @@ def build(
         num_sources=num_vertices,
         weight=None if weight is None else weight[edge_ids],
     )
-    return Edges(
-        in_edges,
-        None if edge_type is None else edge_type[edge_ids],
-        None if edge_features is None else edge_features[edge_ids],
+    return GraphFields(
+        in_edges=in_edges,
+        edge_type=None if edge_type is None else edge_type[edge_ids],
+        edge_features=None if edge_features is None else edge_features[edge_ids],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +40,9 @@ def with_random_classes(graph: Graph, num_classes: int, seed: int) -> Graph:
     if graph.y is not None:
         raise InputError(f"{graph.name} has labels of its own: leave out --random-classes")
     y = balanced_classes(graph.num_vertices, num_classes, seed)
-    drawn = (y, *random_split(torch.ones(len(y), dtype=torch.bool), seed))
-    y, train, val, test = (placed(tensor, graph) for tensor in drawn)
-    return replace(graph, y=y, train_mask=train, val_mask=val, test_mask=test, trusted=True)
+    drawn = {"y": y, **random_split(torch.ones(len(y), dtype=torch.bool), seed)._asdict()}
+    fields: dict[str, Any] = {name: placed(tensor, graph) for name, tensor in drawn.items()}
+    return replace(graph, **fields, trusted=True)
 
 
 def with_normalized_features(graph: Graph) -> Graph:

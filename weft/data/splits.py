@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,18 +21,26 @@ def stream(seed: int, *purpose: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key(seed, *purpose)))
 
 
-def random_split(eligible: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Train, validation and test masks, bool [N]: 60, 20 and 20 per cent of the vertices where `eligible` holds."""
+class Masks(NamedTuple):
+    """Which vertices are to train on, to validate on and to test on: bool [N], where that is known."""
+
+    train_mask: Tensor | None = None
+    val_mask: Tensor | None = None
+    test_mask: Tensor | None = None
+
+
+def random_split(eligible: Tensor, seed: int) -> Masks:
+    """A random split: 60, 20 and 20 per cent of the vertices where `eligible` holds."""
     ids = eligible.nonzero()[:, 0]
     ids = ids[torch.from_numpy(stream(seed, SPLIT).permutation(len(ids)))]
     num_train, num_val = round(TRAIN_SHARE * len(ids)), round(VAL_SHARE * len(ids))
     masks = torch.zeros(3, len(eligible), dtype=torch.bool)
     for mask, chosen in zip(masks, ids.tensor_split([num_train, num_train + num_val]), strict=True):
         mask[chosen] = True
-    return masks[0].clone(), masks[1].clone(), masks[2].clone()
+    return Masks(*(mask.clone() for mask in masks))
 
 
-def split_labelled(y: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_labelled(y: Tensor, seed: int) -> Masks:
     """A random split over the labelled vertices: all of them where y is [N, C]."""
     return random_split(y >= 0 if y.dim() == 1 else torch.ones(len(y), dtype=torch.bool), seed)
 

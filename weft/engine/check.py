@@ -32,6 +32,7 @@ def check(config: Config, work: Workload, *, launched: bool) -> None:
         what = "vertices" if config.task == "node" else "links"
         raise InputError(f"--patience {config.patience}: {graph.name} has no validation {what}; leave it out")
     plan = get_strategy(config.strategy)
+    plan.check_size(config.workers)
     operations = work.outline(plan.traits, training=True)
     rows_device(config)
     if work.stats.weighted and os.environ.get("RANK", "0") == "0":

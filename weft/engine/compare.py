@@ -12,10 +12,11 @@ from weft.core.record import Recorder
 from weft.engine.check import check
 from weft.engine.folder import new_folder
 from weft.engine.options import refuse_foreign_flags, without_foreign_flags
-from weft.engine.rank import make_plan, make_workload
-from weft.engine.run import Run, is_main_process, load_graph, run, under_torchrun
+from weft.engine.rank import Job, make_plan, make_workload, prepare_process
+from weft.engine.run import Run, is_main_process, load_graph, on_present_ranks, run_checked, under_torchrun
 from weft.engine.tasks import prepared, task_model
-from weft.strategies import get_strategy
+from weft.nn import Workload
+from weft.strategies import Plan, get_strategy
 
 ABLATION_CHUNKS = 4
 
@@ -37,15 +38,17 @@ def compare(config: Config, strategies: list[str], out: Path | None = None, *, q
 def ablate(config: Config, out: Path | None = None, *, quiet: bool = False) -> dict[str, Run]:
     """Trains with the parts of NeutronTP one by one, each on top of the one before (section 5.4, figure 11).
 
-    The first is vertex-parallel, a range of vertices a rank; the last two train the decoupled model. See `run_all`.
+    The first is vertex-parallel; the last two train the decoupled model. See `run_all`. InputError for a flag that
+    none of them has.
     """
     without = ",".join(dict.fromkeys(filter(None, (*config.disable.split(","), "pipeline"))))
     rungs: dict[str, dict[str, Any]] = {
-        "vertex-parallel": {"strategy": "communicated", "partition": "range", "chunks": 0, "device_memory": ""},
+        "vertex-parallel": {"strategy": "communicated"},
         "tensor": {"strategy": "tensor", "disable": without},
         "decoupled": {"strategy": "tensor", "disable": without, "decoupled": True},
         "pipeline": {"strategy": "tensor", "decoupled": True},
     }
+    refuse_foreign_flags(config, tuple(dict.fromkeys(rung["strategy"] for rung in rungs.values())))
     chunks = config.chunks or (0 if config.device_memory else ABLATION_CHUNKS)
     common = {"decoupled": False, "chunks": chunks}
     made = {name: replace(config, **(common | rung)) for name, rung in rungs.items()}
@@ -59,24 +62,32 @@ def ablate(config: Config, out: Path | None = None, *, quiet: bool = False) -> d
 def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bool = False) -> dict[str, Run]:
     """Trains once per contender into `out`/NAME, one after the other, and records the summaries in `out`/compare.jsonl.
 
-    contenders: configurations of one graph by name. All run in processes of their own; under torchrun, on the ranks
-    that are there, which is how a cluster is measured. InputError for a mistake of the caller.
+    contenders: configurations of one graph by name. Each runs in processes of its own, even on one rank, so that its
+    memory is its own; under torchrun, on the ranks that are there, which is how a cluster is measured. InputError for
+    a mistake of the caller.
     """
     if under_torchrun() and out is None:
         raise InputError("compare under torchrun needs --out: a folder that rank 0 can write, the same for all ranks")
     if out and out.exists() and not under_torchrun() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out} holds another run: give another folder")
-    config = next(iter(contenders.values()))
+    contenders = {name: on_present_ranks(one) for name, one in contenders.items()}
+    config, launched = next(iter(contenders.values())), not under_torchrun()
     graph = prepared(load_graph(config), config)
-    for one in contenders.values():
-        work = make_workload(one, graph, task_model(None, graph, one))
-        check(one, work, launched=not under_torchrun())
-        make_plan(one, work)
+    made: dict[str, tuple[Workload, Plan | None]] = {}
+    for name, one in contenders.items():
+        prepare_process(one)
+        work, plan = make_workload(one, graph, task_model(None, graph, one)), None
+        check(one, work, launched=launched)
+        if launched:  # else rank 0 plans when it comes to it
+            plan = make_plan(one, work)
+            plan.forget()
+        made[name] = work, plan
     out = out or new_folder(f"{Path(config.graph).stem}-compare")
     runs: dict[str, Run] = {}
     for name, one in contenders.items():
-        last = len(runs) == len(contenders) - 1
-        runs[name] = run(one, graph, None, out=out / name, quiet=quiet, apart=True, last=last)
+        prepare_process(one)
+        job = Job(config=one, out=out / name, resume=False, quiet=quiet)
+        runs[name] = run_checked(job, *made.pop(name), launched=launched, last=not made)
     if not is_main_process():
         return runs
     recorder = Recorder(out / "compare.jsonl")

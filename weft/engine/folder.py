@@ -22,18 +22,13 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"
 
-    def start(self, config: Config) -> None:
-        """Makes the folder of a new run; InputError if there is anything in it already."""
+    def require_empty(self) -> None:
+        """InputError if there is anything in the folder, which is to be that of a new run."""
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise InputError(f"--out {self.path} holds another run: give another folder, or --resume to continue it")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._write_config(config)
-        except OSError as error:
-            raise InputError(f"--out {self.path}: {error.strerror}; give a folder that can be written") from error
 
-    def resume(self, config: Config, fingerprint: str) -> None:
-        """Prepares a stopped run to go on from its newest checkpoint, or from the start if it had not got that far.
+    def resumed_epoch(self, config: Config, fingerprint: str) -> int:
+        """The epoch that a stopped run goes on from: that of its newest checkpoint, or 0 if it had not got that far.
 
         InputError if there is no run, if it has finished, or if an option that decides its numbers has changed.
         """
@@ -55,10 +50,18 @@ class RunFolder:
             raise InputError(
                 f"--resume: {self.path} has finished its {epochs} epochs: give more --epochs or --patience"
             )
-        epoch = found.progress.epoch if found else 0
-        checkpoint.drop_after(self.checkpoints, epoch)
-        record.keep_until(self.metrics, epoch)
-        self._write_config(config)
+        return found.progress.epoch if found else 0
+
+    def open(self, config: Config, epoch: int | None) -> None:
+        """Makes the folder of a new run, or prepares that of a stopped one to go on from an epoch."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if epoch is not None:
+                checkpoint.drop_after(self.checkpoints, epoch)
+                record.keep_until(self.metrics, epoch)
+            self._write_config(config)
+        except OSError as error:
+            raise InputError(f"--out {self.path}: {error.strerror}; give a folder that can be written") from error
 
     def discard(self) -> None:
         """Removes a folder that a run was refused in before it had recorded anything."""

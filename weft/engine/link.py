@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -36,17 +36,24 @@ class LinkAssignment:
     size: int
     seed: int
     num_negatives: int
+    _by_rank: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def train(self, rank: int, *draw: int, sources: Tensor | None = None) -> Tensor:
         """A rank's pairs [p (1 + K), 3] of a step, the p links first.
 
         draw: the key of the step. sources: the vertices whose links it has; None: all of the rank.
         """
-        links = self.links.train[self.owner[self.links.train[:, 0]] == rank]
+        links = self._of_rank(rank)
         if sources is not None:
             links = links[torch.isin(links[:, 0], sources)]
         drawn = negative_key(self.seed, *draw)
         return torch.cat([links, *(self.links.negatives(links, drawn, k) for k in range(self.num_negatives))])
+
+    def _of_rank(self, rank: int) -> Tensor:
+        """A rank's training links, found once."""
+        if rank not in self._by_rank:
+            self._by_rank[rank] = self.links.train[self.owner[self.links.train[:, 0]] == rank]
+        return self._by_rank[rank]
 
     def held_out(self) -> Tensor:
         """All pairs [2 m, 3] that evaluations score: validation and test links, then a non-edge for each."""

@@ -15,19 +15,27 @@ from weft.core.units import parse_bytes
 from weft.cost import Machine
 from weft.data import Graph
 from weft.partition import METHODS, PartitionBook, make_book
-from weft.strategies import STRATEGIES, Options, VertexOptions, get_strategy
+from weft.strategies import STRATEGIES, Options, Plan, VertexOptions, get_strategy
 
 TASK_FLAGS = {"decoder": "link", "negatives": "link", "metric": "link"}
 """Flags that belong to one task."""
 
 
+def own_flags(plan: type[Plan]) -> set[str]:
+    """The fields of Config that a strategy has and that not all have."""
+    every = {"device"}  # also where it is an option
+    return {*configured_options(plan), *plan.flags} - every
+
+
+def configured_options(plan: type[Plan]) -> list[str]:
+    """The options of a strategy that are fields of Config; others, of a strategy of one's own, keep their defaults."""
+    known = {spec.name for spec in dataclasses.fields(Config)}
+    return [spec.name for spec in dataclasses.fields(plan.options_type) if spec.name in known]
+
+
 def strategies_with(flag: str) -> list[str]:
     """The strategies that have a flag of this field of Config; none where every one has."""
-    return [
-        name
-        for name, plan in STRATEGIES.items()
-        if flag in (spec.name for spec in dataclasses.fields(plan.options_type)) and flag != "device"
-    ]
+    return [name for name, plan in STRATEGIES.items() if flag in own_flags(plan)]
 
 
 def strategies_with_optimisation(optimisation: str) -> list[str]:
@@ -65,11 +73,11 @@ def refuse_foreign_flags(config: Config, strategies: tuple[str, ...] = ()) -> No
 
 def without_foreign_flags(config: Config, strategy: str) -> Config:
     """A configuration for a strategy, without the flags that it does not have."""
-    known = {spec.name for spec in dataclasses.fields(get_strategy(strategy).options_type)}
+    own = own_flags(get_strategy(strategy))
     defaults: dict[str, Any] = {
         spec.name: spec.default
         for spec in dataclasses.fields(config)
-        if strategies_with(spec.name) and spec.name not in known
+        if strategies_with(spec.name) and spec.name not in own
     }
     optimisations = [
         one
@@ -84,8 +92,8 @@ def make_options(config: Config, graph: Graph | None = None) -> Options:
 
     InputError for an amount that is none, a book of another graph or another number of parts, and an unknown method.
     """
-    kind, values = get_strategy(config.strategy).options_type, dict[str, Any]()
-    for name in (spec.name for spec in dataclasses.fields(kind)):
+    plan, values = get_strategy(config.strategy), dict[str, Any]()
+    for name in configured_options(plan):
         value = getattr(config, name)
         if name in ("device_memory", "cache_memory"):
             value = parse_bytes(value, "--" + name.replace("_", "-")) if value else None
@@ -98,7 +106,7 @@ def make_options(config: Config, graph: Graph | None = None) -> Options:
         elif name == "partition":
             value = None if graph is None or value == "range" else open_book(config, graph).part
         values[name] = value
-    return kind(**values)
+    return plan.options_type(**values)
 
 
 def partition_of(options: Options) -> Tensor | None:
@@ -118,7 +126,7 @@ def given_machine(config: Config) -> Machine | None:
 
 def rows_device(config: Config) -> str:
     """The device of the rows, their maps and the exchange. InputError where they are to be where there is no room."""
-    if "nn_device" not in (spec.name for spec in dataclasses.fields(get_strategy(config.strategy).options_type)):
+    if "nn_device" not in own_flags(get_strategy(config.strategy)):
         return config.device
     if config.nn_device == "device" and config.device_memory:
         raise InputError("--nn-device device: under --device-memory rows are mapped on the host: leave one out")

@@ -148,7 +148,7 @@ def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopRe
         machine = found_machine(folder, group) if job.resume else None
         if machine is None:
             started = time.perf_counter()
-            machine = probe(work, group)
+            machine = probe(work, plan.traits, group)
             probe_seconds = time.perf_counter() - started
         plan = type(plan)(work, plan.size, plan.options, machine)
     strategy = plan.place(group, seed=config.seed)
@@ -156,15 +156,11 @@ def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopRe
     found = found_checkpoint(folder, group) if job.resume else None
     if found:
         trainer.restore(*found)
-    summary: dict[str, Any] = {}
-    best: dict[str, Tensor] = {}
+    placed = group.all_gather_object(strategy.describe() | {"probe_seconds": probe_seconds})
     if group.rank:
-        group.all_gather_object(strategy.describe() | {"probe_seconds": probe_seconds})
-        stopped_by = trainer.run(stop, None)
-        if not stopped_by:
-            best = trainer.whole_best()
+        stopped_by, summary, best = _follow(trainer, stop)
     else:
-        stopped_by, summary, best = _lead(job, folder, trainer, stop, probe_seconds)
+        stopped_by, summary, best = _lead(job, folder, trainer, stop, placement=placed, machine=plan.machine)
     if stopped_by:
         return stopped_by
     with group.meter.during("record", "the end of the run"):
@@ -177,23 +173,27 @@ Led = tuple[int, dict[str, Any], dict[str, Tensor]]
 """The signal that stopped a run, or 0, its summary and its best weights."""
 
 
-def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, probe_seconds: float) -> Led:
-    """Rank 0's part: it writes."""
+def _follow(trainer: Trainer, stop: StopRequest) -> Led:
+    """What the other ranks do."""
+    stopped_by = trainer.run(stop, None)
+    return stopped_by, {}, {} if stopped_by else trainer.whole_best()
+
+
+def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **placed: Any) -> Led:
+    """Rank 0's part: it writes. placed: what the record is to say of the plan and of the ranks."""
     config, graph, group = job.config, trainer.strategy.graph, trainer.group
     first = trainer.progress.epoch
     show = ProgressShow(first, config.epochs, quiet=job.quiet)
     with closing(RunWriter(folder, config, show)) as writer:
         with show:
             facts = {"vertices": graph.num_vertices, "edges": graph.num_edges, "fingerprint": graph.fingerprint}
-            placed = group.all_gather_object(trainer.strategy.describe() | {"probe_seconds": probe_seconds})
             writer.begin(
                 first,
                 ranks=group.size,
                 threads=torch.get_num_threads(),
                 torch=torch.__version__,
                 graph=facts,
-                placement=placed,
-                machine=trainer.strategy.plan.machine,
+                **placed,
             )
             stopped_by = trainer.run(stop, writer)
         if stopped_by:

@@ -98,29 +98,31 @@ def run(
     out: Path | None,
     resume: bool = False,
     quiet: bool = False,
-    apart: bool = False,
-    last: bool = True,
 ) -> Run:
-    """`train` for a configuration; without a graph or a model, those that the configuration names.
-
-    apart: even one rank gets a process of its own, so that its memory is its own. last: ranks of torchrun part then.
-    """
+    """`train` for a configuration; without a graph or a model, those that the configuration names."""
+    if resume and out is None:
+        raise InputError("--resume needs --out: the folder of the run to go on with")
+    config = on_present_ranks(config)
+    refuse_foreign_flags(config)
     prepare_process(config)
     graph = prepared(load_graph(config) if graph is None else graph, config)
-    model = task_model(model, graph, config)
-    if under_torchrun():
-        config = replace(config, workers=int(os.environ["WORLD_SIZE"]))
-        resume = resume or restarted()
-    launched = (apart or config.workers > 1) and not under_torchrun()
-    work = make_workload(config, graph, model)
-    refuse_foreign_flags(config)
+    work = make_workload(config, graph, task_model(model, graph, config))
+    launched = config.workers > 1 and not under_torchrun()
     check(config, work, launched=launched)
-    job = Job(config=config, out=out, resume=resume, quiet=quiet)
+    return run_checked(Job(config=config, out=out, resume=resume, quiet=quiet), work, launched=launched)
+
+
+def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched: bool, last: bool = True) -> Run:
+    """A run that `check` has found nothing wrong with.
+
+    plan: the run's, if it was made before. launched: in processes of their own. last: ranks of torchrun part then.
+    """
     if under_torchrun():
-        folder, ended = _work_joined(job, work, last=last)
+        folder, ended = _work_joined(replace(job, resume=job.resume or restarted()), work, last=last)
     else:
-        plan = make_plan(config, work)
-        folder = _open_folder(job, graph)
+        epoch = _resumed_epoch(job, work.graph)
+        plan = plan or make_plan(job.config, work)
+        folder = _open_folder(job, epoch)
         try:
             ended = (_work_launched if launched else _work_alone)(job, folder, plan)
         except InputError:
@@ -135,6 +137,11 @@ def run(
 def under_torchrun() -> bool:
     """Whether this process is a rank that torchrun started."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def on_present_ranks(config: Config) -> Config:
+    """A configuration whose workers are the ranks that torchrun started, if it did."""
+    return replace(config, workers=int(os.environ["WORLD_SIZE"])) if under_torchrun() else config
 
 
 def is_main_process() -> bool:
@@ -172,12 +179,19 @@ def _stem(config: Config) -> str:
     return f"{stem}-{config.model}-{config.strategy}"
 
 
-def _open_folder(job: Job, graph: Graph) -> RunFolder:
+def _resumed_epoch(job: Job, graph: Graph) -> int | None:
+    """The epoch that a stopped run goes on from; None: it is a new one. InputError where the folder is not for that."""
+    folder = None if job.out is None else RunFolder(job.out)
+    if folder and job.resume and (folder.config.exists() or not restarted()):
+        return folder.resumed_epoch(job.config, graph.fingerprint)
+    if folder:
+        folder.require_empty()
+    return None
+
+
+def _open_folder(job: Job, epoch: int | None) -> RunFolder:
     folder = RunFolder(job.out or new_folder(_stem(job.config)))
-    if job.resume and not (restarted() and not folder.config.exists()):
-        folder.resume(job.config, graph.fingerprint)
-    else:
-        folder.start(job.config)
+    folder.open(job.config, epoch)
     return folder
 
 
@@ -194,10 +208,11 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
     part = torch.empty(graph.num_vertices, dtype=torch.int32)
     if group.rank == 0:
         try:
+            epoch = _resumed_epoch(job, graph)
             plan = make_plan(config, work)
             given = partition_of(plan.options)
             part = part if given is None else given
-            path = str(_open_folder(job, graph).path)
+            path = str(_open_folder(job, epoch).path)
             said = {"folder": path, "parted": given is not None, "decisions": plan.decisions()}
             said["machine"] = plan.machine.record() if plan.machine else None
         except InputError as error:

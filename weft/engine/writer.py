@@ -39,13 +39,6 @@ class RunWriter:
         for rank, one in enumerate(placement):
             if "summary" in one:
                 self.show.say(f"rank {rank}: {one['summary']}" if len(placement) > 1 else one["summary"])
-        limited = [str(rank) for rank, one in enumerate(placement) if one.get("limited")]
-        if limited:
-            cached = sum(max(one["cached"], default=0) for one in placement)
-            self.show.say(
-                f"--cache-memory {self.config.cache_memory} ends the caching on rank {', '.join(limited)}: "
-                f"{cached:,} vertices cached by all ranks, the others are fetched"
-            )
 
     def epoch(self, epoch: int, loss: float, scores: dict[str, float | None], reports: list[dict[str, Any]]) -> None:
         """One line for the epoch and one for each rank and phase of it."""

@@ -99,21 +99,10 @@ def make_dependencies(adj: Adjacency, part: Tensor, own: int, num_parts: int, ca
     """
     mine = (part == own).nonzero().view(-1)
     num_hops = len(caching.costs)
-    wanted = native.gather_block(adj.indptr, adj.indices, part, mine, len(mine))[2]
     start = time.perf_counter()
     levels, num_bytes, limited = torch.full((len(part),), -1, dtype=torch.int8), 0.0, False
     if caching.ratio != 0:
-        levels, num_bytes, limited = native.cache_levels(
-            adj.indptr,
-            adj.indices,
-            part,
-            own,
-            wanted,
-            caching.costs,
-            first=caching.first,
-            ratio=-1.0 if caching.ratio is None else caching.ratio,
-            max_bytes=-1.0 if caching.max_bytes is None else caching.max_bytes,
-        )
+        levels, num_bytes, limited = choose_cached(adj, part, own, caching)
     choice_seconds = time.perf_counter() - start
     again = (levels >= 0).nonzero().view(-1)
     again = again[levels[again].argsort(descending=True, stable=True)]
@@ -132,6 +121,26 @@ def make_dependencies(adj: Adjacency, part: Tensor, own: int, num_parts: int, ca
         cached_bytes=int(num_bytes),
         limited=limited,
         choice_seconds=choice_seconds,
+    )
+
+
+def choose_cached(
+    adj: Adjacency, part: Tensor, own: int, caching: Caching, num_threads: int | None = None
+) -> tuple[Tensor, float, bool]:
+    """The level that a part computes each vertex again up to, int8 [N], or -1; their bytes; whether a limit was met."""
+    mine = (part == own).nonzero().view(-1)
+    wanted = native.gather_block(adj.indptr, adj.indices, part, mine, len(mine))[2]
+    return native.cache_levels(
+        adj.indptr,
+        adj.indices,
+        part,
+        own,
+        wanted,
+        caching.costs,
+        first=caching.first,
+        ratio=-1.0 if caching.ratio is None else caching.ratio,
+        max_bytes=-1.0 if caching.max_bytes is None else caching.max_bytes,
+        num_threads=num_threads,
     )
 
 

@@ -3,6 +3,7 @@
 from weft.core.errors import unknown
 from weft.strategies.base import Options, Placed, Plan, Step
 from weft.strategies.offload.plan import OffloadPlan
+from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.single import SinglePlan
 from weft.strategies.tensor.plan import TensorPlan
 from weft.strategies.vertex.plan import CachedPlan, CommunicatedPlan, HybridPlan, VertexOptions
@@ -35,6 +36,8 @@ __all__ = [
     "Placed",
     "PlacedView",
     "Plan",
+    "ResidentPlaced",
+    "ResidentPlan",
     "Step",
     "VertexOptions",
     "get_strategy",

@@ -24,6 +24,7 @@ from weft.nn import (
     Inputs,
     Rows,
     Topology,
+    ViewTraits,
     Workload,
     typed_rows,
     with_own_rows,
@@ -70,9 +71,10 @@ class RowsOnly(ProbeView):
         return x
 
 
-def probe(work: Workload, group: Group) -> Machine:
+def probe(work: Workload, traits: ViewTraits, group: Group) -> Machine:
     """What this model costs on these ranks, all of which call it at the same time and get the same.
 
+    traits: of the views that it is to run under.
     The test graph has the real one's mean degree, its first features, and random edges. Rows are timed without
     aggregates, aggregates as what a whole step takes more, and the network by an exchange in which every rank sends as
     much as it receives. InputError for a model that cannot run on it.
@@ -123,7 +125,7 @@ def probe(work: Workload, group: Group) -> Machine:
             f"the probe cannot run the model on a small graph ({str(error).splitlines()[0]}): give --probe with the "
             "factors of another run, --cache-ratio, or another strategy"
         ) from error
-    operations = work.outline(SPREAD, training=True)
+    operations = work.outline(traits, training=True)
     flops = 3 * counter.get_total_flops()  # backward, by rows and by weights
     edges = num_edges * sum(_passes(work, operations))
     bytes_each_way, network = _exchange_seconds(group)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from weft.comm import Group
 from weft.cost import Operation
 from weft.nn import ONE_DEVICE, Aggregate, Footprint, GraphOperation, kernel_footprint
-from weft.strategies.base import Placed, Plan
+from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.view import Identity
 
 
-class SinglePlan(Plan):
+class SinglePlan(ResidentPlan):
     """One rank holds every row, column and edge."""
 
     name = "single"
@@ -32,7 +32,7 @@ class SinglePlan(Plan):
         return PlacedSingle(self, group, self.own_rows(group.rank), seed=seed)
 
 
-class PlacedSingle(Placed):
+class PlacedSingle(ResidentPlaced):
     """The whole graph on this rank."""
 
     def exchange(self, stage: int) -> Identity:

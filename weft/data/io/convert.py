@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -13,6 +14,7 @@ from weft.core.errors import InputError
 from weft.data.checks import MASKS, check_ids, check_length
 from weft.data.edges import build, count_vertices
 from weft.data.fields import GraphFields
+from weft.data.splits import Masks
 from weft.data.typed import VERTEX, merge_features, put_rows, relation_edges, type_range, vertex_relations
 
 if TYPE_CHECKING:
@@ -65,19 +67,15 @@ def from_data(data: Data, name: str) -> GraphFields:
         edge_features=read_edge_features(data),
         edge_type=edge_type if relations else None,
     )
-    return GraphFields(
-        in_edges=edges.in_edges,
+    return replace(
+        edges,
         x=read(data, "x"),
         y=read(data, "y"),
-        train_mask=read(data, "train_mask"),
-        val_mask=read(data, "val_mask"),
-        test_mask=read(data, "test_mask"),
         name=name,
-        edge_type=edges.edge_type,
         relations=relations,
-        edge_features=edges.edge_features,
         vertex_types=(VERTEX,) if relations else (),
         type_offsets=(0, num_vertices or 0) if relations else (),
+        **Masks(*(read(data, mask) for mask in MASKS))._asdict(),
     )
 
 
@@ -96,7 +94,7 @@ def from_hetero(data: HeteroData, name: str) -> GraphFields:
     for t, x in found.items():
         check_length(f"data['{t}'].x", x, counts[types.index(t)], f"vertices of type {t}")
     x, features = merge_features(types, found)
-    rows = {field: merge_rows(data, field, offsets, -1 if field == "y" else 0) for field in ("y", *MASKS)}
+    y, masks = merge_rows(data, "y", offsets, -1), Masks(*(merge_rows(data, mask, offsets, 0) for mask in MASKS))
     edges = build(
         merged.source,
         merged.target,
@@ -105,20 +103,16 @@ def from_hetero(data: HeteroData, name: str) -> GraphFields:
         edge_features=merged.edge_features,
         edge_type=merged.edge_type,
     )
-    return GraphFields(
-        in_edges=edges.in_edges,
+    return replace(
+        edges,
         x=x,
-        y=rows["y"],
-        train_mask=rows["train_mask"],
-        val_mask=rows["val_mask"],
-        test_mask=rows["test_mask"],
+        y=y,
         name=name,
-        edge_type=edges.edge_type,
         relations=tuple("|".join(relation) for relation in data.edge_types),
-        edge_features=edges.edge_features,
         vertex_types=types,
         type_offsets=offsets,
         features=features,
+        **masks._asdict(),
     )
 
 

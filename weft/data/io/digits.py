@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from weft.data.edges import build
 from weft.data.fields import GraphFields
-from weft.data.splits import DIGITS, stream
+from weft.data.splits import DIGITS, Masks, stream
 
 NUM_NEIGHBOURS = 8
 NUM_CLASSES = 10
@@ -41,12 +43,10 @@ def digits() -> GraphFields:
     for mask, chosen in zip(masks, (train, rest[:NUM_VAL], rest[NUM_VAL : NUM_VAL + NUM_TEST]), strict=True):
         mask[torch.from_numpy(chosen)] = True
     edges = build(torch.from_numpy(source), torch.from_numpy(target), num_vertices=num_vertices)
-    return GraphFields(
-        in_edges=edges.in_edges,
+    return replace(
+        edges,
         x=torch.from_numpy((pixels / 16).astype(np.float32)),
         y=torch.from_numpy(labels.astype(np.int64)),
-        train_mask=masks[0].clone(),
-        val_mask=masks[1].clone(),
-        test_mask=masks[2].clone(),
         name="digits",
+        **Masks(*(mask.clone() for mask in masks))._asdict(),
     )

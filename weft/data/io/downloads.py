@@ -72,8 +72,7 @@ def download(name: str, root: Path, *, seed: int = 0) -> GraphFields:
         ) from error
     fields = from_pyg(data, name=name)
     if fields.y is not None and all(getattr(fields, mask) is None for mask in MASKS):
-        train, val, test = split_labelled(fields.y, seed)
-        return replace(fields, train_mask=train, val_mask=val, test_mask=test)
+        return replace(fields, **split_labelled(fields.y, seed)._asdict())
     return fields
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from weft.data.edges import build
 from weft.data.fields import GraphFields
 from weft.data.io.manifest import map_tensor
 from weft.data.io.text import Block, read_blocks
-from weft.data.splits import split_labelled
+from weft.data.splits import Masks, split_labelled
 
 TEXT_SUFFIXES = (".txt", ".csv", ".tsv")
 
@@ -45,18 +46,10 @@ def read_edge_list(
         source, target, weight = read_edge_array(path)
     else:
         source, target, weight = read_edge_table(path, limit)
-    masks = (None, None, None) if y is None else split_labelled(y, seed)
+    masks = Masks() if y is None else split_labelled(y, seed)
     with located(path):
         edges = build(source, target, num_vertices=limit, weight=weight)
-    return GraphFields(
-        in_edges=edges.in_edges,
-        x=x,
-        y=y,
-        train_mask=masks[0],
-        val_mask=masks[1],
-        test_mask=masks[2],
-        name=path.name.split(".")[0] if name is None else name,
-    )
+    return replace(edges, x=x, y=y, name=path.name.split(".")[0] if name is None else name, **masks._asdict())
 
 
 def read_edge_table(path: Path, num_vertices: int | None) -> tuple[Tensor, Tensor, Tensor | None]:

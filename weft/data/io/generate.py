@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from weft.core.errors import InputError, unknown
 from weft.data.edges import build
 from weft.data.fields import GraphFields
-from weft.data.splits import RMAT, SBM, balanced_classes, random_matrix, random_split, stream
+from weft.data.splits import RMAT, SBM, Masks, balanced_classes, random_matrix, random_split, stream
 
 # Edges drawn together, from a random stream of their own: memory stays bounded, the result depends on the seed alone.
 BLOCK_EDGES = 1 << 20
@@ -224,14 +225,6 @@ def labelled(
     pairs: NDArray[np.signedinteger], num_vertices: int, x: Tensor | None, y: Tensor | None, name: str, seed: int
 ) -> GraphFields:
     """The generated graph, with a random split where it has labels."""
-    masks = (None, None, None) if y is None else random_split(torch.ones(num_vertices, dtype=torch.bool), seed)
+    masks = Masks() if y is None else random_split(torch.ones(num_vertices, dtype=torch.bool), seed)
     edges = build(torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1]), num_vertices=num_vertices)
-    return GraphFields(
-        in_edges=edges.in_edges,
-        x=x,
-        y=y,
-        train_mask=masks[0],
-        val_mask=masks[1],
-        test_mask=masks[2],
-        name=name,
-    )
+    return replace(edges, x=x, y=y, name=name, **masks._asdict())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,10 @@ from weft.core.errors import InputError, unknown
 from weft.data.checks import MASKS, check_ids, check_length, located
 from weft.data.edges import build, count_vertices
 from weft.data.fields import GraphFields
-from weft.data.splits import split_labelled
+from weft.data.splits import Masks, split_labelled
 from weft.data.typed import VERTEX, merge_features, put_rows, vertex_relations
 
 Arrays = dict[str, NDArray[Any]]
-Masks = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def read_npz(path: str | Path, *, split: int = 0, seed: int = 0) -> GraphFields:
@@ -66,7 +66,7 @@ def plain_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphField
     """A graph with one kind of vertices, with or without relations."""
     source, target = edge_rows(arrays, "edge_index")
     x, y, edge_type = read_features(arrays, "x"), tensor(arrays, "y"), tensor(arrays, "edge_type")
-    train, val, test = read_masks(arrays, y, split, seed)
+    masks = read_masks(arrays, y, split, seed)
     num_vertices = scalar(arrays, "num_nodes") if "num_nodes" in arrays else None
     relations: tuple[str, ...] = ()
     if edge_type is not None:
@@ -77,20 +77,17 @@ def plain_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphField
         num_vertices = next((len(rows) for rows in (x, y) if rows is not None), None)
     weight = tensor(arrays, "edge_weight")
     edges = build(source, target, num_vertices=num_vertices, weight=weight, edge_type=edge_type)
-    return GraphFields(
-        in_edges=edges.in_edges,
+    return replace(
+        edges,
         x=x,
         y=y,
-        train_mask=train,
-        val_mask=val,
-        test_mask=test,
         name=name,
-        edge_type=edges.edge_type,
         relations=relations,
         vertex_types=(VERTEX,) if relations else (),
         type_offsets=(0, num_vertices or 0) if relations else (),
         val_links=read_links(arrays, "valid", relations),
         test_links=read_links(arrays, "test", relations),
+        **masks._asdict(),
     )
 
 
@@ -136,21 +133,18 @@ def typed_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphField
         num_vertices=offsets[-1],
         edge_type=torch.arange(len(relations)).repeat_interleave(sizes) if relations else None,
     )
-    return GraphFields(
-        in_edges=edges.in_edges,
+    return replace(
+        edges,
         x=x,
         y=y,
-        train_mask=masks[0],
-        val_mask=masks[1],
-        test_mask=masks[2],
         name=name,
-        edge_type=edges.edge_type,
         relations=relations,
         vertex_types=types,
         type_offsets=offsets,
         features=features,
         val_links=read_links(arrays, "valid", relations, firsts),
         test_links=read_links(arrays, "test", relations, firsts),
+        **masks._asdict(),
     )
 
 
@@ -160,12 +154,11 @@ def typed_labels(
     """Labels and masks of `target_type`, among all vertices: -1 (or no label at all) and False for the other types."""
     y = tensor(arrays, "y")
     if y is None:
-        return None, (None, None, None)
+        return None, Masks()
     target_type = str(need(arrays, "target_type"))
     if target_type not in types:
         raise unknown("target_type", target_type, types)
     first, last = offsets[types.index(target_type) : types.index(target_type) + 2]
-    train, val, test = read_masks(arrays, y, split, seed)
 
     def place(field: str, part: Tensor | None, fill: int) -> Tensor | None:
         if part is None:
@@ -173,7 +166,7 @@ def typed_labels(
         check_length(field, part, last - first, f"vertices of type {target_type}")
         return put_rows({first: part}, offsets[-1], fill)
 
-    masks = (place("train_mask", train, 0), place("val_mask", val, 0), place("test_mask", test, 0))
+    masks = Masks(*(place(mask, part, 0) for mask, part in read_masks(arrays, y, split, seed)._asdict().items()))
     return place("y", y, -1 if y.dim() == 1 else 0), masks
 
 
@@ -189,7 +182,7 @@ def read_masks(arrays: Arrays, y: Tensor | None, split: int, seed: int) -> Masks
         found = [tensor(arrays, mask) for mask in MASKS]
     if y is not None and found == [None, None, None]:
         return split_labelled(y, seed)
-    return found[0], found[1], found[2]
+    return Masks(*found)
 
 
 def read_links(arrays: Arrays, split: str, relations: Sequence[str], firsts: Sequence[int] = (0, 0)) -> Tensor | None:

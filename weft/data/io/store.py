@@ -31,6 +31,9 @@ from weft.data.io.manifest import (
 )
 from weft.store.files import note_mapped
 
+TENSORS = ("edge_type", "edge_features", "x", "y", "ids", *MASKS, *LINKS)
+"""The fields of a graph that are an array each, of the same name."""
+
 
 def save(graph: GraphFields, folder: str | Path, *, overwrite: bool = False) -> None:
     """Writes a graph as a store folder.
@@ -85,12 +88,7 @@ def write_store(graph: GraphFields, folder: Path) -> None:
         "transpose_indices": None if symmetric else transpose.indices,
         "transpose_edge_ids": transpose.edge_ids,
         "transpose_weight": transpose.weight,
-        "edge_type": graph.edge_type,
-        "edge_features": graph.edge_features,
-        "x": graph.x,
-        "y": graph.y,
-        "ids": graph.ids,
-        **{name: getattr(graph, name) for name in (*MASKS, *LINKS)},
+        **{name: getattr(graph, name) for name in TENSORS},
         **{feature_key(graph.vertex_types, name): tensor for name, tensor in graph.features.items()},
     }
     manifest = {
@@ -143,7 +141,7 @@ def sync(folder: Path) -> None:
         os.close(handle)
 
 
-class ArrayRef(NamedTuple):
+class StoreContents(NamedTuple):
     """What a store folder holds."""
 
     fields: GraphFields
@@ -154,7 +152,7 @@ class ArrayRef(NamedTuple):
     """Every array, memory-mapped; whoever has read them may `release` their pages."""
 
 
-def read_store(folder: str | Path, *, verify: bool = True) -> ArrayRef:
+def read_store(folder: str | Path, *, verify: bool = True) -> StoreContents:
     """A store folder, memory-mapped: what is not touched is not read, and ranks of one host share pages.
 
     `verify` reads every file once and compares checksums. Dtypes, shapes and sizes are always compared. Writing to a
@@ -169,25 +167,16 @@ def read_store(folder: str | Path, *, verify: bool = True) -> ArrayRef:
     arrays = read_arrays(folder, manifest, verify)
     fields = GraphFields(
         in_edges=open_adjacency(arrays, entry(manifest, "symmetric", bool, path), path),
-        x=arrays.get("x"),
-        y=arrays.get("y"),
-        train_mask=arrays.get("train_mask"),
-        val_mask=arrays.get("val_mask"),
-        test_mask=arrays.get("test_mask"),
         name=entry(manifest, "name", str, path),
-        edge_type=arrays.get("edge_type"),
         relations=tuple(entry(manifest, "relations", list, path)),
-        edge_features=arrays.get("edge_features"),
         vertex_types=vertex_types,
         type_offsets=tuple(entry(manifest, "type_offsets", list, path)),
         features={name: arrays[key] for name in vertex_types if (key := feature_key(vertex_types, name)) in arrays},
-        val_links=arrays.get("val_links"),
-        test_links=arrays.get("test_links"),
-        ids=arrays.get("ids"),
+        **{name: arrays.get(name) for name in TENSORS},
     )
     for array in arrays.values():
         note_mapped(array, private=True)
-    return ArrayRef(fields, folder, tuple(arrays.values()))
+    return StoreContents(fields, folder, tuple(arrays.values()))
 
 
 def open_adjacency(arrays: dict[str, Tensor], symmetric: bool, manifest: Path) -> Adjacency:

@@ -49,8 +49,7 @@ class Moves:
 
     def operations(self) -> list[Operation]:
         """All of them, but the sum of the parameters' gradients."""
-        fetched = self.sizes.embedded if self.sizes.embedded_width else BlockStats(num_edges=0)
-        row = self.sizes.embedded_width * self.sizes.itemsize
+        fetched, row = self.sizes.embedded, self.sizes.embedded_width * self.sizes.itemsize
         if fetched.exchanged:
             self._collective("halo", fetched.num_sent * row, fetched.num_received * row)
         for number in range(len(self.segments)):

@@ -13,30 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.chunks.flops import SegmentFlops
-from weft.chunks.passes import Pass
-from weft.chunks.placed import PlacedChunks
 from weft.chunks.program import Segment
 from weft.chunks.rank import ChunkShape, RankChunks
-from weft.chunks.tables import Rows
 from weft.chunks.tracer import ProgramTracer
-from weft.comm import Group, sum_gradients
+from weft.comm import Group
 from weft.core.errors import InputError
 from weft.core.memory import give_back_pages
 from weft.core.units import format_bytes
-from weft.cost import NOMINAL_RATES, Operation, Trace, all_reduce
+from weft.cost import NOMINAL_RATES, Trace, all_reduce
 from weft.data import Graph
-from weft.nn import SPREAD, BlockSize, GraphOperation, Inputs, Workload, embeddings, shared_parameters
+from weft.nn import SPREAD, Workload, embeddings
+from weft.partition import make_dependencies
 from weft.store.files import free_bytes
-from weft.strategies.base import Placed, Plan, Step, whole_topology
+from weft.strategies.base import Plan
 from weft.strategies.offload.cut import MAX_CHUNKS, Cutter, Orders
 from weft.strategies.offload.forecast import Forecast, forecast
 from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.moves import Moves, MoveSizes
-from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, embedded_stats, make_embedded_halo
-from weft.strategies.view import Exchange
+from weft.strategies.offload.placed import PlacedOffload
+from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, make_embedded_halo
 
 SOME_CHUNKS = 64  # whose memory is named where a limit is below what any chunk takes
 MARGIN = 0.91  # of a limit is filled: what is found scaled down has been up to 8 % below what chunks then took
@@ -69,6 +67,7 @@ class OffloadPlan(Plan):
 
     name = "offload"
     options_type = OffloadOptions
+    flags = ("probe",)
     optimisations = ("share", "keep", "reorder", "prefetch")
     traits = SPREAD
     options: OffloadOptions
@@ -107,10 +106,11 @@ class OffloadPlan(Plan):
         """Lets go of what planning holds."""
         self._cutter = None
         self.vertices.forget()
+        give_back_pages()  # planning takes more than the device may have
 
     def decisions(self) -> dict[str, Any]:
         made = self._cuts()
-        if "forecasts" not in made and "only" not in made:  # which take longer than the rest, and no rank needs
+        if "forecasts" not in made:  # which take longer than the rest, and no rank needs
             chunks = self.cut(made["count"], made["orders"])
             made["forecasts"] = [asdict(self.forecast(rank, one)) for rank, one in enumerate(chunks)]
         return made
@@ -125,9 +125,6 @@ class OffloadPlan(Plan):
     def chunks(self, rank: int) -> RankChunks:
         """What a rank does chunk by chunk."""
         made = self._cuts()
-        if "only" in made:
-            found = self.cutter.cut(rank, [[made["only"]] * self.programs[True].num_hops])
-            return replace(found, span=made["only"][1], kept=frozenset(made["kept"]))
         return self.cutter.cut(rank, self.cutter.bounds(made["count"]), made["orders"])
 
     def cut(self, count: int, orders: Orders | None = None) -> list[RankChunks]:
@@ -175,12 +172,13 @@ class OffloadPlan(Plan):
 
     def _place_scaled(self, graph: Graph, model: nn.Module, bounds: Sequence[int]) -> PlacedOffload:
         """Places a model on a small graph, of whose chunks only the first is worked on."""
-        options = OffloadOptions(
-            intermediates=self.options.intermediates, scratch=self.options.scratch, device=self.options.device
-        )
+        options, part = self.options, torch.zeros(graph.num_vertices, dtype=torch.int32)
         work = Workload(model, graph, replace(self.work.optimisations, prefetch=False, reorder=False))
-        only = {"only": list(bounds), "kept": sorted(self.kept)}
-        return PlacedOffload(OffloadPlan(work, 1, options, decisions=only), Group(device=options.device or "cpu"))
+        needed = make_dependencies(graph.in_edges, part, 0, 1, self.vertices.caching)
+        cutter = Cutter(work, self.programs, [needed], self.kept, on_cpu=options.on_cpu)
+        chunks = replace(cutter.cut(0, [[bounds] * self.programs[True].num_hops]), span=bounds[1])
+        group = Group(device=options.device or "cpu")
+        return PlacedOffload(work, chunks, group, folder=options.scratch, only_first=True)
 
     def require(self) -> None:
         options, graph = self.options, self.work.graph
@@ -195,32 +193,23 @@ class OffloadPlan(Plan):
                 f"{format_bytes(least)}, and {count} chunks take {format_bytes(some)} each: give --device-memory "
                 f"{int(some / MARGIN) + 1}, or a smaller --hidden"
             )
-        if not in_files:
-            return
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
         disk = sum(one["disk"] for one in self.decisions()["forecasts"][:ranks_here])
-        if disk > free:
+        if in_files and disk > free:
             folder = options.scratch or tempfile.gettempdir()
             raise InputError(
                 f"{folder}: vertex data takes {format_bytes(disk)} there, and {format_bytes(free)} are free: give "
                 "another folder with --scratch, a smaller --hidden, or fewer --layers"
             )
 
-    def level_rows(self, rank: int) -> Sequence[Tensor]:
-        return self.vertices.level_rows(rank)
-
-    def level_blocks(self, rank: int) -> Sequence[BlockSize]:
-        return self.vertices.level_blocks(rank)
-
-    def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
-        raise NotImplementedError(f"offload's trace is of chunks, not of {op.op} on rank {rank}")
-
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
-        flops = SegmentFlops(self.work, self.programs[training], self.levels(rank), training=training)
-        return self._trace(rank, self.chunks(rank), flops, training=training)
+        flops = SegmentFlops(self.work, self.programs[training], self.vertices.levels(rank), training=training)
+        return self._trace(self.chunks(rank), self._sizes(rank), flops, training=training)
 
-    def _trace(self, rank: int, chunks: RankChunks, flops: SegmentFlops | None = None, *, training: bool) -> Trace:
-        made = Moves(chunks, self._sizes(rank), training=training, flops=flops).operations()
+    def _trace(
+        self, chunks: RankChunks, sizes: MoveSizes, flops: SegmentFlops | None = None, *, training: bool
+    ) -> Trace:
+        made = Moves(chunks, sizes, training=training, flops=flops).operations()
         if training and self.size > 1:
             made.append(all_reduce("gradients", self.work.num_shared, self.work.itemsize, self.size))
         return Trace(operations=tuple(made))
@@ -231,7 +220,7 @@ class OffloadPlan(Plan):
             size=self.size,
             itemsize=work.itemsize,
             weight=work.itemsize if work.stats.weighted else 0,
-            embedded=embedded_stats(graph, self.cutter.needed, rank, self.vertices.part),
+            embedded=self.vertices.embedded(rank),
             embedded_width=sum(weight.shape[1] for weight in embeddings(work.model).values()),
             share=work.optimisations.share,
             edge_ids=bool(graph.relations) or graph.edge_features is not None,
@@ -240,91 +229,21 @@ class OffloadPlan(Plan):
 
     def forecast(self, rank: int, chunks: RankChunks) -> Forecast:
         """What a rank will take and move."""
-        trace = self._trace(rank, chunks, training=True)
-        made = forecast(self.work.graph, self.work.model, chunks, self._sizes(rank), trace)
+        sizes = self._sizes(rank)
+        trace = self._trace(chunks, sizes, training=True)
+        made = forecast(self.work.graph, self.work.model, chunks, sizes, trace)
         return replace(made, device=self.memory_probe.most(chunks.chunks))
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedOffload:
-        return PlacedOffload(self, group, seed=seed)
-
-
-class PlacedOffload(Placed):
-    """A rank's rows on the host, and the passes over them."""
-
-    plan: OffloadPlan
-
-    def __init__(self, plan: OffloadPlan, group: Group, *, seed: int = 0) -> None:
-        chunks = plan.chunks(group.rank)
-        needed = chunks.dependencies
-        super().__init__(plan, group, needed.own, seed=seed, input_rows=needed.rows)
-        self.programs = chunks.programs
-        self.topology = whole_topology(plan.work, "cpu")
-        self.chunks = PlacedChunks(
-            chunks,
-            plan.work,
-            self.model,
+        foreseen = self._cuts().get("forecasts")
+        placed = PlacedOffload(
+            self.work,
+            self.chunks(group.rank),
             group,
             seed=seed,
-            topology=self.topology,
-            embedded_halo=make_embedded_halo(plan.vertices, group),
-            folder=plan.options.scratch,
-            only_first="only" in plan._cuts(),
+            folder=self.options.scratch,
+            embedded_halo=make_embedded_halo(self.vertices, group),
+            forecast=Forecast(**foreseen[group.rank]) if foreseen else None,
         )
-        self._volumes = [{"given": asdict(one.given), "chosen": asdict(one.volumes)} for one in chunks.schedules]
-        self._pass: Pass | None = None
-        self._lent: list[Rows] = []
-        self._logits: Rows | None = None
-        self._planning = True
-        self.chunks.release()
-
-    def describe(self) -> dict[str, Any]:
-        foreseen = self.plan.decisions()["forecasts"][self.group.rank]
-        return {"forecast": foreseen, "summary": str(Forecast(**foreseen)), "volumes": self._volumes}
-
-    def make_inputs(self) -> Inputs:
-        """Nothing: features are read range by range."""
-        return Inputs(
-            rows=torch.empty(0, self.graph.num_features, dtype=self.work.dtype), optimisations=self.work.optimisations
-        )
-
-    def exchange(self, stage: int) -> Exchange:
-        raise NotImplementedError(f"stage {stage} is run chunk by chunk, by a pass")
-
-    def forward(self, step: Step) -> Tensor:
-        self.model.train(step.training)
-        self._end()
-        if self._planning:
-            self._planning = False
-            self.plan.forget()
-            give_back_pages()  # planning took more than the device may have
-        made = Pass(self.chunks, self.programs[step.training], step_key=step.key, training=step.training)
-        logits = made.forward()
-        if step.training:
-            self._pass = made
-        else:  # nothing follows but the next pass
-            made.end(but=logits)
-            self._logits = logits
-        return logits.tensor()
-
-    def backward(self, logits: Tensor, grad: Tensor) -> None:
-        del logits
-        assert self._pass is not None
-        self._pass.backward(grad)
-        self._end()
-        sum_gradients(shared_parameters(self.model), self.group)
-
-    def _end(self) -> None:
-        """Takes back what the last pass has on the host."""
-        if self._pass is not None:
-            self._pass.end()
-        self.chunks.pool.free(*self._lent, self._logits)
-        self._lent, self._logits, self._pass = [], None, None
-
-    @property
-    def rows_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def empty_rows(self, rows: Tensor) -> Tensor:
-        made = self.chunks.pool.alloc(*rows.shape)
-        self._lent.append(made)
-        return made.tensor()
+        self.forget()
+        return placed

@@ -31,7 +31,8 @@ from weft.nn import (
     WorkingSet,
     kernel_footprint,
 )
-from weft.strategies.base import Options, Placed, Plan
+from weft.strategies.base import Options
+from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.tensor.attention import AttentionPlan
 from weft.strategies.tensor.columns import Columns, RowCounts, operations
 
@@ -44,17 +45,16 @@ class TensorOptions(Options):
     """Bytes that aggregates may have on the device at once; None: no limit."""
     chunks: int = 0
     """In how many chunks they are made at least; 0: as few as that allows."""
-    nn_device: str = "auto"
-    """Where rows are mapped: on the device, on the host, or auto, on the host under a limit."""
     device: str = ""
     """The device of the aggregates, if it is another than that of the rows."""
 
 
-class TensorPlan(Plan):
+class TensorPlan(ResidentPlan):
     """One program on P ranks, exact: the ranks' loads differ by at most one row and one column."""
 
     name = "tensor"
     options_type = TensorOptions
+    flags = ("nn_device",)
     optimisations = ("pipeline",)
     traits = SPREAD._replace(
         block_error="strategy tensor cannot run a layer that asks for whole source rows (view.block), because a rank "
@@ -144,6 +144,8 @@ class TensorPlan(Plan):
 
     def footprint(self, op: GraphOperation, rank: int) -> Footprint:
         """Of this rank's columns of all rows, that of the kernels; and messages on both ways."""
+        if self.chunking is not None:
+            raise NotImplementedError(f"strategy {self.name} does not say what {op.op} takes chunk by chunk")
         stats, size, itemsize = self.work.stats, self.size, self.work.itemsize
         assert isinstance(op.op, Aggregate)
         start, stop = even_bounds(op.width, size)[rank : rank + 2]
@@ -195,11 +197,10 @@ class TensorPlan(Plan):
         return torch.arange(rank, self.work.stats.num_vertices, self.size)  # every chunk's rows are spread evenly
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedTensor:
-        self.require()
         return PlacedTensor(self, group, self.own_rows(group.rank), seed=seed)
 
 
-class PlacedTensor(Placed):
+class PlacedTensor(ResidentPlaced):
     """The whole topology, N / P rows, and F / P columns of all rows."""
 
     plan: TensorPlan

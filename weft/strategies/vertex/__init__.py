@@ -1,5 +1,5 @@
 """Vertex parallelism (NeutronStar): a rank has vertices with all their in-edges, and fetches or recomputes the rest.
 
-Reading order: plan (what a rank computes and fetches), costs and probe (at what cost), blocks (the edges, and the view
-of them), embedded (trained rows), stale (old halos).
+Reading order: plan (what a rank computes and fetches), costs (what decides that), blocks (the edges, and the exchange
+of rows), embedded (trained rows), stale (old halos); weft.strategies.probe measures the costs.
 """

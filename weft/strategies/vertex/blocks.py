@@ -16,7 +16,7 @@ from weft.comm import EdgeSlices, Group, Halo, slice_edges
 from weft.cost import Operation
 from weft.nn import Aggregate, GraphOperation, Rows, SubTopology, Sum, Topology
 from weft.partition import Hop
-from weft.strategies.base import Placed
+from weft.strategies.resident import ResidentPlaced
 from weft.strategies.vertex.costs import fetched_width, is_fetched
 from weft.strategies.vertex.embedded import EmbeddedHalo
 from weft.strategies.view import Exchange, PlacedView
@@ -32,7 +32,7 @@ class Block(SubTopology):
     sources: Tensor
     targets: Tensor
 
-    def __init__(self, hop: Hop, rows: Tensor, home: Placed, halo: Halo | None) -> None:
+    def __init__(self, hop: Hop, rows: Tensor, home: ResidentPlaced, halo: Halo | None) -> None:
         self.device = home.group.device
         sources = torch.cat([rows[: hop.num_inputs], hop.fetched])  # on the host
         adjacency = hop.block.cast(home.work.dtype).to(self.device)
@@ -89,7 +89,7 @@ class Halos(Exchange):
     """The rows that the blocks of one stage lack are fetched; results are the first rows of those that come in.
 
     blocks: one for each step, the last one's targets last. whole: the graph's topology, for a stage without aggregates.
-    rows_ids: int64 [n], the original ids of the rank's rows, of which it answers for the first `num_own`.
+    row_ids: int64 [n], the original ids of the rank's rows, of which it answers for the first `num_own`.
     """
 
     def __init__(

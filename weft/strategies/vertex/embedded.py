@@ -6,17 +6,16 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group, Halo, make_route
-from weft.data import Graph
-from weft.nn import is_embedded
 
 
-def again_by_owner(graph: Graph, part: Tensor, rows: Tensor, num_own: int, size: int) -> tuple[Tensor, Tensor]:
+def again_by_owner(embedded: Tensor, part: Tensor, rows: Tensor, num_own: int, size: int) -> tuple[Tensor, Tensor]:
     """The embedded ones of the vertices that a rank computes again, int64 [k], and how many each rank owns, [P].
 
-    rows: int64, the rank's `num_own` vertices, and then those that it computes again.
+    embedded: bool [N], which vertices are. rows: int64, the rank's `num_own` vertices, and then those that it computes
+    again.
     """
     again = rows[num_own:]
-    again = again[is_embedded(graph)[again]]
+    again = again[embedded[again]]
     return again, torch.bincount(part[again], minlength=size)
 
 

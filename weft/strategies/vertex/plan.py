@@ -18,7 +18,6 @@ from torch import Tensor
 from weft.comm import Group, Halo, Route, make_route
 from weft.core.errors import InputError
 from weft.cost import Operation
-from weft.data import Graph
 from weft.nn import (
     SPREAD,
     Aggregate,
@@ -32,7 +31,8 @@ from weft.nn import (
     kernel_footprint,
 )
 from weft.partition import Caching, Dependencies, Hop, make_dependencies, range_parts
-from weft.strategies.base import Options, Placed, Plan, whole_topology
+from weft.strategies.base import Options, whole_topology
+from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.vertex.blocks import Block, BlockStats, Halos, operations
 from weft.strategies.vertex.costs import NOMINAL, fetched_width, is_fetched, level_costs
 from weft.strategies.vertex.embedded import EmbeddedHalo, again_by_owner
@@ -56,11 +56,9 @@ class HybridOptions(VertexOptions):
     """The share of remote sources to cache at each layer; None: where it costs less."""
     cache_memory: int | None = None
     """Bytes that a rank's cached vertices may take; None: no limit."""
-    probe: str = ""
-    """The file of what a machine costs, see weft.cost.Machine."""
 
 
-class VertexPlan(Plan):
+class VertexPlan(ResidentPlan):
     """One program on P ranks, exact, that caches a share of the remote sources and fetches the others."""
 
     options_type: ClassVar[type[Options]] = VertexOptions
@@ -128,6 +126,19 @@ class VertexPlan(Plan):
             for each in zip(*(needed.hops for needed in self.everyone), strict=True)
         ]
 
+    def embedded(self, rank: int) -> BlockStats:
+        """The rows of embeddings that a rank sends and receives, from what all ranks compute."""
+        if not embeddings(self.work.model):
+            return BlockStats(num_edges=0)
+        embedded = is_embedded(self.work.graph)
+        again = [again_by_owner(embedded, self.part, one.rows, one.num_own, self.size)[1] for one in self.everyone]
+        return BlockStats(
+            num_edges=0,
+            num_sent=int(sum(counts[rank] for counts in again)),
+            num_received=int(again[rank].sum()),
+            exchanged=any(bool(counts.any()) for counts in again),
+        )
+
     def level_rows(self, rank: int) -> Sequence[Tensor]:
         needed = self.dependencies(rank)
         return [*(needed.rows[: hop.num_inputs] for hop in needed.hops), needed.own]
@@ -138,7 +149,7 @@ class VertexPlan(Plan):
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         itemsize = self.work.itemsize
         if op.op == "embed":
-            embedded = embedded_stats(self.work.graph, self.everyone, rank, self.part)
+            embedded = self.embedded(rank)
             return [embedded.fetch(op.width * itemsize)] if embedded.exchanged else []
         return operations(op, self.blocks(rank), itemsize)
 
@@ -178,7 +189,7 @@ class VertexPlan(Plan):
         return Halo(route, group, name=name, ring=optimisations.ring, overlap=optimisations.overlap)
 
 
-class PlacedVertices(Placed):
+class PlacedVertices(ResidentPlaced):
     """A rank's vertices, the blocks of their in-edges, and the halos that bring what these lack."""
 
     plan: VertexPlan
@@ -196,8 +207,11 @@ class PlacedVertices(Placed):
         return whole_topology(self.work, "cpu")
 
     def describe(self) -> dict[str, Any]:
-        needed = self.dependencies
-        return {
+        needed, summary = self.dependencies, dict[str, str]()
+        if needed.limited:
+            most = max(hop.num_inputs for hop in needed.hops) - needed.num_own
+            summary = {"summary": f"--cache-memory ends the caching at {most:,} vertices, the others are fetched"}
+        return summary | {
             "vertices": needed.num_own,
             "cached": [hop.num_inputs - needed.num_own for hop in needed.hops],
             "fetched": [len(hop.fetched) * fetching for hop, fetching in zip(needed.hops, self.fetching, strict=True)],
@@ -238,25 +252,14 @@ class PlacedVertices(Placed):
 
 def make_embedded_halo(plan: VertexPlan, group: Group) -> EmbeddedHalo | None:
     """What fetches embedded rows of vertices that a rank computes again; None where no rank lacks any."""
-    graph, needed = plan.work.graph, plan.dependencies(group.rank)
     if not embeddings(plan.work.model):
         return None
-    again, counts = again_by_owner(graph, plan.part, needed.rows, needed.num_own, group.size)
+    embedded, needed = is_embedded(plan.work.graph), plan.dependencies(group.rank)
+    again, counts = again_by_owner(embedded, plan.part, needed.rows, needed.num_own, group.size)
     if not group.all_reduce(counts.sum().to(group.device), tag="route"):
         return None
-    own = needed.own[is_embedded(graph)[needed.own]]
+    own = needed.own[embedded[needed.own]]
     return EmbeddedHalo(again, counts, own, plan.part, group)
-
-
-def embedded_stats(graph: Graph, everyone: Sequence[Dependencies], rank: int, part: Tensor) -> BlockStats:
-    """The rows of embeddings that a rank sends and receives, from what all ranks compute."""
-    again = [again_by_owner(graph, part, one.rows, one.num_own, len(everyone))[1] for one in everyone]
-    return BlockStats(
-        num_edges=0,
-        num_sent=int(sum(counts[rank] for counts in again)),
-        num_received=int(again[rank].sum()),
-        exchanged=any(bool(counts.any()) for counts in again),
-    )
 
 
 class CommunicatedPlan(VertexPlan):
@@ -279,3 +282,4 @@ class HybridPlan(VertexPlan):
 
     name = "hybrid"
     options_type = HybridOptions
+    flags = ("probe",)

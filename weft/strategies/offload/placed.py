@@ -1,0 +1,97 @@
+"""Offload on a rank: its rows on the host, and the passes over them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.chunks.passes import Pass
+from weft.chunks.placed import Fetcher, PlacedChunks
+from weft.chunks.rank import RankChunks
+from weft.chunks.tables import Rows
+from weft.comm import Group, sum_gradients
+from weft.nn import Workload, shared_parameters
+from weft.strategies.base import Placed, Step, whole_topology
+from weft.strategies.offload.forecast import Forecast
+
+
+class PlacedOffload(Placed):
+    """A rank's rows on the host, and the passes over them.
+
+    folder, embedded_halo, only_first: see PlacedChunks. forecast: of this rank, where there is one.
+    """
+
+    def __init__(
+        self,
+        work: Workload,
+        chunks: RankChunks,
+        group: Group,
+        *,
+        seed: int = 0,
+        folder: Path | None,
+        embedded_halo: Fetcher | None = None,
+        forecast: Forecast | None = None,
+        only_first: bool = False,
+    ) -> None:
+        super().__init__(work, group, chunks.dependencies.own, seed=seed)
+        self.programs, self.forecast = chunks.programs, forecast
+        self.topology = whole_topology(work, "cpu")
+        self.chunks = PlacedChunks(
+            chunks,
+            work,
+            self.model,
+            group,
+            seed=seed,
+            topology=self.topology,
+            embedded_halo=embedded_halo,
+            folder=folder,
+            only_first=only_first,
+        )
+        self._volumes = [{"given": asdict(one.given), "chosen": asdict(one.volumes)} for one in chunks.schedules]
+        self._pass: Pass | None = None
+        self._lent: list[Rows] = []
+        self._logits: Rows | None = None
+        self.chunks.release()
+
+    def describe(self) -> dict[str, Any]:
+        known = {"forecast": asdict(self.forecast), "summary": str(self.forecast)} if self.forecast else {}
+        return known | {"volumes": self._volumes}
+
+    def forward(self, step: Step) -> Tensor:
+        self.model.train(step.training)
+        self._end()
+        made = Pass(self.chunks, self.programs[step.training], step_key=step.key, training=step.training)
+        logits = made.forward()
+        if step.training:
+            self._pass = made
+        else:  # nothing follows but the next pass
+            made.end(but=logits)
+            self._logits = logits
+        return logits.tensor()
+
+    def backward(self, logits: Tensor, grad: Tensor) -> None:
+        del logits
+        assert self._pass is not None
+        self._pass.backward(grad)
+        self._end()
+        sum_gradients(shared_parameters(self.model), self.group)
+
+    def _end(self) -> None:
+        """Takes back what the last pass has on the host."""
+        if self._pass is not None:
+            self._pass.end()
+        self.chunks.pool.free(*self._lent, self._logits)
+        self._lent, self._logits, self._pass = [], None, None
+
+    @property
+    def rows_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def empty_rows(self, rows: Tensor) -> Tensor:
+        made = self.chunks.pool.alloc(*rows.shape)
+        self._lent.append(made)
+        return made.tensor()
