@@ -159,7 +159,9 @@ def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) 
     """A training step under a limit, all of whose tensors are followed."""
     cut = {"chunks": int(limit[1:])} if limit[0] == "#" else {"device_memory": parse_bytes(limit, "--limits")}
     group, work = Group(), make_work(graph, model, options)
-    placed = make_plan("offload", work, intermediates=options.intermediates, **cut).place(group)
+    plan = make_plan("offload", work, intermediates=options.intermediates, **cut)
+    (foreseen,) = plan.decisions()["forecasts"]
+    placed = plan.place(group)
     task = make_task(Config(), placed)
     peak = TensorPeak()
     placed.chunks.__dict__["_loader"] = ThreadPoolExecutor(1, initializer=peak.__enter__)
@@ -182,7 +184,7 @@ def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) 
     train_step(placed, task, epoch=2)
     seconds = time.perf_counter() - start
     moved = counts.to_device.total(), counts.to_host.total()
-    return {**placed.describe()["forecast"], "seen": most - held, "held": held, "moved": moved, "seconds": seconds}
+    return {**foreseen, "seen": most - held, "held": held, "moved": moved, "seconds": seconds}
 
 
 def memories(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -108,7 +108,7 @@ def wait_for_epoch(process: subprocess.Popen[str], folder: Path, epoch: int) -> 
     """Until a run that is going has recorded an epoch; one that does not start is ended."""
     deadline = time.monotonic() + 100
     while not any(line.get("epoch", -1) >= epoch for line in record.read(folder / "metrics.jsonl")):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or process.poll() is not None:
             os.killpg(process.pid, signal.SIGKILL)
             raise AssertionError(f"the run does not start: {finish(process)[1]}")
         time.sleep(0.05)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -44,8 +46,7 @@ def test_ranks_listen_to_nobody_else_and_end_with_their_launcher(
 ) -> None:
     if (strategy == "single" and workers > 1) or strategy == "broadcast":
         pytest.skip("not a run of the command line")
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short enough for the address of a socket
     monkeypatch.setenv("TMPDIR", str(temporary))
     out = tmp_path / "run"
     process = start(
@@ -64,3 +65,4 @@ def test_ranks_listen_to_nobody_else_and_end_with_their_launcher(
     assert not members(process.pid), "ranks outlive their launcher"
     left = {path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor")}  # PyTorch's cache
     assert not left
+    shutil.rmtree(temporary)

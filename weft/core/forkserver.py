@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from contextlib import suppress
 from multiprocessing import forkserver
 
 _started = False
@@ -15,8 +16,9 @@ def start_forkserver() -> None:
     """
     global _started
     multiprocessing.set_forkserver_preload(["weft.engine.forked"])
-    forkserver.ensure_running()
-    _started = True
+    with suppress(OSError):  # a socket's path has at most 107 letters, and TMPDIR may be long
+        forkserver.ensure_running()
+        _started = True
 
 
 def start_method() -> str:
