@@ -1,4 +1,4 @@
-"""Collectives between ranks, counted. The only package that imports torch.distributed, the launcher aside."""
+"""Collectives between ranks, counted. The only package that imports torch.distributed."""
 
 from weft.comm.exchange import (
     ColsToRows,
