@@ -29,6 +29,13 @@ PRELOADED = ["pytest", "torch_geometric.nn", "torch._dynamo", "torch._refs", "we
 _pools: dict[int, Pool] = {}
 
 
+def forked() -> Any:
+    """The context of processes that are forked with what is preloaded."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
 def on_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """`function(group, *arguments)` on each of `size` ranks that are kept; the results in rank order.
 
@@ -57,8 +64,7 @@ class Pool:
     """Ranks that run one function after another; after a failure all are ended, since some may wait for others."""
 
     def __init__(self, size: int, timeout_seconds: int = 60) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context = forked()
         self.closed = False
         self._folder = tempfile.TemporaryDirectory()
         pipes = [context.Pipe() for _ in range(size)]

@@ -73,8 +73,18 @@ def _prepare_process(options: argparse.Namespace) -> None:
     """Does what comes before PyTorch's import: settings of the process, and the process that ranks are forked from."""
     if "pages" not in getattr(options, "disable", ""):
         start_anew_to_keep_pages()
-    if "RANK" not in os.environ and (options.command is _compare or getattr(options, "workers", 1) > 1):
+    before = _saved(options)
+    workers = getattr(options, "workers", before.workers if before else 1)
+    if "RANK" not in os.environ and (options.command is _compare or workers > 1):
         start_forkserver()
+
+
+def _saved(options: argparse.Namespace) -> Config | None:
+    """The configuration of the run that is to go on, if there is one."""
+    if not getattr(options, "resume", False) or options.out is None:
+        return None
+    path = options.out / "config.toml"
+    return Config.read(path) if path.exists() else None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -158,13 +168,11 @@ def _given(options: argparse.Namespace, schema: type[Config | PartitionOptions])
 
 def _train(options: argparse.Namespace) -> int:
     from weft import report
-    from weft.engine.folder import RunFolder
     from weft.engine.options import without_foreign_flags
     from weft.engine.run import is_main_process, run
 
     saved: dict[str, Any] = {}
-    if options.resume and options.out is not None and RunFolder(options.out).config.exists():
-        before = Config.read(RunFolder(options.out).config)
+    if (before := _saved(options)) is not None:
         strategy = getattr(options, "strategy", before.strategy)
         saved = dataclasses.asdict(without_foreign_flags(before, strategy))
     config = _config(options, **saved)

@@ -6,21 +6,22 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
-import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver, util
 from pathlib import Path
 from typing import Any
 
 import weft
-from tests.ranks import on_ranks
+from tests.ranks import forked, on_ranks
 from weft.cli import main
 from weft.comm import Group
 from weft.core import record
-
-WEFT = [sys.executable, "-m", "weft"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +60,80 @@ def say(group: Group, function: Any, arguments: tuple[Any, ...], options: dict[s
     return Said(result=result, out=out.getvalue(), err=err.getvalue())
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    """A command in a session of its own, so that a signal reaches all of it and nothing else."""
-    command = [*WEFT, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+class Command:
+    """A command that goes on, in a session of its own, so that a signal reaches all of it and nothing else.
+
+    It is what a person starts, but for the time that imports take: the process, and the one that its ranks are forked
+    from, are forked with them.
+    """
+
+    def __init__(self, arguments: Sequence[str], prepare: Callable[[], None] | None = None) -> None:
+        self._folder = Path(tempfile.mkdtemp())
+        self._outputs = [self._folder / name for name in ("out", "err")]
+        given = (arguments, dict(os.environ), self._outputs, prepare)
+        self._process = forked().Process(target=_run_command, args=given)
+        self._process.start()
+        self.pid: int = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, or minus the signal that ended it; None while it goes on."""
+        code: int | None = self._process.exitcode
+        return code
+
+    def said(self, seconds: float = 100) -> tuple[str, str]:
+        """What it wrote, once it has ended."""
+        self._process.join(seconds)
+        assert self.returncode is not None, "the command does not end"
+        out, errors = (path.read_text() for path in self._outputs)
+        shutil.rmtree(self._folder)
+        return out, errors
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 100) -> tuple[int, str]:
+def _run_command(
+    arguments: Sequence[str], environment: dict[str, str], outputs: list[Path], prepare: Callable[[], None] | None
+) -> None:
+    os.setsid()
+    for number, path in enumerate(outputs, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update({"GLIBC_TUNABLES": ""} | environment)  # set, so that it does not start itself anew for it
+    tempfile.tempdir = None
+    server = forkserver._forkserver  # type: ignore[attr-defined]  # one of its own, forked as well
+    server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+    exec_python = util.spawnv_passfds
+    util.spawnv_passfds = lambda path, given, kept: (  # type: ignore[attr-defined]
+        _fork_server(given[-1], kept) if "forkserver" in given[-1] else exec_python(path, given, kept)
+    )
+    sys.argv = ["weft", *arguments]
+    if prepare is not None:
+        prepare()
+    sys.exit(main())
+
+
+def _fork_server(code: str, kept: Sequence[int]) -> int:
+    """Starts the process that ranks are forked from, without a new Python."""
+    pid = os.fork()
+    if not pid:
+        for number in map(int, os.listdir("/proc/self/fd")):
+            if number > 2 and number not in kept:
+                with contextlib.suppress(OSError):
+                    os.close(number)
+        try:
+            exec(code, {})
+        finally:
+            os._exit(0)
+    return pid
+
+
+def start(*arguments: str | Path, prepare: Callable[[], None] | None = None) -> Command:
+    """A command that goes on; prepare: what its process is to do first."""
+    return Command([str(one) for one in arguments], prepare)
+
+
+def finish(process: Command, seconds: float = 100) -> tuple[int | None, str]:
     """Exit code and standard error, once nothing of the process's session is left."""
-    _, errors = process.communicate(timeout=seconds)
+    _, errors = process.said(seconds)
     deadline = time.monotonic() + 10
     while members(process.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -93,23 +159,19 @@ def _fields(pid: int) -> list[str]:
         return ["Z", "0", "0", "0"]
 
 
-def ranks(process: subprocess.Popen[str]) -> list[int]:
+def ranks(process: Command) -> list[int]:
     """Pids of the launcher's ranks, which are forked from a process that has imported what they need."""
     parents = {pid: int(_fields(pid)[1]) for pid in members(process.pid)}
-    servers = [pid for pid in parents if parents[pid] == process.pid and _is_forkserver(pid)]
-    return sorted(pid for pid, parent in parents.items() if parent in servers)
+    return sorted(pid for pid, parent in parents.items() if parents.get(parent) == process.pid)
 
 
-def _is_forkserver(pid: int) -> bool:
-    return b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def wait_for_epoch(process: subprocess.Popen[str], folder: Path, epoch: int) -> None:
+def wait_for_epoch(process: Command, folder: Path, epoch: int) -> None:
     """Until a run that is going has recorded an epoch; one that does not start is ended."""
     deadline = time.monotonic() + 100
     while not any(line.get("epoch", -1) >= epoch for line in record.read(folder / "metrics.jsonl")):
-        if time.monotonic() > deadline or process.poll() is not None:
-            os.killpg(process.pid, signal.SIGKILL)
+        if time.monotonic() > deadline or process.returncode is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             raise AssertionError(f"the run does not start: {finish(process)[1]}")
         time.sleep(0.05)
 

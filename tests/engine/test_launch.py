@@ -57,8 +57,8 @@ def test_ranks_listen_to_nobody_else_and_end_with_their_launcher(
     assert len(ranks(process)) == (workers if workers > 1 else 0)
     assert listening(pids) <= LOOPBACK
     assert bool(listening(pids)) == (workers > 1)  # gloo's own, so that the check sees what there is
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    os.kill(process.pid, signal.SIGKILL)
+    process.said()
     deadline = time.monotonic() + 10
     while members(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)

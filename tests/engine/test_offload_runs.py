@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 import signal
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from safetensors.torch import load_file
 
 import weft
 from tests.engine.running import (
-    WEFT,
     command,
     finish,
     losses,
@@ -188,9 +186,7 @@ def test_a_disk_that_gets_full_is_one_line(tmp_path: Path, workers: int) -> None
         (said,) = spawn(1, say, limited_main, (arguments,), {})
         code, errors = said.result, said.err
     else:
-        started = [*WEFT, *arguments, "--workers", str(workers)]
-        done = subprocess.run(started, capture_output=True, text=True, timeout=100, preexec_fn=limit_files, check=False)
-        code, errors = done.returncode, done.stderr
+        code, errors = finish(start(*arguments, "--workers", str(workers), prepare=limit_files))
     assert code == 1, errors
     assert "Traceback" not in errors
     (line,) = (line for line in errors.splitlines() if line.startswith("weft: "))

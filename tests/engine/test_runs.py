@@ -177,7 +177,7 @@ def test_told_to_stop(tmp_path: Path, workers: int) -> None:
     if number == signal.SIGINT:
         os.killpg(process.pid, number)
     else:
-        process.send_signal(number)
+        os.kill(process.pid, number)
     code, errors = finish(process)
     assert code == 128 + number
     (said,) = [line for line in errors.splitlines() if not line.startswith("epoch ")]

@@ -9,11 +9,10 @@ from itertools import product
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from tests.ranks import on_ranks
 from tests.strategies.cases import Case
-from tests.strategies.session import Given, Session, check_counts, check_flops
+from tests.strategies.session import Flops, Given, Session, check_counts, check_flops
 from weft.comm import Group, make_route
 from weft.core.meter import Counts
 from weft.strategies.vertex.stale import StaleHalo
@@ -158,7 +157,7 @@ def check_evaluation(exact: Session, stale: Session, losses: list[float]) -> Non
     optimizer = torch.optim.Adam(stale.model.parameters(), lr=0.02)
     group = stale.group
     for epoch, loss in enumerate(losses):
-        with FlopCounterMode(display=False) as flops:
+        with Flops() as flops:
             ours = stale.step(epoch)[1]
         check_flops(flops, stale.trace(training=True), stale.case)
         optimizer.step()
@@ -166,7 +165,7 @@ def check_evaluation(exact: Session, stale: Session, losses: list[float]) -> Non
         exact.model.load_state_dict(stale.model.state_dict())
         expected = exact.evaluation()
         stale.meter.take("eval")
-        with FlopCounterMode(display=False) as flops:
+        with Flops() as flops:
             assert torch.equal(stale.evaluation(), expected)
         check_counts(stale.meter.take("eval"), stale.trace(training=False), stale.case)
         check_flops(flops, stale.trace(training=False), stale.case)

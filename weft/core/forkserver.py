@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from contextlib import suppress
 from multiprocessing import forkserver
+from multiprocessing.util import get_temp_dir
 
 _started = False
 
@@ -19,6 +20,11 @@ def start_forkserver() -> None:
     with suppress(OSError):  # a socket's path has at most 107 letters, and TMPDIR may be long
         forkserver.ensure_running()
         _started = True
+
+
+def left_behind() -> tuple[str, ...]:
+    """Folders that stay if this process is killed: its socket's, where it is no process of another program."""
+    return (get_temp_dir(),) if _started and multiprocessing.parent_process() is None else ()
 
 
 def start_method() -> str:

@@ -14,13 +14,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 from weft.core.errors import InputError, RunError
-from weft.core.forkserver import start_method
+from weft.core.forkserver import left_behind, start_method
 from weft.core.meter import STATUS_BYTES, read_status
 from weft.engine.stop import SIGNALS
 
@@ -55,7 +54,7 @@ def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: i
     second ends them at once. One that fails or is killed stops the others; RunError then names it and what it was
     doing, InputError if the caller's mistake made it fail. Ranks end when this process is gone.
     """
-    meeting = Meeting(folder, (get_temp_dir(),))
+    meeting = Meeting(folder, left_behind())
     meeting.status.write_bytes(bytes(workers * STATUS_BYTES))
     with Ranks(entry, (*arguments, meeting), meeting, workers) as ranks:
         return ranks.wait()
