@@ -8,7 +8,6 @@ import runpy
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.engine.running import said_by_ranks
 
@@ -16,9 +15,8 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def run_example(path: Path, folder: Path) -> None:
-    """On a rank, as torchrun starts it; the ranks' models begin with the same weights."""
+    """On a rank, as torchrun starts it; what a model draws, each rank draws for itself."""
     os.chdir(folder)
-    torch.manual_seed(0)
     runpy.run_path(str(path), run_name="__main__")
 
 

@@ -12,6 +12,7 @@ import torch
 
 from tests.engine.running import command
 from weft.cli import main
+from weft.core import forkserver
 from weft.data import Graph, load
 from weft.engine import run
 
@@ -212,6 +213,7 @@ def test_compare(
 ) -> None:
     out = tmp_path / "compare"
     monkeypatch.setattr(run, "make_plan", None)  # plans were made before the first run
+    monkeypatch.setattr(forkserver, "_started", True)  # as by a command
     command = [
         "compare",
         str(store),

@@ -97,7 +97,7 @@ def test_unknown_instruction_set():
 
 @pytest.mark.parametrize("isa", _native.supported_isas())
 def test_environment_chooses_the_instruction_set(isa):
-    code = "from weft.core.native import _native; print(_native.current_isa())"
+    code = "from weft import _native; print(_native.current_isa())"
     environment = {**os.environ, "WEFT_ISA": isa}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == isa

@@ -21,6 +21,7 @@ from weft.core.errors import InputError, RunError, Stopped
 from weft.core.meter import Meter
 from weft.cost import Machine
 from weft.data import Graph, load, reorder, with_inverse_relations
+from weft.engine.agree import agree
 from weft.engine.check import check
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.launch import launch
@@ -204,6 +205,7 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
     """A rank that torchrun started. Rank 0 plans and opens the folder; its mistake is every rank's."""
     config, graph = job.config, work.graph
     group = join(timeout_seconds=config.timeout, meter=Meter(), device=rows_device(config))
+    agree(group, config, graph, work.model)
     said: dict[str, Any] = {}
     part = torch.empty(graph.num_vertices, dtype=torch.int32)
     if group.rank == 0:

@@ -1,0 +1,75 @@
+"""Ranks that were started apart, as under torchrun, start from the same weights, or say what is not the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from tests.engine.running import losses
+from tests.ranks import on_ranks
+from weft.comm import Group
+from weft.core.errors import InputError
+from weft.data import Adjacency, Graph
+
+
+def own_model(graph: Graph, seed: int) -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return weft.nn.GCN(graph.num_features, out_width=graph.num_classes, hidden=8, norm="batch").double()
+
+
+def train_own(group: Group, out: Path, strategy: str) -> dict[str, torch.Tensor]:
+    """A run of a module that each rank has drawn for itself; the weights that it has afterwards."""
+    graph = weft.load("digits")
+    model = own_model(graph, seed=group.rank)
+    weft.train(graph, model, out=out, strategy=strategy, workers=group.size, epochs=4, quiet=True)
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "hybrid"])
+def test_ranks_start_from_rank_0s_weights(tmp_path: Path, strategy: str) -> None:
+    first, second = on_ranks(2, train_own, tmp_path / "joined", strategy)
+    for name, values in first.items():
+        assert torch.equal(values, second[name]), name
+    graph = weft.load("digits")
+    weft.train(graph, own_model(graph, seed=0), out=tmp_path / "single", epochs=4, quiet=True)
+    assert losses(tmp_path / "joined") == pytest.approx(losses(tmp_path / "single"), abs=1e-9)
+
+
+def train_unlike(group: Group, out: Path, what: str) -> str:
+    """What is said where rank 1 differs in one thing."""
+    graph = weft.load("digits")
+    options: dict[str, Any] = {"lr": 0.01, "hidden": 16}
+    if group.rank and what == "edges":
+        source, target = (one[:-100] for one in graph.in_edges.edges())
+        count = graph.num_vertices
+        graph = replace(graph, in_edges=Adjacency.from_edges(source, target, num_sources=count, num_targets=count))
+    elif group.rank and what == "features":
+        graph = replace(graph, x=graph.x + 1)
+    elif group.rank:
+        options[what] = 0.02 if what == "lr" else 17
+    with pytest.raises(InputError) as caught:
+        weft.train(graph, out=out, strategy="tensor", workers=group.size, epochs=2, quiet=True, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("edges", "rank 1 has a graph of vertices and edges"),
+        ("features", "rank 1 has rows x with digest"),
+        ("lr", "rank 1 has --lr 0.02, and rank 0 0.01: "),
+        ("hidden", "rank 1 has --hidden 17, and rank 0 16: "),
+    ],
+)
+def test_what_is_not_the_same_is_said_by_every_rank(tmp_path: Path, what: str, said: str) -> None:
+    first, second = on_ranks(2, train_unlike, tmp_path / "out", what)
+    assert first == second
+    assert said in first
+    assert "\n" not in first
+    assert not (tmp_path / "out").exists()
