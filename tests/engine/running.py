@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver, process, util
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,8 @@ def _run_command(
     os.environ.clear()
     os.environ.update({"GLIBC_TUNABLES": ""} | environment)  # set, so that it does not start itself anew for it
     tempfile.tempdir = None
+    process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]  # as if nobody had forked it
+    process._parent_process = None  # type: ignore[attr-defined]
     server = forkserver._forkserver  # type: ignore[attr-defined]  # one of its own, forked as well
     server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
     exec_python = util.spawnv_passfds
