@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ from tests.strategies.cases import EXACT
 
 LISTEN = "0A"
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+
+
+def keep_files_in(folder: str) -> None:
+    """In the command's process alone: here the name would stay when the folder is gone."""
+    os.environ["TMPDIR"] = folder
 
 
 def listening(pids: list[int]) -> set[str]:
@@ -41,17 +47,13 @@ def listening(pids: list[int]) -> set[str]:
 @pytest.mark.parametrize(
     "strategy", [pytest.param(name, marks=() if name == "hybrid" else pytest.mark.slow) for name in ("single", *EXACT)]
 )
-def test_ranks_listen_to_nobody_else_and_end_with_their_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, workers: int
-) -> None:
+def test_ranks_listen_to_nobody_else_and_end_with_their_launcher(tmp_path: Path, strategy: str, workers: int) -> None:
     if (strategy == "single" and workers > 1) or strategy == "broadcast":
         pytest.skip("not a run of the command line")
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short enough for the address of a socket
-    monkeypatch.setenv("TMPDIR", str(temporary))
     out = tmp_path / "run"
-    process = start(
-        "train", "digits", "--strategy", strategy, "--workers", str(workers), "--epochs", "100000", "--out", out
-    )
+    run = ("train", "digits", "--strategy", strategy, "--workers", str(workers), "--epochs", "100000", "--out", out)
+    process = start(*run, prepare=partial(keep_files_in, str(temporary)))
     wait_for_epoch(process, out, 2)
     pids = members(process.pid)
     assert len(ranks(process)) == (workers if workers > 1 else 0)
