@@ -75,49 +75,33 @@ def probe(work: Workload, traits: ViewTraits, group: Group) -> Machine:
     """What this model costs on these ranks, all of which call it at the same time and get the same.
 
     traits: of the views that it is to run under.
-    The test graph has the real one's mean degree, its first features, and random edges. Rows are timed without
-    aggregates, aggregates as what a whole step takes more, and the network by an exchange in which every rank sends as
-    much as it receives. InputError for a model that cannot run on it.
+    Rows of a small graph are timed without aggregates, aggregates as what a whole step takes more, and the network by
+    an exchange in which every rank sends as much as it receives. InputError for a model that cannot run on it.
     """
-    graph, optimisations, dtype = work.graph, work.optimisations, work.dtype
-    degree = max(1, graph.num_edges // max(graph.num_vertices, 1))
-    most = min(MAX_VERTICES, MAX_EDGES // degree, MAX_FEATURES // max(graph.num_features, 1))
-    num_vertices = max(1, min(graph.num_vertices // group.size, most))
-    num_edges = num_vertices * degree
-    random = torch.Generator().manual_seed(0)
-    source, target = (torch.randint(num_vertices, (num_edges,), generator=random) for _ in range(2))
-    weight = None if graph.in_edges.weight is None else torch.ones(num_edges, dtype=dtype)
-    adjacency = Adjacency.from_edges(source, target, num_sources=num_vertices, num_targets=num_vertices, weight=weight)
-    features = torch.randn(num_edges, graph.num_edge_features, generator=random) if graph.num_edge_features else None
-    edge_type = None
-    if graph.edge_type is not None:
-        edge_type = torch.randint(len(graph.relations), (num_edges,), generator=random)
-    topology = Topology(
-        adjacency.to(group.device),
-        edge_features=features,
-        dtype=dtype,
-        edge_type=edge_type,
-        num_relations=len(graph.relations),
-    )
-    x = torch.empty(num_vertices, 0) if graph.x is None else graph.x[:num_vertices]
-    x = x.to(group.device, dtype)
+    topology = _small_topology(work, group)
+    graph, num_vertices = work.graph, topology.adjacency.num_targets
+    x = work.features(slice(num_vertices), group.device)
     vertices = torch.arange(num_vertices) * graph.num_vertices // num_vertices  # of all types
-    typed = typed_rows(graph, vertices, group.device, dtype)
+    typed = typed_rows(graph, vertices, group.device, work.dtype)
     model = with_own_rows(work.model, graph, vertices)[0].to(group.device).train()
 
-    def forward(view_type: type[GraphView], inputs: Inputs) -> Tensor:
-        views = [view_type(topology, inputs=inputs, key=1) for _ in range(cast(int, model.num_stages))]
-        result: Tensor = model(views, x)
-        return result
+    def forward_of(view_type: type[GraphView]) -> Callable[[], Tensor]:
+        inputs = Inputs(rows=x, optimisations=work.optimisations, typed=typed)
 
-    def step_of(view_type: type[GraphView]) -> Callable[[], None]:
-        inputs = Inputs(rows=x, optimisations=optimisations, typed=typed)
-        return lambda: forward(view_type, inputs).sum().backward()
+        def forward() -> Tensor:
+            views = [view_type(topology, inputs=inputs, key=1) for _ in range(cast(int, model.num_stages))]
+            result: Tensor = model(views, x)
+            return result
+
+        return forward
+
+    def seconds_of(forward: Callable[[], Tensor]) -> float:
+        return least_seconds(lambda: forward().sum().backward(), group)
 
     try:
         with FlopCounterMode(display=False) as counter:
-            forward(RowsOnly, Inputs(rows=x, optimisations=optimisations, typed=typed))
-        rows, whole = least_seconds(step_of(RowsOnly), group), least_seconds(step_of(ProbeView), group)
+            forward_of(RowsOnly)()
+        rows, whole = seconds_of(forward_of(RowsOnly)), seconds_of(forward_of(ProbeView))
     except RunError:  # a lost peer, which is not the model's fault
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -127,12 +111,36 @@ def probe(work: Workload, traits: ViewTraits, group: Group) -> Machine:
         ) from error
     operations = work.outline(traits, training=True)
     flops = 3 * counter.get_total_flops()  # backward, by rows and by weights
-    edges = num_edges * sum(_passes(work, operations))
+    edges = topology.adjacency.num_edges * sum(_passes(work, operations))
     bytes_each_way, network = _exchange_seconds(group)
     found = {"flop": rows / max(flops, 1), "edge": (whole - rows) / max(edges, 1), "byte": network / bytes_each_way}
     shared = group.all_gather_object(found)
     factors = {f"seconds_per_{name}": max(LEAST, sum(one[name] for one in shared) / len(shared)) for name in found}
     return Machine(**factors, rates=measured_rates(group) if group.size > 1 else NOMINAL_RATES)
+
+
+def _small_topology(work: Workload, group: Group) -> Topology:
+    """Random edges among a few vertices, as many to each on average as in the graph, with what its edges have."""
+    graph = work.graph
+    degree = max(1, graph.num_edges // max(graph.num_vertices, 1))
+    most = min(MAX_VERTICES, MAX_EDGES // degree, MAX_FEATURES // max(graph.num_features, 1))
+    num_vertices = max(1, min(graph.num_vertices // group.size, most))
+    num_edges = num_vertices * degree
+    random = torch.Generator().manual_seed(0)
+    source, target = (torch.randint(num_vertices, (num_edges,), generator=random) for _ in range(2))
+    weight = None if graph.in_edges.weight is None else torch.ones(num_edges, dtype=work.dtype)
+    adjacency = Adjacency.from_edges(source, target, num_sources=num_vertices, num_targets=num_vertices, weight=weight)
+    features = torch.randn(num_edges, graph.num_edge_features, generator=random) if graph.num_edge_features else None
+    edge_type = None
+    if graph.edge_type is not None:
+        edge_type = torch.randint(len(graph.relations), (num_edges,), generator=random)
+    return Topology(
+        adjacency.to(group.device),
+        edge_features=features,
+        dtype=work.dtype,
+        edge_type=edge_type,
+        num_relations=len(graph.relations),
+    )
 
 
 def _passes(work: Workload, operations: Sequence[GraphOperation]) -> list[int]:
