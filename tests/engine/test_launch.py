@@ -1,10 +1,11 @@
-"""Local ranks: who can reach them, and what is left of them when their launcher is gone."""
+"""Local ranks: who can reach them, what they tell of an error, and what is left when their launcher is gone."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from functools import partial
@@ -14,6 +15,9 @@ import pytest
 
 from tests.engine.running import members, ranks, start, wait_for_epoch
 from tests.strategies.cases import EXACT
+from weft.core import forkserver
+from weft.core.errors import InputError, RunError
+from weft.engine.launch import Meeting, launch
 
 LISTEN = "0A"
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
@@ -41,6 +45,38 @@ def listening(pids: list[int]) -> set[str]:
             if fields[9] in inodes and (fields[3] == LISTEN or table.startswith("udp")):
                 found.add(fields[1].partition(":")[0])
     return found
+
+
+def fail(what: str, meeting: Meeting) -> None:
+    """On rank 1, in some way; the other goes on."""
+    del meeting
+    if os.environ["RANK"] == "0":
+        time.sleep(100)
+    if what == "code":
+        sys.exit(3)
+    if what == "signal":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise (InputError if what == "mistake" else ValueError)(what)
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "said"),
+    [
+        ("code", RunError, r"rank 1 \(pid \d+\) ended with exit code 3"),
+        ("signal", RunError, r"rank 1 \(pid \d+\) was killed by SIGKILL"),
+        ("mistake", InputError, "^mistake$"),
+        ("more than a pipe holds, " * 10_000, RunError, "rank 1 failed in .*: ValueError: more than a pipe holds"),
+    ],
+    ids=["code", "signal", "mistake", "long"],
+)
+def test_a_rank_that_fails_is_named_and_ends_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, kind: type[Exception], said: str
+) -> None:
+    monkeypatch.setattr(forkserver, "_started", True)  # as by a command
+    begun = time.monotonic()
+    with pytest.raises(kind, match=said):
+        launch(fail, (what,), workers=2, folder=tmp_path)
+    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -56,7 +57,7 @@ def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: i
     """
     meeting = Meeting(folder, left_behind())
     meeting.status.write_bytes(bytes(workers * STATUS_BYTES))
-    with Ranks(entry, (*arguments, meeting), meeting, workers) as ranks:
+    with Ranks(entry, arguments, meeting, workers) as ranks:
         return ranks.wait()
 
 
@@ -73,6 +74,7 @@ class Ranks:
             context.Process(target=_run_rank, args=(rank, workers, theirs, meeting, entry, arguments))
             for rank, theirs in enumerate(self._theirs)
         ]
+        self._said: dict[int, dict[str, str]] = {}
         self._before: dict[signal.Signals, Any] = {}
         self._told = 0
 
@@ -97,16 +99,20 @@ class Ranks:
 
     def wait(self) -> int:
         """Until all have ended, or one has failed."""
-        running = dict(enumerate(self._started()))
+        running, stopped = dict(enumerate(self._started())), 0
         while running:
-            ended = wait([process.sentinel for process in running.values()])
-            codes = {rank: one.exitcode for rank, one in running.items() if one.sentinel in ended}
-            for rank in sorted(codes, key=lambda rank: codes[rank] or 0):  # killed ones first: others lost them
-                running.pop(rank).join()
-                if codes[rank] and not (self._told or (codes[rank] or 0) - STOPPED in SIGNALS):
-                    raise self._explained(rank, codes[rank] or 0)
-        stopped = {(process.exitcode or 0) - STOPPED for process in self._started()} & {*map(int, SIGNALS)}
-        return self._told or max(stopped, default=0)
+            ready = wait([one for rank in running for one in (running[rank].sentinel, self._reports[rank])])
+            for rank in running:
+                if self._reports[rank] in ready:  # at once: what is said may be more than a pipe holds
+                    self._hear(rank)
+            ended = {rank: _exit_code(one) for rank, one in running.items() if one.sentinel in ready}
+            for rank in sorted(ended, key=lambda rank: ended[rank]):  # killed ones first: others lost them
+                running.pop(rank)
+                if ended[rank] - STOPPED in SIGNALS:
+                    stopped = ended[rank] - STOPPED
+                elif ended[rank] and not self._told:
+                    raise self._explained(rank, ended[rank])
+        return self._told or stopped
 
     def _started(self) -> Sequence[BaseProcess]:
         return [process for process in self._processes if process.pid is not None]
@@ -129,6 +135,12 @@ class Ranks:
                 process.kill()
                 process.join()
 
+    def _hear(self, rank: int) -> None:
+        """Keeps what a rank tells of its error; nothing if it ended without a word."""
+        with suppress(EOFError, OSError):
+            if self._reports[rank].poll():
+                self._said[rank] = json.loads(self._reports[rank].recv_bytes())
+
     def _explained(self, rank: int, code: int) -> InputError | RunError:
         where = read_status(self._meeting.status, rank)
         pid = self._processes[rank].pid
@@ -136,7 +148,8 @@ class Ranks:
             name = signal.Signals(-code).name
             hint = " (out of memory?)" if name == "SIGKILL" else ""
             return RunError(f"rank {rank} (pid {pid}) was killed by {name}{hint} in {where}; the others were stopped")
-        report = _read(self._reports[rank])
+        self._hear(rank)
+        report = self._said.get(rank)
         if report is None:
             return RunError(f"rank {rank} (pid {pid}) ended with exit code {code} in {where}")
         for kind in (InputError, RunError):
@@ -146,12 +159,11 @@ class Ranks:
         return RunError(f"rank {rank} failed in {where}: {report['message'].partition(chr(10))[0]}")
 
 
-def _read(pipe: Connection) -> dict[str, str] | None:
-    """What a rank that ended has told of its error."""
-    try:
-        return dict(json.loads(pipe.recv_bytes())) if pipe.poll() else None
-    except (EOFError, OSError):
-        return None
+def _exit_code(process: BaseProcess) -> int:
+    """That of a process whose end has been seen, which the system may tell a moment later."""
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
 
 
 def _run_rank(
@@ -169,7 +181,7 @@ def _run_rank(
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), LOCAL_WORLD_SIZE=str(workers))
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # ranks of one host listen to nobody else
     try:
-        entry(*arguments)
+        entry(*arguments, meeting)
     except Exception as error:
         name = type(error).__name__
         said = str(error) if isinstance(error, InputError | RunError) else f"{name}: {error}"

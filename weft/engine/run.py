@@ -77,8 +77,8 @@ def train(
     over views of your own (see weft.nn.Stack), which has the weights of the best validation score afterwards.
     out: the run's folder; by default a new one in runs/. resume: go on from the newest checkpoint in `out`.
     options: the fields of weft.Config: strategy="tensor", workers=4, epochs=100, ...
-    Under torchrun, joins the ranks that are there. In a script, call it under `if __name__ == "__main__":`, since local
-    ranks import the script anew.
+    Under torchrun, joins the ranks that are there, which start from rank 0's weights. In a script, call it under
+    `if __name__ == "__main__":`, since local ranks import the script anew.
 
     Raises InputError for a mistake of the caller; RunError if a rank is lost; Stopped, a KeyboardInterrupt, after
     SIGTERM or Ctrl-C, which the run obeys at the end of the epoch, when its checkpoint is written.
