@@ -12,10 +12,23 @@ from weft.nn.attention import Attend, AttendEdges, EdgeSoftmax
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.dense import Linear, linear, use_onednn
-from weft.nn.families import GAT, GCN, GIN, MODELS, RGCN, SAGE, GATv2, from_config, make_model
+from weft.nn.families import (
+    FAMILY_OPTIONS,
+    GAT,
+    GCN,
+    GIN,
+    MODELS,
+    RELATIONAL,
+    RGCN,
+    SAGE,
+    GATv2,
+    from_config,
+    make_model,
+)
 from weft.nn.flops import MapFlops
 from weft.nn.footprint import Footprint, kernel_footprint
 from weft.nn.graph_view import ONE_DEVICE, SPREAD, GraphView, Inputs, UnitCost, ViewTraits
+from weft.nn.independence import idle_parameters, require_independent_rows
 from weft.nn.levels import BlockSize, Levels
 from weft.nn.maps import make_levels, map_flops, step_memory
 from weft.nn.norm import BatchNorm, LayerNorm
@@ -25,6 +38,7 @@ from weft.nn.pyg import PyGConv, from_pyg
 from weft.nn.reduce import ByRelation, Max, Sum
 from weft.nn.relations import OwnRelationRows, RelationIndex, RelationRows
 from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
+from weft.nn.sample import Sample, random_topology
 from weft.nn.stack import Decoupled, RowLayer, Stack
 from weft.nn.topology import EdgePart, SubTopology, Topology
 from weft.nn.typed import (
@@ -41,11 +55,13 @@ from weft.nn.view import TypedRows, View
 from weft.nn.workload import Outlines, Workload
 
 __all__ = [
+    "FAMILY_OPTIONS",
     "GAT",
     "GCN",
     "GIN",
     "MODELS",
     "ONE_DEVICE",
+    "RELATIONAL",
     "RGCN",
     "SAGE",
     "SPREAD",
@@ -88,6 +104,7 @@ __all__ = [
     "RowLayer",
     "Rows",
     "SAGEConv",
+    "Sample",
     "Stack",
     "SubTopology",
     "Sum",
@@ -105,6 +122,7 @@ __all__ = [
     "embeddings",
     "from_config",
     "from_pyg",
+    "idle_parameters",
     "is_embedded",
     "kernel_footprint",
     "linear",
@@ -113,6 +131,8 @@ __all__ = [
     "make_model",
     "map_flops",
     "outline",
+    "random_topology",
+    "require_independent_rows",
     "shared_parameters",
     "step_memory",
     "typed_rows",

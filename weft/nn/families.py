@@ -127,6 +127,21 @@ ATTENTION = {"gat": GATConv, "gatv2": GATv2Conv}
 MODELS = (*PLAIN, *ATTENTION)
 RELATIONAL = ("rgcn",)
 """For graphs with typed edges."""
+FAMILY_OPTIONS = (
+    "decoupled",
+    "layers",
+    "hidden",
+    "heads",
+    "edge_attention",
+    "bases",
+    "blocks",
+    "one_hot",
+    "dropout",
+    "input_dropout",
+    "norm",
+    "residual",
+)
+"""Fields of a configuration that say how a model of a family is made."""
 GCN = partial(make_model, "gcn")
 SAGE = partial(make_model, "sage")
 GIN = partial(make_model, "gin")
@@ -151,18 +166,8 @@ def from_config(
             config.model,
             in_width,
             out_width,
-            hidden=config.hidden,
-            layers=config.layers,
-            heads=config.heads,
-            decoupled=config.decoupled,
-            dropout=config.dropout,
-            input_dropout=config.input_dropout,
-            norm=config.norm,
-            residual=config.residual,
             edge_width=edge_width if config.edge_attention else 0,
-            bases=config.bases,
-            blocks=config.blocks,
-            one_hot=config.one_hot,
             typed=typed,
+            **{name: getattr(config, name) for name in FAMILY_OPTIONS if name != "edge_attention"},
         )
     return model.to(getattr(torch, config.dtype))

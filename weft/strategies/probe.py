@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,20 +13,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from weft.comm import Group
 from weft.core.errors import InputError, RunError
 from weft.cost import NOMINAL_RATES, Machine, Rates
-from weft.data import Adjacency
 from weft.nn import (
     SPREAD,
     Aggregate,
     ByRelation,
     GraphOperation,
     GraphView,
-    Inputs,
     Rows,
-    Topology,
+    Sample,
     ViewTraits,
     Workload,
-    typed_rows,
-    with_own_rows,
+    random_topology,
 )
 from weft.store.rows import host_rows
 from weft.strategies.vertex.costs import directions
@@ -78,30 +74,21 @@ def probe(work: Workload, traits: ViewTraits, group: Group) -> Machine:
     Rows of a small graph are timed without aggregates, aggregates as what a whole step takes more, and the network by
     an exchange in which every rank sends as much as it receives. InputError for a model that cannot run on it.
     """
-    topology = _small_topology(work, group)
-    graph, num_vertices = work.graph, topology.adjacency.num_targets
-    x = work.features(slice(num_vertices), group.device)
-    vertices = torch.arange(num_vertices) * graph.num_vertices // num_vertices  # of all types
-    typed = typed_rows(graph, vertices, group.device, work.dtype)
-    model = with_own_rows(work.model, graph, vertices)[0].to(group.device).train()
+    graph = work.graph
+    degree = max(1, graph.num_edges // max(graph.num_vertices, 1))
+    most = min(MAX_VERTICES, MAX_EDGES // degree, MAX_FEATURES // max(graph.num_features, 1))
+    num_vertices = max(1, min(graph.num_vertices // group.size, most))
+    topology = random_topology(graph, num_vertices, degree, work.dtype, group.device)
+    sample = Sample(work, topology, torch.arange(num_vertices) * graph.num_vertices // num_vertices)  # of all types
 
-    def forward_of(view_type: type[GraphView]) -> Callable[[], Tensor]:
-        inputs = Inputs(rows=x, optimisations=work.optimisations, typed=typed)
-
-        def forward() -> Tensor:
-            views = [view_type(topology, inputs=inputs, key=1) for _ in range(cast(int, model.num_stages))]
-            result: Tensor = model(views, x)
-            return result
-
-        return forward
-
-    def seconds_of(forward: Callable[[], Tensor]) -> float:
+    def seconds_of(view_type: type[GraphView]) -> float:
+        forward = sample.forward(view_type)
         return least_seconds(lambda: forward().sum().backward(), group)
 
     try:
         with FlopCounterMode(display=False) as counter:
-            forward_of(RowsOnly)()
-        rows, whole = seconds_of(forward_of(RowsOnly)), seconds_of(forward_of(ProbeView))
+            sample.forward(RowsOnly)()
+        rows, whole = seconds_of(RowsOnly), seconds_of(ProbeView)
     except RunError:  # a lost peer, which is not the model's fault
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -117,30 +104,6 @@ def probe(work: Workload, traits: ViewTraits, group: Group) -> Machine:
     shared = group.all_gather_object(found)
     factors = {f"seconds_per_{name}": max(LEAST, sum(one[name] for one in shared) / len(shared)) for name in found}
     return Machine(**factors, rates=measured_rates(group) if group.size > 1 else NOMINAL_RATES)
-
-
-def _small_topology(work: Workload, group: Group) -> Topology:
-    """Random edges among a few vertices, as many to each on average as in the graph, with what its edges have."""
-    graph = work.graph
-    degree = max(1, graph.num_edges // max(graph.num_vertices, 1))
-    most = min(MAX_VERTICES, MAX_EDGES // degree, MAX_FEATURES // max(graph.num_features, 1))
-    num_vertices = max(1, min(graph.num_vertices // group.size, most))
-    num_edges = num_vertices * degree
-    random = torch.Generator().manual_seed(0)
-    source, target = (torch.randint(num_vertices, (num_edges,), generator=random) for _ in range(2))
-    weight = None if graph.in_edges.weight is None else torch.ones(num_edges, dtype=work.dtype)
-    adjacency = Adjacency.from_edges(source, target, num_sources=num_vertices, num_targets=num_vertices, weight=weight)
-    features = torch.randn(num_edges, graph.num_edge_features, generator=random) if graph.num_edge_features else None
-    edge_type = None
-    if graph.edge_type is not None:
-        edge_type = torch.randint(len(graph.relations), (num_edges,), generator=random)
-    return Topology(
-        adjacency.to(group.device),
-        edge_features=features,
-        dtype=work.dtype,
-        edge_type=edge_type,
-        num_relations=len(graph.relations),
-    )
 
 
 def _passes(work: Workload, operations: Sequence[GraphOperation]) -> list[int]:
