@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -190,9 +191,9 @@ class Config:
             raise InputError(f"{path}: cannot read the run's configuration ({error}); give a new --out") from error
         return cls.from_dict(values, str(path))
 
-    def to_toml(self) -> str:
-        """The text that `read` takes."""
-        return tomli_w.dumps(dataclasses.asdict(self))
+    def to_toml(self, leave_out: Collection[str] = ()) -> str:
+        """The text that `read` takes, without some fields, which have their defaults then."""
+        return tomli_w.dumps({name: value for name, value in dataclasses.asdict(self).items() if name not in leave_out})
 
     def changed(self, other: Config) -> list[str]:
         """Names of the fields that decide the numbers and differ between the two."""

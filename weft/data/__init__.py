@@ -3,6 +3,7 @@
 from weft.data.adjacency import Adjacency as Adjacency
 from weft.data.adjacency import Transpose as Transpose
 from weft.data.checks import DataWarning as DataWarning
+from weft.data.datasets import as_asked as as_asked
 from weft.data.datasets import load as load
 from weft.data.datasets import read_edges as read_edges
 from weft.data.graph import Graph as Graph

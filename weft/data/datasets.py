@@ -51,6 +51,28 @@ def load(
     Raises InputError for an unknown name, with the nearest known one, and for everything that makes a file no graph.
     """
     graph = find(str(name_or_path), seed, root, split, verify)
+    return as_asked(
+        graph,
+        random_features=random_features,
+        random_classes=random_classes,
+        seed=seed,
+        normalize_features=normalize_features,
+        inverse_relations=inverse_relations,
+        order=order,
+    )
+
+
+def as_asked(
+    graph: Graph,
+    *,
+    random_features: int = 0,
+    random_classes: int = 0,
+    seed: int = 0,
+    normalize_features: bool = False,
+    inverse_relations: bool = False,
+    order: str = "none",
+) -> Graph:
+    """A graph with what these options of `load` say of it. InputError where it has what it is to be given."""
     if random_features:
         graph = with_random_features(graph, random_features, seed)
     if random_classes:
@@ -65,16 +87,18 @@ def load(
 def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool) -> Graph:
     """The graph itself, as it is stored, fetched or generated."""
     if name.partition(":")[0] in generate.GENERATORS and ":" in name:
+        refuse_split(name, split)
         return Graph.of(generate.generate(name, seed))
     path = Path(name).expanduser()
     if is_path(name, path):
         return load_path(path, seed, split, verify)
     known = name.lower().replace("-", "_")
+    files = data_files()
+    if known not in BUILT_IN and (name in files or known in files):
+        return load_npz(files.get(name) or files[known], seed, split)
+    refuse_split(name, split)
     if known in BUILT_IN:
         return Graph.of(BUILT_IN[known]())
-    files = data_files()
-    if name in files or known in files:
-        return load_npz(files.get(name) or files[known], seed, split)
     if known in LOADERS:
         folder = Path(root or Path.home() / ".cache" / "weft").expanduser()
         return Graph.of(download(known, folder, seed=seed))
@@ -89,6 +113,8 @@ def is_path(name: str, path: Path) -> bool:
 
 def load_path(path: Path, seed: int, split: int, verify: bool) -> Graph:
     """The graph in a file or a store folder."""
+    if path.suffix != ".npz":
+        refuse_split(str(path), split)
     if path.is_dir():
         return Graph.open(path, verify=verify)
     suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
@@ -101,6 +127,12 @@ def load_path(path: Path, seed: int, split: int, verify: bool) -> Graph:
     raise InputError(
         f"{path}: unknown kind of file '{suffix}': give a store folder, .npz, .npy, .txt, .csv or .tsv (or .gz)"
     )
+
+
+def refuse_split(name: str, split: int) -> None:
+    """InputError for a split where there are not several."""
+    if split:
+        raise InputError(f"--split {split}: {name} has no splits to choose from: leave it out")
 
 
 def load_npz(path: Path, seed: int, split: int) -> Graph:

@@ -15,14 +15,15 @@ from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.data import DataWarning, Graph
 from weft.engine.options import rows_device
-from weft.nn import GraphOperation, TypedInput, Workload
+from weft.nn import ONE_DEVICE, GraphOperation, TypedInput, Workload, idle_parameters, require_independent_rows
 from weft.strategies import get_strategy
 
 
-def check(config: Config, work: Workload, *, launched: bool) -> None:
+def check(config: Config, work: Workload, *, launched: bool, own_model: bool = False) -> None:
     """InputError for what a run of a model on a graph cannot do; `launched`: in processes of their own.
 
-    DataWarning where layers ignore the graph's edge weights.
+    own_model: not one that the configuration names. DataWarning where layers ignore the graph's edge weights;
+    UserWarning where float32 would make strategies drift apart.
     """
     graph, model = work.graph, work.model
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -35,6 +36,9 @@ def check(config: Config, work: Workload, *, launched: bool) -> None:
     plan.check_size(config.workers)
     operations = work.outline(plan.traits, training=True)
     rows_device(config)
+    if own_model:
+        require_independent_rows(work, together=plan.traits == ONE_DEVICE)
+        warn_of_idle_parameters(work)
     if work.stats.weighted and os.environ.get("RANK", "0") == "0":
         warn_of_ignored_weights(graph.name, operations)
     if launched:
@@ -68,6 +72,18 @@ def check_input(graph: Graph, model: nn.Module) -> None:
     if any(typed._replace(num_relations=0) != wanted for typed in found):
         raise InputError(
             f"the model's TypedInput was made for other vertex types than {graph.name} has: use typed=graph.typed"
+        )
+
+
+def warn_of_idle_parameters(work: Workload) -> None:
+    """UserWarning, in one line, where parameters have no effect in training but to be moved by rounding noise."""
+    found = idle_parameters(work)
+    if found and os.environ.get("RANK", "0") == "0":
+        warnings.warn(
+            f"{' and '.join(found)}: a norm or a softmax behind takes all effect from them, so their gradients are "
+            "rounding noise, which Adam makes full steps of, and in float32 strategies drift apart: make these layers "
+            "without the bias, or convert the model by .double()",
+            stacklevel=5,
         )
 
 

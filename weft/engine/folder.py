@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,14 +53,17 @@ class RunFolder:
             )
         return found.progress.epoch if found else 0
 
-    def open(self, config: Config, epoch: int | None) -> None:
-        """Makes the folder of a new run, or prepares that of a stopped one to go on from an epoch."""
+    def open(self, config: Config, epoch: int | None, idle: Collection[str] = ()) -> None:
+        """Makes the folder of a new run, or prepares that of a stopped one to go on from an epoch.
+
+        idle: fields of the configuration that have no effect.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if epoch is not None:
                 checkpoint.drop_after(self.checkpoints, epoch)
                 record.keep_until(self.metrics, epoch)
-            self._write_config(config)
+            self._write_config(config.to_toml(idle))
         except OSError as error:
             raise InputError(f"--out {self.path}: {error.strerror}; give a folder that can be written") from error
 
@@ -70,9 +74,9 @@ class RunFolder:
             with suppress(OSError):  # somebody has put something there
                 self.path.rmdir()
 
-    def _write_config(self, config: Config) -> None:
+    def _write_config(self, text: str) -> None:
         draft = self.config.with_suffix(".tmp")
-        draft.write_text(config.to_toml())
+        draft.write_text(text)
         draft.replace(self.config)
 
 

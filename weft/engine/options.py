@@ -7,18 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from weft.core.config import Config
 from weft.core.errors import InputError, unknown
 from weft.core.units import parse_bytes
 from weft.cost import Machine
 from weft.data import Graph
+from weft.nn import FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel
 from weft.partition import METHODS, PartitionBook, make_book
 from weft.strategies import STRATEGIES, Options, Plan, VertexOptions, get_strategy
 
 TASK_FLAGS = {"decoder": "link", "negatives": "link", "metric": "link"}
 """Flags that belong to one task."""
+MODEL_FLAGS = {"heads": ("gat", "gatv2")}
+"""Flags that belong to some of the models that a configuration names, and that these do not refuse themselves."""
 
 
 def own_flags(plan: type[Plan]) -> set[str]:
@@ -54,6 +58,12 @@ def foreign_flags(config: Config, strategy: str) -> dict[str, str]:
             found[flag] = f"--strategy {' or '.join(owners)}"
         if spec.name in TASK_FLAGS and config.task != TASK_FLAGS[spec.name]:
             found[flag] = f"--task {TASK_FLAGS[spec.name]}"
+        if (
+            spec.name in MODEL_FLAGS
+            and config.model in (*MODELS, *RELATIONAL)
+            and config.model not in MODEL_FLAGS[spec.name]
+        ):
+            found[flag] = f"--model {' or '.join(MODEL_FLAGS[spec.name])}"
     for name in filter(None, config.disable.split(",")):
         owners = strategies_with_optimisation(name)
         if owners and strategy not in owners:
@@ -66,9 +76,32 @@ def refuse_foreign_flags(config: Config, strategies: tuple[str, ...] = ()) -> No
     names = strategies or (config.strategy,)
     for flag, owners in foreign_flags(config, names[0]).items():
         if all(flag in foreign_flags(config, name) for name in names):
-            kind = "task" if owners.startswith("--task") else "strategy"
-            chosen = config.task if kind == "task" else " and ".join(names)
+            kind = owners.split()[0].removeprefix("--")
+            chosen = " and ".join(names) if kind == "strategy" else getattr(config, kind)
             raise InputError(f"{flag} has no effect under {kind} {chosen}: leave it out, or give {owners}")
+
+
+def options_of_families(config: Config, model: nn.Module) -> tuple[str, ...]:
+    """The fields of a configuration that a module of one's own does not read. InputError where one of them is given."""
+    idle = [name for name in FAMILY_OPTIONS if name != "hidden" or config.task != "link"]
+    if isinstance(model, LinkModel):
+        idle += ["hidden", "decoder"]
+    for spec in dataclasses.fields(config):
+        if spec.name in idle and getattr(config, spec.name) != spec.default:
+            raise InputError(
+                f"{spec.name} has no effect on a model of your own: leave it out, and make the {config.model} so"
+            )
+    if config.dtype != dtype_name(model):
+        raise InputError(
+            f"dtype {config.dtype}: the model's parameters are {dtype_name(model)}: leave it out, or convert the model"
+        )
+    return tuple(idle)
+
+
+def dtype_name(model: nn.Module) -> str:
+    """The floating-point type of a model's parameters, as configurations have it."""
+    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
+    return str(dtype).removeprefix("torch.")
 
 
 def without_foreign_flags(config: Config, strategy: str) -> Config:

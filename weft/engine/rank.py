@@ -47,8 +47,11 @@ class Job:
 
     config: Config
     out: Path | None
+    """The run's folder; None: a new one."""
     resume: bool
     quiet: bool
+    idle: tuple[str, ...] = ()
+    """Fields of the configuration that have no effect, and that config.toml does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,13 +20,15 @@ from weft.core.config import Config
 from weft.core.errors import InputError, RunError, Stopped
 from weft.core.meter import Meter
 from weft.cost import Machine
-from weft.data import Graph, load, reorder, with_inverse_relations
+from weft.data import Graph, as_asked, load
 from weft.engine.agree import agree
 from weft.engine.check import check
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.launch import launch
 from weft.engine.options import (
+    dtype_name,
     make_options,
+    options_of_families,
     partition_of,
     refuse_foreign_flags,
     rows_device,
@@ -85,9 +87,13 @@ def train(
     """
     name = graph.name if isinstance(graph, Graph) else str(graph)
     kind = model if isinstance(model, str) else type(model).__name__
-    config = Config.from_dict({**options, "graph": name, "model": kind}, "weft.train")
-    whole = as_configured(graph, config) if isinstance(graph, Graph) else None
     module = None if isinstance(model, str) else model
+    if module is not None:
+        options = {"dtype": dtype_name(module), **options}
+    config = Config.from_dict({**options, "graph": name, "model": kind}, "weft.train")
+    whole = graph if isinstance(graph, Graph) else None
+    if whole is not None and config.split:
+        raise InputError(f"split {config.split} is of weft.load, and {name} is loaded already: leave it out")
     return run(config, whole, module, out=Path(out) if out else None, resume=resume, quiet=quiet)
 
 
@@ -100,17 +106,21 @@ def run(
     resume: bool = False,
     quiet: bool = False,
 ) -> Run:
-    """`train` for a configuration; without a graph or a model, those that the configuration names."""
+    """`train` for a configuration; without a graph or a model, those that the configuration names.
+
+    graph: as it is, to which the configuration may add data and edges, and which it may reorder.
+    """
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the run to go on with")
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
+    idle = () if model is None else options_of_families(config, model)
     prepare_process(config)
-    graph = prepared(load_graph(config) if graph is None else graph, config)
+    graph = prepared(load_graph(config) if graph is None else as_asked(graph, **_data_options(config)), config)
     work = make_workload(config, graph, task_model(model, graph, config))
     launched = config.workers > 1 and not under_torchrun()
-    check(config, work, launched=launched)
-    return run_checked(Job(config=config, out=out, resume=resume, quiet=quiet), work, launched=launched)
+    check(config, work, launched=launched, own_model=model is not None)
+    return run_checked(Job(config=config, out=out, resume=resume, quiet=quiet, idle=idle), work, launched=launched)
 
 
 def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched: bool, last: bool = True) -> Run:
@@ -155,24 +165,16 @@ def restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def as_configured(graph: Graph, config: Config) -> Graph:
-    """A graph of the caller's with the edges and in the order that a configuration asks for."""
-    inverse = config.inverse_relations and config.task == "node"  # for links, after some were held out
-    return reorder(with_inverse_relations(graph) if inverse else graph, config.order)
-
-
 def load_graph(config: Config) -> Graph:
     """The graph that a configuration names, with the random data and in the order that it asks for."""
-    return load(
-        config.graph,
-        random_features=config.random_features,
-        random_classes=config.random_classes,
-        split=config.split,
-        normalize_features=config.normalize_features,
-        inverse_relations=config.inverse_relations and config.task == "node",
-        order=config.order,
-        seed=config.seed,
-    )
+    return load(config.graph, split=config.split, **_data_options(config))
+
+
+def _data_options(config: Config) -> dict[str, Any]:
+    """What a configuration adds to a graph, and its order."""
+    names = ("random_features", "random_classes", "seed", "normalize_features", "order")
+    inverse = config.inverse_relations and config.task == "node"  # for links, after some were held out
+    return {name: getattr(config, name) for name in names} | {"inverse_relations": inverse}
 
 
 def _stem(config: Config) -> str:
@@ -192,7 +194,7 @@ def _resumed_epoch(job: Job, graph: Graph) -> int | None:
 
 def _open_folder(job: Job, epoch: int | None) -> RunFolder:
     folder = RunFolder(job.out or new_folder(_stem(job.config)))
-    folder.open(job.config, epoch)
+    folder.open(job.config, epoch, job.idle)
     return folder
 
 

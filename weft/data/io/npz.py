@@ -175,7 +175,7 @@ def read_masks(arrays: Arrays, y: Tensor | None, split: int, seed: int) -> Masks
     several = {mask: tensor(arrays, f"{mask}s") for mask in MASKS}
     count = max((len(masks) for masks in several.values() if masks is not None), default=0)
     if not 0 <= split < max(count, 1):
-        raise InputError(f"split {split}: the file holds {count or 'one'} split{'s, numbered from 0' if count else ''}")
+        raise InputError(f"--split {split}: the file has {count or 'one'} split{'s, numbered from 0' if count else ''}")
     if count:
         found = [None if masks is None else masks[split] for masks in several.values()]
     else:
