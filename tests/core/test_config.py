@@ -10,7 +10,7 @@ import pytest
 
 from weft.core import record
 from weft.core.config import Config
-from weft.core.errors import InputError
+from weft.core.errors import InputError, RunError
 from weft.core.record import Recorder
 
 
@@ -53,6 +53,56 @@ def test_changed_counts_only_what_decides_the_numbers() -> None:
     assert Config(seed=1).changed(Config(seed=2)) == ["seed"]
 
 
+@pytest.mark.parametrize("line", ["3", "[]", '{"epoch": 3}', '{"kind": 3}', "[" * 100_000, "\x00", "\xff"])
+def test_a_line_of_another_shape_is_damage(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{line}\n{{"kind": "epoch"}}\n', encoding="latin-1")
+    with pytest.raises(InputError, match=r"metrics\.jsonl: line 1 is damaged"):
+        record.read(path)
+
+
+def test_a_record_goes_back_to_a_mark_or_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    recorder = Recorder(path)
+    recorder.write("config", epoch=0)
+    for epoch in range(4):
+        recorder.write("epoch", epoch=epoch, loss=0.1 + epoch)
+        recorder.write("rank", epoch=epoch, rank=0)
+        if epoch == 1:
+            mark, then = recorder.mark, path.read_bytes()
+    recorder.close()
+    whole = path.read_bytes()
+    assert record.restore(path, mark) is None
+    assert path.read_bytes() == then
+    again = Recorder(path)
+    assert again.mark == mark
+    again.write("epoch", epoch=2, loss=2.1)
+    assert [line["epoch"] for line in again.mark.epochs] == [0, 1, 2]
+    again.close()
+    for damaged in (whole[:-1][: mark.size - 1], b"", whole.replace(b"0.1", b"0.2"), whole[20:], whole + whole[::-1]):
+        path.write_bytes(damaged)
+        kept = record.restore(path, mark)
+        if damaged.startswith(then):
+            assert kept is None
+            continue
+        assert kept is not None
+        assert kept.read_bytes() == damaged
+        assert record.read(path) == mark.epochs
+        kept.unlink()
+
+
+def test_a_record_that_is_gone_is_noticed(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "metrics.jsonl")
+    recorder.write("epoch", epoch=0)
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(RunError, match=r"metrics\.jsonl: No such file"):
+        recorder.write("epoch", epoch=1)
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(RunError, match=r"metrics\.jsonl: it was replaced while the run went on"):
+        recorder.write("epoch", epoch=2)
+    recorder.close()
+
+
 def test_record_forgives_only_a_cut_last_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     recorder = Recorder(path)
@@ -62,8 +112,6 @@ def test_record_forgives_only_a_cut_last_line(tmp_path: Path) -> None:
     recorder.close()
     path.write_text(path.read_text() + '{"kind": "ep')
     assert [line["kind"] for line in record.read(path)] == ["epoch"] * 3 + ["summary"]
-    record.keep_until(path, 2)
-    assert [line["epoch"] for line in record.read(path)] == [0, 1]
     path.write_text('{"kind": "ep\n' + path.read_text())
     with pytest.raises(InputError, match=r"metrics\.jsonl: line 1 is damaged"):
         record.read(path)

@@ -284,7 +284,7 @@ def test_damaged_newer_checkpoints_do_not_outlive_a_resume(tmp_path: Path) -> No
     assert sorted(path.name[-1] for path in (out / "checkpoints").iterdir()) == ["5", "6"]
     for folder in (out / "checkpoints").iterdir():
         (folder / "state.json").write_text("{")
-    with pytest.raises(InputError, match="no checkpoint is whole"):
+    with pytest.raises(InputError, match="no checkpoint is as it was written"):
         weft.train("digits", out=out, quiet=True, epochs=9, resume=True)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +14,51 @@ from weft.core.errors import InputError, RunError
 VERSION = 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """How far a record had come at some time; a checkpoint keeps that of its own."""
+
+    size: int = 0
+    """Bytes."""
+    sha256: str = hashlib.sha256().hexdigest()
+    """Of these bytes."""
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    """The lines of epochs among them, from which a record that is lost is made again."""
+
+
 class Recorder:
     """Appends lines to a record file; each is on disk for a reader as soon as `write` returns."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
-            self._file = path.open("a", encoding="ascii")
+            known = path.read_bytes() if path.exists() else b""
+            self._file = path.open("ab")
         except OSError as error:
             raise RunError(f"{path}: {error.strerror}") from error
+        self._size, self._digest = len(known), hashlib.sha256(known)
+        self._epochs = [line for line in read(path) if line["kind"] == "epoch"]
 
     def write(self, kind: str, **values: Any) -> None:
-        """Appends one line. RunError if it cannot be written."""
+        """Appends one line. RunError if it cannot be written, or if nobody would find it."""
+        line = {"kind": kind, "version": VERSION, **values}
+        text = json.dumps(line).encode() + b"\n"
         try:
-            self._file.write(json.dumps({"kind": kind, "version": VERSION, **values}) + "\n")
+            self._file.write(text)
             self._file.flush()
+            if not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
+                raise FileNotFoundError(2, "it was replaced while the run went on")
         except OSError as error:
-            raise RunError(f"{self._file.name}: {error.strerror}") from error
+            raise RunError(f"{self._path}: {error.strerror}") from error
+        self._size += len(text)
+        self._digest.update(text)
+        if kind == "epoch":
+            self._epochs.append(line)
+
+    @property
+    def mark(self) -> Mark:
+        """That of the record as it is."""
+        return Mark(size=self._size, sha256=self._digest.hexdigest(), epochs=list(self._epochs))
 
     def close(self) -> None:
         """Ends the record; nothing can be written any more."""
@@ -36,20 +67,32 @@ class Recorder:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The lines of a record; a last line cut short by a killed writer is left out. InputError for a damaged one."""
-    lines = path.read_text(encoding="ascii").splitlines() if path.exists() else []
+    lines = path.read_bytes().splitlines() if path.exists() else []
     records = []
     for number, line in enumerate(lines):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            found = json.loads(line)
+            if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
+                raise ValueError("no object with a kind")
+            records.append(found)
+        except (ValueError, RecursionError) as error:
             if number + 1 < len(lines):
                 raise InputError(f"{path}: line {number + 1} is damaged ({error}): remove it") from error
     return records
 
 
-def keep_until(path: Path, epoch: int) -> None:
-    """Drops what a stopped run wrote after its checkpoint: epochs from `epoch` on, and the summary."""
-    kept = [line for line in read(path) if line.get("epoch", -1) < epoch and line["kind"] != "summary"]
-    draft = path.with_suffix(".tmp")
-    draft.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="ascii")
+def restore(path: Path, mark: Mark) -> Path | None:
+    """Takes a record back to where it was at a mark, without what a stopped run wrote after its checkpoint.
+
+    Where it is not what it was then, it is made again from the mark's epochs; the path that the other is kept at.
+    """
+    with path.open("a+b") as file:
+        file.seek(0)
+        if hashlib.sha256(file.read(mark.size)).hexdigest() == mark.sha256:
+            file.truncate(mark.size)
+            return None
+    kept, draft = path.with_name(f"{path.stem}.damaged{path.suffix}"), path.with_suffix(".tmp")
+    draft.write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in mark.epochs))
+    os.replace(path, kept)
     os.replace(draft, path)
+    return kept

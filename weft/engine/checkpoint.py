@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ from torch import Tensor, nn
 
 from weft.core.config import Config
 from weft.core.errors import InputError, RunError
+from weft.core.record import Mark
 
 KEPT = 2
+DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
+"""What reading a checkpoint raises that is not as it was written."""
 
 
 @dataclass(kw_only=True)
@@ -46,6 +49,8 @@ class Checkpoint:
     fingerprint: str
     progress: Progress
     tensors: dict[str, Tensor]
+    record: Mark = field(default_factory=Mark)
+    """How far metrics.jsonl had come."""
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
@@ -60,14 +65,14 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
             shutil.rmtree(left)
         draft.mkdir(parents=True)
         _write(draft, checkpoint)
-        shutil.rmtree(folder / name, ignore_errors=True)
+        _remove(folder / name)
         os.rename(draft, folder / name)
         _sync(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise RunError(f"{folder / name}: cannot write the checkpoint ({error})") from error
     for old in _newest_first(folder)[KEPT:]:
-        shutil.rmtree(old)
+        _remove(old)
 
 
 def _write(draft: Path, checkpoint: Checkpoint) -> None:
@@ -77,9 +82,10 @@ def _write(draft: Path, checkpoint: Checkpoint) -> None:
         "config": asdict(checkpoint.config),
         "fingerprint": checkpoint.fingerprint,
         "progress": asdict(checkpoint.progress),
-        "sha256": _sha256(draft / "state.safetensors"),
+        "record": asdict(checkpoint.record),
+        "tensors": _sha256(draft / "state.safetensors"),
     }
-    (draft / "state.json").write_text(json.dumps(state))
+    (draft / "state.json").write_text(json.dumps(state | {"sha256": _digest(state)}))
     for path in (*draft.iterdir(), draft):
         _sync(path)
 
@@ -90,25 +96,27 @@ def newest(folder: Path) -> Checkpoint | None:
     for path in found:
         try:
             state: dict[str, Any] = json.loads((path / "state.json").read_text())
-            if state["sha256"] == _sha256(path / "state.safetensors"):
+            whole = state.pop("sha256") == _digest(state) and state["progress"]["epoch"] == _epoch_of(path)
+            if whole and state["tensors"] == _sha256(path / "state.safetensors"):
                 return Checkpoint(
                     config=Config(**state["config"]),
                     fingerprint=state["fingerprint"],
                     progress=Progress(**state["progress"]),
                     tensors=load_file(path / "state.safetensors"),
+                    record=Mark(**state["record"]),
                 )
-        except (OSError, ValueError, KeyError, TypeError):
+        except DAMAGED:
             continue
     if found:
-        raise InputError(f"{folder}: no checkpoint is whole; give a new --out to start again")
+        raise InputError(f"{folder}: no checkpoint is as it was written; give a new --out to start again")
     return None
 
 
 def drop_after(folder: Path, epoch: int) -> None:
     """Removes checkpoints of later epochs than the one that a run goes on from: they are damaged."""
     for path in _newest_first(folder):
-        if int(path.name.removeprefix("epoch-")) > epoch:
-            shutil.rmtree(path)
+        if _epoch_of(path) > epoch:
+            _remove(path)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -137,7 +145,25 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("epoch-*"), reverse=True)
+    return sorted((path for path in folder.glob("epoch-*") if _epoch_of(path) >= 0), key=_epoch_of, reverse=True)
+
+
+def _epoch_of(path: Path) -> int:
+    """That of a checkpoint's folder, or -1 for what is none."""
+    number = path.name.removeprefix("epoch-")
+    return int(number) if number.isascii() and number.isdigit() else -1
+
+
+def _remove(path: Path) -> None:
+    """A checkpoint's folder, or whatever somebody has put there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _digest(state: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

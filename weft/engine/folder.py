@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import suppress
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from weft.core import record
 from weft.core.config import Config
 from weft.core.errors import InputError
+from weft.core.record import Mark
 from weft.engine import checkpoint
+from weft.engine.checkpoint import Checkpoint
+from weft.engine.lock import NAME as LOCK
+from weft.engine.lock import FolderLock, require_unlocked
 
 
 class RunFolder:
@@ -22,17 +27,25 @@ class RunFolder:
         self.probe = path / "probe.json"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"
+        self._lock: FolderLock | None = None
 
     def require_empty(self) -> None:
         """InputError if there is anything in the folder, which is to be that of a new run."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise InputError(f"--out {self.path} holds another run: give another folder, or --resume to continue it")
+        with self._usable():
+            if self.path.exists() and (not self.path.is_dir() or any(one.name != LOCK for one in self.path.iterdir())):
+                raise InputError(
+                    f"--out {self.path} holds another run: give another folder, or --resume to continue it"
+                )
 
-    def resumed_epoch(self, config: Config, fingerprint: str) -> int:
-        """The epoch that a stopped run goes on from: that of its newest checkpoint, or 0 if it had not got that far.
+    def resumed(self, config: Config, fingerprint: str) -> Checkpoint | None:
+        """The newest checkpoint of a stopped run, from which it goes on; None if it had not got that far.
 
         InputError if there is no run, if it has finished, or if an option that decides its numbers has changed.
         """
+        with self._usable():
+            return self._resumed(config, fingerprint)
+
+    def _resumed(self, config: Config, fingerprint: str) -> Checkpoint | None:
         if not self.config.exists():
             raise InputError(f"--resume: {self.path} holds no run (no config.toml): leave out --resume to start one")
         changed = config.changed(Config.read(self.config))
@@ -46,38 +59,74 @@ class RunFolder:
             raise InputError(
                 f"--resume: the graph is not the one that {self.path} was trained on: give that, or a new --out"
             )
-        if found and found.progress.is_over(config) and record.read(self.metrics)[-1]["kind"] == "summary":
+        if found and found.progress.is_over(config) and self._has_summary():
             epochs = found.progress.epoch
             raise InputError(
                 f"--resume: {self.path} has finished its {epochs} epochs: give more --epochs or --patience"
             )
-        return found.progress.epoch if found else 0
+        return found
 
-    def open(self, config: Config, epoch: int | None, idle: Collection[str] = ()) -> None:
-        """Makes the folder of a new run, or prepares that of a stopped one to go on from an epoch.
-
-        idle: fields of the configuration that have no effect.
-        """
+    def _has_summary(self) -> bool:
+        """Whether the record says that the run has finished."""
         try:
+            records = record.read(self.metrics)
+        except InputError:  # damaged: it is made again
+            return False
+        return bool(records) and records[-1]["kind"] == "summary"
+
+    def require_unlocked(self) -> None:
+        """InputError if another run lives in the folder."""
+        with self._usable():
+            require_unlocked(self.path)
+
+    def lock(self) -> None:
+        """Makes the folder, and keeps other runs out until `release`. InputError if one lives in it."""
+        with self._usable():
             self.path.mkdir(parents=True, exist_ok=True)
-            if epoch is not None:
-                checkpoint.drop_after(self.checkpoints, epoch)
-                record.keep_until(self.metrics, epoch)
-            self._write_config(config.to_toml(idle))
-        except OSError as error:
-            raise InputError(f"--out {self.path}: {error.strerror}; give a folder that can be written") from error
+            self._lock = FolderLock(self.path)
+
+    def release(self) -> None:
+        """Lets other runs in."""
+        if self._lock:
+            self._lock.release()
+            self._lock = None
+
+    def begin(self, config: Config, idle: Collection[str] = ()) -> None:
+        """Writes what a run is of. idle: fields of the configuration that have no effect."""
+        with self._usable():
+            draft = self.config.with_suffix(".tmp")
+            draft.write_text(config.to_toml(idle))
+            draft.replace(self.config)
+
+    def take_back(self, found: Checkpoint | None) -> None:
+        """Removes what a stopped run wrote after the checkpoint that it goes on from; None: after its begin."""
+        with self._usable():
+            checkpoint.drop_after(self.checkpoints, found.progress.epoch if found else 0)
+            kept = record.restore(self.metrics, found.record if found else Mark())
+        if kept:
+            print(
+                f"weft: {self.metrics} is not as it was written: its epochs are made again from the checkpoint, and "
+                f"what was there is kept in {kept.name}",
+                file=sys.stderr,
+            )
 
     def discard(self) -> None:
         """Removes a folder that a run was refused in before it had recorded anything."""
         if not self.metrics.exists():
             self.config.unlink(missing_ok=True)
+            (self.path / LOCK).unlink(missing_ok=True)
             with suppress(OSError):  # somebody has put something there
                 self.path.rmdir()
 
-    def _write_config(self, text: str) -> None:
-        draft = self.config.with_suffix(".tmp")
-        draft.write_text(text)
-        draft.replace(self.config)
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        """InputError where the system refuses the folder, or something in it."""
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"--out {error.filename or self.path}: {error.strerror}; give a folder that can be written"
+            ) from error
 
 
 def new_folder(stem: str) -> Path:

@@ -23,6 +23,7 @@ from weft.cost import Machine
 from weft.data import Graph, as_asked, load
 from weft.engine.agree import agree
 from weft.engine.check import check
+from weft.engine.checkpoint import Checkpoint
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.launch import launch
 from weft.engine.options import (
@@ -131,14 +132,16 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
     if under_torchrun():
         folder, ended = _work_joined(replace(job, resume=job.resume or restarted()), work, last=last)
     else:
-        epoch = _resumed_epoch(job, work.graph)
+        _check_folder(job, work.graph)
         plan = plan or make_plan(job.config, work)
-        folder = _open_folder(job, epoch)
+        folder = _open_folder(job, work.graph)
         try:
             ended = (_work_launched if launched else _work_alone)(job, folder, plan)
         except InputError:
             folder.discard()
             raise
+        finally:
+            folder.release()
     if isinstance(ended, int):
         name = signal.Signals(ended).name
         raise Stopped(f"stopped by {name}; continue with --resume --out {folder.path}", ended)
@@ -182,19 +185,34 @@ def _stem(config: Config) -> str:
     return f"{stem}-{config.model}-{config.strategy}"
 
 
-def _resumed_epoch(job: Job, graph: Graph) -> int | None:
-    """The epoch that a stopped run goes on from; None: it is a new one. InputError where the folder is not for that."""
-    folder = None if job.out is None else RunFolder(job.out)
-    if folder and job.resume and (folder.config.exists() or not restarted()):
-        return folder.resumed_epoch(job.config, graph.fingerprint)
-    if folder:
-        folder.require_empty()
-    return None
+def _check_folder(job: Job, graph: Graph) -> None:
+    """InputError where the folder that was asked for is not for this run."""
+    if job.out is not None:
+        folder = RunFolder(job.out)
+        folder.require_unlocked()
+        _found(job, folder, graph)
 
 
-def _open_folder(job: Job, epoch: int | None) -> RunFolder:
+def _found(job: Job, folder: RunFolder, graph: Graph) -> tuple[bool, Checkpoint | None]:
+    """Whether a run in the folder goes on, and from what. InputError where the folder is not for that."""
+    if job.resume and (folder.config.exists() or not restarted()):
+        return True, folder.resumed(job.config, graph.fingerprint)
+    folder.require_empty()
+    return False, None
+
+
+def _open_folder(job: Job, graph: Graph) -> RunFolder:
+    """The run's folder, which is its own from now on until it is released."""
     folder = RunFolder(job.out or new_folder(_stem(job.config)))
-    folder.open(job.config, epoch, job.idle)
+    folder.lock()
+    try:
+        goes_on, found = _found(job, folder, graph)
+        if goes_on:
+            folder.take_back(found)
+        folder.begin(job.config, job.idle)
+    except InputError:
+        folder.release()
+        raise
     return folder
 
 
@@ -212,12 +230,12 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
     part = torch.empty(graph.num_vertices, dtype=torch.int32)
     if group.rank == 0:
         try:
-            epoch = _resumed_epoch(job, graph)
+            _check_folder(job, graph)
             plan = make_plan(config, work)
             given = partition_of(plan.options)
             part = part if given is None else given
-            path = str(_open_folder(job, epoch).path)
-            said = {"folder": path, "parted": given is not None, "decisions": plan.decisions()}
+            folder = _open_folder(job, graph)
+            said = {"folder": str(folder.path), "parted": given is not None, "decisions": plan.decisions()}
             said["machine"] = plan.machine.record() if plan.machine else None
         except InputError as error:
             said = {"mistake": str(error)}
@@ -232,7 +250,7 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
         options = with_partition(options, part.cpu())
     if group.rank:
         plan = get_strategy(config.strategy)(work, config.workers, options, machine, said["decisions"])
-    folder = RunFolder(Path(said["folder"]))
+        folder = RunFolder(Path(said["folder"]))
     try:
         with StopRequest(impatient=False) as stop:
             ended = run_rank(job, folder, plan, group, stop)
@@ -240,6 +258,8 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
         if group.rank == 0:
             folder.discard()
         raise
+    finally:
+        folder.release()
     if last or isinstance(ended, int):
         group.close()
     return folder, ended

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from safetensors import SafetensorError
@@ -68,7 +68,7 @@ class RunWriter:
 
     def checkpoint(self, state: Checkpoint) -> None:
         """Writes a checkpoint, and the record that says so."""
-        checkpoint.save(self.folder.checkpoints, state)
+        checkpoint.save(self.folder.checkpoints, replace(state, record=self.recorder.mark))
         self.recorder.write("event", event="checkpoint", epoch=state.progress.epoch - 1)
 
     def stopped(self, epoch: int, signal: int) -> None:
@@ -104,7 +104,7 @@ def summarise(records: list[dict[str, Any]], progress: Progress) -> dict[str, An
     epochs = [line for line in records if line["kind"] == "epoch"]
     trained = [line for line in records if line["kind"] == "rank" and line["phase"] == "train"]
     ranks = []
-    for rank in range(1 + max(line["rank"] for line in trained)):
+    for rank in range(1 + max((line["rank"] for line in trained), default=-1)):
         lines = [line for line in trained if line["rank"] == rank]
         last = lines[-1]
         ranks.append(
