@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
+import faulthandler
 import os
+import re
 import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,6 +21,7 @@ from rich.table import Table
 
 from weft.core.config import FORMER, Config, PartitionOptions
 from weft.core.errors import InputError, RunError, Stopped
+from weft.core.explain import explained, one_line
 from weft.core.forkserver import start_forkserver
 from weft.core.memory import start_anew_to_keep_pages
 
@@ -36,15 +41,27 @@ DATA_OPTIONS = (
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors are one line, and that takes no abbreviated flags."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
+        flag = re.match(r"unrecognized arguments: (--[a-z-]+)", message)
+        if flag and (near := difflib.get_close_matches(flag[1], _flags(), n=1)):
+            message = f"unknown flag {flag[1]}: did you mean {near[0]}?"
         raise InputError(f"{message} (see {self.prog} --help)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; its exit code: 0 if it finished, 2 for a mistake of the caller, 1 for a run that failed."""
+    """Runs a command; its exit code: 0 if it finished, 2 for a mistake of the caller, 1 for a run that failed.
+
+    arguments: None for those of this process, which is the command's then.
+    """
     try:
+        if arguments is None:
+            _hear_signals()
+            _warn_in_a_line()
         options = _parser().parse_args(arguments)
         if arguments is None and options.command in TRAINING:
             _prepare_process(options)
@@ -56,17 +73,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the output has left
         return 1
-    except MemoryError:
-        code, text = 1, "out of memory: give smaller widths, or more ranks under --strategy tensor"
-    except OSError as error:
-        code, text = 1, f"{error.filename or 'input or output'}: {error.strerror or error}"
     except Stopped as stop:
         print(f"weft: {stop}", file=sys.stderr, flush=True)
         return 128 + stop.signal
     except KeyboardInterrupt:
         code, text = 128 + signal.SIGINT, "interrupted"
-    print(f"weft: error: {text}", file=sys.stderr, flush=True)
+    except Exception as error:
+        code, text = 1, explained(error)
+    print(f"weft: error: {one_line(text)}", file=sys.stderr, flush=True)
     return code
+
+
+def _hear_signals() -> None:
+    """Ends this process with a line and its exit code when it is told to stop before a run listens, or after it."""
+
+    def stop(number: int, _frame: object) -> NoReturn:
+        raise Stopped(f"stopped by {signal.Signals(number).name}", number)
+
+    faulthandler.register(signal.SIGUSR1)
+    signal.signal(signal.SIGTERM, stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see start_anew_to_keep_pages
+
+
+def _warn_in_a_line() -> None:
+    """Prints a warning as a line of weft's own, and leaves out those of arithmetic, which tell a person nothing."""
+    warnings.simplefilter("ignore", RuntimeWarning)
+    warnings.showwarning = lambda text, *_: print(f"weft: warning: {one_line(str(text))}", file=sys.stderr, flush=True)
 
 
 def _prepare_process(options: argparse.Namespace) -> None:
@@ -110,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("partition", help="divide a graph's vertices among parts")
     _add_options(command, only=("graph", "order"))
-    command.add_argument("--parts", type=int, required=True, metavar="X", help="number of parts")
+    command.add_argument("--parts", type=_whole, required=True, metavar="X", help="number of parts")
     command.add_argument(
         "--method", default="metis", metavar="X", help="range, random, metis, fennel, balanced (metis)"
     )
@@ -128,6 +160,27 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("graph", help="a graph folder, a file or a dataset name")
     command.set_defaults(command=_info)
     return parser
+
+
+def _flags() -> list[str]:
+    """Those of all commands."""
+    fields = (*dataclasses.fields(Config), *dataclasses.fields(PartitionOptions))
+    return ["--out", "--resume", "--strategies", *("--" + spec.name.replace("_", "-") for spec in fields)]
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,30}", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number")
+    return int(text)
+
+
+def _real(text: str) -> float:
+    if not re.fullmatch(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|-?inf|nan", text, re.IGNORECASE | re.ASCII):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number")
+    return float(text)
+
+
+NUMBERS: dict[type, Callable[[str], Any]] = {int: _whole, float: _real}
 
 
 def _add_options(
@@ -149,7 +202,7 @@ def _add_options(
         if isinstance(spec.default, bool):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         else:
-            kind: Any = type(spec.default)
+            kind = NUMBERS.get(type(spec.default), str)
             parser.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar="X", help=text)
     for former, name in FORMER.items():
         if name in (spec.name for spec in dataclasses.fields(schema)) and (only is None or name in only):

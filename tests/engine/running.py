@@ -117,6 +117,7 @@ def _fork_server(code: str, kept: Sequence[int]) -> int:
     """Starts the process that ranks are forked from, without a new Python."""
     pid = os.fork()
     if not pid:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for number in map(int, os.listdir("/proc/self/fd")):
             if number > 2 and number not in kept:
                 with contextlib.suppress(OSError):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.running import command
+from tests.engine.running import command, finish, start
 from weft.cli import main
 from weft.core import forkserver
 from weft.data import Graph, load
@@ -43,7 +46,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     [
         (["train", "digits", "--layers", "0"], "--layers 0: give at least 1"),
         (["train", "digits", "--workers", "-2"], "--workers -2: give at least 1"),
-        (["train", "digits", "--lr", "fast"], "argument --lr: invalid float value: 'fast'"),
+        (["train", "digits", "--lr", "fast"], "argument --lr: 'fast' is no number"),
         (["train", "digits", "--model", "gcnn"], "unknown model 'gcnn': did you mean 'gcn'?"),
         (["train", "digits", "--strategy", "tensors"], "unknown strategy 'tensors': did you mean 'tensor'?"),
         (["train", "digits", "--strategy", "single", "--workers", "2"], "strategy single runs on one rank"),
@@ -256,3 +259,67 @@ def test_ablate(store: Path, tmp_path: Path) -> None:
     exchanges = [line["summary"]["ranks"][0]["collectives"] for line in lines]
     assert exchanges[3]["rows_to_cols"] == 4 * exchanges[2]["rows_to_cols"]
     assert "pipeline" in said.out
+
+
+def handled(pid: int) -> set[int]:
+    """The signals that a process has a handler for."""
+    mask = int(Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0], 16)
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3, 0.6, 1.0])
+def test_told_to_stop_before_it_trains(seconds: float, tmp_path: Path) -> None:
+    options = "train rmat:20k,200k --random-features 8 --random-classes 3 --epochs 100000 --strategy hybrid --workers 2"
+    run = start(*options.split(), "--out", tmp_path / "run")
+    while signal.SIGTERM not in handled(run.pid):
+        time.sleep(0.001)
+    time.sleep(seconds)
+    os.kill(run.pid, signal.SIGTERM)
+    code, errors = finish(run)
+    assert code == 128 + signal.SIGTERM, errors
+    assert errors.splitlines()[-1].startswith("weft: stopped by SIGTERM")
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--epoch", "3"], "unknown flag --epoch: did you mean --epochs?"),
+        (["--epochs", "+3"], "argument --epochs: '+3' is no whole number"),
+        (["--epochs", "\u0663"], "argument --epochs: '\u0663' is no whole number"),
+        (["--epochs", "1_000"], "argument --epochs: '1_000' is no whole number"),
+        (["--lr", "1e-2x"], "argument --lr: '1e-2x' is no number"),
+        (["--lr", "nan"], "--lr nan: give a finite number"),
+        (["--layers", "2147483648"], "--layers 2147483648: give at most 1000"),
+        (["--workers", "1000000000"], "--workers 1000000000: give at most 4096"),
+        (["--partition", "no\nfile.safetensors"], "no\\nfile.safetensors"),
+    ],
+)
+def test_a_bad_flag_is_one_line(
+    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strategy = ["--strategy", "cached"] if "--partition" in flags else []
+    assert main(["train", "digits", *strategy, *flags, "--out", str(tmp_path / "run")]) == 2
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_out_of_memory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "digits", "--hidden", str(2**31), "--out", str(tmp_path / "run")]) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("weft: error: out of memory (549.76 GB more were asked for): give smaller widths")
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_a_scheduler_s_tasks_are_no_ranks(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "2")
+    assert main(["train", "digits", "--out", str(tmp_path / "run")]) == 2
+    assert "started 2 tasks, and each would train by itself: let it start torchrun" in capsys.readouterr().err
+    monkeypatch.setenv(name, "1")
+    assert main(["train", "digits", "--epochs", "1", "--out", str(tmp_path / "run")]) == 0

@@ -56,7 +56,7 @@ def fail(what: str, meeting: Meeting) -> None:
         sys.exit(3)
     if what == "signal":
         os.kill(os.getpid(), signal.SIGKILL)
-    raise (InputError if what == "mistake" else ValueError)(what)
+    raise (ValueError if what == "unforeseen" else InputError)(what)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,10 @@ def fail(what: str, meeting: Meeting) -> None:
         ("code", RunError, r"rank 1 \(pid \d+\) ended with exit code 3"),
         ("signal", RunError, r"rank 1 \(pid \d+\) was killed by SIGKILL"),
         ("mistake", InputError, "^mistake$"),
-        ("more than a pipe holds, " * 10_000, RunError, "rank 1 failed in .*: ValueError: more than a pipe holds"),
+        ("unforeseen", RunError, r"rank 1 failed in .*: ValueError \(unforeseen\), which weft did not foresee"),
+        ("more than a pipe holds, " * 10_000, InputError, "^more than a pipe holds, "),
     ],
-    ids=["code", "signal", "mistake", "long"],
+    ids=["code", "signal", "mistake", "unforeseen", "long"],
 )
 def test_a_rank_that_fails_is_named_and_ends_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, kind: type[Exception], said: str

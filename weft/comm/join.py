@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
 
 from weft.comm.group import Group
 from weft.core.errors import InputError, RunError
@@ -30,13 +33,17 @@ def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_meth
         torch.cuda.set_device(local)
         device = f"cuda:{local}"
     backend = "nccl" if device.startswith("cuda") else "gloo"
-    timeout = timedelta(seconds=timeout_seconds)
+    timeout, started = timedelta(seconds=timeout_seconds), time.perf_counter()
     try:
         if not dist.is_initialized():
-            dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=timeout)
+            store = next(rendezvous(init_method, rank, size, timeout=timeout))[0]
+            store.set_timeout(timeout)
+            restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store has the addresses of all
+            store = distributed_c10d.PrefixStore(f"restart {restart}", store)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError, dist.DistError) as error:
-        reason = str(error).splitlines()[0]
+        reason, seconds = str(error).splitlines()[0], time.perf_counter() - started
         raise RunError(
-            f"rank {rank} did not meet the other {size - 1} within {timeout_seconds:.0f} s ({reason})"
+            f"rank {rank} did not meet the other {size - 1}: given up after {seconds:.0f} s ({reason})"
         ) from error
     return Group(rank, size, meter, device, process_group=dist.group.WORLD)

@@ -80,7 +80,7 @@ class Config:
         choices=("dot", "distmult"),
         fixed=True,
     )
-    negatives: int = option(1, "link: pairs drawn by chance for each edge in training", least=1, fixed=True)
+    negatives: int = option(1, "link: pairs drawn by chance for each edge in training", least=1, most=1000, fixed=True)
     metric: str = option(
         "auc",
         "link: the validation score that chooses the best weights; mrr ranks each held-out edge among all vertices",
@@ -90,7 +90,7 @@ class Config:
 
     model: str = option("gcn", "gcn, sage, gin, gat, gatv2 or rgcn", fixed=True)
     decoupled: bool = option(False, "all updates first, then all propagations (a different model)", fixed=True)
-    layers: int = option(2, "number of layers", least=1, fixed=True)
+    layers: int = option(2, "number of layers", least=1, most=1000, fixed=True)
     hidden: int = option(
         64, "width of the hidden layers (all heads together), and for link of the last", least=1, fixed=True
     )
@@ -122,7 +122,7 @@ class Config:
         "single",
         "where rows, columns and edges live: single, tensor, communicated, cached, hybrid, stale or offload",
     )
-    workers: int = option(1, "number of local ranks", least=1)
+    workers: int = option(1, "number of local ranks", least=1, most=4096)
     partition: str = option(
         "range",
         "communicated, cached, hybrid, stale, offload: which rank has which vertex: a method of weft partition, or a "

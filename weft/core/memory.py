@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def start_anew_to_keep_pages() -> None:
     """
     if TUNABLES not in os.environ and "CS_GNU_LIBC_VERSION" in os.confstr_names:
         os.environ[TUNABLES] = NO_SMALL_CACHES
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until it listens again
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

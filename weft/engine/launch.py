@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -10,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from weft.core.errors import InputError, RunError
+from weft.core.explain import explained
 from weft.core.forkserver import left_behind, start_method
 from weft.core.meter import STATUS_BYTES, read_status
 from weft.engine.stop import SIGNALS
@@ -27,6 +28,8 @@ from weft.engine.stop import SIGNALS
 STOPPED = 128
 GRACE_SECONDS = 5.0
 """How long ranks may go on when one has failed; a rank that hangs does not hear of it otherwise."""
+AGAIN_SECONDS = 1.0
+"""How often ranks are told to stop until they have."""
 
 
 class Meeting(NamedTuple):
@@ -101,7 +104,10 @@ class Ranks:
         """Until all have ended, or one has failed."""
         running, stopped = dict(enumerate(self._started())), 0
         while running:
-            ready = wait([one for rank in running for one in (running[rank].sentinel, self._reports[rank])])
+            waited_for = [one for rank in running for one in (running[rank].sentinel, self._reports[rank])]
+            ready = wait(waited_for, AGAIN_SECONDS)
+            if self._told:
+                self._tell(self._told)  # again: one that was just starting may have missed it
             for rank in running:
                 if self._reports[rank] in ready:  # at once: what is said may be more than a pipe holds
                     self._hear(rank)
@@ -110,7 +116,9 @@ class Ranks:
                 running.pop(rank)
                 if ended[rank] - STOPPED in SIGNALS:
                     stopped = ended[rank] - STOPPED
-                elif ended[rank] and not self._told:
+                elif ended[rank] and self._told:  # it was told before it listened, and others may wait for it
+                    return self._told
+                elif ended[rank]:
                     raise self._explained(rank, ended[rank])
         return self._told or stopped
 
@@ -119,9 +127,13 @@ class Ranks:
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         again, self._told = bool(self._told), number
+        self._tell(signal.SIGKILL if again else number)
+
+    def _tell(self, number: int) -> None:
         for process in self._started():
             if process.is_alive():
-                os.kill(process.pid or 0, signal.SIGKILL if again else number)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(process.pid or 0, number)
 
     def _end(self) -> None:
         """Ends those that still run."""
@@ -155,8 +167,7 @@ class Ranks:
         for kind in (InputError, RunError):
             if report["kind"] == kind.__name__:
                 return kind(report["message"])
-        print(report["traceback"], file=sys.stderr)
-        return RunError(f"rank {rank} failed in {where}: {report['message'].partition(chr(10))[0]}")
+        return RunError(f"rank {rank} failed in {where}: {report['message']}")
 
 
 def _exit_code(process: BaseProcess) -> int:
@@ -177,15 +188,15 @@ def _run_rank(
     """`entry` on a rank, which tells the launcher of its error, and ends with it."""
     for number in SIGNALS:  # ignored where a rank is forked from; without a traceback until the run listens
         signal.signal(number, signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR1)
     threading.Thread(target=_end_with_parent, args=(meeting,), daemon=True).start()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), LOCAL_WORLD_SIZE=str(workers))
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # ranks of one host listen to nobody else
     try:
         entry(*arguments, meeting)
     except Exception as error:
-        name = type(error).__name__
-        said = str(error) if isinstance(error, InputError | RunError) else f"{name}: {error}"
-        report.send_bytes(json.dumps({"kind": name, "message": said, "traceback": traceback.format_exc()}).encode())
+        said = str(error) if isinstance(error, InputError | RunError) else explained(error)
+        report.send_bytes(json.dumps({"kind": type(error).__name__, "message": said}).encode())
         sys.exit(1)
 
 

@@ -154,8 +154,22 @@ def under_torchrun() -> bool:
 
 
 def on_present_ranks(config: Config) -> Config:
-    """A configuration whose workers are the ranks that torchrun started, if it did."""
+    """A configuration whose workers are the ranks that torchrun started, if it did.
+
+    InputError for a task among several of a scheduler, each of which would be a run by itself.
+    """
+    for name, starter in TASKS.items():
+        number = os.environ.get(name, "1")
+        if not under_torchrun() and number.isdigit() and int(number) > 1:
+            raise InputError(
+                f"{starter} started {number} tasks, and each would train by itself: let it start torchrun, one task a "
+                f"node, or unset {name} if this is to be a run of its own"
+            )
     return replace(config, workers=int(os.environ["WORLD_SIZE"])) if under_torchrun() else config
+
+
+TASKS = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec"}
+"""The environment's names of how many tasks a scheduler has started, and what starts them."""
 
 
 def is_main_process() -> bool:
