@@ -59,6 +59,17 @@ def test_seconds_by_events() -> None:
     assert log.count("wait") == 1
 
 
+def test_another_phase_is_no_part_of_a_stage() -> None:
+    meter = Meter()
+    use_fake_events(meter)  # 0
+    with meter.during("train"), meter.timer("encode"), meter.during("setup"), meter.timer("encode"):
+        pass
+    setup, train = meter.take("setup"), meter.take("train")
+    assert dict(train.stages) == {"encode": pytest.approx(0.002)}
+    assert dict(setup.stages) == {"encode": pytest.approx(0.001)}
+    assert train.seconds >= sum(train.stages.values())
+
+
 def check_collectives(group: Group) -> None:
     group.synchronize = None  # type: ignore[assignment, method-assign]
     log = use_fake_events(group.meter)

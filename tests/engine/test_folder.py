@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import weft
 from tests.engine.running import finish, losses, start, wait_for_epoch
@@ -162,3 +164,31 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
             weft.train("digits", out=out, epochs=1, **OPTIONS)
     assert file.read_text() == "mine"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_files_have_the_modes_of_files(stopped: Path) -> None:
+    modes = {path.stat().st_mode & 0o777 for path in stopped.rglob("*") if path.is_file()}
+    assert len(modes) == 1
+
+
+def test_a_loss_that_is_no_number_blames_what_makes_it(tmp_path: Path) -> None:
+    graph = weft.load("digits")
+    assert graph.x is not None
+    large = dataclasses.replace(graph, x=graph.x * 1e38)
+    with pytest.raises(
+        InputError, match=r"before the first step: features \(the largest feature is \S+e\+38\) or edge"
+    ):
+        weft.train(large, out=tmp_path / "data", **OPTIONS)
+    assert not (tmp_path / "data").exists()
+    with pytest.raises(InputError, match=r"^--lr 1e\+30: the loss became \S+ in epoch \d+; give a lower one"):
+        weft.train("digits", out=tmp_path / "rate", lr=1e30, **OPTIONS)
+    assert losses(tmp_path / "rate")
+
+
+def test_several_labels_are_scored_by_f1(tmp_path: Path) -> None:
+    graph = weft.load("digits")
+    assert graph.y is not None
+    several = dataclasses.replace(graph, y=torch.nn.functional.one_hot(graph.y, 10).float())
+    summary = weft.train(several, out=tmp_path / "run", epochs=2, **OPTIONS).summary
+    assert {"train_micro_f1", "val_micro_f1", "test_micro_f1"} <= summary.keys()
+    assert not any("accuracy" in name for name in summary)

@@ -81,15 +81,18 @@ class Meter:
     @contextmanager
     def during(self, phase: str, where: str | None = None) -> Iterator[None]:
         """Counts what happens inside under `phase`; `where` is what a person reads ('epoch 3, training')."""
-        before = self.phase, self.where
+        before, timer = (self.phase, self.where), self._timer
+        self._enter("")  # what is done in another phase is no part of a stage of this one
         self._tick()
         self.phase, self.where = phase, where or self.where
         self.show(self.where)
         try:
             yield
         finally:
+            self._enter("")
             self._tick()
             self.phase, self.where = before
+            self._enter(timer)
 
     def _tick(self) -> None:
         """Charges the time since the last change of phase to the present one."""
@@ -108,6 +111,8 @@ class Meter:
             self._enter(before)
 
     def _enter(self, timer: str) -> None:
+        if not (timer or self._timer):
+            return
         now = self.clock.now()
         if self._timer:
             self._charges.append((self.counts.stages, self._timer, Span(self._timer_since, now)))

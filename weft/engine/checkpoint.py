@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from weft.core.config import Config
 from weft.core.errors import InputError, RunError
 from weft.core.record import Mark
+from weft.core.tensor_file import save_tensors
 
 KEPT = 2
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
@@ -68,16 +69,15 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         _remove(folder / name)
         os.rename(draft, folder / name)
         _sync(folder)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
-        raise RunError(f"{folder / name}: cannot write the checkpoint ({error})") from error
+        raise RunError(f"{folder / name}: cannot write the checkpoint ({error.strerror})") from error
     for old in _newest_first(folder)[KEPT:]:
         _remove(old)
 
 
 def _write(draft: Path, checkpoint: Checkpoint) -> None:
-    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in checkpoint.tensors.items()}
-    save_file(tensors, draft / "state.safetensors")
+    save_tensors(checkpoint.tensors, draft / "state.safetensors")
     state = {
         "config": asdict(checkpoint.config),
         "fingerprint": checkpoint.fingerprint,

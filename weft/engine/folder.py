@@ -111,12 +111,13 @@ class RunFolder:
             )
 
     def discard(self) -> None:
-        """Removes a folder that a run was refused in before it had recorded anything."""
-        if not self.metrics.exists():
-            self.config.unlink(missing_ok=True)
-            (self.path / LOCK).unlink(missing_ok=True)
-            with suppress(OSError):  # somebody has put something there
-                self.path.rmdir()
+        """Removes a folder that a run was refused in before it had recorded an epoch."""
+        if any(line["kind"] == "epoch" for line in record.read(self.metrics)):
+            return
+        for path in (self.config, self.metrics, self.probe, self.path / LOCK):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody has put something there
+            self.path.rmdir()
 
     @contextmanager
     def _usable(self) -> Iterator[None]:

@@ -69,7 +69,8 @@ class NodeTask:
                 mask = mask & labelled
                 self.num_labelled[split] = int(mask.sum())
                 self.chosen[split] = mask[rows].nonzero().view(-1).to(device)
-        self.validation = "val_accuracy" if self.num_labelled.get("val", 0) else None
+        self.score = "micro_f1" if self.multilabel else "accuracy"
+        self.validation = f"val_{self.score}" if self.num_labelled.get("val", 0) else None
         self.y = graph.y[rows].to(device)
 
     def loss(self, logits: Tensor, step: Step) -> tuple[float, Tensor]:
@@ -98,7 +99,7 @@ class NodeTask:
 
     def scores(self, counts: list[Counts]) -> dict[str, float | None]:
         """The accuracy, or micro-F1, of each split; None where it is empty."""
-        return {f"{split}_accuracy": score(counts, split) for split in SPLITS}
+        return {f"{split}_{self.score}": score(counts, split) for split in SPLITS}
 
     def _chosen(self, split: str, step: Step) -> Tensor:
         """The rows of a split that a step reads, int64, ascending."""

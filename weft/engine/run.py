@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from weft.comm import Group, join
@@ -19,6 +19,7 @@ from weft.core import record
 from weft.core.config import Config
 from weft.core.errors import InputError, RunError, Stopped
 from weft.core.meter import Meter
+from weft.core.tensor_file import save_tensors
 from weft.cost import Machine
 from weft.data import Graph, as_asked, load
 from weft.engine.agree import agree
@@ -284,14 +285,14 @@ def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:
     graph, model = plan.work.graph, plan.work.model
     with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
         weights = Path(scratch) / "weights.safetensors"
-        save_file({name: value.detach().cpu().contiguous().clone() for name, value in tensors_of(model)}, weights)
+        save_tensors(dict(tensors_of(model)), weights)
         store = graph.path
         if store is None:
             store = Path(scratch) / "graph"
             graph.save(store)
         part = partition_of(plan.options)
         if part is not None:
-            save_file({"part": part}, Path(scratch) / "part.safetensors")
+            save_tensors({"part": part}, Path(scratch) / "part.safetensors")
         skeleton, planned = copy.deepcopy(model).to("meta"), Planned.of(plan)
         plan.forget()
         try:

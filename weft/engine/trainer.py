@@ -65,7 +65,7 @@ class Trainer:
             reports = self._epoch(epoch, stop)
             loss = sum(report["loss"] for report in reports)
             if not math.isfinite(loss):
-                raise InputError(f"--lr {self.config.lr}: the loss became {loss} in epoch {epoch}; give a lower one")
+                raise InputError(self._blamed(loss, epoch))
             scores = self._scores(epoch, reports)
             self.progress.epoch += 1
             signal = 0 if self.progress.is_over(self.config) else max(report["stop"] for report in reports)
@@ -77,6 +77,17 @@ class Trainer:
             if signal:
                 return int(signal)
         return 0
+
+    def _blamed(self, loss: float, epoch: int) -> str:
+        """What makes a loss infinite or no number."""
+        if epoch:
+            return f"--lr {self.config.lr}: the loss became {loss} in epoch {epoch}; give a lower one"
+        x = self.strategy.graph.x
+        largest = "" if x is None or not x.numel() else f" (the largest feature is {x.abs().max():.3g})"
+        return (
+            f"the loss is {loss} before the first step: features{largest} or edge weights are not for this model in "
+            f"{self.config.dtype}; scale them, for example by --normalize-features"
+        )
 
     def whole_best(self) -> dict[str, Tensor]:
         """The weights of the best validation score; all ranks call it, and rank 0 gets them whole."""

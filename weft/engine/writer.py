@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.core import record
 from weft.core.config import Config
 from weft.core.errors import RunError
 from weft.core.record import Recorder
+from weft.core.tensor_file import save_tensors
 from weft.cost import Machine
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Checkpoint, Progress
@@ -79,11 +78,11 @@ class RunWriter:
         """The run has reached its end: writes the best weights, and the summary that it returns as the last line."""
         draft = self.folder.model.with_suffix(".tmp")
         try:
-            save_file({name: value.contiguous() for name, value in best.items()}, draft)
+            save_tensors(best, draft)
             draft.replace(self.folder.model)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             draft.unlink(missing_ok=True)
-            raise RunError(f"{self.folder.model}: cannot write the weights ({error})") from error
+            raise RunError(f"{self.folder.model}: cannot write the weights ({error.strerror})") from error
         summary = summarise(record.read(self.folder.metrics), progress)
         self.recorder.write("summary", **summary)
         return summary

@@ -18,8 +18,8 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     """One run: scores, epoch time and its stages above, a line for each rank below."""
     stages = ", ".join(f"{stage} {_seconds(seconds)}" for stage, seconds in _stages(summary).items())
     title = (
-        f"{_scores(summary)} (best of {summary['epochs']} epochs: {summary['best_epoch'] + 1})\n"
-        f"epoch {_seconds(summary['epoch_seconds'])}, of which\n{stages}\n"
+        f"{_scores(summary)} (after {summary['best_epoch'] + 1} of {summary['epochs']} epochs, the best)\n"
+        f"epoch {_seconds(summary['epoch_seconds'])}; its stages, each in the rank that is longest at it:\n{stages}\n"
         "per rank and training step, seconds as medians:"
     )
     table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
