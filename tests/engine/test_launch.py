@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import signal
+import socket
+import struct
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.engine.running import members, ranks, start, wait_for_epoch
+from tests.engine.running import finish, members, ranks, start, wait_for_epoch
 from tests.strategies.cases import EXACT
 from weft.core import forkserver
 from weft.core.errors import InputError, RunError
@@ -30,6 +35,11 @@ def keep_files_in(folder: str) -> None:
 
 def listening(pids: list[int]) -> set[str]:
     """The addresses on which some processes listen, as the kernel writes them."""
+    return {address for address, _ in listeners(pids)}
+
+
+def listeners(pids: list[int]) -> set[tuple[str, int]]:
+    """The same with ports."""
     inodes = set()
     for pid in pids:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
@@ -43,7 +53,8 @@ def listening(pids: list[int]) -> set[str]:
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[9] in inodes and (fields[3] == LISTEN or table.startswith("udp")):
-                found.add(fields[1].partition(":")[0])
+                address, _, port = fields[1].partition(":")
+                found.add((address, int(port, 16)))
     return found
 
 
@@ -78,6 +89,45 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(
     with pytest.raises(kind, match=said):
         launch(fail, (what,), workers=2, folder=tmp_path)
     assert time.monotonic() - begun < 60
+
+
+VALIDATE, SET = b"\x00" + struct.pack("<I", 0x3C85F7CE), b"\x01"
+"""What a client of PyTorch's TCPStore says first, and how it begins to set a key."""
+
+
+class Exploit:
+    """Has code run by whoever unpickles it."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def test_nobody_who_reaches_a_port_has_code_run(tmp_path: Path) -> None:
+    """As PyTorch's launcher ran what it unpickled of its store, which was open to the network."""
+    options = "train digits --strategy tensor --workers 2 --epochs 1000000 --out"
+    process = start(*options.split(), tmp_path / "run")
+    wait_for_epoch(process, tmp_path / "run", 2)
+    payload = pickle.dumps(Exploit(tmp_path / "mark"))
+    ports = {port for _, port in listeners(members(process.pid))}
+    assert ports
+    for port in ports:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as door, suppress(OSError):
+            door.sendall(payload)
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as door, suppress(OSError):
+            door.sendall(VALIDATE)
+            for key in (b"torchelastic/role_info/0", b"torchelastic/agent/terminal_state/0"):
+                door.sendall(SET + b"".join(struct.pack("<Q", len(one)) + one for one in (key, payload)))
+    time.sleep(1)
+    os.kill(process.pid, signal.SIGTERM)
+    code, errors = finish(process)
+    assert not (tmp_path / "mark").exists()
+    assert code in (1, 128 + signal.SIGTERM), errors
+    assert "Traceback" not in errors
+    pickle.loads(payload)
+    assert (tmp_path / "mark").exists(), "the exploit does nothing"
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,8 @@ class Meter:
         self.clock: Clock = HostClock()
         self.phase = "setup"
         self.where = "setup"
+        self.shown = self.where, time.monotonic()
+        """What this rank does, as `show` was told, and since when."""
         self._counts: dict[str, Counts] = {}
         self._status: mmap.mmap | None = None
         self._seconds: dict[str, float] = defaultdict(float)
@@ -166,7 +169,8 @@ class Meter:
         self._slot = rank * STATUS_BYTES
 
     def show(self, text: str) -> None:
-        """Writes what this rank does into its slot, if it has one."""
+        """Keeps what this rank does, also in its slot, if it has one."""
+        self.shown = text, time.monotonic()
         if self._status is not None:
             line = text.encode()[: STATUS_BYTES - 1]
             self._status[self._slot : self._slot + STATUS_BYTES] = line.ljust(STATUS_BYTES, b"\0")

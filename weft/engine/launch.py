@@ -26,7 +26,7 @@ from weft.core.meter import STATUS_BYTES, read_status
 from weft.engine.stop import SIGNALS
 
 STOPPED = 128
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 2.0
 """How long ranks may go on when one has failed; a rank that hangs does not hear of it otherwise."""
 AGAIN_SECONDS = 1.0
 """How often ranks are told to stop until they have."""
@@ -197,7 +197,8 @@ def _run_rank(
     except Exception as error:
         said = str(error) if isinstance(error, InputError | RunError) else explained(error)
         report.send_bytes(json.dumps({"kind": type(error).__name__, "message": said}).encode())
-        sys.exit(1)
+        sys.stderr.flush()
+        os._exit(1)  # at once: gloo would wait for the peer that is lost
 
 
 def _end_with_parent(meeting: Meeting) -> None:

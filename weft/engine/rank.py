@@ -35,6 +35,7 @@ from weft.engine.rank_zero import found_checkpoint, found_machine
 from weft.engine.stop import StopRequest
 from weft.engine.tasks import make_task
 from weft.engine.trainer import Trainer
+from weft.engine.watchdog import Watchdog
 from weft.engine.writer import RunWriter
 from weft.nn import Outlines, Workload, use_onednn
 from weft.strategies import Options, Plan, get_strategy
@@ -143,6 +144,11 @@ def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopRequest) -> Ended:
     """One rank's part of a run; the workload's model has the best weights afterwards."""
+    with Watchdog(group.meter, group.rank, job.config.timeout):
+        return _run_rank(job, folder, plan, group, stop)
+
+
+def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopRequest) -> Ended:
     config, work = job.config, plan.work
     if config.device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
