@@ -226,7 +226,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "offsets": (edit(lambda m: m.update(type_offsets=["0"])), ["manifest.json", "'type_offsets'", "str", "int"]),
     "header byte": (lambda folder: damaged(folder / "x.npy", 25), ["x.npy", "TokenError", "import"]),
     "ids of floats": (replaced("indices", np.zeros(4)), ["in_edges.indices is torch.float64", "import"]),
-    "text": (replaced("x", np.array(["a"])), ["x.npy", "<U1", "numbers"]),
+    "text": (replaced("x", np.array(["a"])), ["x.npy", "<U1", "import"]),
+    "byte order": (replaced("x", np.zeros((3, 2), ">f4")), ["x.npy", ">f4", "import"]),
+    "unsigned": (replaced("y", np.zeros(3, np.uint16)), ["y.npy", "uint16", "import"]),
+    "single number": (replaced("indptr", np.array(0)), ["indptr.npy", "[]", "import"]),
     "transpose": (replaced("transpose_edge_ids", np.array([0, 1, 2, 9], np.int32)), ["transpose.edge_ids", "import"]),
     "no manifest": (lambda folder: (folder / "manifest.json").unlink(), ["manifest.json", "missing", "import"]),
 }

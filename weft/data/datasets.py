@@ -155,7 +155,8 @@ def read_edges(
     """A directed graph from an edge list: a pair `source target` for each edge. No edge is reversed or dropped.
 
     path: .txt, .csv or .tsv, also with .gz: two columns, or three with a weight; comment lines (# or %) and one header
-    line are skipped. Or .npy, int32 or int64 (2, E) or (E, 2), memory-mapped; (2, 2) is read as (2, E).
+    line are skipped. Or .npy, integers (2, E) or (E, 2), memory-mapped where they are int32 or int64; (2, 2) is read as
+    (2, E).
     features: .npy or a text table, one row per vertex.
     labels: the same with one column of classes (-1 unlabelled), or one column of 0 and 1 per class; labelled vertices
     get a seeded 60/20/20 split.

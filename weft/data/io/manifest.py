@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.core.errors import InputError, readable
-from weft.data.io.arrays import as_tensor, map_array
+from weft.data.io.arrays import map_array
 
 FORMAT, VERSION = "weft-graph", 1
 MANIFEST = "manifest.json"
+DTYPES = ("|b1", "<i2", "<i4", "<i8", "<f4", "<f8")  # others would be copied, and no longer be the file
 REMEDY = "import the graph again"
 
 # Hashed and written together: small enough to stay in the cache between the two.
@@ -104,7 +106,9 @@ def read_array(path: Path, fields: dict[str, Any], verify: bool) -> Tensor:
         checksum = entry(fields, "sha256", str, manifest)
         if sha256(array) != checksum:
             raise InputError(f"{path}: field 'sha256' of the data is not the manifest's {checksum[:12]}...: {REMEDY}")
-    return as_tensor(str(path), array)
+    if array.dtype.str not in DTYPES or not array.ndim:
+        raise InputError(f"{path}: holds {array.dtype} of shape {list(array.shape)}, which no store has: {REMEDY}")
+    return torch.from_numpy(array)
 
 
 def sha256(array: NDArray[Any]) -> str:
