@@ -5,7 +5,8 @@ Plain and knowledge graphs: `edge_index` (2, E), source row first; `num_nodes`; 
 of each, `target_type`. Features `x` or its CSR parts `x_data`, `x_indices`, `x_indptr`, `x_shape`, in typed graphs
 `x|type` and so on. `y`; `train_mask` and so on, or `train_masks` (k, N) with k splits. Edges are taken as stored, none
 is reversed. Held out for link prediction: `valid_triples` and `test_triples` (m, 3) with rows head, relation, tail, or,
-where there is at most one relation, `valid_edge_index` and `test_edge_index` (2, m). Any other array but NOTES is refused.
+where there is at most one relation, `valid_edge_index` and `test_edge_index` (2, m). Any other
+array but NOTES is refused.
 """
 
 from __future__ import annotations
