@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.core.config import FORMER, Config, PartitionOptions
-from weft.core.errors import InputError, RunError, Stopped
+from weft.core.errors import InputError, RunError, Stopped, printable
 from weft.core.forkserver import start_forkserver
 from weft.core.memory import start_anew_to_keep_pages
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + stop.signal
     except KeyboardInterrupt:
         code, text = 128 + signal.SIGINT, "interrupted"
-    print(f"weft: error: {text}", file=sys.stderr, flush=True)
+    print(f"weft: error: {printable(text)}", file=sys.stderr, flush=True)
     return code
 
 

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 
 from tests.data.graph_checks import CALM, assert_one_line, graphs, same_graph
+from weft.cli import main
 from weft.core.errors import InputError
 from weft.data import Graph, load, open_store, save
 from weft.data.io import store
@@ -244,6 +245,11 @@ def test_damage_is_named(damage: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         open_store(folder)
     assert_one_line(error, folder, *parts)
+
+
+def test_a_path_is_printed_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "import", "rmat:3,4", "--out", "/proc/a\n\x1bb/c"]) == 1
+    assert capsys.readouterr().err.startswith(r"weft: error: /proc/a\n\x1bb: No such file")
 
 
 def test_not_a_folder(tmp_path: Path) -> None:
