@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.core.config import FORMER, Config, PartitionOptions
-from weft.core.errors import InputError, RunError, Stopped
-from weft.core.explain import explained, one_line
+from weft.core.errors import InputError, RunError, Stopped, printable
+from weft.core.explain import explained
 from weft.core.forkserver import start_forkserver
 from weft.core.memory import start_anew_to_keep_pages
 
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code, text = 128 + signal.SIGINT, "interrupted"
     except Exception as error:
         code, text = 1, explained(error)
-    print(f"weft: error: {one_line(text)}", file=sys.stderr, flush=True)
+    print(f"weft: error: {printable(text)}", file=sys.stderr, flush=True)
     return code
 
 
@@ -98,7 +98,7 @@ def _hear_signals() -> None:
 def _warn_in_a_line() -> None:
     """Prints a warning as a line of weft's own, and leaves out those of arithmetic, which tell a person nothing."""
     warnings.simplefilter("ignore", RuntimeWarning)
-    warnings.showwarning = lambda text, *_: print(f"weft: warning: {one_line(str(text))}", file=sys.stderr, flush=True)
+    warnings.showwarning = lambda text, *_: print(f"weft: warning: {printable(str(text))}", file=sys.stderr, flush=True)
 
 
 def _prepare_process(options: argparse.Namespace) -> None:

@@ -114,6 +114,28 @@ def test_adj_t(layout: torch.layout) -> None:
         same_graph(graph, Graph.from_edges(source, target, num_vertices=3, weight=expected))
 
 
+def test_only_pygs_own_objects() -> None:
+    with pytest.raises(InputError) as error:
+        Graph.from_pyg({"edge_index": edges()})  # type: ignore[arg-type]
+    assert_one_line(error, "type dict", "Data or HeteroData")
+
+
+def test_unsigned_numbers() -> None:
+    y = torch.tensor([2, 0, 1])
+    expected = Graph.from_pyg(pyg.Data(edge_index=edges(), y=y, edge_type=y, num_nodes=torch.tensor(3)))
+    other = pyg.Data(edge_index=edges().to(torch.uint16), y=y.to(torch.uint32), edge_type=y.to(torch.uint64))
+    same_graph(Graph.from_pyg(other), expected)
+
+
+def test_labels_of_several_kinds_of_numbers() -> None:
+    data = hetero()
+    data["paper"].y = torch.tensor([0, 1, 300], dtype=torch.int16)
+    data["author"].y = torch.tensor([1, 2], dtype=torch.uint8)
+    graph = Graph.from_pyg(data)
+    assert graph.y is not None
+    assert graph.y.tolist() == [0, 1, 300, 1, 2]
+
+
 def hetero() -> pyg.HeteroData:
     data = pyg.HeteroData()
     data["paper"].x = torch.arange(6.0).reshape(3, 2)
@@ -186,8 +208,16 @@ def test_hetero_mistakes_are_named(change: object, parts: list[str]) -> None:
     [
         ({"x": torch.ones(3, 1)}, ["neither edge_index nor adj_t", "data.edge_index"]),
         ({"edge_index": torch.ones(3, 2, dtype=torch.long)}, ["edge_index has shape [3, 2]", "[2, E]"]),
-        ({"edge_index": edges(), "y": [1, 2, 3]}, ["y is a list", "tensor"]),
+        ({"edge_index": edges(), "y": [1, 2, 3]}, ["y is of type list", "tensor"]),
         ({"adj_t": torch.eye(3)}, ["adj_t", "torch.sparse"]),
+        ({"edge_index": edges(), "y": 3}, ["y is of type int", "tensor"]),
+        ({"edge_index": edges(), "y": torch.tensor(3)}, ["y is a single number"]),
+        ({"edge_index": edges().double()}, ["data.edge_index[0] is torch.float64", "int64"]),
+        ({"edge_index": edges().to("meta")}, ["edge_index", "meta"]),
+        ({"edge_index": edges(), "num_nodes": [3]}, ["num_vertices is [3]"]),
+        ({"edge_index": edges(), "edge_type": torch.tensor([0, 1, 1 << 31])}, ["edge_type", "without gaps"]),
+        ({"edge_index": edges(), "edge_type": torch.tensor([0, 1, 1]), "relations": 5}, ["data", "TypeError"]),
+        ({"adj_t": torch.ones(2, 2, 2).to_sparse()}, ["adj_t", "torch.sparse"]),
         ({"edge_index": edges(), "x": torch.ones(2, 1)}, ["edge_index[0][1] is 2", "2 vertices"]),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.data.graph_checks import assert_one_line, same_graph
+from weft.core import memory
 from weft.core.errors import InputError
 from weft.data import Graph, load, read_edges
 from weft.data.io import text
@@ -67,6 +68,10 @@ def test_weights(tmp_path: Path) -> None:
         ("0\n", ["line 1", "two columns"]),
         ("0 1\n\x00\x01\n", ["line 2", "\\x00\\x01"]),
         ("0 1\n2 " + "x" * 500, ["line 2", "xxx..."]),
+        ("0 1 1\n1 nan 1\n", ["line 2", "'1 nan 1'", "whole numbers"]),
+        ("0 1 1\n1 2 1e39\n", ["line 2", "'1 2 1e39'", "weight must be finite"]),
+        ("0 1\n" + " " * 200_000 + "\n" + "1" * 200_000 + "x 1\n", ["line 3", "no number"]),
+        ("0 1\n900000000 2\n", ["900000000", "2 edges", "14.40 GB of memory", "numpy.unique", "num_vertices"]),
         ("# nothing\n", ["holds no edges"]),
         ("source target\n", ["holds no edges"]),
         ("", ["holds no edges"]),
@@ -142,9 +147,61 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     assert_one_line(error, tmp_path / "x.npy", "features[1, 0] is inf")
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_blank_lines_are_skipped_at_speed(tmp_path: Path) -> None:
+    """A hundred megabytes of them, and of blanks before the first line: in seconds, and without being kept."""
+    path = tmp_path / "g.csv.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b" " * 1_000_000)
+        for _ in range(100):
+            file.write(b"\n" * 1_000_000)
+        file.write(b"0,1\n3,1\n3,1\n2,x\n")
+    with pytest.raises(InputError) as error:
+        load(path)
+    assert_one_line(error, "line 100000004", "'2,x'")
+
+
+@pytest.mark.parametrize("block_bytes", [7, 1 << 24])
+def test_a_line_without_an_end(block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(text, "MAX_LINE_BYTES", 20)
+    path = tmp_path / "g.txt"
+    path.write_bytes(b"0 1\n3 1\n3 1\n2 2" + b" " * 10)
+    same_graph(load(path), expected())
+    path.write_bytes(b"0 1\n" + bytes(30))
+    with pytest.raises(InputError) as error:
+        load(path)
+    assert_one_line(error, path, "line 2", "longer than 20 bytes")
+
+
+def test_a_table_that_is_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "g.txt"
+    path.write_text("0 1\n3 1\n3 1\n2 2")
+    monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 4 * 16)
+    same_graph(load(path), expected())
+    monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 4 * 16 - 1)
+    with pytest.raises(InputError) as error:
+        load(path)
+    assert_one_line(error, path, "lines", "of memory")
+
+
+def test_numbers_past_float32_are_no_features(tmp_path: Path) -> None:
+    (tmp_path / "g.txt").write_text("0 1\n")
+    (tmp_path / "x.csv").write_text("1\n1e39\n")
+    with pytest.raises(InputError) as error:
+        read_edges(tmp_path / "g.txt", features=tmp_path / "x.csv")
+    assert_one_line(error, tmp_path / "x.csv", "line 2", "'1e39'", "finite")
+
+
+@pytest.mark.parametrize("path", ["a\nb\x1b.csv", "x" * 5000 + ".csv"])
+def test_paths_that_no_file_has(path: str) -> None:
+    with pytest.raises(InputError) as error:
+        load(path)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("dtype", ["<i4", "<i8", ">i4", "<u2", ">u8"])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_binary(dtype: type, transposed: bool, tmp_path: Path) -> None:
+def test_binary(dtype: str, transposed: bool, tmp_path: Path) -> None:
     edges = np.array([[0, 3, 3, 2], [1, 1, 1, 2]], dtype=dtype)
     np.save(tmp_path / "g.npy", edges.T if transposed else edges)
     same_graph(load(tmp_path / "g.npy"), expected())
@@ -156,8 +213,8 @@ def test_binary(dtype: type, transposed: bool, tmp_path: Path) -> None:
     ("array", "parts"),
     [
         (np.zeros((3, 4), np.int64), ["[3, 4]", "(2, E) or (E, 2)"]),
-        (np.zeros((2, 4)), ["float64", "int32 or int64"]),
-        (np.array([["a", "b"]]), ["<U1", "no numbers"]),
+        (np.zeros((2, 4)), ["float64", "integers"]),
+        (np.array([["a", "b"]]), ["<U1", "save real numbers"]),
         (np.array([[1, -1], [0, 0]]), ["edge_index[0][1] is -1", "negative"]),
     ],
 )

@@ -139,7 +139,14 @@ MISTAKES = {
     "mask length": ({"val_mask": torch.ones(3, dtype=torch.bool)}, ["val_mask", "[3]", "5 vertices"]),
     "mask of splits": ({"val_mask": torch.ones(5, 10, dtype=torch.bool)}, ["val_mask", "[5, 10]", "val_mask[:, 0]"]),
     "weight columns": ({"weight": torch.ones(5, 2)}, ["edge_weight", "[5, 2]", "edge_weight[:, 0]"]),
-    "mask of ids": ({"test_mask": torch.arange(5)}, ["test_mask[2]", "2", "torch.bool"]),
+    "mask of ids": ({"test_mask": torch.arange(5)}, ["test_mask[2]", "2", "from ids by mask =", "mask[test_mask] = "]),
+    "mask of few ids": ({"test_mask": torch.tensor([0, 1])}, ["test_mask", "[2]", "from ids by mask ="]),
+    "label of a regression": ({"y": torch.arange(5) / 2}, ["y[1] is 0.5", "no regression"]),
+    "label of an id": ({"y": torch.tensor([0, 1, 2**40, 0, 0])}, ["y", str(2**40), "5 vertices", "without gaps"]),
+    "no features": ({"features": torch.ones(5, 1)}, ["features", "Tensor", "by vertex type"]),
+    "no offsets": ({"vertex_types": ("v",), "type_offsets": (0, "5")}, ["type_offsets", "tuple of Integral"]),
+    "no names": ({"relations": "v|a|v"}, ["relations", "tuple of str"]),
+    "no name": ({"name": 5}, ["name is of type int"]),
     "weight nan": ({"weight": with_entry(torch.ones(5), (3,), float("nan"))}, ["edge_weight[3]", "nan", "finite"]),
     "weight length": ({"weight": torch.ones(4)}, ["edge_weight", "[4]", "5 edges"]),
     "edge feature nan": (
@@ -204,7 +211,7 @@ def test_typed_mistakes_are_named(mistake: str) -> None:
         ([0, 1, 5], [1, 2, 0], 5, ["edge_index[0][2] is 5", "5 vertices", "raise num_vertices"]),
         ([0, 1], [1, -1], 5, ["edge_index[1][1] is -1", "negative"]),
         ([0, -3], [1, 1], None, ["edge_index[0][1] is -3", "negative"]),
-        ([0, 1], [1], None, ["[2] sources", "[1] targets", "one of each"]),
+        ([0, 1], [1], None, ["2 sources", "1 targets", "one of each"]),
         ([0.0, 1.0], [1.0, 0.0], None, ["edge_index[0]", "float", "int64"]),
         ([0, 2**40], [1, 0], None, [str(2**40), "2 edges", "without gaps"]),
     ],
@@ -226,10 +233,32 @@ def test_an_adjacency_from_elsewhere_is_checked() -> None:
         ),
         (Adjacency(indptr=torch.tensor([0, 2, 1]), indices=torch.tensor([0, 1]), num_sources=2), "in_edges.indptr"),
         (Adjacency(indptr=indptr, indices=torch.tensor([0, 1]), num_sources=3), "3 sources and 2 targets"),
+        (Adjacency(indptr=indptr.int(), indices=torch.tensor([0, 1]), num_sources=2), "in_edges.indptr is torch.int32"),
+        (Adjacency(indptr=indptr, indices=torch.tensor([0.0, 1]), num_sources=2), "in_edges.indices is torch.float32"),
+        (Adjacency(indptr=indptr, indices=torch.tensor([0, 1]), num_sources=2, weight=torch.ones(3)), "[3], not"),
     ):
         with pytest.raises(InputError) as error:
             Graph(in_edges=broken)
         assert_one_line(error, part)
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        ({"indptr": torch.tensor([0, 2, 1, 3])}, "transpose.indptr does not ascend"),
+        ({"indptr": torch.tensor([0, 1, 3])}, "transpose.indptr is torch.int64 of shape [3]"),
+        ({"indices": torch.tensor([0, 1, 3])}, "transpose.indices[2] is 3"),
+        ({"edge_ids": torch.tensor([0, 1, 3])}, "transpose.edge_ids"),
+        ({"edge_ids": torch.tensor([-1, 1, 2])}, "transpose.edge_ids"),
+        ({"weight": torch.ones(2)}, "transpose.weight"),
+    ],
+)
+def test_a_transpose_from_elsewhere_is_checked(changed: dict[str, Tensor], part: str) -> None:
+    in_edges = ring(3).in_edges
+    broken = replace(in_edges, known_transpose=replace(in_edges.transpose, **changed))
+    with pytest.raises(InputError) as error:
+        Graph(in_edges=broken)
+    assert_one_line(error, part)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from tests.data.graph_checks import assert_one_line, same_graph
+from weft.core import memory
 from weft.core.errors import InputError
 from weft.data import Graph, load, require_trainable
 
@@ -103,6 +106,15 @@ def test_ten_splits(weft_data: Callable[[str], Path]) -> None:
     assert_one_line(error, path, "split 10", "10 splits")
 
 
+def test_splits_of_different_number(tmp_path: Path) -> None:
+    masks = {"train_masks": np.eye(3, dtype=bool), "val_masks": np.eye(3, dtype=bool)[1:2]}
+    path = written(tmp_path, **EDGES, **masks)
+    assert load(path).val_mask is not None
+    with pytest.raises(InputError) as error:
+        load(path, split=1)
+    assert_one_line(error, path, "val_mask has shape [0]")
+
+
 def test_seeded_split_covers_the_labelled_vertices(tmp_path: Path) -> None:
     y = np.arange(50) % 4 - 1
     path = written(tmp_path, edge_index=np.array([[0], [1]]), y=y)
@@ -155,22 +167,41 @@ def test_small_files(tmp_path: Path) -> None:
         ({"edge_index": np.zeros((3, 2), int)}, ["edge_index has shape [3, 2]", "(2, E)"]),
         ({"edge_index": np.array([[0, -1], [1, 2]])}, ["edge_index[0][1] is -1", "negative"]),
         ({**EDGES, "num_nodes": np.array(2)}, ["edge_index[1][1] is 2", "2 vertices"]),
-        ({**EDGES, "num_nodes": np.array([2, 3])}, ["num_nodes", "[2]", "one whole number"]),
-        ({**EDGES, "y": np.array(["a", "b", "c"])}, ["y is <U1", "save numbers"]),
+        ({**EDGES, "num_nodes": np.array([2, 3])}, ["num_nodes", "[2]", "1 whole number"]),
+        ({**EDGES, "y": np.array(["a", "b", "c"])}, ["y is <U1", "save real numbers"]),
         ({**EDGES, "num_nodes": np.array(3), "y": np.zeros(4, int)}, ["y", "[4]", "3 vertices"]),
         ({**EDGES, "x": np.array([[1.0], [np.inf], [0.0]], np.float32)}, ["x[1, 0] is inf", "finite"]),
         ({**EDGES, **CSR}, ["lacks 'x_shape'"]),
         ({**EDGES, **CSR, "x_shape": np.array([4, 5])}, ["x_indptr has 4 entries", "4 rows"]),
         ({**EDGES, **CSR, "x_shape": np.array([3, 4])}, ["x_indices[1] is 4", "4 "]),
         ({**EDGES, "edge_type": np.array([0, 9]), "num_relations": np.array(3)}, ["edge_type[", "9", "3 relations"]),
-        ({**TYPED, "num_nodes": np.array([5])}, ["num_nodes has 1 entries", "2 node_types"]),
+        ({**TYPED, "num_nodes": np.array([5])}, ["num_nodes", "[1]", "2 whole numbers"]),
         ({**TYPED, "edge_types": np.array(["a|r|c"])}, ["edge_types: 'a|r|c'", "a, b"]),
         ({**TYPED, "edge_types": np.array(["b|r|a"])}, ["lacks 'edge_index|b|r|a'"]),
         ({**TYPED, "num_nodes": np.array([2, 2])}, ["edge_index|a|r|b[1][0] is 2", "2 vertices"]),
         ({**TYPED, "y": np.zeros(3, int), "target_type": np.array("c")}, ["unknown target_type 'c'"]),
         ({**TYPED, "y": np.zeros(4, int), "target_type": np.array("b")}, ["y", "[4]", "3 vertices of type b"]),
         ({**TYPED, "y": np.zeros(3, int)}, ["lacks 'target_type'"]),
-        ({**EDGES, "y": np.array([{}], dtype=object)}, ["no .npz file of plain arrays", "without objects"]),
+        (
+            {**EDGES, "node_feat": np.ones((3, 1))},
+            ["unknown array 'node_feat'", "x_indptr, x_shape, y", "leave it out"],
+        ),
+        ({**EDGES, "edge_weights": np.ones(2)}, ["unknown array 'edge_weights'", "did you mean 'edge_weight'"]),
+        ({**TYPED, "x|c": np.ones((3, 1))}, ["unknown array 'x|c'", "did you mean 'x|b'"]),
+        ({**EDGES, "num_nodes": np.array(-1)}, ["num_nodes holds [-1]", "from 0 on"]),
+        ({**TYPED, "num_nodes": np.array(["2", "3"])}, ["num_nodes holds ['2', '3']", "2 whole numbers"]),
+        ({**TYPED, "num_nodes": np.array([2, 1 << 50])}, ["num_vertices=1125899906842626", "of memory"]),
+        ({**TYPED, "node_types": np.array("a")}, ["node_types has shape []", "list of names"]),
+        ({**EDGES, "y": np.array(1)}, ["y is a single value"]),
+        ({**EDGES, "y": np.ones(3, np.longdouble)}, ["y is float128", "64 bits"]),
+        ({**EDGES, "edge_type": np.array([0, 1 << 31])}, ["edge_type", str(1 << 31), "2 edges", "without gaps"]),
+        ({**EDGES, "edge_type": np.array([0, 1]), "num_relations": np.array(1 << 40)}, ["edge_type", "without gaps"]),
+        ({**EDGES, "edge_type": np.array([0, np.nan])}, ["edge_type[1] is nan", "whole numbers"]),
+        ({**EDGES, **CSR, "x_shape": np.array([3, 1 << 50])}, ["x of shape [3, 1125899906842624]", "of memory"]),
+        ({**EDGES, **CSR, "x_shape": np.array([3])}, ["x_shape", "2 whole numbers"]),
+        ({**EDGES, **CSR, "x_shape": np.array([3, 5]), "x_indptr": np.array([0, 2, 1, 2])}, ["x_indptr", "ascend"]),
+        ({**EDGES, "test_triples": np.array([[0, np.nan, 1]])}, ["test_triples[0, 1] is nan", "whole numbers"]),
+        ({**EDGES, "y": np.array([{}], dtype=object)}, ["Python objects", "never unpickles", "without objects"]),
     ],
 )
 def test_mistakes_are_named(arrays: dict[str, Any], parts: list[str], tmp_path: Path) -> None:
@@ -180,15 +211,71 @@ def test_mistakes_are_named(arrays: dict[str, Any], parts: list[str], tmp_path: 
     assert_one_line(error, path, *parts)
 
 
+@pytest.mark.parametrize("dtype", ["u1", "<u2", ">u4", "<u8", ">i8", ">i2"])
+def test_numbers_of_other_tools(dtype: str, tmp_path: Path) -> None:
+    arrays = {**EDGES, **CSR, "x_shape": np.array([3, 5]), "y": np.array([2, 0, 1]), "edge_type": np.array([1, 0])}
+    expected = load(written(tmp_path, **arrays))
+    floats = {"x_data": arrays.pop("x_data").astype(">f8")}
+    same_graph(
+        load(written(tmp_path, **floats, **{key: array.astype(dtype) for key, array in arrays.items()})), expected
+    )
+
+
+def test_typed_labels_of_unsigned_numbers(tmp_path: Path) -> None:
+    graph = load(written(tmp_path, **TYPED, y=np.array([0, 1, 2], np.uint8), target_type=np.array("b")))
+    assert graph.y is not None
+    assert graph.y.tolist() == [-1, -1, 0, 1, 2]
+
+
+def with_member(folder: Path, shape: tuple[int, ...], content: bytes, stated_bytes: int | None = None) -> Path:
+    """A file whose member x.npy says that it is of a shape, and whose directory may say that it is of another size."""
+    path, header = written(folder, **EDGES), io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", header.getvalue() + content)
+    if stated_bytes is not None:
+        data = bytearray(path.read_bytes())
+        place = data.rindex(b"PK\x01\x02") + 24
+        data[place : place + 4] = stated_bytes.to_bytes(4, "little")
+        path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shape", "stated_bytes", "part"),
+    [
+        ((3, 1 << 40), None, "asks for 13194139533440"),
+        ((3, 1), None, "asks for 140"),
+        ((3, (1 << 30) // 3), (1 << 32) - 2, "cannot hold the"),
+    ],
+)
+def test_sizes_that_a_file_only_states(
+    shape: tuple[int, ...], stated_bytes: int | None, part: str, tmp_path: Path
+) -> None:
+    path = with_member(tmp_path, shape, bytes(4000), stated_bytes)
+    with pytest.raises(InputError) as error:
+        load(path)
+    assert_one_line(error, path, part)
+
+
+def test_arrays_that_are_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = with_member(tmp_path, (3, 1000), bytes(12000))
+    assert load(path).num_features == 1000
+    monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 9999)
+    with pytest.raises(InputError) as error:
+        load(path)
+    assert_one_line(error, path, "its arrays would take 12.", "there are 10.0 kB", "CSR")
+
+
 def test_no_npz_file(tmp_path: Path) -> None:
     path = tmp_path / "g.npz"
     for content in (b"", b"PK\x03\x04 cut short", b"\x80\x04K*."):
         path.write_bytes(content)
         with pytest.raises(InputError) as error:
             load(path)
-        assert_one_line(error, path, "no .npz file", "numpy.savez")
+        assert_one_line(error, path, "not a zip file", "numpy.savez")
     np.save(tmp_path / "one.npy", np.ones(3))
     (tmp_path / "one.npy").rename(path)
     with pytest.raises(InputError) as error:
         load(path)
-    assert_one_line(error, path, "no .npz file")
+    assert_one_line(error, path, "not a zip file")

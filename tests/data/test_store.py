@@ -15,10 +15,12 @@ import torch
 from hypothesis import given
 
 from tests.data.graph_checks import CALM, assert_one_line, graphs, same_graph
+from weft.cli import main
 from weft.core.errors import InputError
 from weft.data import Graph, load, open_store, save
 from weft.data.io import store
-from weft.data.io.manifest import map_array
+from weft.data.io.arrays import map_array
+from weft.data.io.manifest import sha256
 from weft.store.files import release
 
 
@@ -172,11 +174,28 @@ def set_values(folder: Path) -> None:
     graph.save(folder, overwrite=True)
 
 
+def damaged(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+
+
+def replaced(key: str, array: np.ndarray) -> Callable[[Path], object]:
+    """Another array, which the manifest vouches for."""
+
+    def damage(folder: Path) -> None:
+        np.save(folder / f"{key}.npy", array)
+        about = {"dtype": array.dtype.str, "shape": list(array.shape), "sha256": sha256(array)}
+        edit(lambda m: m["files"].update({key: about}))(folder)
+
+    return damage
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "missing file": (lambda folder: (folder / "x.npy").unlink(), ["x.npy", "missing", "import"]),
     "truncated": (cut, ["x.npy", "bytes", "truncated", "import"]),
-    "empty": (lambda folder: (folder / "x.npy").write_bytes(b""), ["x.npy", "no .npy file", "import"]),
-    "header": (lambda folder: (folder / "x.npy").write_bytes(b"PK" * 99), ["x.npy", "no .npy file", "import"]),
+    "empty": (lambda folder: (folder / "x.npy").write_bytes(b""), ["x.npy", "cannot be read", "import"]),
+    "header": (lambda folder: (folder / "x.npy").write_bytes(b"PK" * 99), ["x.npy", "cannot be read", "import"]),
     "flipped bit": (flip, ["x.npy", "sha256", "import"]),
     "shape": (write("x.npy", np.zeros((2, 3), np.float32)), ["x.npy", "'shape'", "[2, 3]", "[3, 2]", "import"]),
     "dtype": (write("x.npy", np.zeros((3, 2))), ["x.npy", "'dtype'", "<f8", "<f4", "import"]),
@@ -184,7 +203,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         write("edge_features.npy", np.zeros((4, 2), np.float32)),
         ["edge_features.npy", "sha256", "import"],
     ),
-    "objects": (write("y.npy", np.array([{}] * 3)), ["y.npy", "never unpickles", "save numbers"]),
+    "objects": (write("y.npy", np.array([{}] * 3)), ["y.npy", "never unpickles", "import"]),
     "values": (set_values, ["x[0, 0]", "nan", "finite"]),
     "newer": (edit(lambda m: m.update(version=2)), ["manifest.json", "'version'", "2", "update weft"]),
     "foreign": (edit(lambda m: m.update(format="zip")), ["manifest.json", "'format'", "weft data import"]),
@@ -195,8 +214,24 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "no checksum": (edit(lambda m: m["files"]["x"].pop("sha256")), ["manifest.json", "'sha256'", "missing"]),
     "no dtype": (edit(lambda m: m["files"]["x"].pop("dtype")), ["manifest.json", "'dtype'", "missing"]),
     "path outside": (edit(lambda m: m["files"].update({"../x": {}})), ["manifest.json", "'../x'", "import"]),
-    "no JSON": (lambda folder: (folder / "manifest.json").write_text("{"), ["manifest.json", "not JSON", "import"]),
-    "no text": (lambda folder: (folder / "manifest.json").write_bytes(b"\xff\xfe"), ["manifest.json", "not JSON"]),
+    "no JSON": (
+        lambda folder: (folder / "manifest.json").write_text("{"),
+        ["manifest.json", "JSONDecodeError", "import"],
+    ),
+    "no text": (
+        lambda folder: (folder / "manifest.json").write_bytes(b"\xff\xfe"),
+        ["manifest.json", "UnicodeDecodeError"],
+    ),
+    "nested": (lambda folder: (folder / "manifest.json").write_text("[" * 10**5), ["manifest.json", "RecursionError"]),
+    "names": (edit(lambda m: m.update(relations=[1])), ["manifest.json", "'relations'", "int", "str"]),
+    "offsets": (edit(lambda m: m.update(type_offsets=["0"])), ["manifest.json", "'type_offsets'", "str", "int"]),
+    "header byte": (lambda folder: damaged(folder / "x.npy", 25), ["x.npy", "TokenError", "import"]),
+    "ids of floats": (replaced("indices", np.zeros(4)), ["in_edges.indices is torch.float64", "import"]),
+    "text": (replaced("x", np.array(["a"])), ["x.npy", "<U1", "import"]),
+    "byte order": (replaced("x", np.zeros((3, 2), ">f4")), ["x.npy", ">f4", "import"]),
+    "unsigned": (replaced("y", np.zeros(3, np.uint16)), ["y.npy", "uint16", "import"]),
+    "single number": (replaced("indptr", np.array(0)), ["indptr.npy", "[]", "import"]),
+    "transpose": (replaced("transpose_edge_ids", np.array([0, 1, 2, 9], np.int32)), ["transpose.edge_ids", "import"]),
     "no manifest": (lambda folder: (folder / "manifest.json").unlink(), ["manifest.json", "missing", "import"]),
 }
 
@@ -210,6 +245,11 @@ def test_damage_is_named(damage: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         open_store(folder)
     assert_one_line(error, folder, *parts)
+
+
+def test_a_path_is_printed_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "import", "rmat:3,4", "--out", "/proc/a\n\x1bb/c"]) == 1
+    assert capsys.readouterr().err.startswith(r"weft: error: /proc/a\n\x1bb: No such file")
 
 
 def test_not_a_folder(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def fail(what: str, meeting: Meeting) -> None:
         ("code", RunError, r"rank 1 \(pid \d+\) ended with exit code 3"),
         ("signal", RunError, r"rank 1 \(pid \d+\) was killed by SIGKILL"),
         ("mistake", InputError, "^mistake$"),
-        ("unforeseen", RunError, r"rank 1 failed in .*: ValueError \(unforeseen\), which weft did not foresee"),
+        ("unforeseen", RunError, r"rank 1 failed in .*: unforeseen, which weft did not foresee"),
         ("more than a pipe holds, " * 10_000, InputError, "^more than a pipe holds, "),
     ],
     ids=["code", "signal", "mistake", "unforeseen", "long"],

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from weft.core.errors import InputError
 from weft.data import Adjacency
 from weft.nn import Aggregate, Attend, AttendEdges, ByRelation, EdgePart, GraphView, Max, Rows, Sum, Topology, Total
 from weft.nn import attention as attention_module
@@ -174,3 +175,10 @@ def test_a_view_takes_the_value_and_the_words(op: Aggregate) -> None:
 def test_a_total_is_of_all_rows() -> None:
     x = torch.arange(6.0).view(3, 2)
     assert GraphView(topology_of(0, 3, 0)).aggregate(Total(), {"x": x}).tolist() == [6, 9]
+
+
+def test_weights_that_sum_to_less_than_nothing_have_no_root() -> None:
+    edges = Adjacency.from_dense(torch.tensor([[0.0, 2.0], [-3.0, 1.0]]))
+    with pytest.raises(InputError, match=r"weights into vertex 1 sum to -2, and gcn .* weights from 0 on"):
+        Topology(edges).scale("gcn", True, torch.float64)
+    assert Topology(edges).scale("gcn", False, torch.float64).source is not None

@@ -16,7 +16,7 @@ from weft.cli import main
 from weft.core.errors import InputError
 from weft.data import Graph, load, reorder
 from weft.partition import PartitionBook, PartitionOptions, make_book
-from weft.partition.book import read
+from weft.partition.book import checksum, read
 
 RECIPE = "rmat:60,300"
 
@@ -70,7 +70,7 @@ def test_replaces_nothing_but_books(graph: Graph, tmp_path: Path) -> None:
     book = make_book(graph, 2, method="range")
     (tmp_path / "notes").write_text("mine")
     save_file({"part": book.part}, tmp_path / "tensors")
-    for name, said in (("notes", "is no whole book"), ("tensors", "is no book"), ("", "is a folder")):
+    for name, said in (("notes", "is no book"), ("tensors", "is no book"), ("", "is a folder")):
         with pytest.raises(InputError) as error:
             book.save(tmp_path / name)
         assert_one_line(error, tmp_path / name, said)
@@ -100,6 +100,46 @@ def rewrite(path: Path, **changes: str) -> None:
     save_file({"part": part}, path, metadata | changes)
 
 
+def vouched(path: Path, part: torch.Tensor, **changes: object) -> None:
+    """Another book, whose checksum is right."""
+    metadata, _ = read(path)
+    about = json.dumps(json.loads(metadata["about"]) | changes)
+    save_file({"part": part}, path, metadata | {"about": about, "sha256": checksum(about, part)})
+
+
+PARTS = torch.arange(60, dtype=torch.int32) % 2
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "said"),
+    [
+        (PARTS + 1, {}, "'part' goes from 1 to 2 in 2 parts"),
+        (PARTS - 1, {}, "'part' goes from -1 to 0 in 2 parts"),
+        (PARTS[:59], {}, "[59], not int32 of [60]"),
+        (PARTS.long(), {}, "torch.int64 of shape [60]"),
+        (PARTS.float(), {}, "torch.float32 of shape [60]"),
+        (PARTS.view(30, 2), {}, "[30, 2], not int32 of [60]"),
+        (PARTS, {"num_parts": 1}, "'part' goes from 0 to 1 in 1 parts"),
+        (PARTS, {"num_parts": "2"}, "'num_parts' is '2'"),
+        (PARTS, {"quality": {"cut": 3}}, "KeyError"),
+        (PARTS, {"more": 3}, "TypeError"),
+        (PARTS, {"fingerprint": 3}, "another graph"),
+    ],
+)
+def test_a_book_with_other_content(
+    graph: Graph, tmp_path: Path, part: torch.Tensor, changes: dict[str, object], said: str
+) -> None:
+    """Its checksum is right, so nothing is damaged, but not every vertex is in one part."""
+    path = tmp_path / "book"
+    make_book(graph, 2, method="range").save(path)
+    vouched(path, PARTS)
+    assert torch.equal(PartitionBook.open(path, graph).part, PARTS)
+    vouched(path, part.contiguous(), **changes)
+    with pytest.raises(InputError) as error:
+        PartitionBook.open(path, graph)
+    assert_one_line(error, path, said, "weft partition")
+
+
 def other_seconds(path: Path) -> None:
     about = json.loads(read(path)[0]["about"])
     about["quality"]["seconds"] = 0.0
@@ -110,14 +150,14 @@ def other_seconds(path: Path) -> None:
     ("damage", "said"),
     [
         (lambda path: path.unlink(), "no such file"),
-        (lambda path: path.write_bytes(b""), "is no whole book"),
-        (lambda path: path.write_text("part,vertex\n0,1\n"), "is no whole book"),
-        (cut_short, "is no whole book"),
+        (lambda path: path.write_bytes(b""), "cannot be read"),
+        (lambda path: path.write_text("part,vertex\n0,1\n"), "cannot be read"),
+        (cut_short, "cannot be read"),
         (flip_a_bit, "is damaged"),
         (other_seconds, "is damaged"),
         (lambda path: rewrite(path, version="2"), "is of version 2, not 1: update weft"),
         (lambda path: rewrite(path, format="weft-graph"), "is no book"),
-        (lambda path: save_file({"parts": torch.zeros(60)}, path), "is no whole book"),
+        (lambda path: save_file({"parts": torch.zeros(60)}, path), "cannot be read"),
     ],
 )
 def test_a_damaged_book(graph: Graph, tmp_path: Path, damage: Callable[[Path], None], said: str) -> None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MAX_CAUSE = 100  # letters of a library's own message that are shown
+MAX_NAMES = 40  # known names that are listed
+NEAR = 0.65  # the likeness, by difflib, of a name that was probably meant
 
 
 class InputError(ValueError):
@@ -12,12 +18,18 @@ class InputError(ValueError):
     The command line prints it and exits with 2.
     """
 
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
+
 
 class RunError(RuntimeError):
     """A run that started and could not finish: a lost rank, a collective past its timeout.
 
     One line that names rank and phase. The command line prints it and exits with 1.
     """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
 class Stopped(KeyboardInterrupt):
@@ -34,6 +46,38 @@ class Stopped(KeyboardInterrupt):
 def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
     """The error for a name that is not in a table, with the nearest one that is."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(names)}"
+    near = difflib.get_close_matches(name, names, n=1, cutoff=NEAR)
+    listed = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+    hint = f"did you mean '{near[0]}'?" if near else f"choose one of {listed}"
     return InputError(f"unknown {what} '{name}': {hint}")
+
+
+def printable(text: str) -> str:
+    """The text in one line: line breaks, control characters and bytes that are no text are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+@contextmanager
+def readable(place: str | Path, remedy: str) -> Iterator[None]:
+    """Makes one InputError of whatever libraries, or the system, raise at content that cannot be read.
+
+    Damaged content may make them raise anything. What is no matter of the content passes: a warning that is an error,
+    and too little memory.
+    """
+    try:
+        yield
+    except (InputError, RunError, Warning, MemoryError):
+        raise
+    except OSError as error:
+        if error.filename is None:
+            raise InputError(f"{place}: cannot be read ({cause(error)}): {remedy}") from error
+        raise InputError(f"{error.filename}: {error.strerror}: check the path and who may read it") from error
+    except Exception as error:
+        raise InputError(f"{place}: cannot be read ({cause(error)}): {remedy}") from error
+
+
+def cause(error: BaseException) -> str:
+    """What a library said, as part of a line: its message's start, after the error's kind unless that says nothing."""
+    kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+    text = " ".join(f"{kind}{error}".split())
+    return text if len(text) <= MAX_CAUSE else text[: MAX_CAUSE - 3] + "..."

@@ -6,6 +6,7 @@ import os
 import re
 import traceback
 
+from weft.core.errors import cause
 from weft.core.units import format_bytes
 
 OUT_OF_MEMORY = re.compile(
@@ -18,19 +19,11 @@ def explained(error: Exception) -> str:
     """What is wrong, and a remedy; the traceback is printed where WEFT_TRACEBACK is set."""
     if os.environ.get("WEFT_TRACEBACK"):
         traceback.print_exception(error)
-    said = " ".join(str(error).split())
+    said = str(error)
     if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(said):
         asked = ASKED.search(said)
         much = f" ({format_bytes(int(asked[1]))} more were asked for)" if asked else ""
         return f"out of memory{much}: give smaller widths, or --strategy offload, which keeps rows on disk"
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or error}"
-    return (
-        f"{type(error).__name__} ({said[:200]}), which weft did not foresee: please report it, with what it prints "
-        "under WEFT_TRACEBACK=1"
-    )
-
-
-def one_line(text: str) -> str:
-    """A text whose line breaks and other control characters are written out, as a path may have them."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return f"{cause(error)}, which weft did not foresee: please report it, with what it prints under WEFT_TRACEBACK=1"

@@ -1,17 +1,22 @@
-"""What a process holds: its peak, and the memory that an epoch frees for the next one."""
+"""What a process holds and may hold: its peak, its limit, and the memory that an epoch frees for the next one."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import re
+import resource
 import signal
 import sys
 from pathlib import Path
 
+from weft.core.errors import InputError
+from weft.core.units import format_bytes
+
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # glibc's malloc.h
 NEVER = -1  # a large number would still trim a heap that ends in 2 GiB of free memory
 STEP_BYTES = 64 << 20
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 TUNABLES, NO_SMALL_CACHES = "GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"
 
 
@@ -63,3 +68,22 @@ def peak_memory_bytes() -> int:
     except OSError:
         return 0
     return int(found.group(1)) * 1024 if found else 0
+
+
+def memory_limit_bytes() -> int:
+    """The most memory that this process may take: the machine's, or less under a container's limit or `ulimit -v`."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    process_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if process_limit != resource.RLIM_INFINITY:
+        limits.append(process_limit)
+    if CGROUP_LIMIT.is_file() and (stated := CGROUP_LIMIT.read_text().strip()).isdecimal():
+        limits.append(int(stated))
+    return min(limits)
+
+
+def require_memory(num_bytes: int, what: str, remedy: str) -> None:
+    """Raises InputError where `what` would take more memory than there is; to be called before it is taken."""
+    limit = memory_limit_bytes()
+    if num_bytes > limit:
+        needed, found = format_bytes(num_bytes), format_bytes(limit)
+        raise InputError(f"{what} would take {needed} of memory, and there are {found}: {remedy}")

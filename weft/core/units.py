@@ -30,9 +30,9 @@ def parse_bytes(text: str, flag: str) -> int:
 
 
 def format_bytes(value: float) -> str:
-    """Bytes as '512 B', '4.1 kB' or '1.50 GB'."""
+    """Bytes as '512 B', '4.1 kB', '1.50 GB' or '8e+06 GB'."""
     for unit in ("B", "kB", "MB"):
         if value < 1000:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
-    return f"{value:.2f} GB"
+    return f"{value:.2f} GB" if value < 1e6 else f"{value:.0e} GB"

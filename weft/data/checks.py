@@ -10,12 +10,18 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
+from weft.core.memory import require_memory
 
 MASKS = ("train_mask", "val_mask", "test_mask")
 LINKS = ("val_links", "test_links")
 
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
 # Rows looked at together: a memory-mapped matrix is never copied, and its flags stay within the cache.
 BLOCK_ENTRIES = 1 << 20
+
+# More classes or relations than these, and than things that have one, are names and no numbers.
+MAX_SPARSE_NUMBERS = 1 << 15
 
 
 class DataWarning(UserWarning):
@@ -31,23 +37,90 @@ def located(place: str | Path) -> Iterator[None]:
         raise InputError(f"{place}: {error}") from None
 
 
-def cast(field: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor as `dtype`, contiguous; raises InputError at the first value that would change."""
+def plain(field: str, value: object) -> Tensor:
+    """A tensor's numbers: dense, on the CPU, without a gradient; unsigned ones of 16 bits or more as int64.
+
+    Raises InputError for what is no tensor of real numbers.
+    """
+    if not isinstance(value, Tensor):
+        raise InputError(f"{field} is of type {type(value).__name__}: give a torch tensor")
+    if value.is_meta:
+        raise InputError(f"{field} is on the device meta, which holds no data: give a tensor on the CPU")
+    if value.is_quantized or value.is_nested or value.dtype.is_complex:
+        kind = "nested" if value.is_nested else value.dtype
+        raise InputError(f"{field} is {kind}: give a tensor of real numbers, all rows of one length")
+    if value.layout != torch.strided:
+        what = f"{field} of shape {list(value.shape)}, dense,"
+        require_memory(value.numel() * value.itemsize, what, "give fewer columns")
+        value = value.to_dense()
+    if value.requires_grad or value.device.type != "cpu":
+        value = value.detach().cpu()
+    return value if value.dtype not in UNSIGNED else signed(field, value)
+
+
+def signed(field: str, tensor: Tensor) -> Tensor:
+    """Unsigned numbers as int64, since torch computes with few unsigned types; InputError where one is too large."""
+    result = tensor.to(torch.int64)
+    if (result < 0).any():
+        place, value = first(result, result < 0)
+        raise InputError(f"{field}{place} is {int(value) + (1 << 64)}: give numbers below 2**63")
+    return result
+
+
+def whole(field: str, value: object) -> Tensor:
+    """The tensor as integers, as they are where they are integers already. InputError where one is no whole number."""
+    tensor = plain(field, value)
+    integral = not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
+    return tensor if integral else cast(field, tensor, torch.int64)
+
+
+def vertex_ids(field: str, value: object) -> Tensor:
+    """The tensor as int32 or int64, uncopied where it is one of these. InputError for what is no vector of integers."""
+    ids = plain(field, value)
+    if ids.dtype.is_floating_point or ids.dtype == torch.bool:
+        raise InputError(f"{field} is {ids.dtype}: vertex ids are integers, give int64")
+    if ids.dim() != 1:
+        raise InputError(f"{field} has shape {list(ids.shape)}: give one id for each edge")
+    return ids if ids.dtype in (torch.int32, torch.int64) else ids.to(torch.int64)
+
+
+def cast(field: str, value: object, dtype: torch.dtype) -> Tensor:
+    """The tensor as `dtype`, `plain` and contiguous; raises InputError at the first value that would change."""
+    tensor = plain(field, value)
     if tensor.dtype == dtype:
         return tensor.contiguous()
-    if tensor.dtype.is_complex:
-        raise InputError(f"{field} is {tensor.dtype}, not {dtype}: give real numbers")
+    if tensor.itemsize == 1 and tensor.dtype.is_floating_point:
+        tensor = tensor.to(torch.float32)  # torch compares no floats of 8 bits
     result = tensor.to(dtype).contiguous()
     changed = (result.to(tensor.dtype) != tensor) & (tensor == tensor)
     if tensor.dtype.is_floating_point and not dtype.is_floating_point:
         changed |= tensor != tensor
     if changed.any():
-        place, value = first(tensor, changed)
-        raise InputError(
-            f"{field}{place} is {value}, which {dtype} cannot hold ({field} is {tensor.dtype}): "
-            f"round it yourself, with {field}.to({dtype})"
-        )
+        place, number = first(tensor, changed)
+        problem = f"{field}{place} is {number}, which {dtype} cannot hold ({field} is {tensor.dtype})"
+        raise InputError(f"{problem}: {remedy_for(field, dtype)}")
     return result
+
+
+def label_dtype(y: Tensor) -> torch.dtype:
+    """The type of labels: int64 where each vertex has one class, float32 where it may have several."""
+    return torch.int64 if y.dim() == 1 else torch.float32
+
+
+def remedy_for(field: str, dtype: torch.dtype) -> str:
+    """What helps where values of a field do not fit into its dtype."""
+    if dtype == torch.bool:
+        return f"mark the vertices by a bool each, {mask_of_ids(field)}"
+    if field == "y":
+        return "give class numbers from 0 on, since weft trains no regression"
+    if dtype.is_floating_point:
+        return f"round it yourself, with {field}.to({dtype}), if it is not too large for that"
+    return "give whole numbers"
+
+
+def mask_of_ids(field: str) -> str:
+    """How to make a mask of ids, as part of a line."""
+    return f"from ids by mask = torch.zeros(num_vertices, dtype=torch.bool); mask[{field}] = True"
 
 
 def first(tensor: Tensor, wrong: Tensor) -> tuple[str, float | int | bool]:
@@ -74,8 +147,9 @@ def check_finite(field: str, tensor: Tensor, remedy: str) -> None:
 def check_length(field: str, tensor: Tensor, length: int, unit: str) -> None:
     """Raises InputError unless the tensor has one entry or row for each of `length` units."""
     if tensor.dim() == 0 or len(tensor) != length:
+        how = f", {mask_of_ids(field)}" if field in MASKS else ""
         raise InputError(
-            f"{field} has shape {list(tensor.shape)}, but the graph has {length} {unit}: give one entry for each"
+            f"{field} has shape {list(tensor.shape)}, but the graph has {length} {unit}: give one entry for each{how}"
         )
 
 
@@ -94,6 +168,20 @@ def check_ids(field: str, ids: Tensor, num_vertices: int) -> None:
     known = f"the graph has {num_vertices} vertices, numbered from 0"
     remedy = "no id is negative" if value < 0 else "correct the id or raise num_vertices"
     raise InputError(f"{field}{place} is {value}: {known}; {remedy}")
+
+
+def check_numbering(field: str, count: int, num_things: int, unit: str) -> None:
+    """Raises InputError where numbers below `count` are names, not numbers from 0: work and memory grow with them."""
+    if count > max(MAX_SPARSE_NUMBERS, num_things):
+        raise InputError(
+            f"{field} holds numbers up to {count - 1} in {num_things} {unit}: number them from 0 without gaps"
+        )
+
+
+def check_pointers(field: str, indptr: Tensor, num_entries: int, remedy: str) -> None:
+    """Raises InputError unless row pointers ascend from 0 to the number of entries."""
+    if not len(indptr) or int(indptr[0]) or int(indptr[-1]) != num_entries or (indptr[1:] < indptr[:-1]).any():
+        raise InputError(f"{field} does not ascend from 0 to the {num_entries} entries: {remedy}")
 
 
 def check_edge_features(tensor: Tensor, num_edges: int) -> None:

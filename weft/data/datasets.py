@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from weft.core.errors import InputError, unknown
+from weft.core.errors import InputError, readable, unknown
 from weft.data.checks import located
 from weft.data.fill import with_normalized_features, with_random_classes, with_random_features
 from weft.data.graph import Graph
@@ -90,8 +90,9 @@ def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool
         refuse_split(name, split)
         return Graph.of(generate.generate(name, seed))
     path = Path(name).expanduser()
-    if is_path(name, path):
-        return load_path(path, seed, split, verify)
+    with readable(name, "check the path"):
+        if is_path(name, path):
+            return load_path(path, seed, split, verify)
     known = name.lower().replace("-", "_")
     files = data_files()
     if known not in BUILT_IN and (name in files or known in files):
@@ -138,7 +139,7 @@ def refuse_split(name: str, split: int) -> None:
 def load_npz(path: Path, seed: int, split: int) -> Graph:
     """The graph in an .npz file."""
     fields = npz.read_npz(path, split=split, seed=seed)
-    with located(path):
+    with readable(path, npz.REMEDY), located(path):
         return Graph.of(fields)
 
 
@@ -154,18 +155,20 @@ def read_edges(
     """A directed graph from an edge list: a pair `source target` for each edge. No edge is reversed or dropped.
 
     path: .txt, .csv or .tsv, also with .gz: two columns, or three with a weight; comment lines (# or %) and one header
-    line are skipped. Or .npy, int32 or int64 (2, E) or (E, 2), memory-mapped; (2, 2) is read as (2, E).
+    line are skipped. Or .npy, integers (2, E) or (E, 2), memory-mapped where they are int32 or int64; (2, 2) is read as
+    (2, E).
     features: .npy or a text table, one row per vertex.
     labels: the same with one column of classes (-1 unlabelled), or one column of 0 and 1 per class; labelled vertices
     get a seeded 60/20/20 split.
 
     Raises InputError with file, line and content for what is no edge list, and for ids out of range.
     """
-    fields = edgelist.read_edge_list(
-        path, num_vertices=num_vertices, features=features, labels=labels, name=name, seed=seed
-    )
-    with located(path):
-        return Graph.of(fields)
+    with readable(path, "give a text table of numbers, or an array saved by numpy.save"):
+        fields = edgelist.read_edge_list(
+            path, num_vertices=num_vertices, features=features, labels=labels, name=name, seed=seed
+        )
+        with located(path):
+            return Graph.of(fields)
 
 
 def data_files() -> dict[str, Path]:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
+from weft.core.memory import require_memory
 from weft.core.native import coo_to_csr
+from weft.core.units import format_bytes
 from weft.data.adjacency import Adjacency
-from weft.data.checks import cast, check_edge_features, check_finite, check_ids, check_vector
+from weft.data.checks import (
+    cast,
+    check_edge_features,
+    check_finite,
+    check_ids,
+    check_vector,
+    plain,
+    vertex_ids,
+    whole,
+)
 from weft.data.fields import GraphFields
 
-# Above both, ids are arbitrary identifiers and no vertex numbers: the row pointers alone might not fit.
-MAX_SPARSE_IDS = 1 << 31
-MAX_IDS_PER_EDGE = 64
+# Above both, most vertices would have no edge: ids are names, and no vertex numbers.
+MAX_SPARSE_IDS = 1 << 24
+MAX_IDS_PER_EDGE = 16
+
+POINTER_BYTES = 16  # of a vertex: int64 for the edges into it, and for those out of it
 
 
 def build(
@@ -34,27 +49,23 @@ def build(
 
     Raises InputError for ids out of range, lengths that disagree, and weights or features that are not finite.
     """
-    if source.dim() != 1 or source.shape != target.shape:
-        raise InputError(
-            f"{field} has {list(source.shape)} sources and {list(target.shape)} targets: give one of each per edge"
-        )
+    source, target = vertex_ids(f"{field}[0]", source), vertex_ids(f"{field}[1]", target)
+    if source.shape != target.shape:
+        raise InputError(f"{field} has {len(source)} sources and {len(target)} targets: give one of each per edge")
     if weight is not None:
-        check_vector("edge_weight", weight, len(source), "edges")
-        check_finite("edge_weight", weight, "edge weights must be finite")
-        weight = (
-            weight if weight.dtype in (torch.float32, torch.float64) else cast("edge_weight", weight, torch.float32)
-        )
+        weight = edge_weights(weight, len(source))
     if edge_features is not None:
         edge_features = cast("edge_features", edge_features, torch.float32)
         check_edge_features(edge_features, len(source))
         check_finite("edge_features", edge_features, "replace missing ones, for example with 0")
     if edge_type is not None:
+        edge_type = whole("edge_type", edge_type)
         check_vector("edge_type", edge_type, len(source), "edges")
-    if num_vertices is None:
-        num_vertices = count_vertices(source, target, field)
+    num_vertices = vertex_count(count_vertices(source, target, field) if num_vertices is None else num_vertices)
     check_ids(f"{field}[0]", source, num_vertices)
     check_ids(f"{field}[1]", target, num_vertices)
-    source, target = common_dtype(source, target, field)
+    if source.dtype != target.dtype:
+        source, target = source.to(torch.int64), target.to(torch.int64)
     by_type = None if edge_type is None else edge_type.argsort(stable=True)
     if by_type is not None:
         source, target = source[by_type], target[by_type]
@@ -74,23 +85,33 @@ def build(
     )
 
 
+def edge_weights(weight: object, num_edges: int) -> Tensor:
+    """Weights [E], float32 or float64; InputError where one is not finite."""
+    tensor = plain("edge_weight", weight)
+    check_vector("edge_weight", tensor, num_edges, "edges")
+    if tensor.dtype not in (torch.float32, torch.float64):
+        tensor = cast("edge_weight", tensor, torch.float32)
+    check_finite("edge_weight", tensor, "edge weights must be finite")
+    return tensor
+
+
 def count_vertices(source: Tensor, target: Tensor, field: str) -> int:
     """One more than the largest id. Raises InputError where ids are far too sparse to be vertex numbers."""
     if not len(source):
         return 0
     count = 1 + max(int(source.max()), int(target.max()))
-    if count > MAX_SPARSE_IDS and count > MAX_IDS_PER_EDGE * len(source):
+    if count > max(MAX_SPARSE_IDS, MAX_IDS_PER_EDGE * len(source)):
         raise InputError(
-            f"{field} holds ids up to {count - 1} in {len(source)} edges: number the vertices from 0 without gaps"
+            f"{field} holds ids up to {count - 1} in {len(source)} edges, and vertices without any would take "
+            f"{format_bytes(POINTER_BYTES * count)} of memory: number the vertices from 0 without gaps, as "
+            "names, edges = numpy.unique(edges, return_inverse=True) does, or give num_vertices if they are meant"
         )
     return count
 
 
-def common_dtype(source: Tensor, target: Tensor, field: str) -> tuple[Tensor, Tensor]:
-    """Both as int32 or both as int64, uncopied where they are one of these already; InputError for other kinds."""
-    for i, ids in enumerate((source, target)):
-        if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
-            raise InputError(f"{field}[{i}] is {ids.dtype}: vertex ids are integers, cast them to int64")
-    if source.dtype == target.dtype and source.dtype in (torch.int32, torch.int64):
-        return source, target
-    return source.to(torch.int64), target.to(torch.int64)
+def vertex_count(given: object) -> int:
+    """A number of vertices that somebody states. InputError where there cannot be as many."""
+    if not isinstance(given, Integral) or int(given) < 0:
+        raise InputError(f"num_vertices is {given!r}: give a whole number from 0 on")
+    require_memory(POINTER_BYTES * int(given), f"num_vertices={given}", "give as many as the graph has")
+    return int(given)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency
-from weft.data.checks import LINKS, MASKS, cast, located
+from weft.data.checks import LINKS, MASKS, cast, label_dtype, located, plain
 from weft.data.edges import build
 from weft.data.fields import GraphFields
 from weft.data.io.convert import PygGraph, from_pyg, to_pyg
 from weft.data.io.store import read_store, save
-from weft.data.rules import check_shapes, check_values
+from weft.data.rules import check_kinds, check_shapes, check_values
 from weft.data.typed import TypedShape, relation_edges, type_range
 from weft.store.files import release
 
@@ -41,7 +41,8 @@ class Graph(GraphFields):
     """Leaves the values unread (sizes are always compared); for arrays that were checked before."""
 
     def __post_init__(self, trusted: bool) -> None:
-        y_dtype = torch.int64 if self.y is None or self.y.dim() == 1 else torch.float32
+        check_kinds(self)
+        y_dtype = torch.int64 if self.y is None else label_dtype(plain("y", self.y))
         type_dtype = torch.int16 if len(self.relations) < 1 << 15 else torch.int32
         dtypes = {"x": torch.float32, "edge_features": torch.float32, "y": y_dtype, "edge_type": type_dtype}
         dtypes |= {"ids": torch.int64} | dict.fromkeys(LINKS, torch.int64)
@@ -157,8 +158,7 @@ class Graph(GraphFields):
         length of x, y or type_offsets, else one more than the largest id.
         """
         if num_vertices is None:
-            known = [len(tensor) for tensor in (x, y) if tensor is not None] + list(type_offsets[-1:])
-            num_vertices = known[0] if known else None
+            num_vertices = known_size(x, y, type_offsets)
         edges = build(
             source,
             target,
@@ -180,7 +180,7 @@ class Graph(GraphFields):
             edge_features=edges.edge_features,
             vertex_types=vertex_types,
             type_offsets=type_offsets,
-            features=features or {},
+            features={} if features is None else features,
             val_links=val_links,
             test_links=test_links,
         )
@@ -214,3 +214,11 @@ class Graph(GraphFields):
 
 
 open_store = Graph.open
+
+
+def known_size(x: object, y: object, type_offsets: object) -> int | None:
+    """The number of vertices that features, labels or offsets show, else None. They are not checked any further yet."""
+    for field, value in (("x", x), ("y", y)):
+        if value is not None and (tensor := plain(field, value)).dim():
+            return len(tensor)
+    return type_offsets[-1] if isinstance(type_offsets, tuple | list) and type_offsets else None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Mapping
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.data.adjacency import Adjacency
+from weft.data.adjacency import Adjacency, Transpose
 from weft.data.checks import (
     LINKS,
     MASKS,
@@ -18,15 +20,20 @@ from weft.data.checks import (
     check_finite,
     check_ids,
     check_length,
+    check_numbering,
+    check_pointers,
     check_vector,
     first,
 )
 from weft.data.fields import GraphFields
 from weft.data.typed import type_range
 
+REMEDY = "use Graph.from_edges, or import the graph again"
+
 
 def check_shapes(graph: GraphFields) -> None:
     """Raises InputError where the parts of a graph disagree in size or kind; reads no large array."""
+    check_adjacency_shapes(graph.in_edges)
     num_vertices = graph.in_edges.num_targets
     if graph.in_edges.num_sources != num_vertices:
         raise InputError(
@@ -48,6 +55,44 @@ def check_shapes(graph: GraphFields) -> None:
     if graph.y is not None and graph.y.dim() > 2:
         raise InputError(f"y has shape {list(graph.y.shape)}: labels are [vertices] or [vertices, classes]")
     check_types(graph)
+
+
+def check_kinds(graph: GraphFields) -> None:
+    """Raises InputError where a field that is no tensor is of another kind than GraphFields says."""
+    if not isinstance(graph.name, str):
+        raise InputError(f"name is of type {type(graph.name).__name__}: give a str")
+    for field, kind in (("relations", str), ("vertex_types", str), ("type_offsets", Integral)):
+        values = getattr(graph, field)
+        if not isinstance(values, tuple | list) or not all(isinstance(value, kind) for value in values):
+            raise InputError(f"{field} is no tuple of {kind.__name__}: give it as one, or leave it out")
+    if not isinstance(graph.features, Mapping):
+        raise InputError(f"features is of type {type(graph.features).__name__}: give a tensor by vertex type")
+
+
+def check_adjacency_shapes(in_edges: Adjacency) -> None:
+    """Raises InputError where arrays of the edges, or of a known transpose, are of another size or type."""
+    if not isinstance(in_edges, Adjacency):
+        raise InputError(f"in_edges is of type {type(in_edges).__name__}: use Graph.from_edges")
+    ids, num_edges = (torch.int32, torch.int64), in_edges.num_edges
+    check_array("in_edges.indptr", in_edges.indptr, in_edges.num_targets + 1, torch.int64)
+    check_array("in_edges.indices", in_edges.indices, num_edges, *ids)
+    transpose = in_edges.known_transpose
+    weights = [("in_edges.weight", in_edges.weight)]
+    if transpose is not None:
+        check_array("transpose.indptr", transpose.indptr, in_edges.num_sources + 1, torch.int64)
+        check_array("transpose.indices", transpose.indices, num_edges, *ids)
+        check_array("transpose.edge_ids", transpose.edge_ids, num_edges, *ids)
+        weights.append(("transpose.weight", transpose.weight))
+    for field, weight in weights:
+        if weight is not None:
+            check_array(field, weight, num_edges, torch.float32, torch.float64)
+
+
+def check_array(field: str, tensor: Tensor, length: int, *dtypes: torch.dtype) -> None:
+    """Raises InputError unless a part of an adjacency is a vector of this length and of one of these types."""
+    if tensor.shape != (length,) or tensor.dtype not in dtypes:
+        found = f"{tensor.dtype} of shape {list(tensor.shape)}, not {dtypes[-1]} of [{length}]"
+        raise InputError(f"{field} is {found}: {REMEDY}")
 
 
 def check_types(graph: GraphFields) -> None:
@@ -104,6 +149,8 @@ def check_values(graph: GraphFields) -> None:
                 else "classes count from 0, -1 is unlabelled"
             )
             raise InputError(f"y{place} is {value}: {kind}")
+        if not multilabel and len(graph.y):
+            check_numbering("y", int(graph.y.max()) + 1, len(graph.y), "vertices")
     if graph.edge_type is not None:
         check_relations(graph, graph.edge_type)
     for field in LINKS:
@@ -117,12 +164,22 @@ def check_values(graph: GraphFields) -> None:
 def check_adjacency(adjacency: Adjacency) -> None:
     """Raises InputError where row pointers, source ids or weights could not come from a list of edges."""
     indptr, indices = adjacency.indptr, adjacency.indices
-    if len(indptr) == 0 or int(indptr[0]) != 0 or int(indptr[-1]) != len(indices) or (indptr[1:] < indptr[:-1]).any():
-        raise InputError(f"in_edges.indptr does not ascend from 0 to the {len(indices)} edges: use Graph.from_edges")
+    check_pointers("in_edges.indptr", indptr, len(indices), REMEDY)
     check_ids("in_edges.indices", indices, adjacency.num_sources)
+    if adjacency.known_transpose is not None:
+        check_transpose(adjacency, adjacency.known_transpose)
     if adjacency.weight is not None:
-        check_vector("in_edges.weight", adjacency.weight, len(indices), "edges")
         check_finite("in_edges.weight", adjacency.weight, "edge weights must be finite")
+
+
+def check_transpose(adjacency: Adjacency, transpose: Transpose) -> None:
+    """Raises InputError unless a transpose, from wherever it comes, has as many edges between the same vertices."""
+    check_pointers("transpose.indptr", transpose.indptr, adjacency.num_edges, REMEDY)
+    check_ids("transpose.indices", transpose.indices, adjacency.num_targets)
+    if adjacency.num_edges:
+        low, high = (int(end) for end in transpose.edge_ids.aminmax())
+        if low < 0 or high >= adjacency.num_edges:
+            raise InputError(f"transpose.edge_ids is out of range: {REMEDY}")
 
 
 def check_links(graph: GraphFields, field: str, links: Tensor) -> None:
@@ -199,7 +256,7 @@ def require_trainable(graph: GraphFields, *, features: bool = True, labels: bool
         raise InputError(f"{graph.name} has no labels: --random-classes 16 draws labels and a split, to measure speed")
     if graph.train_mask is None or not graph.train_mask.any():
         state = "is missing" if graph.train_mask is None else "selects no vertex"
-        remedy = "mark some vertices in it, or drop y and let --random-classes 16 draw labels and a split"
+        remedy = "mark the vertices to train on in it"
         raise InputError(f"{graph.name}: train_mask {state}: {remedy}")
     if graph.y.dim() == 2:
         return

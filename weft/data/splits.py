@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.core.errors import InputError
+from weft.core.memory import require_memory
 from weft.core.random import key
 
 TRAIN_SHARE, VAL_SHARE = 0.6, 0.2
@@ -46,10 +48,16 @@ def split_labelled(y: Tensor, seed: int) -> Masks:
 
 
 def random_matrix(rows: int, columns: int, seed: int, part: int = 0) -> Tensor:
-    """Standard normal float32 [rows, columns]."""
+    """Standard normal float32 [rows, columns]. InputError where there is no memory for them."""
+    require_memory(4 * rows * columns, f"{columns} features of {rows} vertices", "ask for fewer")
     return torch.from_numpy(stream(seed, FEATURES, part).standard_normal((rows, columns), dtype=np.float32))
 
 
 def balanced_classes(num_vertices: int, num_classes: int, seed: int) -> Tensor:
-    """Random labels, int64 [N], every class as often as every other (give or take one)."""
+    """Random labels, int64 [N], every class as often as every other (give or take one).
+
+    Raises InputError for more classes than vertices.
+    """
+    if num_classes > num_vertices:
+        raise InputError(f"{num_classes} classes for {num_vertices} vertices: ask for as many as vertices, or fewer")
     return torch.from_numpy(stream(seed, CLASSES).permutation(np.arange(num_vertices, dtype=np.int64) % num_classes))

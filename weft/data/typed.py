@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import unknown
+from weft.core.memory import require_memory
 from weft.data.adjacency import Adjacency
+from weft.data.checks import check_numbering
 from weft.data.fields import GraphFields
 
 # The type of all vertices in a graph that has relations and no vertex types.
@@ -76,9 +78,22 @@ def vertex_relations(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{VERTEX}|{name.replace('|', '/')}|{VERTEX}" for name in names)
 
 
+def numbered_relations(edge_type: Tensor, count: int | None = None) -> tuple[str, ...]:
+    """Relation names of a graph with one kind of vertices whose relations have numbers only.
+
+    count: how many there are, else one more than the largest. InputError where they are no numbers from 0 on.
+    """
+    if count is None:
+        count = int(edge_type.max()) + 1 if len(edge_type) else 0
+    check_numbering("edge_type", count, len(edge_type), "edges")
+    return vertex_relations([str(i) for i in range(count)])
+
+
 def put_rows(parts: Mapping[int, Tensor], num_rows: int, fill: int) -> Tensor:
     """A tensor of `num_rows` rows that holds each part from its first row on, and `fill` elsewhere."""
     some = next(iter(parts.values()))
+    num_bytes = num_rows * some[:1].nbytes
+    require_memory(num_bytes, f"labels or masks of {num_rows} vertices", "give as many vertices as the graph has")
     result = torch.full((num_rows, *some.shape[1:]), fill, dtype=some.dtype)
     for first, part in parts.items():
         result[first : first + len(part)] = part

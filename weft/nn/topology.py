@@ -134,7 +134,14 @@ class Topology:
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
         if norm == "gcn":
             loop = self.lacks_loop.double()
-            root = (self.degree(weighted) + loop).rsqrt()
+            degree = self.degree(weighted) + loop
+            if (degree < 0).any():
+                vertex = int((degree < 0).nonzero()[0])
+                raise InputError(
+                    f"the edge weights into vertex {vertex} sum to {float(degree[vertex] - loop[vertex]):g}, and gcn "
+                    "divides by the square root of such sums: give weights from 0 on, or choose another model"
+                )
+            root = degree.rsqrt()
             root[root.isinf()] = 0
             return Scale(source=root.to(dtype), target=root.to(dtype), loop=(loop * root * root).to(dtype))
         if norm == "mean":

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.core.config import PartitionOptions
-from weft.core.errors import InputError, unknown
+from weft.core.errors import InputError, readable, unknown
 from weft.data import Graph
 from weft.data.io.store import sync
 from weft.partition.assign import METHODS
@@ -78,23 +78,35 @@ class PartitionBook:
         path = Path(path)
         if not path.is_file():
             raise InputError(f"{path}: no such file: check the path, or make a book with 'weft partition'")
-        metadata, part = read(path)
-        if metadata.get("format") != FORMAT:
-            raise InputError(f"{path}: is no book: give a file written by 'weft partition'")
-        if metadata.get("version") != str(VERSION):
-            raise InputError(
-                f"{path}: is of version {metadata.get('version')}, not {VERSION}: update weft, or {REMEDY}"
-            )
-        if metadata.get("sha256") != checksum(metadata.get("about", ""), part):
-            raise InputError(f"{path}: is damaged, its checksum is another: {REMEDY}")
-        about = json.loads(metadata["about"])
-        about["quality"] = Quality.from_record(about["quality"])
-        if about["fingerprint"] != graph.fingerprint:
-            raise InputError(
-                f"{path}: divides another graph than {graph.name} (fingerprint {about['fingerprint'][:12]}, not "
-                f"{graph.fingerprint[:12]}): give the graph it was made for, in the same --order, or {REMEDY}"
-            )
-        return cls(part=part, **about)
+        with readable(path, REMEDY):
+            metadata, part = read(path)
+            if metadata.get("format") != FORMAT:
+                raise InputError(f"{path}: is no book: give a file written by 'weft partition'")
+            if metadata.get("version") != str(VERSION):
+                raise InputError(
+                    f"{path}: is of version {metadata.get('version')}, not {VERSION}: update weft, or {REMEDY}"
+                )
+            if metadata.get("sha256") != checksum(metadata.get("about", ""), part):
+                raise InputError(f"{path}: is damaged, its checksum is another: {REMEDY}")
+            about = json.loads(metadata["about"])
+            book = cls(part=part, **about | {"quality": Quality.from_record(about["quality"])})
+            if book.fingerprint != graph.fingerprint:
+                raise InputError(
+                    f"{path}: divides another graph than {graph.name} (fingerprint {str(book.fingerprint)[:12]}, not "
+                    f"{graph.fingerprint[:12]}): give the graph it was made for, in the same --order, or {REMEDY}"
+                )
+            book.require_parts(graph.num_vertices)
+        return book
+
+    def require_parts(self, num_vertices: int) -> None:
+        """Raises ValueError unless each of as many vertices is in one part that there is."""
+        part = self.part
+        if part.dtype != torch.int32 or part.shape != (num_vertices,):
+            raise ValueError(f"'part' is {part.dtype} of shape {list(part.shape)}, not int32 of [{num_vertices}]")
+        if not isinstance(self.num_parts, int):
+            raise ValueError(f"'num_parts' is {self.num_parts!r}, no whole number")
+        if num_vertices and not 0 <= int(part.min()) <= int(part.max()) < self.num_parts:
+            raise ValueError(f"'part' goes from {int(part.min())} to {int(part.max())} in {self.num_parts} parts")
 
 
 def make_book(
@@ -127,17 +139,22 @@ def require_writable(path: Path) -> None:
     """Raises InputError if a path is taken by anything but a book."""
     if path.is_dir():
         raise InputError(f"{path}: is a folder: give a file's name")
-    if path.exists() and read(path)[0].get("format") != FORMAT:
+    if path.exists() and not is_book(path):
         raise InputError(f"{path}: exists and is no book: choose another file")
+
+
+def is_book(path: Path) -> bool:
+    """Whether a file is a book, of any version."""
+    try:
+        return read(path)[0].get("format") == FORMAT
+    except InputError:
+        return False
 
 
 def read(path: Path) -> tuple[dict[str, str], Tensor]:
     """Metadata and parts of a file, as they are. Raises InputError if it is no whole safetensors file with parts."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}, file.get_tensor("part")
-    except SafetensorError as error:
-        raise InputError(f"{path}: is no whole book ({error}): {REMEDY}") from None
+    with readable(path, REMEDY), safe_open(path, framework="pt") as file:
+        return file.metadata() or {}, file.get_tensor("part")
 
 
 def checksum(about: str, part: Tensor) -> str:

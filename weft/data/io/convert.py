@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from weft.core.errors import InputError
-from weft.data.checks import MASKS, check_ids, check_length
-from weft.data.edges import build, count_vertices
+from weft.core.errors import InputError, readable
+from weft.data.checks import MASKS, cast, check_ids, check_length, label_dtype, plain, vertex_ids, whole
+from weft.data.edges import build, count_vertices, vertex_count
 from weft.data.fields import GraphFields
 from weft.data.splits import Masks
-from weft.data.typed import VERTEX, merge_features, put_rows, relation_edges, type_range, vertex_relations
+from weft.data.typed import VERTEX, merge_features, numbered_relations, put_rows, relation_edges, type_range
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData  # an optional dependency: imported where used
@@ -33,9 +33,12 @@ def from_pyg(data: PygGraph, *, name: str = "graph") -> GraphFields:
 
     Raises InputError that names the attribute which does not fit.
     """
-    from torch_geometric.data import HeteroData
+    from torch_geometric.data import Data, HeteroData
 
-    return from_hetero(data, name) if isinstance(data, HeteroData) else from_data(data, name)
+    if not isinstance(data, Data | HeteroData):
+        raise InputError(f"data is of type {type(data).__name__}: give PyG's Data or HeteroData")
+    with readable("data", "give attributes as PyG's own data sets have them"):
+        return from_hetero(data, name) if isinstance(data, HeteroData) else from_data(data, name)
 
 
 def to_pyg(graph: GraphFields) -> PygGraph:
@@ -55,10 +58,8 @@ def from_data(data: Data, name: str) -> GraphFields:
     if edge_type is not None:
         if num_vertices is None:
             num_vertices = count_vertices(source, target, "edge_index")
-        count = int(edge_type.max()) + 1 if len(edge_type) else 0
-        relations = (
-            tuple(data["relations"]) if "relations" in data else vertex_relations([str(i) for i in range(count)])
-        )
+        edge_type = whole("edge_type", edge_type)
+        relations = tuple(data["relations"]) if "relations" in data else numbered_relations(edge_type)
     edges = build(
         source,
         target,
@@ -163,7 +164,7 @@ def merge_rows(data: HeteroData, field: str, offsets: Sequence[int], fill: int) 
             check_length(
                 f"data['{vertex_type}'].{field}", part, offsets[i + 1] - offsets[i], f"vertices of type {vertex_type}"
             )
-            parts[offsets[i]] = part
+            parts[offsets[i]] = cast(field, part, label_dtype(part) if field == "y" else torch.bool)
     if not parts:
         return None
     shapes = {tuple(part.shape[1:]) for part in parts.values()}
@@ -230,12 +231,13 @@ def read_edges(store: Any, place: str) -> tuple[Tensor, Tensor, Tensor | None]:
             raise InputError(
                 f"{place}.edge_index has shape {list(edge_index.shape)}: edges are [2, E], source row first"
             )
+        source, target = (vertex_ids(f"{place}.edge_index[{row}]", edge_index[row]) for row in (0, 1))
         weight = read(store, "edge_weight")
-        return edge_index[0], edge_index[1], weight.squeeze(1) if weight is not None and weight.dim() == 2 else weight
+        return source, target, weight.squeeze(1) if weight is not None and weight.dim() == 2 else weight
     if "adj_t" not in store:
         raise InputError(f"{place} has neither edge_index nor adj_t: set {place}.edge_index, [2, E]")
     adj_t = store["adj_t"]
-    if not isinstance(adj_t, Tensor) or adj_t.layout == torch.strided:
+    if not isinstance(adj_t, Tensor) or adj_t.layout == torch.strided or adj_t.dim() != 2:
         raise InputError(f"{place}.adj_t is no torch.sparse matrix: set {place}.edge_index, [2, E]")
     entries = adj_t.detach().cpu().to_sparse(layout=torch.sparse_coo)
     target, source = entries._indices()
@@ -252,17 +254,18 @@ def read_edge_features(store: Any) -> Tensor | None:
 
 def read_size(store: Any) -> int | None:
     """The number of vertices that a Data, or one vertex type, states or shows by its tensors, else None."""
-    if "num_nodes" in store:
-        return int(store["num_nodes"])
-    return next((len(store[field]) for field in ("x", "y", *MASKS) if field in store), None)
+    if "num_nodes" in store and store["num_nodes"] is not None:
+        stated = store["num_nodes"]
+        return vertex_count(stated.item() if isinstance(stated, Tensor) and stated.numel() == 1 else stated)
+    found = (store[field] for field in ("x", "y", *MASKS) if field in store)
+    return next((len(value) for value in found if isinstance(value, Tensor) and value.dim()), None)
 
 
 def read(store: Any, field: str) -> Tensor | None:
-    """A tensor of a Data, or of one vertex or edge type, dense and on the CPU; None if it lacks it."""
+    """A tensor of a Data, or of one vertex or edge type, as `plain`; None if it lacks it."""
     if field not in store or store[field] is None:
         return None
-    value = store[field]
-    if not isinstance(value, Tensor):
-        raise InputError(f"{field} is a {type(value).__name__}: give a torch tensor")
-    value = value.detach().cpu()
-    return value if value.layout == torch.strided else value.to_dense()
+    value = plain(field, store[field])
+    if not value.dim():
+        raise InputError(f"{field} is a single number: give one entry for each vertex or edge")
+    return value

@@ -15,7 +15,7 @@ from weft.core.errors import InputError
 from weft.data.checks import check_finite, located
 from weft.data.edges import build
 from weft.data.fields import GraphFields
-from weft.data.io.manifest import map_tensor
+from weft.data.io.arrays import map_tensor
 from weft.data.io.text import Block, read_blocks
 from weft.data.splits import Masks, split_labelled
 
@@ -61,8 +61,7 @@ def read_edge_table(path: Path, num_vertices: int | None) -> tuple[Tensor, Tenso
             raise block.error(0, "an edge has two columns, source and target, or three with a weight")
         ids.append(edge_ids(block, limit))
         if block.values.shape[1] == 3:
-            check_rows(block, ~np.isfinite(block.values[:, 2]), "the weight must be finite")
-            weights.append(block.values[:, 2].astype(np.float32))
+            weights.append(as_float32(block, block.values[:, 2:], "the weight must be finite, and below 3e38")[:, 0])
     if not ids and num_vertices is None:
         raise InputError(
             f"{path}: holds no edges: give lines of 'source target', or num_vertices for a graph without any"
@@ -78,9 +77,18 @@ def edge_ids(block: Block, limit: int) -> tuple[NDArray[np.int64], NDArray[np.in
     check_rows(block, np.any(ends < 0, axis=1), "vertex ids count from 0: renumber them")
     past = f"the largest vertex id is {limit - 1}: correct it, or give more vertices"
     check_rows(block, np.any(ends >= limit, axis=1), past)
-    ids = ends.astype(np.int64)
+    with np.errstate(invalid="ignore"):  # nan and infinity are told by the next line
+        ids = ends.astype(np.int64)
     check_rows(block, np.any(ids != ends, axis=1), "vertex ids are whole numbers: correct it")
     return np.ascontiguousarray(ids[:, 0]), np.ascontiguousarray(ids[:, 1])
+
+
+def as_float32(block: Block, values: NDArray[Any], reason: str) -> NDArray[np.float32]:
+    """Columns of a block as float32; InputError for the first row in which one is not finite, or too large for it."""
+    with np.errstate(over="ignore"):
+        result = values.astype(np.float32)
+    check_rows(block, np.any(~np.isfinite(result), axis=1), reason)
+    return result
 
 
 def check_rows(block: Block, wrong: NDArray[np.bool_], reason: str) -> None:
@@ -90,12 +98,10 @@ def check_rows(block: Block, wrong: NDArray[np.bool_], reason: str) -> None:
 
 
 def read_edge_array(path: Path) -> tuple[Tensor, Tensor, None]:
-    """Source and target, int32 or int64 [E], of a memory-mapped .npy array: views where its rows are contiguous."""
-    edges = map_tensor(path)
+    """Source and target [E], integers, of a memory-mapped .npy array: views where its rows are contiguous."""
+    edges = map_tensor(path, "edges")
     if edges.dim() != 2 or 2 not in edges.shape:
         raise InputError(f"{path}: edges have shape {list(edges.shape)}: save them as (2, E) or (E, 2)")
-    if edges.dtype not in (torch.int32, torch.int64):
-        raise InputError(f"{path}: edges are {edges.dtype}: save vertex ids as int32 or int64")
     pair = edges if len(edges) == 2 else edges.T
     return pair[0], pair[1], None
 
@@ -104,21 +110,20 @@ def read_features(path: Path) -> Tensor:
     """Features float32 [N, F] from .npy or a text table; InputError where one is not finite."""
     remedy = "features must be finite, replace missing ones, for example with 0"
     if path.suffix == ".npy":
-        x = map_tensor(path)
+        x = map_tensor(path, "features")
         with located(path):
             check_finite("features", x, remedy)
         return x
     blocks = []
     for block in read_blocks(path, integral=False):
-        check_rows(block, ~np.isfinite(block.values).all(1), remedy)
-        blocks.append(block.values.astype(np.float32))
+        blocks.append(as_float32(block, block.values, remedy))
     return torch.from_numpy(concatenate(blocks, path))
 
 
 def read_labels(path: Path) -> Tensor:
     """Labels from .npy or a text table, as they are stored: [N] for one column, else [N, C]."""
     if path.suffix == ".npy":
-        y = map_tensor(path)
+        y = map_tensor(path, "labels")
     else:
         y = torch.from_numpy(concatenate([block.values for block in read_blocks(path, integral=True)], path))
     return y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.core.errors import InputError, unknown
+from weft.core.memory import require_memory
 from weft.data.edges import build
 from weft.data.fields import GraphFields
 from weft.data.splits import RMAT, SBM, Masks, balanced_classes, random_matrix, random_split, stream
@@ -28,6 +29,9 @@ CLASS_DISTANCE = 2.0
 
 # Rows that get their class mean together.
 BLOCK_ROWS = 1 << 14
+
+# At least, while a graph is made: row pointers both ways; two drawn ids, and the stored source and position.
+VERTEX_BYTES, EDGE_BYTES = 16, 16
 
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9}
 
@@ -132,6 +136,7 @@ def rmat(
         raise InputError("rmat: vertices=0 leaves nowhere to put edges: ask for one or more")
     if undirected and edges % 2:
         raise InputError(f"rmat: edges={edges} is odd, but undirected edges are stored both ways: make it even")
+    require_room(vertices, edges)
     wanted = edges // 2 if undirected else edges
     levels = (vertices - 1).bit_length()
     dtype = np.int32 if levels < 32 else np.int64
@@ -187,8 +192,9 @@ def sbm(
         )
     if homophily > 1:
         raise InputError(f"sbm: homophily={homophily:g} is a chance: choose it from 0 to 1")
-    y = balanced_classes(vertices, classes, seed)
     num_pairs = round(vertices * degree / 2)
+    require_room(vertices, 2 * num_pairs)
+    y = balanced_classes(vertices, classes, seed)
     pairs = np.empty((2, 2 * num_pairs), dtype=np.int64)
     for block, start in enumerate(range(0, num_pairs, BLOCK_EDGES)):
         stop = min(start + BLOCK_EDGES, num_pairs)
@@ -219,6 +225,12 @@ def sbm_block(
     outside = (chance * (len(y) - count)).astype(np.int64)
     outside += (outside >= start) * count
     return np.stack([source, members[np.where(random.random(size) < homophily, within, outside)]])
+
+
+def require_room(num_vertices: int, num_edges: int) -> None:
+    """Raises InputError for vertices and edges that take more memory than there is."""
+    num_bytes = VERTEX_BYTES * num_vertices + EDGE_BYTES * num_edges
+    require_memory(num_bytes, f"{num_vertices} vertices and {num_edges} edges", "ask for fewer")
 
 
 def labelled(

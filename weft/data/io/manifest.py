@@ -13,16 +13,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.core.errors import InputError
+from weft.core.errors import InputError, readable
+from weft.data.io.arrays import map_array
 
 FORMAT, VERSION = "weft-graph", 1
 MANIFEST = "manifest.json"
+DTYPES = ("|b1", "<i2", "<i4", "<i8", "<f4", "<f8")  # others would be copied, and no longer be the file
 REMEDY = "import the graph again"
 
 # Hashed and written together: small enough to stay in the cache between the two.
 CHUNK_BYTES = 1 << 22
 
 Value = TypeVar("Value", int, str, bool, list[Any], dict[str, Any])
+Item = TypeVar("Item", int, str)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -34,10 +37,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         raise InputError(f"{path}: missing, so this folder is no graph store: write one with 'weft data import'")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path}: is not JSON ({error}): {REMEDY}") from None
+    manifest = read_json(path)
     if not isinstance(manifest, dict) or entry(manifest, "format", str, path) != FORMAT:
         raise InputError(f"{path}: field 'format' is not '{FORMAT}': give a folder written by 'weft data import'")
     version = entry(manifest, "version", int, path)
@@ -48,11 +48,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. InputError if it cannot be read."""
+    with readable(path, REMEDY):
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
 def is_store(folder: Path) -> bool:
     """Whether a folder is a graph store, of any version and state: many programs write a manifest.json."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        manifest = read_json(folder / MANIFEST)
+    except InputError:
         return False
     return isinstance(manifest, dict) and manifest.get("format") == FORMAT
 
@@ -63,8 +69,17 @@ def entry(fields: dict[str, Any], name: str, kind: type[Value], path: Path) -> V
         raise InputError(f"{path}: field '{name}' is missing: {REMEDY}")
     value = fields[name]
     if not isinstance(value, kind):
-        raise InputError(f"{path}: field '{name}' is {value!r}, not of type {kind.__name__}: {REMEDY}")
+        raise InputError(f"{path}: field '{name}' is of type {type(value).__name__}, not {kind.__name__}: {REMEDY}")
     return value
+
+
+def entries(fields: dict[str, Any], name: str, kind: type[Item], path: Path) -> tuple[Item, ...]:
+    """One field of a JSON object that is a list. Raises InputError if anything in it is of another kind."""
+    values = entry(fields, name, list, path)
+    for value in values:
+        if not isinstance(value, kind):
+            raise InputError(f"{path}: field '{name}' lists a {type(value).__name__}, no {kind.__name__}: {REMEDY}")
+    return tuple(values)
 
 
 def read_arrays(folder: Path, manifest: dict[str, Any], verify: bool) -> dict[str, Tensor]:
@@ -82,7 +97,7 @@ def read_array(path: Path, fields: dict[str, Any], verify: bool) -> Tensor:
     if not path.is_file():
         raise InputError(f"{path}: missing, though the manifest lists it: {REMEDY}")
     manifest = path.with_name(MANIFEST)
-    array = map_array(path)
+    array = map_array(path, REMEDY)
     stated_dtype, stated_shape = entry(fields, "dtype", str, manifest), entry(fields, "shape", list, manifest)
     for field, stated, found in (("dtype", stated_dtype, array.dtype.str), ("shape", stated_shape, list(array.shape))):
         if stated != found:
@@ -91,41 +106,9 @@ def read_array(path: Path, fields: dict[str, Any], verify: bool) -> Tensor:
         checksum = entry(fields, "sha256", str, manifest)
         if sha256(array) != checksum:
             raise InputError(f"{path}: field 'sha256' of the data is not the manifest's {checksum[:12]}...: {REMEDY}")
+    if array.dtype.str not in DTYPES or not array.ndim:
+        raise InputError(f"{path}: holds {array.dtype} of shape {list(array.shape)}, which no store has: {REMEDY}")
     return torch.from_numpy(array)
-
-
-def map_tensor(path: Path) -> Tensor:
-    """A person's own .npy file as a memory-mapped tensor. Raises InputError if it holds no numbers that torch knows."""
-    array = map_array(path)
-    try:
-        return torch.from_numpy(array)
-    except (TypeError, ValueError):
-        raise InputError(
-            f"{path}: holds {array.dtype}, no numbers that torch knows: save it in another dtype"
-        ) from None
-
-
-def map_array(path: Path) -> NDArray[Any]:
-    """A .npy file as a memory map, copy on write, which torch takes as writable. InputError if it is no whole one."""
-    if not path.is_file():
-        raise InputError(f"{path}: no such file: check the path")
-    try:
-        with path.open("rb") as file:
-            if np.lib.format.read_magic(file) != (1, 0):
-                raise InputError(f"{path}: is a .npy file of another version: save it with numpy.save")
-            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-            offset = file.tell()
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: is no .npy file ({error}): {REMEDY}") from None
-    if dtype.hasobject:
-        raise InputError(f"{path}: holds Python objects, which weft never unpickles: save numbers")
-    expected, found = offset + dtype.itemsize * int(np.prod(shape, dtype=np.int64)), path.stat().st_size
-    if expected != found:
-        raise InputError(f"{path}: has {found} bytes, its header asks for {expected}: truncated or damaged, {REMEDY}")
-    order: Any = "F" if fortran_order else "C"
-    return np.memmap(path, dtype=dtype, mode="c", offset=offset, shape=shape, order=order)
 
 
 def sha256(array: NDArray[Any]) -> str:

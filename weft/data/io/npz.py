@@ -5,11 +5,14 @@ Plain and knowledge graphs: `edge_index` (2, E), source row first; `num_nodes`; 
 of each, `target_type`. Features `x` or its CSR parts `x_data`, `x_indices`, `x_indptr`, `x_shape`, in typed graphs
 `x|type` and so on. `y`; `train_mask` and so on, or `train_masks` (k, N) with k splits. Edges are taken as stored, none
 is reversed. Held out for link prediction: `valid_triples` and `test_triples` (m, 3) with rows head, relation, tail, or,
-where there is at most one relation, `valid_edge_index` and `test_edge_index` (2, m).
+where there is at most one relation, `valid_edge_index` and `test_edge_index` (2, m). Any other
+array but NOTES is refused.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,51 +24,83 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.core.errors import InputError, unknown
-from weft.data.checks import MASKS, check_ids, check_length, located
+from weft.core.errors import InputError, readable, unknown
+from weft.core.memory import require_memory
+from weft.data.checks import (
+    MASKS,
+    cast,
+    check_ids,
+    check_length,
+    check_pointers,
+    label_dtype,
+    located,
+    vertex_ids,
+    whole,
+)
 from weft.data.edges import build, count_vertices
 from weft.data.fields import GraphFields
+from weft.data.io.arrays import as_tensor, parsing, read_header
 from weft.data.splits import Masks, split_labelled
-from weft.data.typed import VERTEX, merge_features, put_rows, vertex_relations
+from weft.data.typed import VERTEX, merge_features, numbered_relations, put_rows, vertex_relations
 
 Arrays = dict[str, NDArray[Any]]
+
+REMEDY = "save it with numpy.savez, without objects"
+MAX_RATIO = 1032  # of bytes to those that deflate makes of them, at most
+
+CSR_PARTS = ("data", "indices", "indptr", "shape")
+LABELS = ("y", *MASKS, *(f"{mask}s" for mask in MASKS))
+HELD_OUT = ("valid_triples", "test_triples", "valid_edge_index", "test_edge_index")
+PLAIN = ("edge_index", "edge_weight", "edge_type", "relation_names", "num_relations")
+TYPED = ("node_types", "edge_types", "target_type")
+NOTES = re.compile(r"meta|both_directions|is_literal|(train|val|test)_idx_\d+")
+"""What this project's data sets tell besides, of which a graph needs nothing."""
 
 
 def read_npz(path: str | Path, *, split: int = 0, seed: int = 0) -> GraphFields:
     """The fields of a graph in an .npz file; `split` picks one of several public splits.
 
     Labels without any mask get a seeded 60/20/20 split over the labelled vertices.
-    Raises InputError with file, key and remedy where keys are missing or disagree.
+    Raises InputError with file, key and remedy where keys are missing, unknown or disagree.
     """
     path = Path(path)
     arrays = read_all(path)
-    with located(path):
+    with readable(path, REMEDY), located(path):
         if "node_types" in arrays:
-            return typed_fields(arrays, path.stem, split, seed)
-        return plain_fields(arrays, path.stem, split, seed)
+            fields = typed_fields(arrays, path.stem, split, seed)
+        else:
+            fields = plain_fields(arrays, path.stem, split, seed)
+        check_names(arrays, fields)
+        return fields
 
 
 def read_all(path: Path) -> Arrays:
     """Every array of the file. Raises InputError if it is no .npz file, or holds pickled objects."""
     if not path.is_file():
         raise InputError(f"{path}: no such file: check the path")
-    try:
-        if not zipfile.is_zipfile(path):
-            raise InputError(f"{path}: is no .npz file: save it with numpy.savez")
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{path}: is no .npz file of plain arrays ({error}): save it with numpy.savez, without objects"
-        ) from None
+    with parsing(path, REMEDY), zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        packed, unpacked = sum(one.compress_size for one in members), sum(one.file_size for one in members)
+        if packed > path.stat().st_size or unpacked > MAX_RATIO * packed:
+            raise ValueError(f"it cannot hold the {unpacked} bytes that it states")
+        require_memory(unpacked, f"{path}: its arrays", "give fewer features, or their CSR parts")
+        return {one.filename.removesuffix(".npy"): read_member(archive, one) for one in members}
+
+
+def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    """One array of the file."""
+    with archive.open(member) as file:
+        read_header(file, member.file_size)
+        file.seek(0)
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return array
 
 
 def plain_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphFields:
     """A graph with one kind of vertices, with or without relations."""
     source, target = edge_rows(arrays, "edge_index")
     x, y, edge_type = read_features(arrays, "x"), tensor(arrays, "y"), tensor(arrays, "edge_type")
+    edge_type = None if edge_type is None else whole("edge_type", edge_type)
     masks = read_masks(arrays, y, split, seed)
     num_vertices = scalar(arrays, "num_nodes") if "num_nodes" in arrays else None
     relations: tuple[str, ...] = ()
@@ -91,25 +126,36 @@ def plain_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphField
     )
 
 
+def check_names(arrays: Arrays, fields: GraphFields) -> None:
+    """Raises InputError at the first array of the file that the fields were not read from, and no note."""
+    known = {"num_nodes", *LABELS, *HELD_OUT}
+    if "node_types" in arrays:
+        known |= {*TYPED, *(f"edge_index|{name}" for name in fields.relations)}
+        known |= {key for name in fields.vertex_types for key in feature_names(f"x|{name}")}
+    else:
+        known |= {*PLAIN, *feature_names("x")}
+    for name in sorted(arrays):
+        if name not in known and not NOTES.fullmatch(name):
+            raise InputError(f"{unknown('array', name, known)} (or leave it out of the file)")
+
+
+def feature_names(key: str) -> tuple[str, ...]:
+    """The arrays that features may be in."""
+    return (key, *(f"{key}_{part}" for part in CSR_PARTS))
+
+
 def relation_names(arrays: Arrays, edge_type: Tensor) -> tuple[str, ...]:
     """The relations of a graph with one kind of vertices: their names where the file has them, else their numbers."""
     if "relation_names" in arrays:
-        names = [str(name) for name in arrays["relation_names"]]
-    elif "num_relations" in arrays:
-        names = [str(i) for i in range(scalar(arrays, "num_relations"))]
-    else:
-        names = [str(i) for i in range(int(edge_type.max()) + 1 if len(edge_type) else 0)]
-    return vertex_relations(names)
+        return vertex_relations(names(arrays, "relation_names"))
+    return numbered_relations(edge_type, scalar(arrays, "num_relations") if "num_relations" in arrays else None)
 
 
 def typed_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphFields:
     """A graph with several kinds of vertices, one after the other in one range of ids."""
-    types = tuple(str(name) for name in need(arrays, "node_types"))
-    counts = [int(count) for count in need(arrays, "num_nodes").reshape(-1)]
-    if len(counts) != len(types):
-        raise InputError(f"num_nodes has {len(counts)} entries for {len(types)} node_types: give one count for each")
-    offsets = (0, *np.cumsum(counts).tolist())
-    relations = tuple(str(name) for name in need(arrays, "edge_types"))
+    types, relations = names(arrays, "node_types"), names(arrays, "edge_types")
+    counts = whole_numbers(arrays, "num_nodes", len(types))
+    offsets = (0, *itertools.accumulate(counts))
     sources: list[Tensor] = []
     targets: list[Tensor] = []
     for relation in relations:
@@ -155,6 +201,7 @@ def typed_labels(
     y = tensor(arrays, "y")
     if y is None:
         return None, Masks()
+    y = cast("y", y, label_dtype(y))
     target_type = str(need(arrays, "target_type"))
     if target_type not in types:
         raise unknown("target_type", target_type, types)
@@ -177,7 +224,7 @@ def read_masks(arrays: Arrays, y: Tensor | None, split: int, seed: int) -> Masks
     if not 0 <= split < max(count, 1):
         raise InputError(f"--split {split}: the file has {count or 'one'} split{'s, numbered from 0' if count else ''}")
     if count:
-        found = [None if masks is None else masks[split] for masks in several.values()]
+        found = [None if masks is None else masks[split : split + 1].flatten() for masks in several.values()]
     else:
         found = [tensor(arrays, mask) for mask in MASKS]
     if y is not None and found == [None, None, None]:
@@ -191,10 +238,10 @@ def read_links(arrays: Arrays, split: str, relations: Sequence[str], firsts: Seq
     firsts: the first vertex of the only relation's source type, and of its target type.
     """
     if f"{split}_triples" in arrays:
-        triples = need(arrays, f"{split}_triples")
-        if triples.ndim != 2 or triples.shape[1] != 3:
+        triples = as_tensor(f"{split}_triples", need(arrays, f"{split}_triples"))
+        if triples.dim() != 2 or triples.shape[1] != 3:
             raise InputError(f"{split}_triples has shape {list(triples.shape)}: save rows of head, relation, tail")
-        return torch.from_numpy(triples[:, [0, 2, 1]].astype(np.int64))
+        return cast(f"{split}_triples", triples, torch.int64)[:, [0, 2, 1]]
     if f"{split}_edge_index" not in arrays:
         return None
     if len(relations) > 1:
@@ -211,26 +258,29 @@ def read_features(arrays: Arrays, key: str) -> Tensor | None:
         return tensor(arrays, key)
     if f"{key}_data" not in arrays:
         return None
-    data, indices, indptr, shape = (need(arrays, f"{key}_{part}") for part in ("data", "indices", "indptr", "shape"))
-    rows, columns = (int(size) for size in shape)
-    if len(indptr) != rows + 1 or not len(data) == len(indices) == indptr[-1]:
+    rows, columns = sizes = whole_numbers(arrays, f"{key}_shape", 2)
+    require_memory(4 * rows * columns, f"{key} of shape {sizes}, dense,", "give fewer columns")
+    data = cast(f"{key}_data", as_tensor(f"{key}_data", arrays[f"{key}_data"]), torch.float32)
+    indices, indptr = (
+        vertex_ids(name, as_tensor(name, need(arrays, name))) for name in (f"{key}_indices", f"{key}_indptr")
+    )
+    if len(indptr) != rows + 1 or len(data) != len(indices):
         raise InputError(
-            f"{key}_indptr has {len(indptr)} entries and ends at {indptr[-1]}, for {rows} rows and {len(data)} values: "
+            f"{key}_indptr has {len(indptr)} entries, for {rows} rows and {len(data)} values at {len(indices)} places: "
             "write the CSR parts again"
         )
-    check_ids(f"{key}_indices", torch.from_numpy(indices), columns)
-    cells = np.repeat(np.arange(rows) * columns, np.diff(indptr)) + indices
-    x = torch.zeros(rows * columns)
-    x.index_add_(0, torch.from_numpy(cells), torch.from_numpy(data.astype(np.float32, copy=False)))
-    return x.view(rows, columns)
+    check_pointers(f"{key}_indptr", indptr, len(indices), "write the CSR parts again")
+    check_ids(f"{key}_indices", indices, columns)
+    cells = (torch.arange(rows) * columns).repeat_interleave(indptr.diff()) + indices
+    return torch.zeros(rows * columns).index_add_(0, cells, data).view(rows, columns)
 
 
 def edge_rows(arrays: Arrays, key: str) -> tuple[Tensor, Tensor]:
     """Source and target [E] of a (2, E) array."""
-    edges = need(arrays, key)
-    if edges.ndim != 2 or len(edges) != 2:
+    edges = as_tensor(key, need(arrays, key))
+    if edges.dim() != 2 or len(edges) != 2:
         raise InputError(f"{key} has shape {list(edges.shape)}: save edges as (2, E), source row first")
-    return torch.from_numpy(edges[0]), torch.from_numpy(edges[1])
+    return vertex_ids(f"{key}[0]", edges[0]), vertex_ids(f"{key}[1]", edges[1])
 
 
 def need(arrays: Arrays, key: str) -> NDArray[Any]:
@@ -242,16 +292,28 @@ def need(arrays: Arrays, key: str) -> NDArray[Any]:
 
 def scalar(arrays: Arrays, key: str) -> int:
     """A single whole number by its key; InputError if it is something else."""
+    return whole_numbers(arrays, key, 1)[0]
+
+
+def whole_numbers(arrays: Arrays, key: str, size: int) -> list[int]:
+    """As many whole numbers from 0 on, by their key; InputError if it is something else."""
     array = need(arrays, key)
-    if array.size != 1 or array.dtype.kind not in "iu":
-        raise InputError(f"{key} is {array.dtype} of shape {list(array.shape)}: save one whole number")
-    return int(array.reshape(()))
+    if array.size != size or array.dtype.kind not in "iu" or (array < 0).any():
+        raise InputError(
+            f"{key} holds {array.reshape(-1)[:4].tolist()} ({array.dtype} of shape {list(array.shape)}): save {size} "
+            f"whole number{'s' * (size > 1)} from 0 on"
+        )
+    return [int(number) for number in array.reshape(-1)]
+
+
+def names(arrays: Arrays, key: str) -> tuple[str, ...]:
+    """A list of names by its key; InputError if it is something else."""
+    array = need(arrays, key)
+    if array.ndim != 1:
+        raise InputError(f"{key} has shape {list(array.shape)}: save one list of names")
+    return tuple(str(name) for name in array)
 
 
 def tensor(arrays: Arrays, key: str) -> Tensor | None:
     """An array as a tensor, or None if the file lacks it; InputError if it holds no numbers."""
-    if key not in arrays:
-        return None
-    if arrays[key].dtype.kind not in "biuf":
-        raise InputError(f"{key} is {arrays[key].dtype}: save numbers")
-    return torch.from_numpy(np.ascontiguousarray(arrays[key]))
+    return as_tensor(key, arrays[key]) if key in arrays else None

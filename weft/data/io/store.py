@@ -24,6 +24,7 @@ from weft.data.io.manifest import (
     MANIFEST,
     REMEDY,
     VERSION,
+    entries,
     entry,
     is_store,
     read_arrays,
@@ -163,14 +164,14 @@ def read_store(folder: str | Path, *, verify: bool = True) -> StoreContents:
     folder = Path(folder).absolute()
     manifest = read_manifest(folder)
     path = folder / MANIFEST
-    vertex_types = tuple(entry(manifest, "vertex_types", list, path))
+    vertex_types = entries(manifest, "vertex_types", str, path)
     arrays = read_arrays(folder, manifest, verify)
     fields = GraphFields(
         in_edges=open_adjacency(arrays, entry(manifest, "symmetric", bool, path), path),
         name=entry(manifest, "name", str, path),
-        relations=tuple(entry(manifest, "relations", list, path)),
+        relations=entries(manifest, "relations", str, path),
         vertex_types=vertex_types,
-        type_offsets=tuple(entry(manifest, "type_offsets", list, path)),
+        type_offsets=entries(manifest, "type_offsets", int, path),
         features={name: arrays[key] for name in vertex_types if (key := feature_key(vertex_types, name)) in arrays},
         **{name: arrays.get(name) for name in TENSORS},
     )

@@ -15,12 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.core.errors import InputError
+from weft.core.memory import require_memory
 
 BLOCK_BYTES = 1 << 24
+MAX_LINE_BYTES = 1 << 24
+MAX_SHOWN = 60  # letters of a line in an error
 COMMENT = re.compile(rb"(?m)^[ \t]*[#%][^\n]*")
 SEPARATORS = bytes.maketrans(b",;\t", b"   ")
 INTEGER = re.compile(rb"[+-]?\d+")
-NUMBER = re.compile(rb"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|nan|inf(inity)?)", re.IGNORECASE)
+NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?|nan|inf(inity)?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +53,8 @@ def bad_line(path: Path, number: int, line: bytes, reason: str) -> InputError:
 
 def shown(line: bytes) -> str:
     """A piece of a file as it may stand in an error: printable and not long."""
-    text = line.strip(b" \t\r").decode("latin-1").encode("unicode_escape").decode()
-    return text if len(text) <= 60 else text[:57] + "..."
+    text = line.strip(b" \t\r")[: MAX_SHOWN + 1].decode("latin-1").encode("unicode_escape").decode()
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
 def read_blocks(path: Path, *, integral: bool | None = None) -> Iterator[Block]:
@@ -62,29 +65,41 @@ def read_blocks(path: Path, *, integral: bool | None = None) -> Iterator[Block]:
     None means int64 for one or two columns. Raises InputError for a line that is no row of the table, and for a file
     that cannot be read to its end.
     """
-    columns, number = 0, 1
+    columns, number, num_bytes = 0, 1, 0
     for text in read_text(path):
+        if text.isspace():
+            number += text.count(b"\n")
+            continue
         clean = COMMENT.sub(b"", text) if b"#" in text or b"%" in text else text
         if not columns:
             clean, columns = drop_header(clean)
         if columns and not clean.isspace():
             values = parse(path, clean, columns, columns <= 2 if integral is None else integral, number)
+            num_bytes += values.nbytes
+            require_memory(num_bytes, f"{path}: its first {number} lines and more", "give fewer of them")
             yield Block(path=path, values=values, text=clean, first_line=number)
         number += text.count(b"\n")
 
 
 def read_text(path: Path) -> Iterator[bytes]:
-    """The file's bytes in blocks of whole lines, each ending with a newline; unpacked if the name ends in .gz."""
-    rest = b""
+    """The file's bytes in blocks of whole lines, each ending with a newline; unpacked if the name ends in .gz.
+
+    Raises InputError for a line that is longer than a table's lines are, and for a damaged file.
+    """
+    rest, number = b"", 1
     try:
         with open_binary(path) as file:
             while data := file.read(BLOCK_BYTES):
                 whole, newline, tail = data.rpartition(b"\n")
                 if newline:
-                    yield rest + whole + newline
+                    whole = rest + whole + newline
+                    number += whole.count(newline)
+                    yield whole
                     rest = tail
                 else:
                     rest += data
+                if len(rest) > MAX_LINE_BYTES:
+                    raise bad_line(path, number, rest, f"is longer than {MAX_LINE_BYTES} bytes: break it up")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
             f"{path}: is no whole gzip file ({error}): fetch it again, or rename it if it is plain text"
@@ -102,7 +117,7 @@ def open_binary(path: Path) -> IO[bytes]:
 
 def drop_header(text: bytes) -> tuple[bytes, int]:
     """The text with a first data line that is not numeric blanked out, and the number of columns (0: no data yet)."""
-    lines = (match for match in re.finditer(rb"[^\n]*\S[^\n]*", text))
+    lines = (match for match in re.finditer(rb"[^\n]+", text) if match.group().strip())
     line = next(lines, None)
     if line is None:
         return text, 0

@@ -1,0 +1,100 @@
+"""Whatever bytes a file holds, reading it gives a graph or one InputError of one line, in a bounded time."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.data.small_files import QUICK, THOROUGH, assert_graph_or_one_line, graph, write_npz, write_typed_npz
+from weft.data import load
+from weft.partition import PartitionBook, make_book
+
+pytestmark = pytest.mark.filterwarnings("ignore::weft.data.DataWarning")
+
+TEXT = b"# edges\nsource,target,weight\n0,1,0.5\n2,1,-1e3\n\n1,2,7\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """A kind of file: how a valid one is made, which of its files is spoilt, and what reads it."""
+
+    name: str
+    write: Callable[[Path], object]
+    spoilt: str = ""
+    read: Callable[[Path], object] = load
+
+
+READERS = {
+    "text": Reader(name="g.csv", write=lambda path: path.write_bytes(TEXT)),
+    "gzip": Reader(name="g.txt.gz", write=lambda path: path.write_bytes(gzip.compress(TEXT, mtime=0))),
+    "npy": Reader(name="g.npy", write=lambda path: np.save(path, np.array([[0, 1, 2], [1, 2, 1]]))),
+    "npz": Reader(name="g.npz", write=write_npz),
+    "typed npz": Reader(name="g.npz", write=write_typed_npz),
+    "manifest": Reader(name="store", write=lambda path: graph().save(path), spoilt="manifest.json"),
+    "book": Reader(
+        name="book",
+        write=lambda path: make_book(graph(), 2, method="range").save(path),
+        read=lambda path: PartitionBook.open(path, graph()),
+    ),
+    **{
+        f"store's {key}": Reader(name="store", write=lambda path: graph().save(path), spoilt=f"{key}.npy")
+        for key in ("indptr", "indices", "weight", "transpose_edge_ids", "edge_type", "x", "y", "train_mask")
+    },
+}
+
+
+@st.composite
+def spoilt(draw: st.DrawFn, content: bytes) -> bytes:
+    """Any bytes, or a file's own with some of them changed, cut out or doubled."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(st.binary(max_size=300))
+    data = bytearray(content)
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(data)))
+        part = slice(start, start + draw(st.sampled_from([1, 1, 4, 8, 64, 1 << 20])))
+        change = draw(st.sampled_from(["bit", "bytes", "cut", "double"]))
+        if change == "bit" and start < len(data):
+            data[start] ^= 1 << draw(st.integers(0, 7))
+        elif change == "bytes":
+            data[part] = draw(
+                st.sampled_from([b"0", b"9" * 20, b"-", b"\xff" * 8, b"\n", b"[", b"{", b'"', b"nan", b" "])
+            )
+        else:
+            data[part] = b"" if change == "cut" else data[part] * 2
+    return bytes(data)
+
+
+def try_spoilt_files(reader: Reader, folder: Path, how_often: settings) -> None:
+    """Reads a file in many spoilt states."""
+    path = folder / reader.name
+    reader.write(path)
+    reader.read(path)
+    place = path / reader.spoilt if reader.spoilt else path
+    content = place.read_bytes()
+
+    @how_often
+    @given(damaged=spoilt(content))
+    def try_one(damaged: bytes) -> None:
+        place.write_bytes(damaged)
+        assert_graph_or_one_line(lambda: reader.read(path))
+
+    try_one()
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_any_bytes(kind: str, tmp_path: Path) -> None:
+    try_spoilt_files(READERS[kind], tmp_path, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", READERS)
+def test_any_bytes_thoroughly(kind: str, tmp_path: Path) -> None:
+    try_spoilt_files(READERS[kind], tmp_path, THOROUGH)

@@ -1,0 +1,225 @@
+"""Whatever values whole files and objects hold, they are a graph or refused in one line, in a bounded time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from tests.data.small_files import QUICK, THOROUGH, assert_graph_or_one_line, graph, write_npz, write_typed_npz
+from weft.data import Graph, load
+from weft.data.checks import UNSIGNED
+from weft.data.io.manifest import sha256
+from weft.partition import PartitionBook, make_book
+from weft.partition.book import checksum, read
+
+pytestmark = pytest.mark.filterwarnings("ignore::weft.data.DataWarning")
+
+DTYPES = ("?", "i1", "u2", ">i4", "i8", "u8", "f2", "f4", ">f8", "c8", "U1", "M8[s]", "V3")
+SHAPES: tuple[tuple[int, ...], ...] = ((3,), (2,), (1,), (0,), (), (2, 3), (3, 2), (3, 3), (2, 0), (3, 1), (2, 2, 2))
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> np.ndarray:
+    """An array of any type, few entries and, here and there, a value at the edge of what its type can hold."""
+    dtype, shape = np.dtype(draw(st.sampled_from(DTYPES))), draw(st.sampled_from(SHAPES))
+    array = np.resize(np.array(draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))), shape).astype(str)
+    array = array.astype(dtype) if dtype.kind not in "MV" else np.zeros(shape, dtype)
+    if array.size and dtype.kind in "iuf" and draw(st.booleans()):
+        edge = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+        array.reshape(-1)[0] = draw(st.sampled_from([edge.min, edge.max, np.nan if dtype.kind == "f" else edge.max]))
+    return array
+
+
+@st.composite
+def values(draw: st.DrawFn) -> Any:
+    """What may be given for a tensor: one of any type and layout, or something else."""
+    array = draw(arrays())
+    if array.dtype.kind in "UMV" or draw(st.integers(0, 4)) == 0:
+        return draw(st.sampled_from([None, 3, -1, 1 << 62, "abc", [0, 1, 2], array, object(), torch.nn.Parameter()]))
+    tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+    changes = [
+        lambda t: t,
+        lambda t: t.to("meta"),
+        lambda t: t.to_sparse() if t.dim() and t.dtype not in UNSIGNED else t,
+        lambda t: t.mT if t.dim() > 1 else t,
+    ]
+    return draw(st.sampled_from(changes))(tensor)
+
+
+def some(names: Sequence[str], value: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Values for up to three of these names."""
+    return st.dictionaries(st.sampled_from(names), value, min_size=1, max_size=3)
+
+
+def json_values() -> st.SearchStrategy[Any]:
+    """What may stand in a JSON file."""
+    leaf = st.none() | st.booleans() | st.integers(-2, 5) | st.sampled_from([1 << 70, 1e400, "", "a", "v|a|v", "<f4"])
+    return (
+        leaf | st.lists(leaf, max_size=3) | st.dictionaries(st.sampled_from(["x", "shape", "dtype"]), leaf, max_size=2)
+    )
+
+
+def try_npz(folder: Path, how_often: settings, write: Callable[[Path], object]) -> None:
+    """Files with the right names and other arrays."""
+    path = folder / "g.npz"
+    write(path)
+    with np.load(path) as file:
+        valid = dict(file)
+
+    @how_often
+    @given(changed=some((*valid, "train_masks", "x", "edge_weight", "test_edge_index", "valid_triples"), arrays()))
+    def try_one(changed: dict[str, np.ndarray]) -> None:
+        np.savez(path, **valid | changed)
+        assert_graph_or_one_line(lambda: load(path))
+
+    try_one()
+
+
+def try_manifest(folder: Path, how_often: settings) -> None:
+    """Manifests with other values."""
+    graph().save(folder / "store")
+    place = folder / "store" / "manifest.json"
+    valid = json.loads(place.read_text())
+
+    @how_often
+    @given(changed=some(tuple(valid), json_values()), of_file=some(("dtype", "shape", "sha256"), json_values()))
+    def try_one(changed: dict[str, Any], of_file: dict[str, Any]) -> None:
+        files = valid["files"] | {"x": valid["files"]["x"] | of_file}
+        place.write_text(json.dumps(valid | {"files": files} | changed))
+        assert_graph_or_one_line(lambda: load(folder / "store"))
+
+    try_one()
+
+
+def try_store(folder: Path, how_often: settings) -> None:
+    """Stores with other arrays, which the manifest vouches for."""
+    graph().save(folder / "valid")
+
+    @how_often
+    @given(changed=some([path.stem for path in sorted((folder / "valid").glob("*.npy"))], arrays()))
+    def try_one(changed: dict[str, np.ndarray]) -> None:
+        shutil.copytree(folder / "valid", folder / "store", dirs_exist_ok=True)
+        place = folder / "store" / "manifest.json"
+        manifest = json.loads(place.read_text())
+        for key, array in changed.items():
+            np.save(folder / "store" / f"{key}.npy", array)
+            about = {"dtype": array.dtype.str, "shape": list(array.shape), "sha256": sha256(array)}
+            manifest["files"][key] = about
+        place.write_text(json.dumps(manifest))
+        assert_graph_or_one_line(lambda: load(folder / "store"))
+
+    try_one()
+
+
+def try_book(folder: Path, how_often: settings) -> None:
+    """Books with other parts and descriptions, and a right checksum."""
+    make_book(graph(), 2, method="range").save(folder / "book")
+    metadata, part = read(folder / "book")
+    valid = json.loads(metadata["about"])
+
+    @how_often
+    @given(value=values(), changed=st.dictionaries(st.sampled_from([*valid, "more"]), json_values(), max_size=2))
+    def try_one(value: Any, changed: dict[str, Any]) -> None:
+        other = value if isinstance(value, torch.Tensor) and not value.is_meta else part
+        other = other.to_dense().contiguous()
+        about = json.dumps(valid | changed)
+        try:
+            stated = metadata | {"about": about, "sha256": checksum(about, other)}
+        except RuntimeError:  # no checksum of a single number
+            stated = metadata
+        save_file({"part": other.detach()}, folder / "book", stated)
+        assert_graph_or_one_line(lambda: PartitionBook.open(folder / "book", graph()))
+
+    try_one()
+
+
+FIELDS = (
+    "source",
+    "target",
+    "num_vertices",
+    "weight",
+    "edge_features",
+    "x",
+    "y",
+    "train_mask",
+    "val_links",
+    "test_links",
+)
+TYPED_FIELDS = (*FIELDS, "edge_type", "relations", "vertex_types", "type_offsets", "features", "name")
+
+
+def try_edges(_: Path, how_often: settings) -> None:
+    """Graphs from any values, with and without types."""
+    edges = {"source": torch.tensor([0, 1, 2]), "target": torch.tensor([1, 2, 1])}
+    typed = {
+        "edge_type": torch.tensor([0, 1, 0]),
+        "relations": ("v|a|v", "v|b|v"),
+        "vertex_types": ("v",),
+        "type_offsets": (0, 3),
+    }
+
+    @how_often
+    @given(fields=some(FIELDS, values()), typed_fields=some(TYPED_FIELDS, values()))
+    def try_one(fields: dict[str, Any], typed_fields: dict[str, Any]) -> None:
+        assert_graph_or_one_line(lambda: Graph.from_edges(**edges | fields))
+        assert_graph_or_one_line(lambda: Graph.from_edges(**edges | typed | typed_fields))
+
+    try_one()
+
+
+ATTRIBUTES = ("edge_index", "edge_weight", "edge_attr", "edge_type", "x", "y", "train_mask", "num_nodes", "relations")
+
+
+def try_pyg(_: Path, how_often: settings) -> None:
+    """PyG's objects with any attributes."""
+    pyg = pytest.importorskip("torch_geometric.data")
+    edge_index = torch.tensor([[0, 1, 2], [1, 2, 1]])
+
+    @how_often
+    @given(fields=some((*ATTRIBUTES, "adj_t"), values()), of_type=some(ATTRIBUTES, values()))
+    def try_one(fields: dict[str, Any], of_type: dict[str, Any]) -> None:
+        data, typed = pyg.Data(edge_index=edge_index), pyg.HeteroData()
+        typed["a"].num_nodes = 3
+        typed["a", "r", "a"].edge_index = edge_index
+        for field, value in fields.items():
+            data[field] = value
+        for field, value in of_type.items():
+            (typed["a", "r", "a"] if field.startswith("edge") else typed["a"])[field] = value
+        for one in (data, typed):
+            assert_graph_or_one_line(lambda one=one: Graph.from_pyg(one))
+
+    try_one()
+
+
+TRIALS: dict[str, Callable[[Path, settings], None]] = {
+    "arrays of npz": partial(try_npz, write=write_npz),
+    "arrays of typed npz": partial(try_npz, write=write_typed_npz),
+    "values in manifest": try_manifest,
+    "arrays of store": try_store,
+    "values in book": try_book,
+    "from edges": try_edges,
+    "from PyG": try_pyg,
+}
+
+
+@pytest.mark.parametrize("trial", TRIALS)
+def test_any_values(trial: str, tmp_path: Path) -> None:
+    TRIALS[trial](tmp_path, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("trial", TRIALS)
+def test_any_values_thoroughly(trial: str, tmp_path: Path) -> None:
+    TRIALS[trial](tmp_path, THOROUGH)
