@@ -1,11 +1,12 @@
 # make demo   sets everything up and trains on two ranks; make test   sets the same up and runs the tests.
+# make campaign   attacks the program for WEFT_CAMPAIGN_SECONDS (3600), by the seed WEFT_CAMPAIGN_SEED (0).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 PACKAGES := $(shell find weft -name __init__.py)
 
-.PHONY: demo test lint clean
+.PHONY: demo test campaign lint clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -13,6 +14,9 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+campaign: $(VENV)/ready
+	$(BIN)/python -m tests.campaign
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -23,6 +23,10 @@ from weft.cli import main
 from weft.comm import Group
 from weft.core import record
 
+LISTEN = "0A"
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+"""The addresses of this machine to itself, as the kernel writes them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
@@ -166,6 +170,36 @@ def ranks(process: Command) -> list[int]:
     """Pids of the launcher's ranks, which are forked from a process that has imported what they need."""
     parents = {pid: int(_fields(pid)[1]) for pid in members(process.pid)}
     return sorted(pid for pid, parent in parents.items() if parents.get(parent) == process.pid)
+
+
+def keep_files_in(folder: str) -> None:
+    """In the command's process alone: here the name would stay when the folder is gone."""
+    os.environ["TMPDIR"] = folder
+
+
+def listening(pids: list[int]) -> set[str]:
+    """The addresses on which some processes listen, as the kernel writes them."""
+    return {address for address, _ in listeners(pids)}
+
+
+def listeners(pids: list[int]) -> set[tuple[str, int]]:
+    """The same with ports."""
+    inodes = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = os.readlink(entry)
+            except OSError:
+                continue
+            inodes.add(target.removeprefix("socket:[").removesuffix("]"))
+    found = set()
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[9] in inodes and (fields[3] == LISTEN or table.startswith("udp")):
+                address, _, port = fields[1].partition(":")
+                found.add((address, int(port, 16)))
+    return found
 
 
 def wait_for_epoch(process: Command, folder: Path, epoch: int) -> None:

@@ -18,44 +18,21 @@ from typing import Any
 
 import pytest
 
-from tests.engine.running import finish, members, ranks, start, wait_for_epoch
+from tests.engine.running import (
+    LOOPBACK,
+    finish,
+    keep_files_in,
+    listeners,
+    listening,
+    members,
+    ranks,
+    start,
+    wait_for_epoch,
+)
 from tests.strategies.cases import EXACT
 from weft.core import forkserver
 from weft.core.errors import InputError, RunError
 from weft.engine.launch import Meeting, launch
-
-LISTEN = "0A"
-LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
-
-
-def keep_files_in(folder: str) -> None:
-    """In the command's process alone: here the name would stay when the folder is gone."""
-    os.environ["TMPDIR"] = folder
-
-
-def listening(pids: list[int]) -> set[str]:
-    """The addresses on which some processes listen, as the kernel writes them."""
-    return {address for address, _ in listeners(pids)}
-
-
-def listeners(pids: list[int]) -> set[tuple[str, int]]:
-    """The same with ports."""
-    inodes = set()
-    for pid in pids:
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                target = os.readlink(entry)
-            except OSError:
-                continue
-            inodes.add(target.removeprefix("socket:[").removesuffix("]"))
-    found = set()
-    for table in ("tcp", "tcp6", "udp", "udp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[9] in inodes and (fields[3] == LISTEN or table.startswith("udp")):
-                address, _, port = fields[1].partition(":")
-                found.add((address, int(port, 16)))
-    return found
 
 
 def fail(what: str, meeting: Meeting) -> None:

@@ -1,0 +1,182 @@
+"""A signal at a random instant to a random process of a run: what it says, what it leaves, and how it goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from tests.campaign.scene import (
+    Broken,
+    Missed,
+    Scene,
+    Whole,
+    command_line,
+    epochs_recorded,
+    lines,
+    losses,
+    require,
+    require_same,
+    summary,
+    until,
+)
+from tests.campaign.settings import draw_placement, draw_setting
+from tests.engine.running import Command, members, ranks
+
+EPOCHS = 24
+START_SECONDS = 5.0
+"""What a new Python takes before it is where a forked one begins, about."""
+STILL_SECONDS = 12.0
+"""How long a process is stopped at most: longer than peers wait for it."""
+SIGNALS = (
+    signal.SIGKILL,
+    signal.SIGKILL,
+    signal.SIGTERM,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGSTOP,
+)
+MOMENTS = ("instant", "instant", "opened", "meeting", "epoch", "checkpoint", "end")
+
+
+def attempt(random: Random, scene: Scene) -> None:
+    """A run that a signal hits, and then the one that goes on with it."""
+    setting, placement = draw_setting(random, scene.stage.typed), draw_placement(random)
+    number, moment = random.choice(SIGNALS), random.choice(MOMENTS)
+    targets = ["launcher", "group"] if placement.workers == 1 else ["rank", "rank", "launcher", "server", "group"]
+    random.shuffle(targets)
+    executed, twice, briefly = random.random() < 0.1, random.random() < 0.15, random.random() < 0.7
+    every = 1 if moment == "checkpoint" else random.choice((0, 1, 3, 10))
+    still = number == signal.SIGSTOP
+    timeout = 60 if not still or briefly else 3
+    run = (*setting.train(), *placement.flags, "--epochs", EPOCHS, "--checkpoint-every", every, "--timeout", timeout)
+    whole = scene.stage.whole(setting, placement, "--epochs", EPOCHS)
+
+    out = scene.folder / "run"
+    process = scene.start(*run, "--out", out, executed=executed)
+    wait_for(moment, random, process, out, scene, whole, executed)
+    target, pids = choose(targets, random, process)
+    found = f"{epochs_recorded(out)} epochs recorded, {len(members(process.pid))} processes"
+    scene.notes.append(f"{number.name} to {target} {pids}, {moment}: {found}")
+    hit(pids, number)
+    if still:
+        go_on_later(process, pids, random.uniform(0.05, 0.8) if briefly else STILL_SECONDS)
+    elif twice and target in ("launcher", "group"):
+        time.sleep(random.uniform(0, 0.2))
+        for pid in pids:
+            kill(pid, number)
+    done = scene.finish(process)
+    done.require_ended(*allowed_codes(number, target, lost=still and not briefly))
+    scene.require_nothing_left()
+    go_on(random, scene, setting.graph[0], run, out)
+    if placement.strategy == "stale" and done.code:  # old rows are in no checkpoint: not the run that was never stopped
+        require(len(losses(out)) == EPOCHS, "the run that went on has not all epochs")
+        summary(out)
+    else:
+        require_same(out, whole.folder)
+
+
+def wait_for(
+    moment: str, random: Random, process: Command, out: Path, scene: Scene, whole: Whole, executed: bool
+) -> None:
+    """Until a moment of a run has come."""
+    epoch, part, more = random.randrange(EPOCHS - 5), random.random(), random.random()
+    if moment == "instant":
+        time.sleep(part * (whole.seconds + START_SECONDS * executed))
+        return
+    happened: dict[str, Callable[[], bool]] = {
+        "opened": out.exists,
+        "meeting": lambda: any(scene.temporary.glob("weft-*")) or epochs_recorded(out) > 0,
+        "epoch": lambda: epochs_recorded(out) > epoch,
+        "checkpoint": lambda: epochs_recorded(out) > epoch / 2 and any(out.glob("checkpoints/.epoch-*")),
+        "end": lambda: any(out.glob("model.*")),
+    }
+    until(happened[moment], process)
+    seconds = {"opened": 0.003, "meeting": 0.4, "epoch": 0.02, "checkpoint": 0.004, "end": 0.01}[moment]
+    time.sleep(seconds * more)
+
+
+def choose(targets: list[str], random: Random, process: Command) -> tuple[str, list[int]]:
+    """The first of some kinds of target that is there now, and its processes."""
+    there = members(process.pid)
+    found = ranks(process)
+    others = [pid for pid in there if pid != process.pid and pid not in found]
+    others = [pid for pid in others if "resource_tracker" not in command_line(pid)]  # Python's own, which nobody needs
+    if process.pid not in there:
+        raise Missed("the command had ended")
+    for target in targets:
+        if target == "launcher":
+            return target, [process.pid]
+        if target == "group":
+            return target, there
+        if target == "rank" and found:
+            return target, [random.choice(found)]
+        if target == "server" and others:
+            return target, [others[0]]
+    raise AssertionError(targets)
+
+
+def hit(pids: list[int], number: int) -> None:
+    """Sends a signal, to all at once; Missed if the command has ended."""
+    sent = [kill(pid, number) for pid in pids]
+    if not any(sent):
+        raise Missed("the command had ended")
+
+
+def kill(pid: int, number: int) -> bool:
+    """Sends a signal; whether there was anybody to get it."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def go_on_later(process: Command, pids: list[int], seconds: float) -> None:
+    """Lets stopped processes go on, after a while or when the command has ended."""
+    deadline = time.monotonic() + seconds
+    while process.returncode is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for pid in pids:
+        kill(pid, signal.SIGCONT)
+
+
+def allowed_codes(number: int, target: str, *, lost: bool) -> set[int]:
+    """The exit codes that a signal to a target may lead to; 0: it came when all was done.
+
+    lost: others may have given up waiting.
+    """
+    if number == signal.SIGSTOP:
+        return {0, 1} if lost and target == "rank" else {0}
+    if target in ("launcher", "group"):  # as told, or by the signal's own doing: a shell says 128 + number for both
+        return {0, -number} if number == signal.SIGKILL else {0, 128 + number, -number}
+    return {0, 1, 128 + number} if number in (signal.SIGTERM, signal.SIGINT) else {0, 1}
+
+
+def go_on(random: Random, scene: Scene, graph: str, run: tuple[object, ...], out: Path) -> None:
+    """Brings a run to its end: resumes it, or begins where it had not begun. Broken where neither can be."""
+    if not out.exists() or not any(out.iterdir()):
+        scene.run(*run, "--out", out).require_ended(0)
+        return
+    names = sorted(path.name for path in out.iterdir())
+    require((out / "config.toml").exists(), f"neither begun nor to be resumed: {names}")
+    if (out / "metrics.jsonl").exists() and finished(out):
+        said = scene.run(*run, "--out", out, "--resume").require_refused()
+        require("has finished its" in said, said)
+        return
+    short = random.random() < 0.5
+    words = ("train", graph) if short else run
+    scene.run(*words, "--out", out, "--resume").require_ended(0)
+
+
+def finished(out: Path) -> bool:
+    """Whether a run has its summary; a last line may be cut."""
+    try:
+        return bool(lines(out)[-1]["kind"] == "summary")
+    except (Broken, IndexError):
+        return False
