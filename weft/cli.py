@@ -92,6 +92,8 @@ def _hear_signals() -> None:
 
     faulthandler.register(signal.SIGUSR1)
     signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see start_anew_to_keep_pages
 
 

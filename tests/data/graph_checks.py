@@ -45,7 +45,7 @@ def assert_one_line(error: pytest.ExceptionInfo[InputError], *parts: object) -> 
     assert "\n" not in text
     for part in parts:
         assert str(part) in text, f"{part!r} is not in: {text}"
-    assert len(text) < 400, text
+    assert len(text) < 480, text
 
 
 @st.composite

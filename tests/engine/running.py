@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import json
@@ -122,6 +123,7 @@ def _fork_server(code: str, kept: Sequence[int]) -> int:
     pid = os.fork()
     if not pid:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        atexit._clear()
         for number in map(int, os.listdir("/proc/self/fd")):
             if number > 2 and number not in kept:
                 with contextlib.suppress(OSError):
@@ -129,6 +131,7 @@ def _fork_server(code: str, kept: Sequence[int]) -> int:
         try:
             exec(code, {})
         finally:
+            atexit._run_exitfuncs()
             os._exit(0)
     return pid
 

@@ -307,9 +307,9 @@ def test_a_bad_flag_is_one_line(
 
 
 def test_out_of_memory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "digits", "--hidden", str(2**31), "--out", str(tmp_path / "run")]) == 1
+    assert main(["train", "digits", "--hidden", str(2**20), "--layers", "3", "--out", str(tmp_path / "run")]) == 1
     errors = capsys.readouterr().err
-    assert errors.startswith("weft: error: out of memory (549.76 GB more were asked for): give smaller widths")
+    assert errors.startswith("weft: error: out of memory (4398.05 GB more were asked for): give smaller widths")
     assert errors.count("\n") == 1
     assert not (tmp_path / "run").exists()
 

@@ -92,9 +92,13 @@ class Config:
     decoupled: bool = option(False, "all updates first, then all propagations (a different model)", fixed=True)
     layers: int = option(2, "number of layers", least=1, most=1000, fixed=True)
     hidden: int = option(
-        64, "width of the hidden layers (all heads together), and for link of the last", least=1, fixed=True
+        64,
+        "width of the hidden layers (all heads together), and for link of the last",
+        least=1,
+        most=1 << 20,
+        fixed=True,
     )
-    heads: int = option(4, "attention heads of gat and gatv2", least=1, fixed=True)
+    heads: int = option(4, "attention heads of gat and gatv2", least=1, most=1 << 20, fixed=True)
     edge_attention: bool = option(False, "gat and gatv2: attend by the graph's edge features too", fixed=True)
     bases: int = option(
         0, "matrices that the relations of rgcn mix theirs of (basis decomposition); 0: one each", least=0, fixed=True

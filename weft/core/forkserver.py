@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.util import get_temp_dir
+
+FOLDER = "WEFT_FORKSERVER_FOLDER"
+"""The environment's name of the folder that the other process removes at its end, which is that of this one."""
 
 _started = False
 
@@ -17,14 +21,16 @@ def start_forkserver() -> None:
     """
     global _started
     multiprocessing.set_forkserver_preload(["weft.engine.forked"])
+    os.environ[FOLDER] = get_temp_dir()
     with suppress(OSError):  # a socket's path has at most 107 letters, and TMPDIR may be long
         forkserver.ensure_running()
         _started = True
+    del os.environ[FOLDER]
 
 
-def left_behind() -> tuple[str, ...]:
-    """Folders that stay if this process is killed: its socket's, where it is no process of another program."""
-    return (get_temp_dir(),) if _started and multiprocessing.parent_process() is None else ()
+def temporary_folder() -> str | None:
+    """A folder that goes with this process even if it is killed, for what is temporary; None: there is no such."""
+    return get_temp_dir() if _started else None
 
 
 def start_method() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -33,7 +34,7 @@ class Recorder:
         self._path = path
         try:
             known = path.read_bytes() if path.exists() else b""
-            self._file = path.open("ab")
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise RunError(f"{path}: {error.strerror}") from error
         self._size, self._digest = len(known), hashlib.sha256(known)
@@ -44,10 +45,10 @@ class Recorder:
         line = {"kind": kind, "version": VERSION, **values}
         text = json.dumps(line).encode() + b"\n"
         try:
-            self._file.write(text)
-            self._file.flush()
+            if self._file.write(text) < len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
-                raise FileNotFoundError(2, "it was replaced while the run went on")
+                raise FileNotFoundError(errno.ENOENT, "it was replaced while the run went on")
         except OSError as error:
             raise RunError(f"{self._path}: {error.strerror}") from error
         self._size += len(text)

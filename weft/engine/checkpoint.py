@@ -69,11 +69,12 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         _remove(folder / name)
         os.rename(draft, folder / name)
         _sync(folder)
+        for old in _newest_first(folder)[KEPT:]:
+            _remove(old)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
-        raise RunError(f"{folder / name}: cannot write the checkpoint ({error.strerror})") from error
-    for old in _newest_first(folder)[KEPT:]:
-        _remove(old)
+        path = error.filename or folder / name
+        raise RunError(f"{path}: cannot write the checkpoint of {name} ({error.strerror})") from error
 
 
 def _write(draft: Path, checkpoint: Checkpoint) -> None:

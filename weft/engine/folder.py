@@ -55,6 +55,9 @@ class RunFolder:
                 f"--resume: {flags} differs from the run in {self.path}: leave it out, or start a new --out"
             )
         found = checkpoint.newest(self.checkpoints)
+        if found and (changed := config.changed(found.config)):
+            flags = ", ".join("--" + name.replace("_", "-") for name in changed)
+            raise InputError(f"--resume: {flags} differs from the checkpoint in {self.path}, which is of another run")
         if found and found.fingerprint != fingerprint:
             raise InputError(
                 f"--resume: the graph is not the one that {self.path} was trained on: give that, or a new --out"

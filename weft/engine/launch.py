@@ -21,13 +21,15 @@ from typing import Any, NamedTuple
 
 from weft.core.errors import InputError, RunError
 from weft.core.explain import explained
-from weft.core.forkserver import left_behind, start_method
+from weft.core.forkserver import start_method
 from weft.core.meter import STATUS_BYTES, read_status
-from weft.engine.stop import SIGNALS
+from weft.engine.stop import SIGNALS, handle_signals
 
 STOPPED = 128
 GRACE_SECONDS = 2.0
 """How long ranks may go on when one has failed; a rank that hangs does not hear of it otherwise."""
+UNKNOWN = 255
+"""What `multiprocessing` says of a rank when the process that it was forked from, which would tell, is gone."""
 AGAIN_SECONDS = 1.0
 """How often ranks are told to stop until they have."""
 
@@ -36,8 +38,6 @@ class Meeting(NamedTuple):
     """What ranks of one launch share: files in folders that nobody else may open."""
 
     folder: Path
-    more: tuple[str, ...] = ()
-    """What else is to be removed if the launcher is killed."""
 
     @property
     def status(self) -> Path:
@@ -58,7 +58,7 @@ def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: i
     second ends them at once. One that fails or is killed stops the others; RunError then names it and what it was
     doing, InputError if the caller's mistake made it fail. Ranks end when this process is gone.
     """
-    meeting = Meeting(folder, left_behind())
+    meeting = Meeting(folder)
     meeting.status.write_bytes(bytes(workers * STATUS_BYTES))
     with Ranks(entry, arguments, meeting, workers) as ranks:
         return ranks.wait()
@@ -83,7 +83,7 @@ class Ranks:
 
     def __enter__(self) -> Ranks:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._pass_on) for number in SIGNALS}
+            self._before = handle_signals(self._pass_on)
         try:
             for process, theirs in zip(self._processes, self._theirs, strict=True):
                 process.start()
@@ -127,9 +127,10 @@ class Ranks:
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         again, self._told = bool(self._told), number
-        self._tell(signal.SIGKILL if again else number)
+        self._tell(signal.SIGKILL if again else self._told)
 
     def _tell(self, number: int) -> None:
+        number = signal.SIGTERM if number == signal.SIGHUP else number  # ranks do not hear of terminals
         for process in self._started():
             if process.is_alive():
                 with suppress(ProcessLookupError):  # it has just ended
@@ -140,6 +141,9 @@ class Ranks:
         for process in self._started():
             if process.is_alive():
                 process.terminate()
+            elif process.exitcode == UNKNOWN:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid or 0, signal.SIGKILL)
         deadline = time.monotonic() + GRACE_SECONDS
         for process in self._started():
             process.join(max(0.0, deadline - time.monotonic()))
@@ -160,6 +164,8 @@ class Ranks:
             name = signal.Signals(-code).name
             hint = " (out of memory?)" if name == "SIGKILL" else ""
             return RunError(f"rank {rank} (pid {pid}) was killed by {name}{hint} in {where}; the others were stopped")
+        if code == UNKNOWN:
+            return RunError(f"the process that ranks are forked from was killed in {where}; they were stopped")
         self._hear(rank)
         report = self._said.get(rank)
         if report is None:
@@ -186,7 +192,7 @@ def _run_rank(
     arguments: tuple[Any, ...],
 ) -> None:
     """`entry` on a rank, which tells the launcher of its error, and ends with it."""
-    for number in SIGNALS:  # ignored where a rank is forked from; without a traceback until the run listens
+    for number in (signal.SIGTERM, signal.SIGINT):  # ignored where a rank is forked from; until the run listens
         signal.signal(number, signal.SIG_DFL)
     faulthandler.register(signal.SIGUSR1)
     threading.Thread(target=_end_with_parent, args=(meeting,), daemon=True).start()
@@ -206,6 +212,5 @@ def _end_with_parent(meeting: Meeting) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
-    for folder in (str(meeting.folder), *meeting.more):
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(meeting.folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGKILL)

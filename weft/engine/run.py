@@ -18,6 +18,7 @@ from weft.comm import Group, join
 from weft.core import record
 from weft.core.config import Config
 from weft.core.errors import InputError, RunError, Stopped
+from weft.core.forkserver import temporary_folder
 from weft.core.meter import Meter
 from weft.core.tensor_file import save_tensors
 from weft.cost import Machine
@@ -283,16 +284,17 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
 def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:
     """Starts local ranks, which share the graph through the page cache and get the model's structure and weights."""
     graph, model = plan.work.graph, plan.work.model
-    with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
-        weights = Path(scratch) / "weights.safetensors"
-        save_tensors(dict(tensors_of(model)), weights)
-        store = graph.path
-        if store is None:
-            store = Path(scratch) / "graph"
-            graph.save(store)
+    with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as scratch:
+        weights, store = Path(scratch) / "weights.safetensors", graph.path or Path(scratch) / "graph"
         part = partition_of(plan.options)
-        if part is not None:
-            save_tensors({"part": part}, Path(scratch) / "part.safetensors")
+        try:
+            save_tensors(dict(tensors_of(model)), weights)
+            if graph.path is None:
+                graph.save(store)
+            if part is not None:
+                save_tensors({"part": part}, Path(scratch) / "part.safetensors")
+        except (OSError, InputError) as error:
+            raise RunError(f"{scratch}: {error}: name a folder with room in TMPDIR") from error
         skeleton, planned = copy.deepcopy(model).to("meta"), Planned.of(plan)
         plan.forget()
         try:

@@ -1,13 +1,20 @@
-"""SIGTERM and Ctrl-C as a request that the training loop reads between two epochs."""
+"""SIGTERM, Ctrl-C and a closed terminal as a request that the training loop reads between two epochs."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def handle_signals(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Sets a handler for all of them but a SIGHUP that is ignored, as under nohup; what they had before."""
+    heard = [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heard}
 
 
 class StopRequest:
@@ -24,7 +31,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._heard) for number in SIGNALS}
+            self._before = handle_signals(self._heard)
         return self
 
     def __exit__(self, *_: object) -> None:
