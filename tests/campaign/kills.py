@@ -13,7 +13,6 @@ from tests.campaign.scene import (
     Broken,
     Missed,
     Scene,
-    Whole,
     command_line,
     epochs_recorded,
     lines,
@@ -29,6 +28,8 @@ from tests.engine.running import Command, members, ranks
 EPOCHS = 24
 START_SECONDS = 5.0
 """What a new Python takes before it is where a forked one begins, about."""
+RUN_SECONDS = 3.0
+"""What a run takes, about."""
 STILL_SECONDS = 12.0
 """How long a process is stopped at most: longer than peers wait for it."""
 SIGNALS = (
@@ -59,7 +60,7 @@ def attempt(random: Random, scene: Scene) -> None:
 
     out = scene.folder / "run"
     process = scene.start(*run, "--out", out, executed=executed)
-    wait_for(moment, random, process, out, scene, whole, executed)
+    wait_for(moment, random, process, out, scene, executed)
     target, pids = choose(targets, random, process)
     found = f"{epochs_recorded(out)} epochs recorded, {len(members(process.pid))} processes"
     scene.notes.append(f"{number.name} to {target} {pids}, {moment}: {found}")
@@ -72,6 +73,8 @@ def attempt(random: Random, scene: Scene) -> None:
             kill(pid, number)
     done = scene.finish(process)
     done.require_ended(*allowed_codes(number, target, lost=still and not briefly))
+    if number == signal.SIGKILL and target == "group":  # nobody is left to remove anything
+        scene.remove_temporary_files()
     scene.require_nothing_left()
     go_on(random, scene, setting.graph[0], run, out)
     if placement.strategy == "stale" and done.code:  # old rows are in no checkpoint: not the run that was never stopped
@@ -81,13 +84,11 @@ def attempt(random: Random, scene: Scene) -> None:
         require_same(out, whole.folder)
 
 
-def wait_for(
-    moment: str, random: Random, process: Command, out: Path, scene: Scene, whole: Whole, executed: bool
-) -> None:
+def wait_for(moment: str, random: Random, process: Command, out: Path, scene: Scene, executed: bool) -> None:
     """Until a moment of a run has come."""
     epoch, part, more = random.randrange(EPOCHS - 5), random.random(), random.random()
     if moment == "instant":
-        time.sleep(part * (whole.seconds + START_SECONDS * executed))
+        time.sleep(part * (RUN_SECONDS + START_SECONDS * executed))
         return
     happened: dict[str, Callable[[], bool]] = {
         "opened": out.exists,

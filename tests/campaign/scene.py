@@ -198,6 +198,11 @@ class Scene:
         files = [path for path in self.temporary.iterdir() if not path.name.startswith(NOT_OURS)]
         return found + [f"{path.relative_to(self.folder)}" for path in files]
 
+    def remove_temporary_files(self) -> None:
+        """What commands have left whose every process was killed."""
+        for path in self.temporary.iterdir():
+            shutil.rmtree(path)
+
     def require_nothing_left(self) -> None:
         """Broken if a process or a temporary file is there after a while."""
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -258,7 +263,9 @@ class Stage:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def whole(self, setting: Setting, placement: Placement, *more: object) -> Whole:
-        """An uninterrupted run, which is not to be changed."""
+        """An uninterrupted run of the same numbers, which is not to be changed: that of one rank, if they are exact."""
+        if placement.strategy != "stale":
+            placement = Placement(strategy="single", workers=1, more=())
         words = tuple(str(one) for one in (*setting.train(), *placement.flags, *more))
         if words not in self._wholes:
             folder = self.folder / f"whole-{len(self._wholes)}"

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from weft.core.errors import Stopped
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -40,5 +42,6 @@ class StopRequest:
 
     def _heard(self, number: int, _frame: FrameType | None) -> None:
         if self.signal and self._impatient:
-            raise KeyboardInterrupt
+            name = signal.Signals(number).name
+            raise Stopped(f"stopped at once by {name}; --resume goes on from the last checkpoint", number)
         self.signal = number
