@@ -18,7 +18,7 @@ from tests.campaign.settings import SMALL
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 VERTICES, EDGES = 12, 30
-BAD_FIELDS = ("-1", "1.5", "x", "nan", "inf", "", "1e3", "0x1", "99999999999999999999", "\u0663", "9007199254740992")
+BAD_FIELDS = ("-1", "1.5", "x", "nan", "inf", "", "0x1", "99999999999999999999", "\u0663", "9007199254740992")
 BAD_WEIGHTS = ("nan", "inf", "-inf", "x", "", "1e400")
 
 
@@ -78,7 +78,6 @@ def bad_array(random: Random, scene: Scene) -> Path:
         "three rows": lambda: np.vstack([edges, edges[:1]]),
         "deep": lambda: edges.reshape(2, -1, 5),
         "number": lambda: np.array(3),
-        "unsigned": lambda: edges.astype(np.uint64),
         "huge": lambda: edges + 2**62,
         "structured": lambda: np.zeros(4, dtype=[("source", int), ("target", int)]),
         "dates": lambda: edges.astype("datetime64[s]"),

@@ -115,8 +115,8 @@ class Config:
     residual: bool = option(False, "add a layer's input to its output where the widths agree", fixed=True)
 
     epochs: int = option(100, "number of epochs", least=1)
-    lr: float = option(0.01, "learning rate of Adam", least=0, fixed=True)
-    weight_decay: float = option(5e-4, "L2 penalty of Adam", least=0, fixed=True)
+    lr: float = option(0.01, "learning rate of Adam", least=0, most=1e30, fixed=True)
+    weight_decay: float = option(5e-4, "L2 penalty of Adam", least=0, most=1e30, fixed=True)
     seed: int = option(0, "seed of weights, dropout and random data", least=0, below=2**63, fixed=True)
     dtype: str = option("float32", "floating-point type", choices=("float32", "float64"), fixed=True)
     eval_every: int = option(1, "epochs between evaluations; the last epoch is always evaluated", least=1, fixed=True)
@@ -157,6 +157,7 @@ class Config:
         0,
         "tensor, offload: parts that aggregates are made in, one by one; 0: as --device-memory needs",
         least=0,
+        most=1 << 20,
     )
     intermediates: str = option(
         "auto",

@@ -73,8 +73,9 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
             _remove(old)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
-        path = error.filename or folder / name
-        raise RunError(f"{path}: cannot write the checkpoint of {name} ({error.strerror})") from error
+        raise RunError(
+            f"{folder}: cannot write the checkpoint {name}, or remove an older one ({error.strerror})"
+        ) from error
 
 
 def _write(draft: Path, checkpoint: Checkpoint) -> None:

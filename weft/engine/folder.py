@@ -98,8 +98,12 @@ class RunFolder:
         """Writes what a run is of. idle: fields of the configuration that have no effect."""
         with self._usable():
             draft = self.config.with_suffix(".tmp")
-            draft.write_text(config.to_toml(idle))
-            draft.replace(self.config)
+            try:
+                draft.write_text(config.to_toml(idle))
+                draft.replace(self.config)
+            except OSError:
+                draft.unlink(missing_ok=True)
+                raise
 
     def take_back(self, found: Checkpoint | None) -> None:
         """Removes what a stopped run wrote after the checkpoint that it goes on from; None: after its begin."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from contextlib import suppress
 from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,9 @@ class FolderLock:
             raise InputError(
                 f"--out {folder}: {holder} is at work on it: wait until that has ended, or give another folder"
             )
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        with suppress(OSError):  # a full disk
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def _is_ours(self) -> bool:
         """Whether the lock is taken, and not that of a file which its holder has removed meanwhile."""

@@ -139,7 +139,9 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
         folder = _open_folder(job, work.graph)
         try:
             ended = (_work_launched if launched else _work_alone)(job, folder, plan)
-        except InputError:
+        except RunError:
+            raise
+        except Exception:
             folder.discard()
             raise
         finally:
@@ -228,6 +230,8 @@ def _open_folder(job: Job, graph: Graph) -> RunFolder:
         folder.begin(job.config, job.idle)
     except InputError:
         folder.release()
+        if not folder.config.exists():
+            folder.discard()
         raise
     return folder
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.core.config import PartitionOptions
 from weft.core.errors import InputError, readable, unknown
+from weft.core.tensor_file import save_tensors
 from weft.data import Graph
 from weft.data.io.store import sync
 from weft.partition.assign import METHODS
@@ -64,7 +64,7 @@ class PartitionBook:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         try:
-            save_file({"part": self.part.contiguous()}, partial, metadata)
+            save_tensors({"part": self.part}, partial, metadata)
             sync(partial)
             partial.replace(path)
         except BaseException:

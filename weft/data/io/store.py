@@ -55,8 +55,10 @@ def save(graph: GraphFields, folder: str | Path, *, overwrite: bool = False) -> 
     try:
         write_store(graph, partial)
         replace_folder(partial, folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno, error.strerror or str(error), str(folder)) from error
         raise
 
 
