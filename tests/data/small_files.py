@@ -15,7 +15,7 @@ from weft.data import Graph
 
 SECONDS = timedelta(seconds=20)  # a hang is longer, and an import on a busy machine is shorter
 QUICK = settings(
-    max_examples=60,
+    max_examples=30,
     derandomize=True,
     deadline=SECONDS,
     database=None,

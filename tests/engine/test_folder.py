@@ -192,3 +192,15 @@ def test_several_labels_are_scored_by_f1(tmp_path: Path) -> None:
     summary = weft.train(several, out=tmp_path / "run", epochs=2, **OPTIONS).summary
     assert {"train_micro_f1", "val_micro_f1", "test_micro_f1"} <= summary.keys()
     assert not any("accuracy" in name for name in summary)
+
+
+def test_what_somebody_else_keeps_in_a_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it comes there between the check and the run's begin."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "metrics.jsonl").write_text("mine")
+    monkeypatch.setattr("weft.engine.run._check_folder", lambda *_: None)
+    with pytest.raises(InputError, match="holds another run"):
+        weft.train("digits", out=out, epochs=1, **OPTIONS)
+    assert {path.name for path in out.iterdir()} == {"metrics.jsonl"}
+    assert (out / "metrics.jsonl").read_text() == "mine"

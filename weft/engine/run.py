@@ -6,6 +6,7 @@ import copy
 import os
 import signal
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -230,8 +231,8 @@ def _open_folder(job: Job, graph: Graph) -> RunFolder:
         folder.begin(job.config, job.idle)
     except InputError:
         folder.release()
-        if not folder.config.exists():
-            folder.discard()
+        with suppress(OSError):  # there is something in it
+            folder.path.rmdir()
         raise
     return folder
 
