@@ -14,6 +14,7 @@ ROOT = Path(weft.nn.__file__).parent.parent
 LEVELS = {
     "core": 0,
     "store": 1,
+    "parser": 1,
     "data": 2,
     "kernels": 3,
     **dict.fromkeys(("nn", "comm", "partition", "cost"), 4),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import faulthandler
 import os
-import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,11 +17,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from weft.core.config import FORMER, Config, PartitionOptions
+from weft.core.config import Config, PartitionOptions
 from weft.core.errors import InputError, RunError, Stopped, printable
 from weft.core.explain import explained
 from weft.core.forkserver import start_forkserver
-from weft.core.memory import start_anew_to_keep_pages
+from weft.core.memory import HELD_BACK, start_anew_to_keep_pages
+from weft.core.stop import handle_signals
+from weft.parser import Parser, add_options, given, whole
 
 if TYPE_CHECKING:
     from weft.data import Graph
@@ -38,19 +38,6 @@ DATA_OPTIONS = (
     "order",
     "seed",
 )
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, and that takes no abbreviated flags."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
-
-    def error(self, message: str) -> NoReturn:
-        flag = re.match(r"unrecognized arguments: (--[a-z-]+)", message)
-        if flag and (near := difflib.get_close_matches(flag[1], _flags(), n=1)):
-            message = f"unknown flag {flag[1]}: did you mean {near[0]}?"
-        raise InputError(f"{message} (see {self.prog} --help)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,10 +78,8 @@ def _hear_signals() -> None:
         raise Stopped(f"stopped by {signal.Signals(number).name}", number)
 
     faulthandler.register(signal.SIGUSR1)
-    signal.signal(signal.SIGTERM, stop)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see start_anew_to_keep_pages
+    handle_signals(stop, HELD_BACK)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)  # see start_anew_to_keep_pages
 
 
 def _warn_in_a_line() -> None:
@@ -127,13 +112,13 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
 
     command = commands.add_parser("train", help="train a model on a graph under a strategy")
-    _add_options(command)
+    add_options(command)
     command.add_argument("--out", type=Path, help="folder of the run (default: a new one in runs/)")
     command.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
     command.set_defaults(command=_train)
 
     command = commands.add_parser("compare", help="train the same model under several strategies")
-    _add_options(command, leave_out=("strategy",))
+    add_options(command, leave_out=("strategy",))
     contenders = command.add_mutually_exclusive_group(required=True)
     contenders.add_argument("--strategies", help="names, separated by commas")
     contenders.add_argument(
@@ -143,19 +128,19 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_compare)
 
     command = commands.add_parser("partition", help="divide a graph's vertices among parts")
-    _add_options(command, only=("graph", "order"))
-    command.add_argument("--parts", type=_whole, required=True, metavar="X", help="number of parts")
+    add_options(command, only=("graph", "order"))
+    command.add_argument("--parts", type=whole, required=True, metavar="X", help="number of parts")
     command.add_argument(
         "--method", default="metis", metavar="X", help="range, random, metis, fennel, balanced (metis)"
     )
-    _add_options(command, PartitionOptions)
+    add_options(command, PartitionOptions)
     command.add_argument("--out", type=Path, help="file of the book (default: one in books/)")
     command.set_defaults(command=_partition)
 
     commands = commands.add_parser("data", help="graphs on disk").add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("import", help="turn a file or a named dataset into a graph folder")
     command.add_argument("source", help="a file or a dataset name")
-    _add_options(command, only=DATA_OPTIONS)
+    add_options(command, only=DATA_OPTIONS)
     command.add_argument("--out", type=Path, required=True, help="folder of the graph")
     command.set_defaults(command=_import)
     command = commands.add_parser("info", help="what a graph holds; verifies a folder's checksums")
@@ -164,67 +149,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _flags() -> list[str]:
-    """Those of all commands."""
-    fields = (*dataclasses.fields(Config), *dataclasses.fields(PartitionOptions))
-    return ["--out", "--resume", "--strategies", *("--" + spec.name.replace("_", "-") for spec in fields)]
-
-
-def _whole(text: str) -> int:
-    if not re.fullmatch(r"-?[0-9]{1,30}", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number")
-    return int(text)
-
-
-def _real(text: str) -> float:
-    if not re.fullmatch(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|-?inf|nan", text, re.IGNORECASE | re.ASCII):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number")
-    return float(text)
-
-
-NUMBERS: dict[type, Callable[[str], Any]] = {int: _whole, float: _real}
-
-
-def _add_options(
-    parser: argparse.ArgumentParser,
-    schema: type[Config | PartitionOptions] = Config,
-    *,
-    leave_out: Sequence[str] = (),
-    only: Sequence[str] | None = None,
-) -> None:
-    """One flag per field; those not given are absent from the result."""
-    for spec in dataclasses.fields(schema):
-        if spec.name in leave_out or (only is not None and spec.name not in only):
-            continue
-        if spec.name == "graph":
-            parser.add_argument("graph", help=spec.metadata["help"])
-            continue
-        flag = "--" + spec.name.replace("_", "-")
-        text = f"{spec.metadata['help']} ({spec.default})".replace("%", "%%")
-        if isinstance(spec.default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
-        else:
-            kind = NUMBERS.get(type(spec.default), str)
-            parser.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar="X", help=text)
-    for former, name in FORMER.items():
-        if name in (spec.name for spec in dataclasses.fields(schema)) and (only is None or name in only):
-            flag = "--" + former.replace("_", "-")
-            parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-
-
 def _config(options: argparse.Namespace, **defaults: Any) -> Config:
-    return Config(**(defaults | _given(options, Config)))
-
-
-def _given(options: argparse.Namespace, schema: type[Config | PartitionOptions]) -> dict[str, Any]:
-    names = {spec.name for spec in dataclasses.fields(schema)}
-    return {name: value for name, value in vars(options).items() if name in names}
+    return Config(**(defaults | given(options, Config)))
 
 
 def _train(options: argparse.Namespace) -> int:
     from weft import report
     from weft.engine.options import without_foreign_flags
-    from weft.engine.run import is_main_process, run
+    from weft.engine.run import run
+    from weft.engine.torchrun import is_main_process
 
     saved: dict[str, Any] = {}
     if (before := _saved(options)) is not None:
@@ -240,7 +173,7 @@ def _train(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from weft import engine, report
-    from weft.engine.run import is_main_process
+    from weft.engine.torchrun import is_main_process
 
     config = _config(options)
     if options.ablate:
@@ -262,7 +195,7 @@ def _partition(options: argparse.Namespace) -> int:
     from weft.partition import make_book
     from weft.partition.book import require_writable
 
-    config, method = _config(options), PartitionOptions(**_given(options, PartitionOptions))
+    config, method = _config(options), PartitionOptions(**given(options, PartitionOptions))
     stem = Path(config.graph).stem.replace(":", "-").replace(",", "-")
     out = options.out or Path("books") / f"{stem}-{options.method}-{options.parts}.safetensors"
     require_writable(out)  # before the work

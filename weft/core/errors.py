@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,10 +46,15 @@ class Stopped(KeyboardInterrupt):
 def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
     """The error for a name that is not in a table, with the nearest one that is."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=NEAR)
+    near = nearest(name, names)
     listed = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
-    hint = f"did you mean '{near[0]}'?" if near else f"choose one of {listed}"
+    hint = f"did you mean '{near}'?" if near else f"choose one of {listed}"
     return InputError(f"unknown {what} '{name}': {hint}")
+
+
+def nearest(name: str, known: Sequence[str]) -> str | None:
+    """The known name that was probably meant by another one, if any is."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=NEAR)), None)
 
 
 def printable(text: str) -> str:

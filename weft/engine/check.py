@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import warnings
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.data import DataWarning, Graph
 from weft.engine.options import rows_device
+from weft.engine.torchrun import is_main_process
 from weft.nn import ONE_DEVICE, GraphOperation, TypedInput, Workload, idle_parameters, require_independent_rows
 from weft.strategies import get_strategy
 
@@ -39,7 +39,7 @@ def check(config: Config, work: Workload, *, launched: bool, own_model: bool = F
     if own_model:
         require_independent_rows(work, together=plan.traits == ONE_DEVICE)
         warn_of_idle_parameters(work)
-    if work.stats.weighted and os.environ.get("RANK", "0") == "0":
+    if work.stats.weighted and is_main_process():
         warn_of_ignored_weights(graph.name, operations)
     if launched:
         if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
@@ -78,7 +78,7 @@ def check_input(graph: Graph, model: nn.Module) -> None:
 def warn_of_idle_parameters(work: Workload) -> None:
     """UserWarning, in one line, where parameters have no effect in training but to be moved by rounding noise."""
     found = idle_parameters(work)
-    if found and os.environ.get("RANK", "0") == "0":
+    if found and is_main_process():
         warnings.warn(
             f"{' and '.join(found)}: a norm or a softmax behind takes all effect from them, so their gradients are "
             "rounding noise, which Adam makes full steps of, and in float32 strategies drift apart: make these layers "

@@ -13,8 +13,9 @@ from weft.engine.check import check
 from weft.engine.folder import new_folder
 from weft.engine.options import refuse_foreign_flags, without_foreign_flags
 from weft.engine.rank import Job, make_plan, make_workload, prepare_process
-from weft.engine.run import Run, is_main_process, load_graph, on_present_ranks, run_checked, under_torchrun
+from weft.engine.run import Run, load_graph, run_checked
 from weft.engine.tasks import prepared, task_model
+from weft.engine.torchrun import is_main_process, on_present_ranks, under_torchrun
 from weft.nn import Workload
 from weft.strategies import Plan, get_strategy
 

@@ -23,7 +23,7 @@ from weft.core.errors import InputError, RunError
 from weft.core.explain import explained
 from weft.core.forkserver import start_method
 from weft.core.meter import STATUS_BYTES, read_status
-from weft.engine.stop import SIGNALS, handle_signals
+from weft.core.stop import SIGNALS, handle_signals
 
 STOPPED = 128
 GRACE_SECONDS = 2.0
@@ -54,7 +54,7 @@ def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: i
     """Runs `entry(*arguments, meeting)` on `workers` local ranks; the signal that they were told to stop by, or 0.
 
     folder: for what they share, which only this user may open; the ranks remove it if this process is killed.
-    A rank that stops as it was told exits with STOPPED + the signal. SIGTERM and Ctrl-C are passed on to the ranks; the
+    A rank that stops as it was told exits with STOPPED + the signal. SIGNALS are passed on to the ranks; the
     second ends them at once. One that fails or is killed stops the others; RunError then names it and what it was
     doing, InputError if the caller's mistake made it fail. Ranks end when this process is gone.
     """

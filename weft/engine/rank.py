@@ -19,6 +19,7 @@ from weft.core.config import Config
 from weft.core.memory import keep_pages
 from weft.core.meter import Meter
 from weft.core.optimisations import Optimisations
+from weft.core.stop import StopRequest
 from weft.cost import Machine
 from weft.data import Graph
 from weft.engine.embedded import restore_rows
@@ -32,7 +33,6 @@ from weft.engine.options import (
 )
 from weft.engine.progress import ProgressShow
 from weft.engine.rank_zero import found_checkpoint, found_machine
-from weft.engine.stop import StopRequest
 from weft.engine.tasks import make_task
 from weft.engine.trainer import Trainer
 from weft.engine.watchdog import Watchdog

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import signal
 import tempfile
 from contextlib import suppress
@@ -21,6 +20,7 @@ from weft.core.config import Config
 from weft.core.errors import InputError, RunError, Stopped
 from weft.core.forkserver import temporary_folder
 from weft.core.meter import Meter
+from weft.core.stop import StopRequest
 from weft.core.tensor_file import save_tensors
 from weft.cost import Machine
 from weft.data import Graph, as_asked, load
@@ -49,8 +49,8 @@ from weft.engine.rank import (
     run_rank,
     tensors_of,
 )
-from weft.engine.stop import StopRequest
 from weft.engine.tasks import prepared, task_model
+from weft.engine.torchrun import on_present_ranks, restarted, under_torchrun
 from weft.nn import Workload
 from weft.strategies import Plan, get_strategy
 
@@ -151,40 +151,6 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
         name = signal.Signals(ended).name
         raise Stopped(f"stopped by {name}; continue with --resume --out {folder.path}", ended)
     return Run(folder=folder.path, summary=ended)
-
-
-def under_torchrun() -> bool:
-    """Whether this process is a rank that torchrun started."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def on_present_ranks(config: Config) -> Config:
-    """A configuration whose workers are the ranks that torchrun started, if it did.
-
-    InputError for a task among several of a scheduler, each of which would be a run by itself.
-    """
-    for name, starter in TASKS.items():
-        number = os.environ.get(name, "1")
-        if not under_torchrun() and number.isdigit() and int(number) > 1:
-            raise InputError(
-                f"{starter} started {number} tasks, and each would train by itself: let it start torchrun, one task a "
-                f"node, or unset {name} if this is to be a run of its own"
-            )
-    return replace(config, workers=int(os.environ["WORLD_SIZE"])) if under_torchrun() else config
-
-
-TASKS = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec"}
-"""The environment's names of how many tasks a scheduler has started, and what starts them."""
-
-
-def is_main_process() -> bool:
-    """Whether this process is the one that writes and prints: any but a rank of torchrun other than 0."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def restarted() -> bool:
-    """Whether torchrun has started the ranks again after one was lost."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def load_graph(config: Config) -> Graph:

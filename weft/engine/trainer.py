@@ -11,10 +11,10 @@ from torch import Tensor
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.memory import peak_memory_bytes
+from weft.core.stop import StopRequest
 from weft.engine import checkpoint, embedded
 from weft.engine.checkpoint import Checkpoint, Progress
 from weft.engine.metrics import Task
-from weft.engine.stop import StopRequest
 from weft.engine.writer import RunWriter
 from weft.nn import embeddings
 from weft.strategies import Placed, Step

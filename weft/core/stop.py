@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -13,9 +13,11 @@ from weft.core.errors import Stopped
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def handle_signals(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Sets a handler for all of them but a SIGHUP that is ignored, as under nohup; what they had before."""
-    heard = [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
+def handle_signals(
+    handler: Callable[[int, FrameType | None], None], numbers: Sequence[signal.Signals] = SIGNALS
+) -> dict[signal.Signals, Any]:
+    """Sets a handler for some signals but a SIGHUP that is ignored, as under nohup; what they had before."""
+    heard = [one for one in numbers if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heard}
 
 

@@ -1,0 +1,81 @@
+"""A command line's flags: one for each field of a schema."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from weft.core.config import FORMER, Config, PartitionOptions
+from weft.core.errors import InputError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, and that takes no abbreviated flags."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        flag = re.match(r"unrecognized arguments: (--[a-z-]+)", message)
+        if flag and (near := nearest(flag[1], _flags())):
+            message = f"unknown flag {flag[1]}: did you mean {near}?"
+        raise InputError(f"{message} (see {self.prog} --help)")
+
+
+def _flags() -> list[str]:
+    """Those of all commands."""
+    fields = (*dataclasses.fields(Config), *dataclasses.fields(PartitionOptions))
+    return ["--out", "--resume", "--strategies", *("--" + spec.name.replace("_", "-") for spec in fields)]
+
+
+def whole(text: str) -> int:
+    """A whole number in ASCII digits."""
+    if not re.fullmatch(r"-?[0-9]{1,30}", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number")
+    return int(text)
+
+
+def real(text: str) -> float:
+    """A number in ASCII digits."""
+    if not re.fullmatch(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|-?inf|nan", text, re.IGNORECASE | re.ASCII):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number")
+    return float(text)
+
+
+NUMBERS: dict[type, Callable[[str], Any]] = {int: whole, float: real}
+
+
+def add_options(
+    parser: argparse.ArgumentParser,
+    schema: type[Config | PartitionOptions] = Config,
+    *,
+    leave_out: Sequence[str] = (),
+    only: Sequence[str] | None = None,
+) -> None:
+    """One flag per field; those not given are absent from the result."""
+    for spec in dataclasses.fields(schema):
+        if spec.name in leave_out or (only is not None and spec.name not in only):
+            continue
+        if spec.name == "graph":
+            parser.add_argument("graph", help=spec.metadata["help"])
+            continue
+        flag = "--" + spec.name.replace("_", "-")
+        text = f"{spec.metadata['help']} ({spec.default})".replace("%", "%%")
+        if isinstance(spec.default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        else:
+            kind = NUMBERS.get(type(spec.default), str)
+            parser.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar="X", help=text)
+    for former, name in FORMER.items():
+        if name in (spec.name for spec in dataclasses.fields(schema)) and (only is None or name in only):
+            flag = "--" + former.replace("_", "-")
+            parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def given(options: argparse.Namespace, schema: type[Config | PartitionOptions]) -> dict[str, Any]:
+    """The fields of a schema that a command line gives."""
+    names = {spec.name for spec in dataclasses.fields(schema)}
+    return {name: value for name, value in vars(options).items() if name in names}
