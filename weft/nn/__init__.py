@@ -38,7 +38,7 @@ from weft.nn.pyg import PyGConv, from_pyg
 from weft.nn.reduce import ByRelation, Max, Sum
 from weft.nn.relations import OwnRelationRows, RelationIndex, RelationRows
 from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
-from weft.nn.sample import Sample, random_topology
+from weft.nn.sample import Sample, random_topology, some_vertices
 from weft.nn.stack import Decoupled, RowLayer, Stack
 from weft.nn.topology import EdgePart, SubTopology, Topology
 from weft.nn.typed import (
@@ -134,6 +134,7 @@ __all__ = [
     "random_topology",
     "require_independent_rows",
     "shared_parameters",
+    "some_vertices",
     "step_memory",
     "typed_rows",
     "use_onednn",

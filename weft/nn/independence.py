@@ -15,7 +15,7 @@ from weft.core.errors import InputError
 from weft.data import Adjacency
 from weft.nn.graph_view import SPREAD, GraphView
 from weft.nn.norm import BatchNorm
-from weft.nn.sample import Sample, random_topology
+from weft.nn.sample import Sample, random_topology, some_vertices
 from weft.nn.topology import Topology
 from weft.nn.workload import Workload
 
@@ -72,7 +72,7 @@ def require_independent_rows(work: Workload, *, together: bool) -> None:
     module that gives other rows for the same ones. together: one rank has all rows at once, so that they may depend on
     each other.
     """
-    vertices = torch.arange(NUM_VERTICES) * work.graph.num_vertices // NUM_VERTICES
+    vertices = some_vertices(work.graph, NUM_VERTICES)
     few = random_topology(work.graph, NUM_VERTICES, DEGREE, work.dtype)
     totals: list[Tensor] = []
     with torch.random.fork_rng(devices=[]):
@@ -95,7 +95,7 @@ def require_independent_rows(work: Workload, *, together: bool) -> None:
             )
         if together:
             return
-        beside = torch.arange(BESIDE_VERTICES) * work.graph.num_vertices // BESIDE_VERTICES
+        beside = some_vertices(work.graph, BESIDE_VERTICES)
         more = random_topology(work.graph, BESIDE_VERTICES, BESIDE_DEGREE, work.dtype, seed=1)
         sample = Sample(work, _side_by_side(more, few), torch.cat([beside, vertices]))
         run = sample.forward(SampleView, noted=[], totals=iter(totals))
@@ -181,7 +181,7 @@ def idle_parameters(work: Workload) -> list[str]:
     if work.dtype != torch.float32 or not any(isinstance(part, BatchNorm) for part in work.model.modules()):
         return []
     precise = Workload(copy.deepcopy(work.model).double(), work.graph, work.optimisations)
-    vertices = torch.arange(NUM_VERTICES) * work.graph.num_vertices // NUM_VERTICES
+    vertices = some_vertices(work.graph, NUM_VERTICES)
     sample = Sample(precise, random_topology(work.graph, NUM_VERTICES, DEGREE, torch.float64), vertices)
     try:
         logits = sample.forward(SampleView, noted=[], totals=None)()

@@ -36,6 +36,11 @@ def random_topology(
     )
 
 
+def some_vertices(graph: Graph, number: int) -> Tensor:
+    """So many vertices, int64, evenly spaced over all types; some are there twice where the graph has fewer."""
+    return torch.arange(number) * graph.num_vertices // number
+
+
 class Sample:
     """A copy of a workload's model, in training, and what it reads of some vertices, int64 [n], of any order.
 

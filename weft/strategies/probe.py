@@ -24,6 +24,7 @@ from weft.nn import (
     ViewTraits,
     Workload,
     random_topology,
+    some_vertices,
 )
 from weft.store.rows import host_rows
 from weft.strategies.vertex.costs import directions
@@ -79,7 +80,7 @@ def probe(work: Workload, traits: ViewTraits, group: Group) -> Machine:
     most = min(MAX_VERTICES, MAX_EDGES // degree, MAX_FEATURES // max(graph.num_features, 1))
     num_vertices = max(1, min(graph.num_vertices // group.size, most))
     topology = random_topology(graph, num_vertices, degree, work.dtype, group.device)
-    sample = Sample(work, topology, torch.arange(num_vertices) * graph.num_vertices // num_vertices)  # of all types
+    sample = Sample(work, topology, some_vertices(graph, num_vertices))
 
     def seconds_of(view_type: type[GraphView]) -> float:
         forward = sample.forward(view_type)
