@@ -96,7 +96,7 @@ def test_swapped_checkpoints_are_not_taken(folder: Path) -> None:
 def edit(change: dict[str, Any]) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
         state = json.loads((path / "state.json").read_text())
-        state["progress"].update(change)
+        state["state"]["progress"].update(change)
         (path / "state.json").write_text(json.dumps(state))
 
     return damage

@@ -38,16 +38,16 @@ class Recorder:
         except OSError as error:
             raise RunError(f"{path}: {error.strerror}") from error
         self._size, self._digest = len(known), hashlib.sha256(known)
-        self._epochs = [line for line in read(path) if line["kind"] == "epoch"]
+        self._epochs = [line for line in _parsed(known, path) if line["kind"] == "epoch"]
 
     def write(self, kind: str, **values: Any) -> None:
-        """Appends one line. RunError if it cannot be written, or if nobody would find it."""
+        """Appends one line. RunError if it cannot be written or, at an epoch's, if nobody would find it."""
         line = {"kind": kind, "version": VERSION, **values}
         text = json.dumps(line).encode() + b"\n"
         try:
             if self._file.write(text) < len(text):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
+            if kind == "epoch" and not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
                 raise FileNotFoundError(errno.ENOENT, "it was replaced while the run went on")
         except OSError as error:
             raise RunError(f"{self._path}: {error.strerror}") from error
@@ -68,8 +68,11 @@ class Recorder:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The lines of a record; a last line cut short by a killed writer is left out. InputError for a damaged one."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    records = []
+    return _parsed(path.read_bytes() if path.exists() else b"", path)
+
+
+def _parsed(data: bytes, path: Path) -> list[dict[str, Any]]:
+    records, lines = [], data.splitlines()
     for number, line in enumerate(lines):
         try:
             found = json.loads(line)

@@ -6,23 +6,21 @@ import hashlib
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from weft.core.config import Config
-from weft.core.errors import InputError, RunError
+from weft.core.errors import InputError, RunError, readable
 from weft.core.record import Mark
 from weft.core.tensor_file import save_tensors
 
 KEPT = 2
-DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
-"""What reading a checkpoint raises that is not as it was written."""
 
 
 @dataclass(kw_only=True)
@@ -87,7 +85,8 @@ def _write(draft: Path, checkpoint: Checkpoint) -> None:
         "record": asdict(checkpoint.record),
         "tensors": _sha256(draft / "state.safetensors"),
     }
-    (draft / "state.json").write_text(json.dumps(state | {"sha256": _digest(state)}))
+    text = json.dumps(state)
+    (draft / "state.json").write_text(f'{{"sha256": "{_digest(text)}", "state": {text}}}')
     for path in (*draft.iterdir(), draft):
         _sync(path)
 
@@ -96,10 +95,15 @@ def newest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole, or None if there is none at all. InputError if all are damaged."""
     found = _newest_first(folder)
     for path in found:
-        try:
-            state: dict[str, Any] = json.loads((path / "state.json").read_text())
-            whole = state.pop("sha256") == _digest(state) and state["progress"]["epoch"] == _epoch_of(path)
-            if whole and state["tensors"] == _sha256(path / "state.safetensors"):
+        with suppress(InputError), readable(path, "it is passed over"):
+            found_here = json.loads((path / "state.json").read_text())
+            state: dict[str, Any] = found_here["state"]
+            whole = found_here["sha256"] == _digest(json.dumps(state))
+            if (
+                whole
+                and state["progress"]["epoch"] == _epoch_of(path)
+                and state["tensors"] == _sha256(path / "state.safetensors")
+            ):
                 return Checkpoint(
                     config=Config(**state["config"]),
                     fingerprint=state["fingerprint"],
@@ -107,8 +111,6 @@ def newest(folder: Path) -> Checkpoint | None:
                     tensors=load_file(path / "state.safetensors"),
                     record=Mark(**state["record"]),
                 )
-        except DAMAGED:
-            continue
     if found:
         raise InputError(f"{folder}: no checkpoint is as it was written; give a new --out to start again")
     return None
@@ -164,8 +166,8 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _digest(state: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -1,4 +1,7 @@
-"""A run's folder: config.toml, metrics.jsonl, probe.json, checkpoints/, model.safetensors. Only rank 0 touches it."""
+"""A run's folder: config.toml, metrics.jsonl, probe.json, checkpoints/, model.safetensors. Only rank 0 touches it.
+
+While the run lives, there is its lock too.
+"""
 
 from __future__ import annotations
 
