@@ -67,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code, text = 128 + signal.SIGINT, "interrupted"
     except Exception as error:
         code, text = 1, explained(error)
+    finally:
+        if arguments is None:
+            handle_signals(signal.SIG_IGN)  # Python's own end would answer a signal with a traceback
     print(f"weft: error: {printable(text)}", file=sys.stderr, flush=True)
     return code
 

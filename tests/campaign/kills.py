@@ -22,10 +22,12 @@ from tests.campaign.scene import (
     summary,
     until,
 )
-from tests.campaign.settings import draw_placement, draw_setting
+from tests.campaign.settings import Placement, draw_placement, draw_setting
 from tests.engine.running import Command, members, ranks
 
 EPOCHS = 24
+BLOWS = 6
+"""How often a run is hit, at most."""
 START_SECONDS = 5.0
 """What a new Python takes before it is where a forked one begins, about."""
 RUN_SECONDS = 3.0
@@ -46,8 +48,30 @@ MOMENTS = ("instant", "instant", "opened", "meeting", "epoch", "checkpoint", "en
 
 
 def attempt(random: Random, scene: Scene) -> None:
-    """A run that a signal hits, and then the one that goes on with it."""
+    """A run that signals hit, one after the other, each time it goes on, until it is let come to its end."""
     setting, placement = draw_setting(random, scene.stage.typed), draw_placement(random)
+    run = (*setting.train(), *placement.flags, "--epochs", EPOCHS)
+    whole = scene.stage.whole(setting, placement, "--epochs", EPOCHS)
+    out = scene.folder / "run"
+    interrupted = False
+    for blow in range(random.randint(1, BLOWS)):
+        if begun(out) and finished(out):
+            break
+        try:
+            interrupted = strike(random, scene, placement, run, out) or interrupted
+        except Missed:
+            if not blow:
+                raise
+    go_on(random, scene, setting.graph[0], run, out)
+    if placement.strategy == "stale" and interrupted:  # old rows are in no checkpoint: not the run that nobody stopped
+        require(len(losses(out)) == EPOCHS, "the run that went on has not all epochs")
+        summary(out)
+    else:
+        require_same(out, whole.folder)
+
+
+def strike(random: Random, scene: Scene, placement: Placement, run: tuple[object, ...], out: Path) -> bool:
+    """Begins a run or goes on with it, and sends a signal to it; whether that ended it before its time."""
     number, moment = random.choice(SIGNALS), random.choice(MOMENTS)
     targets = ["launcher", "group"] if placement.workers == 1 else ["rank", "rank", "launcher", "server", "group"]
     random.shuffle(targets)
@@ -55,16 +79,19 @@ def attempt(random: Random, scene: Scene) -> None:
     every = 1 if moment == "checkpoint" else random.choice((0, 1, 3, 10))
     still = number == signal.SIGSTOP
     timeout = 60 if not still or briefly else 3
-    run = (*setting.train(), *placement.flags, "--epochs", EPOCHS, "--checkpoint-every", every, "--timeout", timeout)
-    whole = scene.stage.whole(setting, placement, "--epochs", EPOCHS)
+    more = ("--checkpoint-every", every, "--timeout", timeout, "--out", out, *(("--resume",) if begun(out) else ()))
 
-    out = scene.folder / "run"
-    process = scene.start(*run, "--out", out, executed=executed)
-    wait_for(moment, random, process, out, scene, executed)
-    target, pids = choose(targets, random, process)
-    found = f"{epochs_recorded(out)} epochs recorded, {len(members(process.pid))} processes"
-    scene.notes.append(f"{number.name} to {target} {pids}, {moment}: {found}")
-    hit(pids, number)
+    process = scene.start(*run, *more, executed=executed)
+    try:
+        wait_for(moment, random, process, out, scene, executed)
+        target, pids = choose(targets, random, process)
+        found = f"{epochs_recorded(out)} epochs recorded, {len(members(process.pid))} processes"
+        scene.notes.append(f"{number.name} to {target} {pids}, {moment}: {found}")
+        hit(pids, number)
+    except Missed:
+        scene.finish(process).require_ended(0)
+        raise
+    scene.faults += 1
     if still:
         go_on_later(process, pids, random.uniform(0.05, 0.8) if briefly else STILL_SECONDS)
     elif twice and target in ("launcher", "group"):
@@ -76,12 +103,7 @@ def attempt(random: Random, scene: Scene) -> None:
     if number == signal.SIGKILL and target == "group":  # nobody is left to remove anything
         scene.remove_temporary_files()
     scene.require_nothing_left()
-    go_on(random, scene, setting.graph[0], run, out)
-    if placement.strategy == "stale" and done.code:  # old rows are in no checkpoint: not the run that was never stopped
-        require(len(losses(out)) == EPOCHS, "the run that went on has not all epochs")
-        summary(out)
-    else:
-        require_same(out, whole.folder)
+    return done.code != 0
 
 
 def wait_for(moment: str, random: Random, process: Command, out: Path, scene: Scene, executed: bool) -> None:
@@ -161,18 +183,21 @@ def allowed_codes(number: int, target: str, *, lost: bool) -> set[int]:
 
 def go_on(random: Random, scene: Scene, graph: str, run: tuple[object, ...], out: Path) -> None:
     """Brings a run to its end: resumes it, or begins where it had not begun. Broken where neither can be."""
-    if not out.exists() or not any(out.iterdir()):
+    if not begun(out):
         scene.run(*run, "--out", out).require_ended(0)
-        return
-    names = sorted(path.name for path in out.iterdir())
-    require((out / "config.toml").exists(), f"neither begun nor to be resumed: {names}")
-    if (out / "metrics.jsonl").exists() and finished(out):
+    elif finished(out):
         said = scene.run(*run, "--out", out, "--resume").require_refused()
         require("has finished its" in said, said)
-        return
-    short = random.random() < 0.5
-    words = ("train", graph) if short else run
-    scene.run(*words, "--out", out, "--resume").require_ended(0)
+    else:
+        words = ("train", graph) if random.random() < 0.5 else run
+        scene.run(*words, "--out", out, "--resume").require_ended(0)
+
+
+def begun(out: Path) -> bool:
+    """Whether there is a run to resume; Broken if there is something else."""
+    names = sorted(path.name for path in out.iterdir()) if out.exists() else []
+    require(not names or "config.toml" in names, f"neither begun nor to be resumed: {names}")
+    return bool(names)
 
 
 def finished(out: Path) -> bool:

@@ -131,6 +131,8 @@ class Scene:
             folder.mkdir()
         self.notes: list[str] = []
         """What was done, for a person who repeats it."""
+        self.faults = 0
+        """How many faults have happened, of an attempt that makes several."""
         self._begun: dict[int, float] = {}
         self._started: list[Command] = []
         self._disks: list[Path] = []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.campaign import scene
-from tests.campaign.__main__ import CLASSES, Outcome, tried
+from tests.campaign.lanes import CLASSES, Outcome, tried
 from tests.campaign.scene import Broken, Done, Scene, Stage, require_same
 from tests.campaign.settings import SMALL, Placement, Setting
 
@@ -45,7 +45,7 @@ def stage() -> Iterator[Stage]:
 @pytest.mark.parametrize(("name", "seed"), [(name, seed) for name, seeds in QUICK.items() for seed in seeds])
 def test_a_promise_holds(stage: Stage, name: str, seed: int) -> None:
     outcomes = (tried(name, seed, stage) for _ in range(TURNS))
-    outcome = next((one for one in outcomes if one.kind != "missed"), Outcome("missed", "always", []))
+    outcome = next((one for one in outcomes if one.kind != "missed"), Outcome("missed", "always", [], 0))
     assert outcome.kind == "held", "\n".join([outcome.said, *outcome.notes])
 
 

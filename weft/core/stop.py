@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def handle_signals(
-    handler: Callable[[int, FrameType | None], None], numbers: Sequence[signal.Signals] = SIGNALS
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers, numbers: Sequence[signal.Signals] = SIGNALS
 ) -> dict[signal.Signals, Any]:
     """Sets a handler for some signals but a SIGHUP that is ignored, as under nohup; what they had before."""
     heard = [one for one in numbers if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
