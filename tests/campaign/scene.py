@@ -25,6 +25,8 @@ from tests.engine.running import Command, members
 from tests.strategies.graphs import make_typed_graph
 
 ROOT = Path(__file__).parents[2]
+WAIT_SECONDS = 120.0
+"""How long a command may take: several times what one takes with others beside it, and longer than `--timeout`."""
 PATIENCE_SECONDS = 15.0
 """How long what a command has left may take to go."""
 TOLERANCE = 1e-9
@@ -175,7 +177,7 @@ class Scene:
         self._started.append(process)
         return process
 
-    def finish(self, process: Command, seconds: float = 60) -> Done:
+    def finish(self, process: Command, seconds: float = WAIT_SECONDS) -> Done:
         """What came of a command; Broken if it goes on for longer."""
         try:
             out, errors = process.said(seconds)
@@ -190,7 +192,7 @@ class Scene:
             self.notes += errors.strip().splitlines()[-12:]
         return Done(code=code, out=out, errors=errors, seconds=taken)
 
-    def run(self, *arguments: object, seconds: float = 60, prepare: Callable[[], None] | None = None) -> Done:
+    def run(self, *arguments: object, seconds: float = WAIT_SECONDS, prepare: Callable[[], None] | None = None) -> Done:
         """A command, until its end."""
         return self.finish(self.start(*arguments, prepare=prepare), seconds)
 
@@ -270,7 +272,7 @@ class Stage:
             placement = Placement(strategy="single", workers=1, more=())
         words = tuple(str(one) for one in (*setting.train(), *placement.flags, *more))
         if words not in self._wholes:
-            folder = self.folder / f"whole-{len(self._wholes)}"
+            folder = Path(tempfile.mkdtemp(prefix="whole-", dir=self.folder))
             with Scene(self) as scene:
                 done = scene.run(*words, "--out", folder)
                 require(done.code == 0, f"uninterrupted: weft {shlex.join(words)}: {done.errors.strip()[-300:]}")
@@ -353,7 +355,7 @@ def shown(numbers: list[int]) -> str:
     return text if len(text) < 120 else f"{text[:60]} ... {text[-50:]}"
 
 
-def until(happened: Callable[[], bool], process: Command, seconds: float = 60) -> None:
+def until(happened: Callable[[], bool], process: Command, seconds: float = WAIT_SECONDS) -> None:
     """Waits for something that a command does; Missed if it ends before, Broken if it takes too long."""
     deadline = time.monotonic() + seconds
     while not happened():

@@ -30,6 +30,7 @@ GRACE_SECONDS = 2.0
 """How long ranks may go on when one has failed; a rank that hangs does not hear of it otherwise."""
 UNKNOWN = 255
 """What `multiprocessing` says of a rank when the process that it was forked from, which would tell, is gone."""
+SERVER_KILLED = "the process that ranks are forked from was killed in {}; they were stopped"
 AGAIN_SECONDS = 1.0
 """How often ranks are told to stop until they have."""
 
@@ -90,8 +91,10 @@ class Ranks:
                 theirs.close()
                 if self._told:
                     break
-        except BaseException:
+        except BaseException as error:
             self.__exit__()
+            if isinstance(error, EOFError | ConnectionError):
+                raise RunError(SERVER_KILLED.format("the start of ranks")) from error
             raise
         return self
 
@@ -165,7 +168,7 @@ class Ranks:
             hint = " (out of memory?)" if name == "SIGKILL" else ""
             return RunError(f"rank {rank} (pid {pid}) was killed by {name}{hint} in {where}; the others were stopped")
         if code == UNKNOWN:
-            return RunError(f"the process that ranks are forked from was killed in {where}; they were stopped")
+            return RunError(SERVER_KILLED.format(where))
         self._hear(rank)
         report = self._said.get(rank)
         if report is None:
