@@ -16,10 +16,10 @@ from torch import Tensor
 from weft.core.errors import InputError, RunError
 from weft.store import files
 from weft.store.files import ArrayFile, free_bytes, mapped_empty, release
-from weft.store.rows import HostRows, PinnedRows, host_rows
+from weft.store.rows import HostRows, MemoryRows, host_rows
 
 CPU = torch.device("cpu")
-Make = Callable[[int, int, torch.dtype], HostRows | PinnedRows]
+Make = Callable[[int, int, torch.dtype], HostRows | MemoryRows]
 
 
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
@@ -33,7 +33,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(params=["file", "pinned"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     if request.param == "pinned":
-        return lambda num_rows, width, dtype: PinnedRows(num_rows, width, dtype, CPU)
+        return lambda num_rows, width, dtype: MemoryRows(num_rows, width, dtype, CPU)
     return lambda num_rows, width, dtype: HostRows(num_rows, width, dtype, tmp_path)
 
 

@@ -25,11 +25,11 @@ from weft.cost import Machine
 from weft.data import Graph, TypedShape, reorder
 from weft.nn import MODELS, Stack, from_pyg, make_model
 from weft.nn.conv import mlp
-from weft.strategies import STRATEGIES
+from weft.strategies import STRATEGIES, ResidentPlan
 
 EXACT = [name for name, plan in STRATEGIES.items() if plan.exact and name != "single"]
-RESIDENT = [name for name in EXACT if name != "offload"]
-"""Those whose rows stay where they are; test_offload.py has the matrix of the other, whose ways to run are more."""
+RESIDENT = [name for name in EXACT if issubclass(STRATEGIES[name], ResidentPlan)]
+"""Those whose rows stay where they are; test_offload.py and test_pipeline.py have the matrices of the others."""
 OWN = [name for name in RESIDENT if not STRATEGIES[name].__module__.startswith("weft.")]
 """Those of the examples, of whose tests an eighth is quick."""
 MACHINE = Machine(seconds_per_flop=1e-10, seconds_per_edge=1e-9, seconds_per_byte=8e-10)

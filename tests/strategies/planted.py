@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.ranks import on_ranks
 from tests.strategies.cases import Case
 from tests.strategies.session import Given, check_case, reference
+from weft.chunks.halos import GradFlow, RowFlow
 from weft.comm import Group, exchange, halo
 from weft.nn import RelationRows, embedding_rows, typed
 from weft.store.rows import HostRows
@@ -43,6 +44,15 @@ def wrong_gather(gather: Callable[..., None]) -> Callable[..., None]:
     def wrong(home: HostRows, rows: Tensor, out: Tensor, places: Tensor) -> None:
         gather(home, rows, out, places)
         out[places, -1:] *= 1.001
+
+    return wrong
+
+
+def wrong_flow(take: Callable[..., Iterator[tuple[Any, Tensor]]]) -> Callable[..., Iterator[tuple[Any, Tensor]]]:
+    def wrong(*arguments: Any) -> Iterator[tuple[Any, Tensor]]:
+        for place, rows in take(*arguments):
+            rows[:, -1:] *= 1.001
+            yield place, rows
 
     return wrong
 
@@ -94,6 +104,8 @@ PLANTED: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     "hybrid": ("hybrid", lambda: replaced(halo.Rows, "wait", too_large(halo.Rows.wait))),
     "cached": ("cached", lambda: replaced(PlacedVertices, "__init__", wrong_ids(PlacedVertices.__init__))),
     "offload": ("offload", lambda: replaced(HostRows, "gather", wrong_gather(HostRows.gather))),
+    "rows_flow": ("pipeline", lambda: replaced(RowFlow, "take", wrong_flow(RowFlow.take))),
+    "grads_flow": ("pipeline", lambda: replaced(GradFlow, "take", wrong_flow(GradFlow.take))),
     "pairs": ("tensor", wrong_pairs),
     "embedded_rows": ("cached", wrong_embedded_rows),
     "summed_embedding": ("communicated", summed_embedding),

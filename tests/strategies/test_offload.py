@@ -38,6 +38,8 @@ CHUNKS = (1, 3, 16)
 INTERMEDIATES = ("auto", "recompute", "keep")
 WITHOUT = ("", "share", "keep", "reorder", "prefetch")
 SLOW = pytest.mark.slow
+IN_FILES = 1 << 40
+"""A limit of the device's memory that is no limit, under which rows are in files, not in memory."""
 
 
 class DropsItself(nn.Module):
@@ -79,10 +81,11 @@ SHARES = {1: 1 / 3, 3: 1 / 6}
 
 
 def given(case: Case, chunks: int, intermediates: str, saving: str, size: int) -> tuple[str, Any]:
-    """A test's name and its parameters; every fourth caches half of the other ranks' rows beside its own."""
+    """A test's name and its parameters; half have rows in files, a fourth cache half of the other ranks' rows."""
     name = "-".join(filter(None, (case.id, f"{chunks}chunks", intermediates, saving and f"no_{saving}", f"P{size}")))
     cache_ratio = 0.5 if turn(name, 4) == 0 else None
-    placement = Given(chunks=chunks, intermediates=intermediates, cache_ratio=cache_ratio)
+    limit = IN_FILES if turn(name, 2) else None
+    placement = Given(chunks=chunks, intermediates=intermediates, cache_ratio=cache_ratio, device_memory=limit)
     return f"offload-{name}", (case.without_saving(saving), placement, size)
 
 
@@ -109,7 +112,7 @@ def test_equals_single(case: Case, placement: Given, size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=SLOW), 3, pytest.param(4, marks=SLOW)])
 def test_a_planted_error_shows(size: int) -> None:
-    check_planted(size, "offload", Case(model="gcn"), Given(chunks=3))
+    check_planted(size, "offload", Case(model="gcn"), Given(chunks=3, device_memory=IN_FILES))
 
 
 def check_prefetch(group: Group) -> None:
@@ -478,7 +481,7 @@ def foreseen() -> list[Any]:
         cases = {f"{case.id}-P{size}": case for case in all_cases()}
         for name in sorted(chosen(cases, share)):
             chunks, intermediates = list(product(CHUNKS, INTERMEDIATES))[turn(name, 9)]
-            placement = Given(chunks=chunks, intermediates=intermediates)
+            placement = Given(chunks=chunks, intermediates=intermediates, device_memory=IN_FILES)
             points.append(pytest.param(cases[name], placement, size, id=f"{chunks}chunks-{intermediates}-{name}"))
     return points
 

@@ -80,12 +80,17 @@ class ChunkAggregates:
         assert table.op is not None
         self.op, self.layout = table.op, layout_of(table.op)  # of the rank's own model, where it is one of its layers
 
-    def results(self, step: int, *, last: bool) -> Iterator[tuple[PlacedRound, Loaded, Tensor]]:
-        """Batch by round, what is loaded and the results [n, F] of a step; last: rows go on with them."""
+    def results(
+        self, step: int, *, last: bool, ready: Callable[[int], bool] | None = None
+    ) -> Iterator[tuple[PlacedRound, Loaded, Tensor]]:
+        """Round by round, what is loaded and the results [n, F] of a step; last: rows go on with them.
+
+        ready: whether what a round reads is there; None: it is.
+        """
         rounds, sources = self.home.rounds(self.segment.hop + step), self._sources(step)
         self._make_slots(rounds, sources)
         load = lambda round_: self._load(round_, sources, last=last, values=True, way="forward")  # noqa: E731
-        for round_, loaded in self.home.ahead(rounds, load):
+        for round_, loaded in self.home.ahead(rounds, load, ready):
             self._count(round_, loaded, sources, values=True, way="forward")
             self._fetch(round_, loaded, sources)
             rows = self._about({**self._at(sources), **self._targets(loaded)}, self.table.shared)
@@ -115,7 +120,6 @@ class ChunkAggregates:
             if values:
                 self._fetch(round_, loaded, sources)
             yield round_, loaded, self._again(round_, loaded, sources, grads, values=values)
-            self._leave(round_, loaded, sources)
             del loaded
 
     def _made(self, round_: PlacedRound, loaded: Loaded, tensors: Tensors, *, keep: bool) -> Tensor:
@@ -138,7 +142,7 @@ class ChunkAggregates:
         if loaded.kept or (self.op.linear and not values):
             tensors, result = {**at, **self._targets(loaded)}, self._known(loaded)
             back = partial(self._back_kept, round_, loaded, tensors, result, sources[0].grads)
-            return Again(result=result, back=lambda grad: self._spread(round_, sources, grads, back(grad)))
+            return Again(result=result, back=lambda grad: self._spread(round_, loaded, sources, grads, back(grad)))
         wanted = {
             name: source.values.data.requires_grad_()  # its own version: the loader writes to slots not used here
             for source in sources
@@ -156,8 +160,8 @@ class ChunkAggregates:
         self.meter.aggregate(round_.num_edges, self._read_width)
         with torch.enable_grad():
             y = self._result(loaded, self._about({**at, **wanted, **targets}, shared))
-        back_again = partial(self._back_again, round_, y, wanted)
-        return Again(result=y.detach(), back=lambda grad: self._spread(round_, sources, grads, back_again(grad)))
+        back = partial(self._back_again, round_, y, wanted)
+        return Again(result=y.detach(), back=lambda grad: self._spread(round_, loaded, sources, grads, back(grad)))
 
     def _known(self, loaded: Loaded) -> Tensor:
         """The result that was kept, or zeros where nobody reads it."""
@@ -189,8 +193,11 @@ class ChunkAggregates:
         torch.autograd.backward(y, grad)  # leaves the gradients of a whole layer's parameters, too
         return {name: leaf.grad for name, leaf in wanted.items() if leaf.grad is not None}
 
-    def _spread(self, round_: PlacedRound, sources: list[Source], grads: Grads, found: Tensors) -> None:
-        """Adds the gradients of what a round read to those in slots, on the host, and of what all rows share."""
+    def _spread(self, round_: PlacedRound, loaded: Loaded, sources: list[Source], grads: Grads, found: Tensors) -> None:
+        """Adds the gradients of what a round read to those in slots, on the host, and of what all rows share.
+
+        Those of rows that the next round does not hold leave.
+        """
         for source in sources:
             for name in source.names:
                 if source.grads is not None and name in found:
@@ -200,6 +207,7 @@ class ChunkAggregates:
                 deposit(grads.live[port], round_.targets, found[name], self.meter)
         for name in self.op.shared:
             grads.add_shared(name, found.get(name))
+        self._leave(round_, loaded, sources)
 
     def _sources(self, step: int, grads: Grads | None = None, into: Rows | None = None) -> list[Source]:
         """What a step reads at sources, each rows once; what an earlier step made is apart."""
@@ -282,7 +290,7 @@ class ChunkAggregates:
 
     def _fetch(self, round_: PlacedRound, loaded: Loaded, sources: list[Source]) -> None:
         """Rows of other ranks come into their slots, from the slots, or the host, of those that have them."""
-        if self.group.size == 1:
+        if not round_.exchanges:
             return
         share, segments = self.home.optimisations.share, []
         for source in sources:
@@ -311,7 +319,7 @@ class ChunkAggregates:
         """Gradients of rows that the next round does not hold go to the ranks that own them, and to the host."""
         sources = [source for source in sources if source.grads is not None]
         index = loaded.index
-        if self.group.size > 1 and sources:
+        if round_.exchanges and sources:
             given = [cast(Tensor, one.grads).index_select(0, index["give_slots"]) for one in sources]
             got = self._exchange(torch.cat(given, 1), round_.give_counts, round_.take_counts, "gradients")
             widths = [one.rows.width for one in sources]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -18,7 +18,7 @@ from weft.chunks.slots import PlacedRound
 from weft.chunks.tables import BoundaryRows, Rows
 from weft.comm import Group
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
-from weft.store.files import ArrayFile, release
+from weft.store.files import ArrayFile, ArrayMemory, release
 from weft.store.rows import host_rows
 
 Item = TypeVar("Item")
@@ -34,16 +34,18 @@ class Fetcher(Protocol):
 
 
 class RowPool:
-    """Memory of the host for rows, in files of a folder or pinned; what is freed is used again."""
+    """Memory of the host for rows, in files of a folder, plain or pinned; what is freed is used again."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, folder: Path | None) -> None:
-        self.dtype, self.device, self.folder = dtype, device, folder
+    def __init__(self, dtype: torch.dtype, device: torch.device, folder: Path | None, *, in_memory: bool) -> None:
+        self.dtype, self.device, self.folder, self.in_memory = dtype, device, folder, in_memory
         self._free: dict[tuple[int, int], list[Rows]] = defaultdict(list)
 
     def alloc(self, num_rows: int, width: int) -> Rows:
         """Rows [num_rows, width] of any content."""
         free = self._free[num_rows, width]
-        return free.pop() if free else host_rows(num_rows, width, self.dtype, device=self.device, folder=self.folder)
+        if free:
+            return free.pop()
+        return host_rows(num_rows, width, self.dtype, device=self.device, folder=self.folder, in_memory=self.in_memory)
 
     def free(self, *rows: Rows | None) -> None:
         """Frees rows."""
@@ -56,7 +58,8 @@ class PlacedChunks:
     """What a pass needs on its rank.
 
     model: the rank's own. embedded_halo: None where every rank has its vertices' embedded rows. folder: of the files;
-    None: that for temporary ones. only_first: work on the first chunk of everything, to see what it takes.
+    None: that for temporary ones. in_memory: rows and rounds are in memory, not in files.
+    only_first: work on the first chunk of everything, to see what it takes.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class PlacedChunks:
         topology: Topology,
         embedded_halo: Fetcher | None,
         folder: Path | None,
+        in_memory: bool = False,
         only_first: bool = False,
     ) -> None:
         self.model, self.group, self.seed, self.topology = model, group, seed, topology
@@ -78,9 +82,13 @@ class PlacedChunks:
         needed = chunks.dependencies
         self.vertices, self.num_own = needed.rows, needed.num_own
         self.row_ids = topology.ids[needed.rows].to(group.device)
-        self.span, self.kept, self._schedule_of = chunks.span, chunks.kept, chunks.schedule_of
+        self.kept, self._schedule_of = chunks.kept, chunks.schedule_of
         self._rows_at = [chunks.num_rows(hop) for hop in range(len(needed.hops) + 1)]
-        self.pool, self.array_file = RowPool(work.dtype, group.device, folder), ArrayFile(folder)
+        self._spans = {num_rows: chunks.spans(num_rows) for num_rows in self._rows_at}
+        self._held_at = [hop.num_inputs for hop in needed.hops]
+        self.halo, self.prefetch = chunks.halo, chunks.prefetch
+        self.pool = RowPool(work.dtype, group.device, folder, in_memory=in_memory)
+        self.array_file = ArrayMemory() if in_memory else ArrayFile(folder)
         self.constant: BoundaryRows | None = None
         self._number = 1 if only_first else None
         self._rounds: list[list[PlacedRound]] = []
@@ -102,29 +110,37 @@ class PlacedChunks:
         return self._rounds[self._schedule_of[hop]][: self._number]
 
     def spans(self, num_rows: int) -> Sequence[slice]:
-        """Ranges of rows that are worked on one after the other; one at least, so that ranks do the same."""
-        firsts = range(0, max(num_rows, 1), self.span)[: self._number]
-        return [slice(first, min(first + self.span, num_rows)) for first in firsts]
+        """Ranges of rows that are worked on one after the other."""
+        return self._spans[num_rows][: self._number]
 
     def num_rows(self, hop: int) -> int:
         """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
         return self._rows_at[min(hop, len(self._rows_at) - 1)]
 
+    def num_held(self, hop: int) -> int:
+        """How many rows an aggregate reads from: those, and where other ranks send theirs, these as well."""
+        return self._held_at[hop]
+
     def keeps(self, segment: Segment) -> bool:
         """Whether the results of an aggregate are kept for the backward pass."""
         return self.model.training and segment.hop in self.kept
 
-    def ahead(self, items: Iterable[Item], load: Callable[[Item], Brought]) -> Iterator[tuple[Item, Brought]]:
-        """Each item with what is loaded for it, the next one's while the caller works on this one's."""
+    def ahead(
+        self, items: Iterable[Item], load: Callable[[Item], Brought], ready: Callable[[int], bool] | None = None
+    ) -> Iterator[tuple[Item, Brought]]:
+        """Each item with what is loaded for it, the next one's while the caller works on this one's.
+
+        ready: whether what the item of a number reads is there; the next one is loaded early only if it is.
+        """
         items = list(items)
-        if not self.optimisations.prefetch:
+        if not self.prefetch:
             yield from ((item, load(item)) for item in items)
             return  # the caller lets go of what it got before it asks for the next
-        coming = self._loader.submit(load, items[0])
+        coming: Future[Brought] | None = None
         for number, item in enumerate(items):
-            loaded = coming.result()
-            if number + 1 < len(items):
-                coming = self._loader.submit(load, items[number + 1])
+            loaded = load(item) if coming is None else coming.result()
+            early = number + 1 < len(items) and (ready is None or ready(number + 1))
+            coming = self._loader.submit(load, items[number + 1]) if early else None
             yield item, loaded
             del loaded
 

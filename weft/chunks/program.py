@@ -72,6 +72,11 @@ class Segment:
         return self.live[self.sources[self.op.first]]
 
     @property
+    def source_ports(self) -> list[int]:
+        """The ports that the aggregate reads at sources, each once; none where there is no aggregate."""
+        return sorted(set(self.sources.values())) if self.aggregates else []
+
+    @property
     def kept_width(self) -> int:
         """Columns of all that is kept of the result, if it is."""
         return self.width + sum(self.kept_widths)
@@ -98,6 +103,13 @@ def places(named: dict[str, Tensor], found: Sequence[Tensor]) -> dict[str, int]:
 def differentiable(segment: Segment) -> list[int]:
     """The ports that want a gradient."""
     return [number for number, port in enumerate(segment.live) if port.differentiable]
+
+
+def goes_back(before: Segment) -> bool:
+    """Whether a backward pass has anything to do behind what a boundary left."""
+    if before.constant:
+        return False
+    return bool(differentiable(before)) or (any(before.shared.values()) if before.aggregates else before.differentiable)
 
 
 def left_by(boundary: Boundary, segment: Segment) -> dict[int, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from weft.chunks.halos import HaloPlan
 from weft.chunks.program import Program
 from weft.chunks.schedule import Schedule, Volumes
 from weft.chunks.slots import Layout
@@ -66,12 +67,27 @@ class RankChunks:
     chunks: tuple[tuple[tuple[ChunkShape, int], ...], ...]
     """Of each schedule, the chunks, each with the bytes that are loaded for the next one meanwhile."""
 
+    halo: HaloPlan | None = None
+    """What crosses by itself; None: chunks of a round exchange what they read."""
+    prefetch: bool = True
+    """Whether the next chunk is loaded while one is worked on."""
+
     @property
     def num_chunks(self) -> int:
         """How many chunks the aggregates of the first hop are made in."""
         return len(self.schedules[0].schedule.rounds) if self.schedules else 1
 
+    def spans(self, num_rows: int) -> list[slice]:
+        """Ranges of rows that are worked on one after the other without an aggregate.
+
+        One at least, so that ranks do the same; where rows cross by themselves, those of chunks.
+        """
+        if self.halo is not None:
+            return [round_.targets for round_ in self.schedules[0].schedule.rounds]
+        firsts = range(0, max(num_rows, 1), self.span)
+        return [slice(first, min(first + self.span, num_rows)) for first in firsts]
+
     def num_rows(self, hop: int) -> int:
         """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
         hops = self.dependencies.hops
-        return hops[hop].num_inputs if hop < len(hops) else self.dependencies.num_own
+        return hops[hop].num_inputs if hop < len(hops) and self.halo is None else self.dependencies.num_own

@@ -20,7 +20,7 @@ from weft.kernels import EdgeFeatures, Scale
 from weft.nn import SubTopology, Topology
 from weft.nn.topology import Norm
 from weft.partition import Hop
-from weft.store.files import ArrayFile, ArrayRef
+from weft.store.files import ArrayFile, ArrayMemory, ArrayRef
 
 Layout = Literal["plain", "looped", "whole"]
 """How the sources of a round's edges stand: in slots; so, with a missing loop as an edge; or behind the targets."""
@@ -101,7 +101,7 @@ class PlacedRound:
         vertices: Tensor,
         whole: Topology,
         layouts: Iterable[Layout],
-        array_file: ArrayFile,
+        array_file: ArrayFile | ArrayMemory,
     ) -> None:
         self.targets, self.num_edges = round_.targets, round_.edges.stop - round_.edges.start
         self.whole, self.array_file, self.num_slots = whole, array_file, len(round_.held)
@@ -115,6 +115,11 @@ class PlacedRound:
         asked = whole.edge_type is not None or whole.edge_features is not None
         self._edge_ids = array_file.put(hop.edge_ids[round_.edges]) if asked else None
         self._edges = {layout: self._keep(layout, round_, hop) for layout in layouts}
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether it is one of a round of several ranks, which exchange what their chunks read."""
+        return len(self.fetch_counts) > 1
 
     def index(self, name: str) -> Tensor:
         """An index set of the round, int64."""

@@ -12,9 +12,9 @@ from torch import Tensor
 from weft.chunks.program import Segment
 from weft.core.meter import Meter
 from weft.nn import Aggregate
-from weft.store.rows import HostRows, PinnedRows
+from weft.store.rows import HostRows, MemoryRows
 
-Rows = HostRows | PinnedRows
+Rows = HostRows | MemoryRows
 
 
 @dataclass(kw_only=True)

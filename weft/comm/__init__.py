@@ -17,14 +17,17 @@ from weft.comm.exchange import (
 from weft.comm.group import Group, Key, Pending
 from weft.comm.halo import EdgeSlices, Halo, PendingRows, Route, make_route, slice_edges
 from weft.comm.join import join
+from weft.comm.messages import Expected, Messages
 
 __all__ = [
     "ColsToRows",
     "EdgeSlices",
+    "Expected",
     "Group",
     "Halo",
     "Key",
     "Layout",
+    "Messages",
     "Pending",
     "PendingRows",
     "Route",

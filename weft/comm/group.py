@@ -159,15 +159,16 @@ class Group:
     @contextmanager
     def _collective(self, operation: str, tag: str, sent: int, received: int) -> Iterator[None]:
         key, start = self.next_key(tag), self.meter.clock.now()
-        with self._named(operation, tag):
+        with self.named(operation, tag):
             yield
-        self._count(tag, sent, received, key, [Span(start, self.meter.clock.now())])
+        self.count(tag, sent, received, key, [Span(start, self.meter.clock.now())])
 
-    def _count(self, tag: str, sent: int, received: int, key: Key, spans: Sequence[Span]) -> None:
+    def count(self, tag: str, sent: int, received: int, key: Key, spans: Sequence[Span]) -> None:
+        """Notes an exchange that is done: bytes to and from other ranks, and when this rank waited for it."""
         self.meter.collective(tag, sent, received, name=f"{self.name}{key.what} {key.number}", spans=spans)
 
     @contextmanager
-    def _named(self, operation: str, tag: str) -> Iterator[None]:
+    def named(self, operation: str, tag: str) -> Iterator[None]:
         """Shows what this rank is at; a peer that does not answer becomes an error that names rank and phase."""
         self.meter.show(f"{self.meter.where}, {operation} '{tag}'")
         start = time.perf_counter()
@@ -259,7 +260,7 @@ class Exchange:
         if not self._done:
             self._done = True
             self._group.under_way.remove(self._key.slot)
-            self._group._count(self._tag, self._sent, self._received, self._key, self._spans)
+            self._group.count(self._tag, self._sent, self._received, self._key, self._spans)
         return self._buffer
 
     def _start_ring(self, parts: Sequence[Tensor]) -> None:
@@ -281,7 +282,7 @@ class Exchange:
     def _timed(self) -> Iterator[None]:
         clock = self._group.meter.clock
         start = clock.now()
-        with self._group._named("all_to_all", self._tag):
+        with self._group.named("all_to_all", self._tag):
             yield
         self._spans.append(Span(start, clock.now()))
 

@@ -43,8 +43,8 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-FORMER = {"without": "disable"}
-"""Fields by the names that they had before: saved runs, scripts and commands may still say these."""
+FORMER = {"without": "disable", "bins": "chunks"}
+"""Fields by the names that they had before, or have in a paper: saved runs, scripts and commands may say these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,13 +124,13 @@ class Config:
 
     strategy: str = option(
         "single",
-        "where rows, columns and edges live: single, tensor, communicated, cached, hybrid, stale or offload",
+        "where rows, columns and edges live: single, tensor, communicated, cached, hybrid, stale, offload or pipeline",
     )
     workers: int = option(1, "number of local ranks", least=1, most=4096)
     partition: str = option(
-        "range",
-        "communicated, cached, hybrid, stale, offload: which rank has which vertex: a method of weft partition, or a "
-        "book's file",
+        "",
+        "communicated, cached, hybrid, stale, offload, pipeline: which rank has which vertex: a method of weft "
+        "partition, or a book's file; none: balanced for pipeline, else range",
     )
     cache_ratio: float = option(
         -1.0,
@@ -146,7 +146,7 @@ class Config:
     )
     device: str = option("cpu", "device of every rank", choices=("cpu", "cuda"))
     device_memory: str = option(
-        "", "tensor, offload: what a rank has on its device at once, such as 512MB; none: no limit"
+        "", "tensor, offload, pipeline: what a rank has on its device at once, such as 512MB; none: no limit"
     )
     nn_device: str = option(
         "auto",
@@ -155,17 +155,21 @@ class Config:
     )
     chunks: int = option(
         0,
-        "tensor, offload: parts that aggregates are made in, one by one; 0: as --device-memory needs",
+        "tensor, offload, pipeline: parts that aggregates are made in, one by one; 0: as --device-memory needs, "
+        "under pipeline at least 8",
         least=0,
         most=1 << 20,
     )
     intermediates: str = option(
         "auto",
-        "offload: what the backward pass has of an aggregate: kept on the host, or recomputed; auto: what costs less",
+        "offload, pipeline: what the backward pass has of an aggregate: kept on the host, or recomputed; auto: what "
+        "costs less",
         choices=("auto", "keep", "recompute"),
     )
     scratch: str = option(
-        "", "offload: folder for rows on the host; none: that for temporary files, or GPU-pinned memory"
+        "",
+        "offload, pipeline: folder for rows on the host; none: memory, or under --device-memory that for temporary "
+        "files",
     )
     disable: str = option(
         "", f"optimisations to leave out, separated by commas: {', '.join(OPTIMISATIONS)}", several=OPTIMISATIONS

@@ -22,6 +22,10 @@ class Optimisations:
     keep: under offload, keep on the device what the next chunk reads as well.
     reorder: under offload, order chunks so that more is shared and kept.
     prefetch: under offload, load what the next chunk reads while one is worked on.
+    inter: under pipeline, send a chunk's rows as soon as it is done.
+    intra: under pipeline, load what the next chunk reads while one is worked on.
+    priority: under pipeline, begin with the rows that other ranks read.
+    eager: under pipeline, begin a chunk of the next layer as soon as what it reads is there.
     pages: keep the memory that an epoch frees for the next one (weft.core.memory).
     """
 
@@ -37,6 +41,10 @@ class Optimisations:
     keep: bool = True
     reorder: bool = True
     prefetch: bool = True
+    inter: bool = True
+    intra: bool = True
+    priority: bool = True
+    eager: bool = True
     pages: bool = True
 
     @classmethod

@@ -137,7 +137,8 @@ def make_options(config: Config, graph: Graph | None = None) -> Options:
         elif name == "scratch":
             value = Path(value) if value else None
         elif name == "partition":
-            value = None if graph is None or value == "range" else open_book(config, graph).part
+            value = value or plan.partition
+            value = None if graph is None or value == "range" else open_book(value, config.workers, graph).part
         values[name] = value
     return plan.options_type(**values)
 
@@ -168,9 +169,8 @@ def rows_device(config: Config) -> str:
     return "cpu" if config.nn_device == "host" or config.device_memory else config.device
 
 
-def open_book(config: Config, graph: Graph) -> PartitionBook:
-    """The partition of a graph among a configuration's workers: by a method, or from a file."""
-    name, workers = config.partition, config.workers
+def open_book(name: str, workers: int, graph: Graph) -> PartitionBook:
+    """The partition of a graph among some workers: by a method, or from a file."""
     if name in METHODS:
         if workers > graph.num_vertices:
             raise InputError(

@@ -159,9 +159,10 @@ def _unnamed(folder: str) -> int:
 
 
 class ArrayRef(NamedTuple):
-    """Where an array file keeps an array."""
+    """Where an array is kept."""
 
     offset: int
+    """In a file its first byte; in memory its number."""
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -169,6 +170,22 @@ class ArrayRef(NamedTuple):
     def num_bytes(self) -> int:
         """What it takes."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+class ArrayMemory:
+    """What an `ArrayFile` does, in memory: `get` gives the array itself, not to be changed."""
+
+    def __init__(self) -> None:
+        self._arrays: list[Tensor] = []
+
+    def put(self, tensor: Tensor) -> ArrayRef:
+        """Keeps an array of any type and shape."""
+        self._arrays.append(tensor.contiguous())
+        return ArrayRef(len(self._arrays) - 1, tuple(tensor.shape), tensor.dtype)
+
+    def get(self, stored: ArrayRef) -> Tensor:
+        """An array that was put."""
+        return self._arrays[stored.offset]
 
 
 class ArrayFile:

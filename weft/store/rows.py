@@ -1,4 +1,4 @@
-"""Rows of the host that a device with a limit does not hold: in files without a name, and pinned."""
+"""Rows of the host: in files without a name, for a device with a limit; in memory, pinned where that is a GPU."""
 
 from __future__ import annotations
 
@@ -111,11 +111,8 @@ class HostRows:
         assert not len(rows) or int(rows[-1]) < self.num_rows
 
 
-class PinnedRows:
-    """The same rows in memory that a device reaches by itself, where that device is a GPU.
-
-    device: which; anything but a GPU gets plain memory.
-    """
+class MemoryRows:
+    """The same rows in memory, which a device reaches by itself where it is a GPU."""
 
     def __init__(self, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.num_rows, self.width, self.dtype = num_rows, width, dtype
@@ -174,11 +171,17 @@ def _put(found: Tensor, out: Tensor, places: Tensor | None) -> None:
 
 
 def host_rows(
-    num_rows: int, width: int, dtype: torch.dtype, *, device: torch.device, folder: Path | None = None
-) -> HostRows | PinnedRows:
-    """Rows for a device to work on: pinned for a GPU unless a folder is named, else in a file."""
-    if device.type == "cuda" and folder is None:
-        return PinnedRows(num_rows, width, dtype, device)
+    num_rows: int,
+    width: int,
+    dtype: torch.dtype,
+    *,
+    device: torch.device,
+    folder: Path | None = None,
+    in_memory: bool = False,
+) -> HostRows | MemoryRows:
+    """Rows for a device to work on: in a file, or in memory, if they are to be or for a GPU without a folder's name."""
+    if in_memory or (device.type == "cuda" and folder is None):
+        return MemoryRows(num_rows, width, dtype, device)
     return HostRows(num_rows, width, dtype, folder)
 
 

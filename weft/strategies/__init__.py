@@ -3,6 +3,7 @@
 from weft.core.errors import unknown
 from weft.strategies.base import Options, Placed, Plan, Step
 from weft.strategies.offload.plan import OffloadPlan
+from weft.strategies.pipeline.plan import PipelinePlan
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.single import SinglePlan
 from weft.strategies.tensor.plan import TensorPlan
@@ -12,7 +13,7 @@ from weft.strategies.view import Exchange, PlacedView
 
 STRATEGIES: dict[str, type[Plan]] = {
     plan.name: plan
-    for plan in (SinglePlan, TensorPlan, CommunicatedPlan, CachedPlan, HybridPlan, StalePlan, OffloadPlan)
+    for plan in (SinglePlan, TensorPlan, CommunicatedPlan, CachedPlan, HybridPlan, StalePlan, OffloadPlan, PipelinePlan)
 }
 
 

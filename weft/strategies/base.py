@@ -62,6 +62,8 @@ class Plan(ABC):
     """The optimisations that it has besides those of all strategies."""
     traits: ClassVar[ViewTraits] = SPREAD
     """How its views weigh one order of map and aggregate against the other, and what they refuse."""
+    partition: ClassVar[str] = "range"
+    """The method by which it divides the vertices, where nobody says another and it divides them."""
     max_ranks: ClassVar[int | None] = None
 
     def __init__(

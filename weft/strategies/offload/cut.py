@@ -31,7 +31,8 @@ Orders = Sequence[Sequence[Sequence[int]] | None]
 class Cutter:
     """Cuts a workload's aggregates.
 
-    needed: what each rank computes and fetches. kept: the first hops of the results that are kept.
+    needed: what each rank computes and fetches. kept: the first hops of the results that are kept. prefetch: whether a
+    chunk is loaded while the one before is worked on.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class Cutter:
         kept: frozenset[int],
         *,
         on_cpu: bool,
+        prefetch: bool,
     ) -> None:
-        self.work, self.programs, self.needed, self.kept, self.on_cpu = work, programs, needed, kept, on_cpu
+        self.work, self.programs, self.needed, self.kept = work, programs, needed, kept
+        self.on_cpu, self.prefetch = on_cpu, prefetch
         self._known: dict[range, tuple[Any, Sides]] = {}
         self._volumes: dict[range, tuple[Any, Volumes]] = {}
 
@@ -93,6 +96,7 @@ class Cutter:
             schedule_of=tuple(number for number, hops in enumerate(spans) for _ in hops),
             span=max(widest, 1),
             kept=self.kept,
+            prefetch=self.prefetch,
             chunks=chunks or (((ChunkShape(widest, 1, 0), 0),),),
         )
 
@@ -101,7 +105,7 @@ class Cutter:
     ) -> HopSchedule:
         given, sides = self._given(hops, cuts), self._sides(hops, cuts, orders)
         needed, asked = self.needed[rank], self.work.optimisations
-        schedule = sides.schedule(rank, share=asked.share, keep=asked.keep, ahead=asked.prefetch)
+        schedule = sides.schedule(rank, share=asked.share, keep=asked.keep, ahead=self.prefetch)
         lacks = ~self.work.graph.in_edges.has_loop[needed.rows]
         return HopSchedule(
             hop=needed.hops[hops[0]],
@@ -133,7 +137,7 @@ class Cutter:
     def _chunks(self, planned: HopSchedule) -> tuple[tuple[ChunkShape, int], ...]:
         """Each chunk, and what is brought for the next one while it is worked on."""
         shapes = planned.shapes()
-        if not self.work.optimisations.prefetch:
+        if not self.prefetch:
             return tuple((shape, 0) for shape in shapes)
         loads = map(self._load_bytes, [planned] * len(shapes), shapes, planned.schedule.rounds)
         return tuple(zip(shapes, [*loads, 0][1:], strict=True))

@@ -70,7 +70,8 @@ def array_bytes(plan: RankChunks, moves: Moves) -> int:
             if segment.constant and constant:
                 tables.append([])
                 continue
-            table = pool.alloc((rows, port.width) for port in segment.live)
+            held = own.num_held(segment.hop) if segment.aggregates else rows
+            table = pool.alloc((held, port.width) for port in segment.live)
             before = own.segments[number - 1] if number else None
             if before is not None and before.aggregates and not before.constant:
                 tables[-1] += steps_of(own, before, pool)
@@ -100,7 +101,7 @@ def steps_of(moves: Moves, segment: Segment, pool: Pool) -> list[tuple[int, int]
     """What all steps of an aggregate but the last one make and leave."""
     left: list[tuple[int, int]] = []
     for step in range(segment.steps - 1):
-        made = pool.alloc([(moves.num_rows(segment.hop + step + 1), segment.width)])
+        made = pool.alloc([(moves.num_held(segment.hop + step + 1), segment.width)])
         if segment.op.linear and step:
             pool.free([left.pop()])
         left += made
@@ -114,12 +115,12 @@ def backward(moves: Moves, pool: Pool) -> None:
         before = moves.segments[number - 1]
         if before.constant:
             break
-        rows = moves.num_rows(before.hop)
+        rows = moves.num_held(before.hop) if before.aggregates else moves.num_rows(before.hop)
         into = pool.alloc((rows, before.live[port].width) for port in differentiable(before))
         if before.aggregates:
             grads: list[tuple[int, int]] = []
             for step in reversed(range(1, before.steps)):
-                made = pool.alloc([(moves.num_rows(before.hop + step), before.width)])
+                made = pool.alloc([(moves.num_held(before.hop + step), before.width)])
                 pool.free(grads)
                 grads = made
             pool.free(grads)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weft.chunks.aggregates import back_way, layout_of, reads_values
 from weft.chunks.flops import SegmentFlops
-from weft.chunks.program import Segment, differentiable
+from weft.chunks.program import Segment, differentiable, goes_back
 from weft.chunks.rank import HopSchedule, RankChunks
 from weft.chunks.schedule import Round
 from weft.chunks.slots import Layout, Way, edge_bytes
@@ -35,6 +35,8 @@ class MoveSizes:
     """Whether the edges have types or features."""
     on_cpu: bool
     """Whether the device is the CPU."""
+    halo: tuple[int, int] | None = None
+    """Rows that leave and come by themselves before an aggregate; None: chunks of a round exchange what they read."""
 
 
 class Moves:
@@ -74,12 +76,15 @@ class Moves:
                 self._product(before, step, last=last, values=True, way="forward")
                 if not last:
                     self._store("rows", self.num_rows(before.hop + step + 1) * before.width)
+                    self._cross(before.width)
                 elif self.training and before.hop in self.plan.kept:
                     self._store("rows", self.num_rows(before.hop + step + 1) * before.kept_width)
         elif before is not None:
             self._load("rows", rows * (self._width(before, before.rows.values()) + self._result_width(before)))
         self._map(number)
         self._store("rows", rows * sum(port.width for port in segment.live))
+        if segment.aggregates:
+            self._cross(self._width(segment, segment.source_ports))
         if segment.boundary is not None and isinstance(segment.op, Total):
             self._total(segment)
 
@@ -97,7 +102,7 @@ class Moves:
             self._load("rows", rows * (self._width(before, before.rows.values()) + self._result_width(before)))
             if isinstance(before.op, Total) and before.differentiable:
                 self._total(before)
-            return bool(wanted) or before.differentiable
+            return goes_back(before)
         for step in reversed(range(before.steps)):
             last = step == before.steps - 1
             kept = last and before.hop in self.plan.kept
@@ -106,7 +111,10 @@ class Moves:
             self._product(before, step, last=last, values=values, way=way)
             if not last:
                 self._load("gradients", self.num_rows(before.hop + step + 1) * before.width)
-        return bool(wanted) or any(before.shared.values())
+            ports = before.source_ports
+            back = before.width * before.differentiable if step else self._width(before, {*ports} & {*wanted})
+            self._cross(back, back=True)
+        return goes_back(before)
 
     def _product(self, segment: Segment, step: int, *, last: bool, values: bool, way: Way) -> None:
         """One pass over all rounds."""
@@ -150,7 +158,7 @@ class Moves:
         if self.flops is None:
             return
         segment, before = self.segments[number], self.segments[number - 1] if number else None
-        calls = max(1, -(-self.num_rows(segment.hop) // self.plan.span))
+        calls = len(self.plan.spans(self.num_rows(segment.hop)))
         if before is not None and before.aggregates and not before.constant:
             calls = len(self._scheduled(before.hop + before.steps - 1).schedule.rounds)
         self._mapped(self.flops.segment(number, calls), backward=backward)
@@ -195,13 +203,24 @@ class Moves:
         """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
         return self.plan.num_rows(hop)
 
+    def num_held(self, hop: int) -> int:
+        """How many rows an aggregate reads from."""
+        return self.plan.dependencies.hops[hop].num_inputs
+
     def _width(self, segment: Segment, live: Iterable[int]) -> int:
         return sum(segment.live[port].width for port in set(live))
 
     def _exchange(self, sent: Sequence[int], received: Sequence[int], width: int) -> None:
-        if self.sizes.size > 1:
+        if len(sent) > 1:
             row = width * self.sizes.itemsize
             self._collective("halo", sum(sent) * row, sum(received) * row)
+
+    def _cross(self, width: int, *, back: bool = False) -> None:
+        """Rows of a level that cross by themselves, or their gradients, if they do."""
+        if self.sizes.halo is not None and self.sizes.size > 1 and width:
+            sent, received = self.sizes.halo[::-1] if back else self.sizes.halo
+            row = width * self.sizes.itemsize
+            self._collective("halo", sent * row, received * row)
 
     def _collective(self, tag: str, sent: int, received: int) -> None:
         self.made.append(Operation(kind="collective", tag=tag, bytes_sent=sent, bytes_received=received))

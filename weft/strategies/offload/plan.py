@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -26,15 +26,21 @@ from weft.core.units import format_bytes
 from weft.cost import NOMINAL_RATES, Trace, all_reduce
 from weft.data import Graph
 from weft.nn import SPREAD, Workload, embeddings
-from weft.partition import make_dependencies
+from weft.partition import Dependencies, make_dependencies
 from weft.store.files import free_bytes
-from weft.strategies.base import Plan
+from weft.strategies.base import Options, Plan
 from weft.strategies.offload.cut import MAX_CHUNKS, Cutter, Orders
 from weft.strategies.offload.forecast import Forecast, forecast
 from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.moves import Moves, MoveSizes
 from weft.strategies.offload.placed import PlacedOffload
-from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, make_embedded_halo
+from weft.strategies.vertex.plan import (
+    CommunicatedPlan,
+    HybridOptions,
+    HybridPlan,
+    VertexPlan,
+    make_embedded_halo,
+)
 
 SOME_CHUNKS = 64  # whose memory is named where a limit is below what any chunk takes
 MARGIN = 0.91  # of a limit is filled: what is found scaled down has been up to 8 % below what chunks then took
@@ -42,8 +48,8 @@ ATTENTION_COST = 3  # an edge of attention costs as much as so many of a sum
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffloadOptions(HybridOptions):
-    """What can be said of chunks, besides where vertices live and which sources are cached."""
+class ChunkOptions(Options):
+    """What can be said of chunks."""
 
     device_memory: int | None = None
     """Bytes that a rank may have on the device at once; None: no limit."""
@@ -62,15 +68,20 @@ class OffloadOptions(HybridOptions):
         return self.device in ("", "cpu")
 
 
+@dataclass(frozen=True, kw_only=True)
+class OffloadOptions(ChunkOptions, HybridOptions):
+    """What can be said of chunks, and of where vertices live and which sources are cached."""
+
+
 class OffloadPlan(Plan):
     """Rows, and what their gradients need, on the host; on the device, one chunk of the edges at a time, exact."""
 
     name = "offload"
-    options_type = OffloadOptions
-    flags = ("probe",)
-    optimisations = ("share", "keep", "reorder", "prefetch")
+    options_type: ClassVar[type[Options]] = OffloadOptions
+    flags: ClassVar[tuple[str, ...]] = ("probe",)
+    optimisations: ClassVar[tuple[str, ...]] = ("share", "keep", "reorder", "prefetch")
     traits = SPREAD
-    options: OffloadOptions
+    options: ChunkOptions
 
     def decide(self, decisions: Any) -> None:
         work, options = self.work, self.options
@@ -78,33 +89,56 @@ class OffloadPlan(Plan):
             raise InputError(f"--chunks {options.chunks}: give at most {MAX_CHUNKS}")
         tracer = ProgramTracer(work.graph, work.model, work.optimisations)
         self.programs = {training: tracer.program(training=training) for training in (True, False)}
-        by_cost = options.cache_ratio is not None or self.machine is not None
-        caching = HybridOptions(
-            partition=options.partition, cache_ratio=options.cache_ratio, cache_memory=options.cache_memory
-        )
-        self.vertices = (HybridPlan if by_cost else CommunicatedPlan)(work, self.size, caching, self.machine)
+        self.vertices = self.make_vertices()
         if (asked := self.programs[True].num_hops) != (foreseen := len(self.vertices.caching.costs)):
             raise InputError(
-                f"strategy offload makes {asked} aggregates over the edges, and the model's layers {foreseen}: give a "
-                "layer that maps rows alone as weft.nn.RowLayer, and each aggregate a layer of its own"
+                f"strategy {self.name} makes {asked} aggregates over the edges, and the model's layers {foreseen}: "
+                "give a layer that maps rows alone as weft.nn.RowLayer, and each aggregate a layer of its own"
             )
         found = (one for one in self.programs[True].segments if one.aggregates and not one.constant)
         self.kept = frozenset(one.hop for one in found if self._keeps(one))
         self.memory_probe = MemoryProbe(work.graph, work.model, self._place_scaled)
         self._decisions: dict[str, Any] | None = decisions
-        self._cutter: Cutter | None = None
+        self._cutters: list[Cutter] = []
+
+    def make_vertices(self) -> VertexPlan:
+        """Where vertices live, and which sources are cached."""
+        options = self.options
+        assert isinstance(options, OffloadOptions)
+        by_cost = options.cache_ratio is not None or self.machine is not None
+        caching = HybridOptions(
+            partition=options.partition, cache_ratio=options.cache_ratio, cache_memory=options.cache_memory
+        )
+        return (HybridPlan if by_cost else CommunicatedPlan)(self.work, self.size, caching, self.machine)
 
     @property
-    def cutter(self) -> Cutter:
+    def cutters(self) -> list[Cutter]:
         """What cuts aggregates into chunks; it holds what all ranks compute and fetch, until `forget`."""
-        if self._cutter is None:
-            needed = self.vertices.everyone
-            self._cutter = Cutter(self.work, self.programs, needed, self.kept, on_cpu=self.options.on_cpu)
-        return self._cutter
+        if not self._cutters:
+            self._cutters = self.make_cutters()
+        return self._cutters
+
+    def make_cutters(self) -> list[Cutter]:
+        """One for all ranks, whose chunks share what they load; or one for each rank."""
+        return [self.make_cutter(self.vertices.everyone, prefetch=self.work.optimisations.prefetch)]
+
+    def make_cutter(self, needed: Sequence[Dependencies], *, prefetch: bool) -> Cutter:
+        """That of some ranks."""
+        return Cutter(self.work, self.programs, needed, self.kept, on_cpu=self.options.on_cpu, prefetch=prefetch)
+
+    @property
+    def max_chunks(self) -> int:
+        """More than this many chunks are not tried."""
+        return max(cutter.max_chunks for cutter in self.cutters)
+
+    @property
+    def least_chunks(self) -> int:
+        """As many chunks are made at least."""
+        return max(self.options.chunks, 1)
 
     def forget(self) -> None:
         """Lets go of what planning holds."""
-        self._cutter = None
+        self._cutters = []
         self.vertices.forget()
         give_back_pages()  # planning takes more than the device may have
 
@@ -125,25 +159,35 @@ class OffloadPlan(Plan):
     def chunks(self, rank: int) -> RankChunks:
         """What a rank does chunk by chunk."""
         made = self._cuts()
-        return self.cutter.cut(rank, self.cutter.bounds(made["count"]), made["orders"])
+        return self.cut_rank(rank, made["count"], made["orders"])
 
     def cut(self, count: int, orders: Orders | None = None) -> list[RankChunks]:
         """All ranks' shares in so many chunks."""
-        bounds = self.cutter.bounds(count)
-        return [self.cutter.cut(rank, bounds, orders) for rank in range(self.size)]
+        return [self.cut_rank(rank, count, orders) for rank in range(self.size)]
+
+    def cut_rank(self, rank: int, count: int, orders: Orders | None) -> RankChunks:
+        """A rank's share in so many chunks."""
+        (cutter,) = self.cutters
+        return cutter.cut(rank, cutter.bounds(count), orders)
+
+    def choose_orders(self, count: int) -> Orders | None:
+        """The order of so many chunks that takes less time, if it is not theirs."""
+        if not self.work.optimisations.reorder:
+            return None
+        (cutter,) = self.cutters
+        return cutter.choose_orders(cutter.bounds(count), self.machine.rates if self.machine else NOMINAL_RATES)
 
     def _search(self) -> tuple[int, Orders | None]:
         """As few chunks as fit, and their order. InputError where the device's memory is too little for any."""
-        count, limit, cutter = max(self.options.chunks, 1), self.options.device_memory, self.cutter
-        rates, reorders = (self.machine.rates if self.machine else NOMINAL_RATES), self.work.optimisations.reorder
+        count, limit = self.least_chunks, self.options.device_memory
         while limit is not None and (most := self._most(count)) > MARGIN * limit:
-            if count >= cutter.max_chunks:
+            if count >= self.max_chunks:
                 raise InputError(
                     f"--device-memory {format_bytes(limit)}: a chunk takes at least {format_bytes(most)}, of {count:,} "
                     f"chunks: give --device-memory {int(most / MARGIN) + 1}, more --workers, or a smaller --hidden"
                 )
-            count = min(cutter.max_chunks, max(count + 1, int(count * min(1.05 * most / limit, 4))))
-        orders = cutter.choose_orders(cutter.bounds(count), rates) if reorders else None
+            count = min(self.max_chunks, max(count + 1, int(count * min(1.05 * most / limit, 4))))
+        orders = self.choose_orders(count)
         fits = limit is None or orders is None or self._most(count, orders) <= MARGIN * limit
         return count, orders if fits else None
 
@@ -173,20 +217,20 @@ class OffloadPlan(Plan):
     def _place_scaled(self, graph: Graph, model: nn.Module, bounds: Sequence[int]) -> PlacedOffload:
         """Places a model on a small graph, of whose chunks only the first is worked on."""
         options, part = self.options, torch.zeros(graph.num_vertices, dtype=torch.int32)
-        work = Workload(model, graph, replace(self.work.optimisations, prefetch=False, reorder=False))
+        work = Workload(model, graph, self.work.optimisations)
         needed = make_dependencies(graph.in_edges, part, 0, 1, self.vertices.caching)
-        cutter = Cutter(work, self.programs, [needed], self.kept, on_cpu=options.on_cpu)
+        cutter = Cutter(work, self.programs, [needed], self.kept, on_cpu=options.on_cpu, prefetch=False)
         chunks = replace(cutter.cut(0, [[bounds] * self.programs[True].num_hops]), span=bounds[1])
         group = Group(device=options.device or "cpu")
         return PlacedOffload(work, chunks, group, folder=options.scratch, only_first=True)
 
     def require(self) -> None:
         options, graph = self.options, self.work.graph
-        in_files = options.on_cpu or options.scratch is not None
+        in_files = not self.in_memory and (options.on_cpu or options.scratch is not None)
         free = free_bytes(options.scratch) if in_files else 0
         limit, hub = options.device_memory, int(graph.in_edges.degree.max()) if graph.num_vertices else 0
         if limit is not None and (least := self.memory_probe.bytes(ChunkShape(1, hub + 1, hub))) > limit:
-            count = min(SOME_CHUNKS, self.cutter.max_chunks)
+            count = min(SOME_CHUNKS, self.max_chunks)
             some = self._most(count)
             raise InputError(
                 f"--device-memory {format_bytes(limit)}: one vertex with its {hub:,} in-edges takes "
@@ -227,11 +271,19 @@ class OffloadPlan(Plan):
             on_cpu=self.options.on_cpu,
         )
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether rows are in the host's memory, since nobody has limited that of a device which is the host itself."""
+        options = self.options
+        return options.on_cpu and options.device_memory is None and options.scratch is None
+
     def forecast(self, rank: int, chunks: RankChunks) -> Forecast:
         """What a rank will take and move."""
         sizes = self._sizes(rank)
         trace = self._trace(chunks, sizes, training=True)
         made = forecast(self.work.graph, self.work.model, chunks, sizes, trace)
+        if self.in_memory:
+            made = replace(made, host=made.host + made.disk, disk=0)
         return replace(made, device=self.memory_probe.most(chunks.chunks))
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedOffload:
@@ -242,6 +294,7 @@ class OffloadPlan(Plan):
             group,
             seed=seed,
             folder=self.options.scratch,
+            in_memory=self.in_memory,
             embedded_halo=make_embedded_halo(self.vertices, group),
             forecast=Forecast(**foreseen[group.rank]) if foreseen else None,
         )

@@ -1,0 +1,157 @@
+"""Chunks that send their rows as soon as they are done: the numbers of single, and the bytes of the trace."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ranks import on_ranks
+from tests.strategies.cases import Case, cases, chosen, point, pyg_cases, turn, typed_cases
+from tests.strategies.planted import check_planted, replaced
+from tests.strategies.session import Given, Session, check_on_ranks, part_by
+from weft.chunks.aggregates import ChunkAggregates
+from weft.comm import Group, Messages
+from weft.nn import Workload
+from weft.partition import METHODS
+from weft.strategies.pipeline.order import halo_plan, order_ranks
+from weft.strategies.vertex.plan import CommunicatedPlan, VertexOptions
+
+CHUNKS = (1, 3, 16)
+WITHOUT = ("", "inter", "intra", "priority", "eager", "keep")
+SHARES = {1: 1 / 12, 2: 1 / 8, 3: 1 / 4}
+"""Of the cases that are quickly tested by P, each in one of the ways."""
+
+
+def all_cases() -> list[Case]:
+    return [*cases(), *typed_cases(), *pyg_cases()]
+
+
+def given(case: Case, chunks: int, saving: str, size: int) -> tuple[str, Any]:
+    """A test's name and its parameters; the partition is another one from name to name."""
+    name = "-".join(filter(None, (case.id, f"{chunks}chunks", saving and f"no_{saving}", f"P{size}")))
+    method = sorted(METHODS)[turn(name, len(METHODS))]
+    return f"pipeline-{name}", (case.without_saving(saving), Given(chunks=chunks), method, size)
+
+
+def matrix() -> list[Any]:
+    """Some cases in one of the ways; and every case in every number of chunks, an optimisation left out in turn."""
+    points: dict[str, Any] = {}
+    ways = list(product(CHUNKS, WITHOUT))
+    for size, share in SHARES.items():
+        quick = chosen([f"{case.id}-P{size}" for case in all_cases()], share)
+        for case in all_cases():
+            if f"{case.id}-P{size}" in quick:
+                name, values = given(case, *ways[turn(f"{case.id}-P{size}", len(ways))], size)
+                points[name] = point(*values, name=name, quick=True)
+    for size, case, chunks, saving in product((1, 2, 3, 4), all_cases(), CHUNKS, WITHOUT):
+        name, values = given(case, chunks, saving, size)
+        points.setdefault(name, point(*values, name=name, quick=False))
+    return list(points.values())
+
+
+@pytest.mark.parametrize(("case", "placement", "method", "size"), matrix())
+def test_equals_single(case: Case, placement: Given, method: str, size: int) -> None:
+    check_on_ranks(size, case, "pipeline", Given(**placement, partition=part_by(method, case, size)))
+
+
+@pytest.mark.parametrize(("error", "shows"), [("rows_flow", "logits"), ("grads_flow", "gradient")])
+def test_a_planted_error_shows(error: str, shows: str) -> None:
+    check_planted(3, error, Case(model="gcn"), Given(chunks=3), shows=shows)
+
+
+@contextmanager
+def delays(seed: int) -> Iterator[None]:
+    """Every message and every chunk's results come later, by a random time."""
+    chance = random.Random(seed)
+
+    def late(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            time.sleep(chance.random() * 0.004)
+            return function(*arguments, **options)
+
+        return wrapped
+
+    with ExitStack() as stack:
+        for owner, name in ((Messages, "send"), (ChunkAggregates, "_load"), (ChunkAggregates, "_spread")):
+            stack.enter_context(replaced(owner, name, late(getattr(owner, name))))
+        yield
+
+
+def check_delays(group: Group, case: Case, given: Given) -> None:
+    """What a rank gives does not depend, in any bit, on when messages come and chunks are done."""
+    found: list[list[Tensor]] = []
+    for seed in range(3):
+        with delays(10 * seed + group.rank):
+            placed = Session(case, "pipeline", group, given)
+            logits, _ = placed.step(0)
+            found.append([logits.clone(), *placed.gradients().values(), placed.evaluation().clone()])
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "case", [Case(model="gat", norm="batch"), Case(model="gcn", decoupled=True)], ids=lambda c: c.id
+)
+def test_delays_change_no_bit(case: Case) -> None:
+    on_ranks(3, check_delays, case, Given(chunks=4, partition=part_by("random", case, 3)))
+
+
+@pytest.mark.parametrize("priority", [True, False])
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_chunks_wait_for_what_they_read(method: str, priority: bool) -> None:
+    """What a halo plan says is what the graph's edges say; rows that cross come first."""
+    case, size, num_chunks = Case(model="gcn", num_vertices=60, weighted=True), 3, 4
+    graph, model = case.build()
+
+    part = part_by(method, case, size)
+    vertices = CommunicatedPlan(Workload(model, graph), size, VertexOptions(partition=part))
+    ranks = order_ranks(vertices.everyone, priority=priority)
+    bounds = [[one.needed.num_own * chunk // num_chunks for chunk in range(num_chunks + 1)] for one in ranks]
+    plans = [halo_plan(ranks, bounds, rank, at_once=False) for rank in range(size)]
+    chunk_of: dict[int, tuple[int, int]] = {}
+    for rank, (one, ends) in enumerate(zip(ranks, bounds, strict=True)):
+        for chunk, (first, end) in enumerate(pairwise(ends)):
+            chunk_of |= dict.fromkeys(one.needed.own[first:end].tolist(), (rank, chunk))
+    source, target = (ends.tolist() for ends in graph.in_edges.edges())
+    for rank, (one, plan) in enumerate(zip(ranks, plans, strict=True)):
+        assert plan is not None
+        block, rows = one.needed.hops[0].block, one.needed.rows
+        ends = [rows[side.long()].tolist() for side in block.edges()]
+        weights = zip(*ends, block.weight.tolist(), strict=True)
+        known = zip(source, target, graph.in_edges.weight.tolist(), strict=True)
+        assert sorted(weights) == sorted(edge for edge in known if int(part[edge[1]]) == rank)
+        read = [
+            {chunk_of[s] for s, t in zip(*ends, strict=True) if chunk_of[t][1] == chunk} for chunk in range(num_chunks)
+        ]
+        for chunk, units in enumerate(read):
+            own = [number + 1 for owner, number in units if owner == rank]
+            assert plan.reads_own[chunk] == max([*own, chunk + 1])
+            for owner in set(range(size)) - {rank}:
+                asked = [number + 1 for other, number in units if other == owner]
+                assert plan.reads[chunk][owner] == max(asked, default=0)
+        for owner, number in product(range(size), range(num_chunks)):
+            if owner == rank:
+                continue
+            arrives = rows[plan.receives[owner][number]].tolist()
+            other = plans[owner]
+            assert other is not None
+            assert arrives == ranks[owner].needed.own[other.sends[number][rank]].tolist()
+            assert set(arrives) == {s for s, t in zip(*ends, strict=True) if chunk_of[s] == (owner, number)}
+            last = max((chunk for chunk in range(num_chunks) if (owner, number) in read[chunk]), default=None)
+            assert last is None or (owner, number) in plan.done_after[last]
+        assert sum(map(len, plan.done_after)) == sum(span.stop > span.start for each in plan.receives for span in each)
+        if priority:
+            crossing = {s for s, t in zip(source, target, strict=True) if part[s] != part[t]}
+            crossing |= {t for s, t in zip(source, target, strict=True) if part[s] != part[t]}
+            own = one.needed.own.tolist()
+            mine = crossing & set(own)
+            assert set(own[: len(mine)]) == mine

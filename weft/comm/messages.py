@@ -1,0 +1,106 @@
+"""Messages from rank to rank, each sent as soon as it is ready, while others do something else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from weft.comm.group import Group, Key
+from weft.core.meter import Span
+
+
+class Expected(NamedTuple):
+    """A message to come: which it is, and how many numbers it has."""
+
+    key: Key
+    numbers: int
+
+
+class Messages:
+    """Messages under way between the ranks of a group.
+
+    expected: by rank, what that sends here, in the order in which it is waited for. A thread for each rank waits, so
+    that the caller sees what is here without waiting. Receives begin at once, since gloo's pairs have one queue, in
+    which a peer's leave to send would wait behind a message.
+    """
+
+    def __init__(
+        self, group: Group, expected: Mapping[int, Sequence[Expected]], dtype: torch.dtype, *, tag: str
+    ) -> None:
+        self._group, self._tag = group, tag
+        self._bell = threading.Condition()
+        self._here: dict[tuple[int, Key], Tensor] = {}
+        self._failed: RuntimeError | None = None
+        self._sends: list[tuple[dist.Work, Tensor]] = []
+        self.num_come = 0
+        """How many messages have come so far."""
+        self.spans: list[Span] = []
+        """When the caller waited."""
+        self._threads = []
+        for rank, ones in expected.items():
+            coming = [(one.key, torch.empty(one.numbers, dtype=dtype, device=group.device)) for one in ones]
+            works = [
+                dist.irecv(buffer, group=group.process_group, group_src=rank, tag=key.slot) for key, buffer in coming
+            ]
+            listener = threading.Thread(target=self._listen, args=(rank, coming, works), daemon=True)
+            listener.start()
+            self._threads.append(listener)
+
+    def send(self, rank: int, key: Key, values: Tensor) -> None:
+        """Begins to send a contiguous tensor, which is not to be changed."""
+        work = dist.isend(values, group=self._group.process_group, group_dst=rank, tag=key.slot)
+        if work is not None:
+            self._sends.append((work, values))
+
+    def here(self, rank: int, key: Key) -> bool:
+        """Whether a message has come that is not taken yet."""
+        return (rank, key) in self._here
+
+    def take(self, rank: int, key: Key) -> Tensor:
+        """A message that is here, flat."""
+        return self._here.pop((rank, key))
+
+    def idle(self, seen: int) -> None:
+        """Waits until more messages have come than `seen`. RunError where a peer is lost."""
+        with self._timed(), self._bell:
+            while self.num_come <= seen and self._failed is None:
+                self._bell.wait()
+            if self._failed is not None:
+                raise self._failed
+
+    def finish(self) -> None:
+        """Waits until all that was sent has left."""
+        with self._timed():
+            while self._sends:
+                self._sends.pop()[0].wait()
+        for listener in self._threads:
+            listener.join()
+
+    def _listen(self, rank: int, coming: Sequence[tuple[Key, Tensor]], works: Sequence[dist.Work | None]) -> None:
+        for (key, buffer), work in zip(coming, works, strict=True):
+            try:
+                if work is not None:
+                    work.wait()
+            except RuntimeError as error:
+                with self._bell:
+                    self._failed = error
+                    self._bell.notify()
+                return
+            with self._bell:
+                self._here[rank, key] = buffer
+                self.num_come += 1
+                self._bell.notify()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        clock = self._group.meter.clock
+        start = clock.now()
+        with self._group.named("messages", self._tag):
+            yield
+        self.spans.append(Span(start, clock.now()))

@@ -1,0 +1,68 @@
+"""Pipelines over chunks and ranks (G3, section 5), exact: no row is used before it is made, none is old."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from weft.chunks.rank import RankChunks
+from weft.strategies.offload.cut import Cutter, Orders
+from weft.strategies.offload.moves import MoveSizes
+from weft.strategies.offload.plan import ChunkOptions, OffloadPlan
+from weft.strategies.pipeline.order import OrderedRank, halo_plan, order_ranks
+from weft.strategies.vertex.plan import CommunicatedPlan, VertexOptions, VertexPlan
+
+CHUNKS = 8  # of a rank, where nobody says how many: enough for the network to begin early
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions(ChunkOptions, VertexOptions):
+    """What can be said of chunks, and of where vertices live."""
+
+
+class PipelinePlan(OffloadPlan):
+    """Vertex parallelism in chunks: each sends its rows when it is done, and runs as soon as what it reads is there."""
+
+    name = "pipeline"
+    options_type = PipelineOptions
+    flags = ()
+    partition = "balanced"
+    optimisations = ("keep", "inter", "intra", "priority", "eager")
+    options: PipelineOptions
+
+    def make_vertices(self) -> VertexPlan:
+        return CommunicatedPlan(self.work, self.size, VertexOptions(partition=self.options.partition))
+
+    @property
+    def least_chunks(self) -> int:
+        chunks = self.options.chunks or (CHUNKS if self.size > 1 else 1)
+        return min(chunks, self.max_chunks)
+
+    @cached_property
+    def _ordered(self) -> list[OrderedRank]:
+        return order_ranks(self.vertices.everyone, priority=self.work.optimisations.priority)
+
+    def make_cutters(self) -> list[Cutter]:
+        return [self.make_cutter([one.needed], prefetch=self.work.optimisations.intra) for one in self._ordered]
+
+    def forget(self) -> None:
+        self.__dict__.pop("_ordered", None)
+        super().forget()
+
+    def choose_orders(self, count: int) -> Orders | None:
+        del count  # rows that cross come first
+        return None
+
+    def cut_rank(self, rank: int, count: int, orders: Orders | None) -> RankChunks:
+        bounds = [cutter.bounds(count) for cutter in self.cutters]
+        made = self.cutters[rank].cut(0, bounds[rank], orders)
+        return replace(made, halo=self._halo(rank, [each[0][0] for each in bounds if each[0]]))
+
+    def _halo(self, rank: int, bounds: Sequence[Sequence[int]]) -> Any:
+        return halo_plan(self._ordered, bounds, rank, at_once=not self.work.optimisations.inter)
+
+    def _sizes(self, rank: int) -> MoveSizes:
+        halo = self.chunks(rank).halo
+        return replace(super()._sizes(rank), halo=(halo.num_sent, halo.num_received) if halo else None)
