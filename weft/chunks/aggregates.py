@@ -98,15 +98,16 @@ class ChunkAggregates:
             del loaded, rows
 
     def again(
-        self, step: int, grads: Grads, *, last: bool, into: Rows | None = None
+        self, step: int, grads: Grads, *, last: bool, into: Rows | None = None, retained: bool = False
     ) -> Iterator[tuple[PlacedRound, Loaded, Again]]:
         """As `results` in the backward pass: whoever is given one sends its gradient back before asking for the next.
 
-        grads: those that a boundary left. into: where those go of what an earlier step made.
+        grads: those that a boundary left. into: where those go of what an earlier step made. retained: the segment
+        behind has what it read of the results, and of rows that went on with them.
         """
         segment, rounds = self.segment, self.home.rounds(self.segment.hop + step)
         kept = last and self.table.result is not None
-        values = reads_values(segment, step, kept=kept)
+        values = reads_values(segment, step, kept=kept, retained=retained)
         way = back_way(segment, values=values, kept=kept, on_cpu=self.device.type == "cpu")
         sources = self._sources(step, grads, into)
         if values:
@@ -114,7 +115,9 @@ class ChunkAggregates:
         for source in sources:
             if source.into is not None:
                 source.grads = self._zeros(rounds, source)
-        load = lambda round_: self._load(round_, sources, last=last, values=values, way=way)  # noqa: E731
+        load = lambda round_: self._load(  # noqa: E731
+            round_, sources, last=last and not retained, values=values, way=way, kept=kept
+        )
         for round_, loaded in self.home.ahead(rounds, load):
             self._count(round_, loaded, sources, values=values, way=way)
             if values:
@@ -232,7 +235,9 @@ class ChunkAggregates:
         """Zeros, since what a free slot holds is multiplied by nothing, and nothing is no number times NaN."""
         return torch.zeros(rounds[0].num_slots, source.rows.width, dtype=self.home.dtype, device=self.device)
 
-    def _load(self, round_: PlacedRound, sources: list[Source], *, last: bool, values: bool, way: Way) -> Loaded:
+    def _load(
+        self, round_: PlacedRound, sources: list[Source], *, last: bool, values: bool, way: Way, kept: bool = False
+    ) -> Loaded:
         """Brings to the device what a round reads, except what comes from other ranks."""
         backward = way != "forward"
         index = {name: round_.index(name) for name in (*(FORWARD * values), *(BACKWARD * backward))}
@@ -242,10 +247,10 @@ class ChunkAggregates:
         index |= {name: index[name].to(self.device) for name in slots if name in index}
         live, span = self._own_ports(last=last, values=values), round_.targets
         own = {port: read(self.table.arrays[port], span, self.device) for port in live}
-        wanted = (self.table.result, *self.table.kept) if backward and last else ()
-        kept = tuple(read(rows, span, self.device) for rows in wanted if rows is not None)
+        wanted = (self.table.result, *self.table.kept) if kept else ()
+        found = tuple(read(rows, span, self.device) for rows in wanted if rows is not None)
         topology = round_.topology(self.layout, self.device, way)
-        return Loaded(index=index, topology=topology, own=own, kept=kept)
+        return Loaded(index=index, topology=topology, own=own, kept=found)
 
     def _own_ports(self, *, last: bool, values: bool) -> list[int]:
         """The ports of which a round reads its targets' rows."""
@@ -346,9 +351,10 @@ class ChunkAggregates:
                 self.meter.transfer("gradients", 0, segment.nbytes)
 
 
-def reads_values(segment: Segment, step: int, *, kept: bool) -> bool:
+def reads_values(segment: Segment, step: int, *, kept: bool, retained: bool) -> bool:
     """Whether the backward pass over a step reads the rows at its sources."""
-    return not segment.op.linear or (step == segment.steps - 1 and segment.needs_result and not kept)
+    again = step == segment.steps - 1 and segment.needs_result and not kept and not retained
+    return not segment.op.linear or again
 
 
 def back_way(segment: Segment, *, values: bool, kept: bool, on_cpu: bool) -> Way:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,8 @@ class EmbeddedRows:
         self.home = home
         self.rows: Tensor | None = None
         self.grads: Tensor | None = None
-        self._leaf: Tensor | None = None
+        self._leaves = deque[Tensor]()
+        """Of the ranges whose gradients are to come."""
         found = list(embeddings(home.model).values())
         assert len(found) <= 1, "a model has one TypedInput"
         for weight in found:
@@ -28,14 +31,16 @@ class EmbeddedRows:
         """Those of a range of this rank's rows."""
         del weight
         assert self.rows is not None
-        self._leaf = self.rows.detach()[self.home.embedded_in(span)].requires_grad_(torch.is_grad_enabled())
-        return self._leaf
+        rows = self.rows.detach()[self.home.embedded_in(span)]
+        if torch.is_grad_enabled():
+            self._leaves.append(rows.requires_grad_())
+        return rows
 
     def collect(self, span: slice) -> None:
-        """Takes the gradients of those that a range has had."""
-        if self._leaf is not None and self._leaf.grad is not None and self.grads is not None:
-            self.grads[self.home.embedded_in(span)] += self._leaf.grad
-        self._leaf = None
+        """Takes the gradients of those that a range has had, of ranges in the order in which they had them."""
+        leaf = self._leaves.popleft() if self._leaves else None
+        if leaf is not None and leaf.grad is not None and self.grads is not None:
+            self.grads[self.home.embedded_in(span)] += leaf.grad
 
     def backward(self) -> None:
         """Sends all gradients to where the rows are kept."""

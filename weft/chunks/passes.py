@@ -11,10 +11,10 @@ depends on it.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -37,6 +37,15 @@ Work = Iterator[Callable[[], bool]]
 """A segment's chunks: before each it gives what tells whether that can run, and prepares it where it can."""
 
 
+class SegmentRun(NamedTuple):
+    """A segment that was run on a range of rows: the leaves that it began with, and what it reached."""
+
+    own: Own
+    result: Tensor | None
+    shared: dict[str, Tensor]
+    reached: Boundary | Tensor
+
+
 class Pass:
     """A forward pass of a program on a rank, and the backward pass that may follow."""
 
@@ -52,6 +61,10 @@ class Pass:
         """Chunks that have made a level's rows, and that have added to their gradients."""
         self._ended, self._ended_back = set[int](), set[int]()
         """Segments that are done."""
+        self._retains = training and home.in_memory
+        """Whether segments stay as they were run, so that the backward pass need not run them again."""
+        self._retained: dict[int, deque[SegmentRun]] = defaultdict(deque)
+        """By segment."""
         self._rows_flow: RowFlow | None = None
         self._grads_flow: GradFlow | None = None
 
@@ -96,6 +109,7 @@ class Pass:
                 given = (*table.arrays, table.result, *table.kept, *table.between)
                 self.home.pool.free(*(rows for rows in given if rows is not but))
         self.tables = []
+        self._retained.clear()
 
     def _run_forward(self, numbers: Iterable[int], works: Sequence[Work]) -> None:
         if self.home.halo is not None:
@@ -213,7 +227,13 @@ class Pass:
 
     def _advance(self, number: int, span: slice, own: Own, result: Tensor | None, table: BoundaryRows) -> None:
         """Runs a segment on a range of rows and leaves on the host what it gives."""
-        reached = self._resume(number, span, own, result, self.tables[number - 1].shared if number else {})
+        shared = self.tables[number - 1].shared if number else {}
+        if self._retains:
+            run = self._run_on(number, span, own, result, shared)
+            self._retained[number].append(run)
+            reached = run.reached
+        else:
+            reached = self._resume(number, span, own, result, shared)
         if not isinstance(reached, Boundary):
             store(table.arrays[0], span, reached, self.meter)
             return
@@ -294,7 +314,7 @@ class Pass:
             to = self._step_gradients(before, step)
             rounds = home.rounds(before.segment.hop + step)
             yield from self._turn(partial(ready, 0))
-            again_ = self._aggregates(number - 1).again(step, into, last=True, into=to)
+            again_ = self._aggregates(number - 1).again(step, into, last=True, into=to, retained=self._retains)
             for chunk, (round_, loaded, again) in enumerate(again_, start=1):
                 last = chunk == len(rounds)
                 again.back(self._redo(number, round_.targets, loaded.own, again.result, out, into, last=last))
@@ -305,7 +325,8 @@ class Pass:
         else:
             spans = home.spans(home.num_rows(segment.hop))
             yield from self._turn(partial(ready, 0))
-            for chunk, (span, (own, result)) in enumerate(home.ahead(spans, partial(self._rows, before)), start=1):
+            load = partial(self._rows, None if self._retains else before)
+            for chunk, (span, (own, result)) in enumerate(home.ahead(spans, load), start=1):
                 self._count(own, result)
                 into.add_total(self._redo(number, span, own, result, out, into, last=chunk == len(spans)))
                 del own, result
@@ -390,26 +411,35 @@ class Pass:
 
         last: whether it is the last range, which takes the gradients of what all ranges share.
         """
-        before = self.tables[number - 1] if number else None
-        shared: dict[str, Tensor] = {}
-        if before is not None:
-            own = {port: leaf(rows, before.segment.live[port].differentiable) for port, rows in own.items()}
-            result = leaf(cast(Tensor, result), before.segment.differentiable)
-            named = before.segment.boundary.shared if before.segment.boundary else {}
-            shared = {name: leaf(before.shared[name], before.segment.shared[name]) for name in named}
-        with torch.enable_grad():
-            reached = self._resume(number, span, own, result, shared)
-        results = list(self._results(reached, self.segments[number], span, out, last=last))
+        if self._retains:  # chunks go back in the order in which they came
+            run = self._retained[number].popleft()
+        else:
+            run = self._run_on(number, span, own, result, self.tables[number - 1].shared if number else {})
+        results = list(self._results(run.reached, self.segments[number], span, out, last=last))
         if not results:
             return None
         torch.autograd.backward([result for result, _ in results], [grad for _, grad in results])
-        self.embedded.collect(span)
-        for port, rows in own.items():
+        if number == 0:
+            self.embedded.collect(span)
+        for port, rows in run.own.items():
             if rows.grad is not None:
                 deposit(into.live[port], span, rows.grad, self.meter)
-        for name, value in shared.items():
+        for name, value in run.shared.items():
             into.add_shared(name, value.grad)
-        return None if result is None else result.grad
+        return None if run.result is None else run.result.grad
+
+    def _run_on(
+        self, number: int, span: slice, own: Own, result: Tensor | None, shared: dict[str, Tensor]
+    ) -> SegmentRun:
+        """Runs a segment on a range of rows so that gradients can go back."""
+        if number:
+            before = self.tables[number - 1].segment
+            own = {port: leaf(rows, before.live[port].differentiable) for port, rows in own.items()}
+            result = leaf(cast(Tensor, result), before.differentiable)
+            named = before.boundary.shared if before.boundary else {}
+            shared = {name: leaf(shared[name], before.shared[name]) for name in named}
+        with torch.enable_grad():
+            return SegmentRun(own, result, shared, self._resume(number, span, own, result, shared))
 
     def _results(
         self, reached: Boundary | Tensor, segment: Segment, span: slice, out: Grads, *, last: bool

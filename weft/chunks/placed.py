@@ -86,7 +86,7 @@ class PlacedChunks:
         self._rows_at = [chunks.num_rows(hop) for hop in range(len(needed.hops) + 1)]
         self._spans = {num_rows: chunks.spans(num_rows) for num_rows in self._rows_at}
         self._held_at = [hop.num_inputs for hop in needed.hops]
-        self.halo, self.prefetch = chunks.halo, chunks.prefetch
+        self.halo, self.prefetch, self.in_memory = chunks.halo, chunks.prefetch, in_memory
         self.pool = RowPool(work.dtype, group.device, folder, in_memory=in_memory)
         self.array_file = ArrayMemory() if in_memory else ArrayFile(folder)
         self.constant: BoundaryRows | None = None

@@ -108,6 +108,7 @@ class PlacedRound:
         self.fetch_counts, self.serve_counts = round_.fetch_counts, round_.serve_counts
         self.give_counts, self.take_counts = round_.give_counts, round_.take_counts
         self.num_loaded = len(round_.load)
+        self._topologies: dict[Layout, SlotTopology] = {}
         ids = vertices[round_.held.clamp(min=0)]
         narrow = id_dtype(len(whole.ids))
         self._sources, self._targets = array_file.put(ids.to(narrow)), array_file.put(vertices[self.targets].to(narrow))
@@ -126,7 +127,17 @@ class PlacedRound:
         return self.array_file.get(self._indices[name]).long()
 
     def topology(self, layout: Layout, device: torch.device, way: Way) -> SlotTopology:
-        """The edges on the device; `back`: good for the transpose alone, and for what needs no numbers of edges."""
+        """The edges on the device; `back`: good for the transpose alone, and for what needs no numbers of edges.
+
+        In memory there is one for all ways.
+        """
+        if not isinstance(self.array_file, ArrayMemory):
+            return self._topology(layout, device, way)
+        if layout not in self._topologies:
+            self._topologies[layout] = self._topology(layout, device, "both")
+        return self._topologies[layout]
+
+    def _topology(self, layout: Layout, device: torch.device, way: Way) -> SlotTopology:
         edges, get, known = self._edges[layout], self.array_file.get, None
         left_out = torch.empty(0, dtype=edges.indices.dtype) if way == "back" else None
         if way != "forward":

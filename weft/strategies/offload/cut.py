@@ -154,7 +154,7 @@ class Cutter:
             if not segment.aggregates:
                 continue
             kept = segment.hop in self.kept
-            values = reads_values(segment, segment.steps - 1, kept=kept)
+            values = reads_values(segment, segment.steps - 1, kept=kept, retained=False)
             way = back_way(segment, values=values, kept=kept, on_cpu=self.on_cpu)
             first = forward + edge_bytes("forward", *shape, *known) + shape.targets * own * item
             then = forward * values + back + edge_bytes(way, *shape, *known)

@@ -35,6 +35,8 @@ class MoveSizes:
     """Whether the edges have types or features."""
     on_cpu: bool
     """Whether the device is the CPU."""
+    retained: bool = False
+    """Whether segments stay as they were run forward."""
     halo: tuple[int, int] | None = None
     """Rows that leave and come by themselves before an aggregate; None: chunks of a round exchange what they read."""
 
@@ -99,14 +101,15 @@ class Moves:
         wanted = [] if before.constant else differentiable(before)
         self._store("gradients", rows * self._width(before, set(wanted) & set(before.rows.values())))
         if not before.aggregates or before.constant:
-            self._load("rows", rows * (self._width(before, before.rows.values()) + self._result_width(before)))
+            if not self.sizes.retained:
+                self._load("rows", rows * (self._width(before, before.rows.values()) + self._result_width(before)))
             if isinstance(before.op, Total) and before.differentiable:
                 self._total(before)
             return goes_back(before)
         for step in reversed(range(before.steps)):
             last = step == before.steps - 1
             kept = last and before.hop in self.plan.kept
-            values = reads_values(before, step, kept=kept)
+            values = reads_values(before, step, kept=kept, retained=self.sizes.retained)
             way = back_way(before, values=values, kept=kept, on_cpu=self.sizes.on_cpu)
             self._product(before, step, last=last, values=values, way=way)
             if not last:
@@ -122,8 +125,9 @@ class Moves:
         widths = self._source_widths(segment, step)
         grads = [width for width, wanted in widths if wanted]
         read, given = sum(width for width, _ in widths), sum(grads)
-        own = {*(segment.targets.values() if values else ()), *(segment.rows.values() if last else ())}
         backward = way != "forward"
+        goes_on = last and not (backward and self.sizes.retained)
+        own = {*(segment.targets.values() if values else ()), *(segment.rows.values() if goes_on else ())}
         if isinstance(segment.op, WholeLayer):
             self._map_layer(segment, planned, backward=backward)
         kept = backward and last and segment.hop in self.plan.kept
@@ -161,7 +165,7 @@ class Moves:
         calls = len(self.plan.spans(self.num_rows(segment.hop)))
         if before is not None and before.aggregates and not before.constant:
             calls = len(self._scheduled(before.hop + before.steps - 1).schedule.rounds)
-        self._mapped(self.flops.segment(number, calls), backward=backward)
+        self._mapped(self.flops.segment(number, calls), backward=backward, retained=self.sizes.retained)
 
     def _map_layer(self, segment: Segment, planned: HopSchedule, *, backward: bool) -> None:
         """Those of a layer that is run as a whole, chunk by chunk."""
@@ -172,8 +176,9 @@ class Moves:
         made = self.flops.layer(number, sources, len(planned.schedule.rounds))
         self._mapped(made, backward=backward)
 
-    def _mapped(self, made: MapFlops, *, backward: bool) -> None:
-        flops = made.forward + (made.backward if backward else 0)
+    def _mapped(self, made: MapFlops, *, backward: bool, retained: bool = False) -> None:
+        again = made.forward if not (backward and retained) else 0
+        flops = again + (made.backward if backward else 0)
         self.made += [Operation(kind="map", flops=flops)] if flops else []
 
     def _scheduled(self, hop: int) -> HopSchedule:

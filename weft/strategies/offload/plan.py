@@ -207,7 +207,9 @@ class OffloadPlan(Plan):
             return False
         if not linear and segment.steps > 1:
             return False
-        if wanted == "keep" or segment.steps > 1:
+        if linear and self.in_memory:
+            return False  # the segment behind has it
+        if wanted == "keep" or segment.steps > 1 or self.in_memory:
             return True
         width = segment.aggregated.width
         by_edge = 1 if linear else ATTENTION_COST
@@ -269,6 +271,7 @@ class OffloadPlan(Plan):
             share=work.optimisations.share,
             edge_ids=bool(graph.relations) or graph.edge_features is not None,
             on_cpu=self.options.on_cpu,
+            retained=self.in_memory,
         )
 
     @property
