@@ -10,7 +10,7 @@ from weft.core.config import Config
 from weft.core.optimisations import OPTIMISATIONS
 from weft.engine.options import foreign_flags
 
-EXACT = ("single", "tensor", "communicated", "cached", "hybrid", "offload")
+EXACT = ("single", "tensor", "communicated", "cached", "hybrid", "offload", "pipeline")
 STRATEGIES = (*EXACT, "stale")
 METHODS = ("range", "random", "metis", "fennel", "balanced")
 SMALL = "sbm:vertices=60,degree=4,classes=3,features=5"
@@ -85,11 +85,11 @@ def draw_placement(random: Random, strategies: tuple[str, ...] = STRATEGIES, max
     more: list[str] = []
     if strategy not in ("single", "tensor"):
         more += maybe(random, "--partition", METHODS)
-    if strategy in ("tensor", "offload"):
+    if strategy in ("tensor", "offload", "pipeline"):
         more += maybe(random, "--chunks", ("2", "3"))
     if strategy == "hybrid":
         more += maybe(random, "--cache-ratio", ("0", "0.5", "1"))
-    if strategy == "offload":
+    if strategy in ("offload", "pipeline"):
         more += maybe(random, "--intermediates", ("keep", "recompute"))
     if strategy == "stale":
         more += maybe(random, "--refresh-every", ("1", "3"))
