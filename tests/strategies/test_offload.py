@@ -343,7 +343,7 @@ def test_what_was_planned_is_let_go() -> None:
     gc.disable()
     try:
         before = len(os.listdir("/proc/self/fd"))
-        placed = Session(Case(model="gat", norm="batch"), "offload", Group(), Given(chunks=3))
+        placed = Session(Case(model="gat", norm="batch"), "offload", Group(), Given(chunks=3, device_memory=IN_FILES))
         placed.step(0)
         assert not [one for one in gc.get_objects() if type(one) is Cutter]
         placed.step(0)
@@ -358,7 +358,7 @@ def test_what_was_planned_is_let_go() -> None:
 
 def test_rows_behind_a_total_are_loaded_once() -> None:
     """With wide rows these are the most that is loaded for a chunk; beside them come the vertices' ids."""
-    plan = plan_of(Case(model="gcn", norm="batch", layers=2, hidden=400), chunks=3)
+    plan = plan_of(Case(model="gcn", norm="batch", layers=2, hidden=400), chunks=3, device_memory=IN_FILES)
     for chunks in plan.chunks(0).chunks:
         for (_, loaded), (shape, _) in pairwise(chunks):
             assert loaded == shape.targets * 400 * 8 + 8 * (shape.targets + shape.slots)
@@ -366,7 +366,7 @@ def test_rows_behind_a_total_are_loaded_once() -> None:
 
 def test_a_constant_result_is_loaded_with_its_rows() -> None:
     """With few edges it is more than what it is made of: rows and results are read, indices are not."""
-    plan = plan_of(Shaped(model="sage", layers=2, hidden=2), chunks=3)
+    plan = plan_of(Shaped(model="sage", layers=2, hidden=2), chunks=3, device_memory=IN_FILES)
     for chunks in plan.chunks(0).chunks:
         for (_, loaded), (shape, _) in pairwise(chunks):
             assert loaded >= shape.targets * (NUM_FEATURES + NUM_FEATURES) * 8

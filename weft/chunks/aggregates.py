@@ -114,7 +114,7 @@ class ChunkAggregates:
             self._make_slots(rounds, sources)
         for source in sources:
             if source.into is not None:
-                source.grads = self._zeros(rounds, source)
+                source.grads = source.into.tensor() if rounds[0].in_place else self._zeros(rounds, source)
         load = lambda round_: self._load(  # noqa: E731
             round_, sources, last=last and not retained, values=values, way=way, kept=kept
         )
@@ -229,7 +229,7 @@ class ChunkAggregates:
 
     def _make_slots(self, rounds: Sequence[PlacedRound], sources: list[Source]) -> None:
         for source in sources:
-            source.buffer = self._zeros(rounds, source)
+            source.buffer = source.rows.tensor() if rounds[0].in_place else self._zeros(rounds, source)
 
     def _zeros(self, rounds: Sequence[PlacedRound], source: Source) -> Tensor:
         """Zeros, since what a free slot holds is multiplied by nothing, and nothing is no number times NaN."""
@@ -241,7 +241,7 @@ class ChunkAggregates:
         """Brings to the device what a round reads, except what comes from other ranks."""
         backward = way != "forward"
         index = {name: round_.index(name) for name in (*(FORWARD * values), *(BACKWARD * backward))}
-        for source in sources if values else ():
+        for source in sources if values and not round_.in_place else ():
             source.rows.gather(index["load"], source.values, index["load_slots"])
         slots = ("fetch_slots", "give_slots", "flush_slots", *(("serve", "take") * self.home.optimisations.share))
         index |= {name: index[name].to(self.device) for name in slots if name in index}
@@ -322,6 +322,8 @@ class ChunkAggregates:
 
     def _leave(self, round_: PlacedRound, loaded: Loaded, sources: list[Source]) -> None:
         """Gradients of rows that the next round does not hold go to the ranks that own them, and to the host."""
+        if round_.in_place:
+            return
         sources = [source for source in sources if source.grads is not None]
         index = loaded.index
         if round_.exchanges and sources:

@@ -75,6 +75,8 @@ class Round:
     give_counts: tuple[int, ...]
     take: Tensor
     take_counts: tuple[int, ...]
+    in_place: bool = False
+    """Whether rows are read, and gradients added, where they are: slot i is row i, and nothing moves."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,6 +85,36 @@ class Schedule:
 
     num_slots: int
     rounds: tuple[Round, ...]
+
+
+def in_place(hop: Hop, bounds: Sequence[int]) -> Schedule:
+    """The rounds of a rank alone whose rows are in the memory that it works in."""
+    edges = hop.block.indptr[torch.tensor(bounds, dtype=torch.int64)].tolist()
+    held, nothing, none = torch.arange(hop.num_inputs), torch.empty(0, dtype=torch.int64), (0,)
+    rounds = tuple(
+        Round(
+            targets=slice(*targets),
+            edges=slice(*its_edges),
+            indices=hop.block.indices[slice(*its_edges)],
+            own_slots=torch.arange(*targets),
+            held=held,
+            load=nothing,
+            load_slots=nothing,
+            fetch_slots=nothing,
+            fetch_counts=none,
+            serve=nothing,
+            serve_counts=none,
+            flush=nothing,
+            flush_slots=nothing,
+            give_slots=nothing,
+            give_counts=none,
+            take=nothing,
+            take_counts=none,
+            in_place=True,
+        )
+        for targets, its_edges in zip(pairwise(bounds), pairwise(edges), strict=True)
+    )
+    return Schedule(num_slots=hop.num_inputs, rounds=rounds)
 
 
 class Sides:

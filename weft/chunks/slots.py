@@ -107,7 +107,7 @@ class PlacedRound:
         self.whole, self.array_file, self.num_slots = whole, array_file, len(round_.held)
         self.fetch_counts, self.serve_counts = round_.fetch_counts, round_.serve_counts
         self.give_counts, self.take_counts = round_.give_counts, round_.take_counts
-        self.num_loaded = len(round_.load)
+        self.num_loaded, self.in_place = len(round_.load), round_.in_place
         self._topologies: dict[Layout, SlotTopology] = {}
         ids = vertices[round_.held.clamp(min=0)]
         narrow = id_dtype(len(whole.ids))

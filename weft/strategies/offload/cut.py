@@ -12,15 +12,18 @@ from weft.chunks.aggregates import back_way, layout_of, reads_values
 from weft.chunks.program import Program
 from weft.chunks.ranges import RankSide, chunk_vertices, reorder
 from weft.chunks.rank import ChunkShape, HopSchedule, RankChunks
-from weft.chunks.schedule import Round, Sides, Volumes
+from weft.chunks.schedule import Round, Sides, Volumes, in_place
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, edge_bytes
 from weft.cost import Rates
 from weft.nn import Workload
-from weft.partition import Dependencies, range_bounds
+from weft.partition import Dependencies, Hop, range_bounds
 
 MAX_CHUNKS = 1 << 14
 MAX_REORDERED = 1 << 11  # chunks: what they have in common is counted for every two of them
 VERTEX_COST = 4  # a target costs as much as so many edges, where chunks are to cost the same
+
+IN_PLACE = 2  # chunks that read rows where they are pass over them so many times an edge at most
+NOTHING_MOVES = Volumes(neighbours=0, shared=0, kept=0, fetched=0)
 
 Bounds = Sequence[Sequence[Sequence[int]]]
 """Of each rank and hop, where its chunks begin and end."""
@@ -32,7 +35,7 @@ class Cutter:
     """Cuts a workload's aggregates.
 
     needed: what each rank computes and fetches. kept: the first hops of the results that are kept. prefetch: whether a
-    chunk is loaded while the one before is worked on.
+    chunk is loaded while the one before is worked on. in_memory: the device is the memory that rows are in.
     """
 
     def __init__(
@@ -44,9 +47,10 @@ class Cutter:
         *,
         on_cpu: bool,
         prefetch: bool,
+        in_memory: bool = False,
     ) -> None:
         self.work, self.programs, self.needed, self.kept = work, programs, needed, kept
-        self.on_cpu, self.prefetch = on_cpu, prefetch
+        self.on_cpu, self.prefetch, self.in_memory = on_cpu, prefetch and not in_memory, in_memory
         self._known: dict[range, tuple[Any, Sides]] = {}
         self._volumes: dict[range, tuple[Any, Volumes]] = {}
 
@@ -103,18 +107,30 @@ class Cutter:
     def _planned(
         self, rank: int, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None
     ) -> HopSchedule:
-        given, sides = self._given(hops, cuts), self._sides(hops, cuts, orders)
         needed, asked = self.needed[rank], self.work.optimisations
-        schedule = sides.schedule(rank, share=asked.share, keep=asked.keep, ahead=self.prefetch)
+        hop = needed.hops[hops[0]]
+        if self._works_in_place(hops, hop, len(cuts[rank]) - 1):
+            schedule, given, volumes = in_place(hop, cuts[rank]), NOTHING_MOVES, NOTHING_MOVES
+        else:
+            given, sides = self._given(hops, cuts), self._sides(hops, cuts, orders)
+            schedule = sides.schedule(rank, share=asked.share, keep=asked.keep, ahead=self.prefetch)
+            volumes = sides.volumes
         lacks = ~self.work.graph.in_edges.has_loop[needed.rows]
         return HopSchedule(
-            hop=needed.hops[hops[0]],
+            hop=hop,
             schedule=schedule,
             layouts=layouts_of(self.programs.values(), hops),
-            volumes=sides.volumes,
+            volumes=volumes,
             given=given,
             missing_loops=tuple(int(lacks[round_.targets].sum()) for round_ in schedule.rounds),
         )
+
+    def _works_in_place(self, hops: range, hop: Hop, count: int) -> bool:
+        """Whether a rank reads rows where they are: sums alone, since gradients of others are made for all rows."""
+        asked = (segment for program in self.programs.values() for segment in program.segments if segment.aggregates)
+        over = (one.op for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps)))
+        alone = self.in_memory and len(self.needed) == 1 and count * hop.num_inputs <= IN_PLACE * hop.block.num_edges
+        return alone and all(op.linear and layout_of(op) != "whole" for op in over)
 
     def _parts(self, hops: range) -> list[RankSide]:
         return [RankSide(each.hops[hops[0]], each.own, each.rows) for each in self.needed]

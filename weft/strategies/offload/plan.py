@@ -124,7 +124,15 @@ class OffloadPlan(Plan):
 
     def make_cutter(self, needed: Sequence[Dependencies], *, prefetch: bool) -> Cutter:
         """That of some ranks."""
-        return Cutter(self.work, self.programs, needed, self.kept, on_cpu=self.options.on_cpu, prefetch=prefetch)
+        return Cutter(
+            self.work,
+            self.programs,
+            needed,
+            self.kept,
+            on_cpu=self.options.on_cpu,
+            prefetch=prefetch,
+            in_memory=self.in_memory,
+        )
 
     @property
     def max_chunks(self) -> int:
