@@ -103,7 +103,9 @@ def max_case(adj: Adjacency, width: int) -> Case:
 
 
 @kept
-def attend_case(adj: Adjacency, bounds: tuple[int, ...], *, loop: bool = False, steps: int = 1, slope: float = 0.2) -> Case:
+def attend_case(
+    adj: Adjacency, bounds: tuple[int, ...], *, loop: bool = False, steps: int = 1, slope: float = 0.2
+) -> Case:
     num_heads = len(bounds) - 1
 
     def call(module: ModuleType, adj: Adjacency, inputs: list[Tensor]) -> Tensor:
@@ -116,7 +118,9 @@ def attend_case(adj: Adjacency, bounds: tuple[int, ...], *, loop: bool = False, 
 
 
 @kept
-def pair_case(adj: Adjacency, bounds: tuple[int, ...], *, features: int = 0, loop: bool = False, slope: float = 0.2) -> Case:
+def pair_case(
+    adj: Adjacency, bounds: tuple[int, ...], *, features: int = 0, loop: bool = False, slope: float = 0.2
+) -> Case:
     """Logits, and the loops of those targets that have none; the inputs are left, right, attention and the map."""
     loops = loop and adj.num_targets <= adj.num_sources
     known = EdgeFeatures(

@@ -215,9 +215,7 @@ def _check_rank(group: Group, case: Case, name: str, given: Given, planned: Plan
     check_case(group, case, name, given, planned)
 
 
-def check_case(
-    group: Group, case: Case, name: str, given: Given = NOTHING, planned: Planned | None = None
-) -> Session:
+def check_case(group: Group, case: Case, name: str, given: Given = NOTHING, planned: Planned | None = None) -> Session:
     """Logits, every gradient, losses and scores of `name` equal single's; its counts equal its trace."""
     expected, placed = reference(case), Session(case, name, group, given, planned)
     rows = placed.strategy.topology.ids[placed.strategy.rows]

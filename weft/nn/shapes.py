@@ -1,4 +1,4 @@
-"""Results without data of what models do most, where PyTorch takes Python and up to a hundred times as long for them."""
+"""Results without data of what models do most, for which PyTorch works in Python, up to a hundred times as long."""
 
 from __future__ import annotations
 
