@@ -23,7 +23,15 @@ from weft.comm import Group, join
 from weft.core.meter import Meter
 
 LIMIT_SECONDS = 240
-PRELOADED = ["pytest", "torch_geometric.nn", "torch._dynamo", "torch._refs", "weft.engine", "tests.strategies.planted"]
+PRELOADED = [
+    "pytest",
+    "torch_geometric.nn",
+    "torch._dynamo",
+    "torch._refs",
+    "weft.engine",
+    "tests.strategies.planted",
+    "tests.strategies.warm",
+]
 """What ranks import, which takes seconds of each otherwise; what is not there is passed over."""
 
 _pools: dict[int, Pool] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,18 @@ NETWORK = {"comm", "engine/launch.py"}
 
 def imports(path: Path) -> set[str]:
     """Full names of the modules that a file imports, wherever in it."""
+    return imported(path.read_text())
+
+
+@cache
+def imported(text: str) -> set[str]:
+    """The same of a file's text, which several tests read."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: relative import"
+            assert not node.level, f"relative import of {node.module}"
             assert node.module
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found

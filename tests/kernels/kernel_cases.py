@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import ModuleType
 
 import torch
@@ -14,8 +15,11 @@ from weft.data.adjacency import Adjacency
 from weft.kernels import EdgeFeatures, Scale, ops, reference
 
 DTYPES = [torch.float32, torch.float64]
+kept = lru_cache(1000)
+"""For what backends, instruction sets and dtypes have in common: graphs, cases, and their results in the reference."""
 
 
+@kept
 def graph(
     num_sources: int,
     num_targets: int,
@@ -60,7 +64,7 @@ def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """An operation of `ops` or `reference` on given tensors: `inputs` get gradients, `call` knows the rest."""
 
@@ -75,6 +79,7 @@ class Case:
         return [y.detach(), *grads]
 
 
+@kept
 def spmm_case(adj: Adjacency, width: int, *, source: bool, target: bool, loop: bool, weighted: bool) -> Case:
     def vector(length: int, seed: int, dtype: torch.dtype) -> Tensor:
         return randn(length, seed=seed).abs().add(0.1).to(dtype)
@@ -91,12 +96,16 @@ def spmm_case(adj: Adjacency, width: int, *, source: bool, target: bool, loop: b
     return Case(call, [rounded(randn(adj.num_sources, width, seed=4))])
 
 
+@kept
 def max_case(adj: Adjacency, width: int) -> Case:
     x = randn(adj.num_sources, width, seed=5).mul(2).round()  # many ties
     return Case(lambda module, adj, inputs: module.spmm_max(adj, *inputs), [x])
 
 
-def attend_case(adj: Adjacency, bounds: list[int], *, loop: bool = False, steps: int = 1, slope: float = 0.2) -> Case:
+@kept
+def attend_case(
+    adj: Adjacency, bounds: tuple[int, ...], *, loop: bool = False, steps: int = 1, slope: float = 0.2
+) -> Case:
     num_heads = len(bounds) - 1
 
     def call(module: ModuleType, adj: Adjacency, inputs: list[Tensor]) -> Tensor:
@@ -108,7 +117,10 @@ def attend_case(adj: Adjacency, bounds: list[int], *, loop: bool = False, steps:
     return Case(call, [rounded(randn(*size, seed=seed)) for seed, size in enumerate(sizes)])
 
 
-def pair_case(adj: Adjacency, bounds: list[int], *, features: int = 0, loop: bool = False, slope: float = 0.2) -> Case:
+@kept
+def pair_case(
+    adj: Adjacency, bounds: tuple[int, ...], *, features: int = 0, loop: bool = False, slope: float = 0.2
+) -> Case:
     """Logits, and the loops of those targets that have none; the inputs are left, right, attention and the map."""
     loops = loop and adj.num_targets <= adj.num_sources
     known = EdgeFeatures(
@@ -125,7 +137,8 @@ def pair_case(adj: Adjacency, bounds: list[int], *, features: int = 0, loop: boo
     return Case(call, [rounded(randn(*size, seed=seed)) for seed, size in enumerate(sizes)])
 
 
-def attend_edges_case(adj: Adjacency, bounds: list[int], *, loop: bool = False, steps: int = 1) -> Case:
+@kept
+def attend_edges_case(adj: Adjacency, bounds: tuple[int, ...], *, loop: bool = False, steps: int = 1) -> Case:
     loops = loop and adj.num_targets <= adj.num_sources
 
     def call(module: ModuleType, adj: Adjacency, inputs: list[Tensor]) -> Tensor:
@@ -144,7 +157,11 @@ def rounded(x: Tensor) -> Tensor:
 
 def assert_same(adj: Adjacency, case: Case, dtype: torch.dtype) -> None:
     """Result and gradients equal the reference in float64, up to what the dtype's rounding can do."""
-    truth = case.run(reference, replace(adj, indices=adj.indices.long()), torch.float64)
     tolerance = 2e-5 if dtype == torch.float32 else 1e-12
-    for found, wanted in zip(case.run(ops, adj, dtype), truth, strict=True):
+    for found, wanted in zip(case.run(ops, adj, dtype), truth(adj, case), strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+@kept
+def truth(adj: Adjacency, case: Case) -> list[Tensor]:
+    return case.run(reference, replace(adj, indices=adj.indices.long()), torch.float64)

@@ -23,7 +23,7 @@ from tests.kernels.kernel_cases import (
 )
 
 WIDTHS = [0, 1, 2, 7, 16, 33, 100]
-BOUNDS = [[0, 0], [0, 5], [0, 16, 32], [0, 3, 3, 20], [0, 40, 41, 90, 131], [*range(0, 65, 8)], [*range(0, 31, 3)]]
+BOUNDS = [(0, 0), (0, 5), (0, 16, 32), (0, 3, 3, 20), (0, 40, 41, 90, 131), (*range(0, 65, 8),), (*range(0, 31, 3),)]
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -47,7 +47,7 @@ class TestParity:
 
     def test_attend_steps(self, dtype, index):
         for adj in graphs(index):
-            assert_same(adj, attend_case(adj, [0, 4, 21], loop=True, steps=3, slope=0.1), dtype)
+            assert_same(adj, attend_case(adj, (0, 4, 21), loop=True, steps=3, slope=0.1), dtype)
 
     def test_pair_logits(self, dtype, index):
         for number, (adj, bounds) in enumerate(itertools.product(graphs(index), BOUNDS)):
@@ -73,8 +73,8 @@ def test_every_width(width):
     for dtype in DTYPES:
         assert_same(adj, spmm_case(adj, width, source=True, target=False, loop=True, weighted=False), dtype)
         assert_same(adj, max_case(adj, width), dtype)
-        assert_same(adj, attend_case(adj, [0, width // 3, width], loop=True), dtype)
-        assert_same(adj, attend_edges_case(adj, [0, width // 3, width], loop=True), dtype)
+        assert_same(adj, attend_case(adj, (0, width // 3, width), loop=True), dtype)
+        assert_same(adj, attend_edges_case(adj, (0, width // 3, width), loop=True), dtype)
 
 
 @given(drawn_graphs(), st.integers(0, 70), st.booleans(), st.booleans())
@@ -82,7 +82,7 @@ def test_every_width(width):
 def test_drawn_graphs(adj, width, weighted, loop):
     assert_same(adj, spmm_case(adj, width, source=True, target=True, loop=loop, weighted=weighted), torch.float64)
     assert_same(adj, max_case(adj, width), torch.float64)
-    bounds = [0, width // 4, width // 2, width]
+    bounds = (0, width // 4, width // 2, width)
     assert_same(adj, attend_case(adj, bounds, loop=loop, steps=2), torch.float64)
     assert_same(adj, attend_edges_case(adj, bounds, loop=loop, steps=2), torch.float64)
     assert_same(adj, pair_case(adj, bounds, features=2 * weighted, loop=loop), torch.float64)

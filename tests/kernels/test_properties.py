@@ -41,14 +41,14 @@ def cases(adj: Adjacency, width: int) -> list[Case]:
         spmm_case(adj, width, source=False, target=False, loop=False, weighted=False),
         spmm_case(adj, width, source=True, target=True, loop=True, weighted=True),
         max_case(adj, width),
-        attend_case(adj, [0, width // 3, width], loop=True, steps=2),
+        attend_case(adj, (0, width // 3, width), loop=True, steps=2),
         *edge_cases(adj, width),
     ]
 
 
 def edge_cases(adj: Adjacency, width: int) -> list[Case]:
     """Attention whose logits are numbers by edge."""
-    bounds = [0, width // 3, width]
+    bounds = (0, width // 3, width)
     return [
         pair_case(adj, bounds, loop=True),
         pair_case(adj, bounds, features=3),
@@ -200,7 +200,7 @@ def test_slices_of_pairs_add_up():
 @pytest.mark.usefixtures("backend")
 def test_gradients_only_where_needed():
     adj = graph(20, 20, 100)
-    case = attend_case(adj, [0, 4, 9], loop=True, steps=2)
+    case = attend_case(adj, (0, 4, 9), loop=True, steps=2)
     _, *whole = case.run(reference, adj, torch.float64)
     for wanted in range(3):
         inputs = [tensor.clone().requires_grad_(place == wanted) for place, tensor in enumerate(case.inputs)]

@@ -6,7 +6,8 @@ import hashlib
 import os
 import tempfile
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from weft.core.optimisations import Optimisations
 from weft.core.random import key
 from weft.cost import Trace
 from weft.engine.metrics import NodeTask
-from weft.nn import Workload, embeddings
+from weft.nn import GraphOperation, MapFlops, Workload, embeddings
+from weft.nn.workload import MapsKey, OutlineKey
 from weft.partition import make_book
 from weft.strategies import Placed, ResidentPlaced, Step, get_strategy
 
@@ -39,24 +41,50 @@ class Given(dict[str, Any]):
     def __init__(self, **options: Any) -> None:
         super().__init__(options)
 
-    def plan(self, name: str, work: Workload, size: int = 1) -> Any:
+    def plan(self, name: str, work: Workload, size: int = 1, decisions: Any = None) -> Any:
         kind = get_strategy(name)
         known = {spec.name for spec in fields(kind.options_type)}
         options = kind.options_type(**{one: value for one, value in self.items() if one in known})
-        return kind(work, size, options, self.get("machine") if "probe" in kind.flags else None)
+        return kind(work, size, options, self.get("machine") if "probe" in kind.flags else None, decisions)
 
 
 NOTHING = Given()
 
 
+@dataclass(frozen=True)
+class Planned:
+    """What ranks are told of a plan that was made before them, as by the launcher: they need not find it out each."""
+
+    decisions: Any
+    outlines: dict[OutlineKey, tuple[GraphOperation, ...]]
+    maps: dict[MapsKey, tuple[MapFlops, ...]]
+
+    @classmethod
+    def of(cls, case: Case, name: str, given: Given, size: int) -> Planned:
+        work = workload(case)
+        plan = given.plan(name, work, size)
+        for rank, training in product(range(size), (True, False)):
+            plan.trace(rank, training=training)
+        return cls(plan.decisions(), work.outlines, work.maps)
+
+    def workload(self, case: Case) -> Workload:
+        """That of the case, of which what is known here is found out."""
+        work = workload(case)
+        work.outlines.update(self.outlines)
+        work.maps.update(self.maps)
+        return work
+
+
 class Session:
     """A case under a strategy: what can be seen of it."""
 
-    def __init__(self, case: Case, strategy: str, group: Group, given: Given = NOTHING) -> None:
+    def __init__(
+        self, case: Case, strategy: str, group: Group, given: Given = NOTHING, planned: Planned | None = None
+    ) -> None:
         self.case, self.group = case, group
-        work = workload(case)
+        work = planned.workload(case) if planned else workload(case)
         self.graph = work.graph
-        self.plan = given.plan(strategy, work, group.size)
+        self.plan = given.plan(strategy, work, group.size, planned.decisions if planned else None)
         self._traces = {training: self.plan.trace(group.rank, training=training) for training in (True, False)}
         self.strategy: Placed = self.plan.place(group, seed=7)
         self.model = self.strategy.model
@@ -124,7 +152,7 @@ class Session:
         return self._traces[training]
 
 
-@lru_cache(64)
+@cache
 def workload(case: Case) -> Workload:
     """That of a case, with what plans of other strategies have found out of it. Placing it leaves it as it is."""
     graph, model = case.build()
@@ -177,18 +205,19 @@ def reference(case: Case) -> Reference:
 
 
 def check_on_ranks(size: int, case: Case, name: str, given: Given = NOTHING) -> None:
-    """`check_case` on `size` ranks, which find the reference."""
+    """`check_case` on `size` ranks, which find the reference, and the plan where there are several."""
     reference(case)
-    on_ranks(size, _check_rank, case, name, given)
+    planned = Planned.of(case, name, given, size) if size > 1 else None
+    on_ranks(size, _check_rank, case, name, given, planned)
 
 
-def _check_rank(group: Group, case: Case, name: str, given: Given) -> None:
-    check_case(group, case, name, given)
+def _check_rank(group: Group, case: Case, name: str, given: Given, planned: Planned | None) -> None:
+    check_case(group, case, name, given, planned)
 
 
-def check_case(group: Group, case: Case, name: str, given: Given = NOTHING) -> Session:
+def check_case(group: Group, case: Case, name: str, given: Given = NOTHING, planned: Planned | None = None) -> Session:
     """Logits, every gradient, losses and scores of `name` equal single's; its counts equal its trace."""
-    expected, placed = reference(case), Session(case, name, group, given)
+    expected, placed = reference(case), Session(case, name, group, given, planned)
     rows = placed.strategy.topology.ids[placed.strategy.rows]
 
     placed.meter.take("train")

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.nn.levels import BlockSize
 from weft.nn.pyg import PyGConv
+from weft.nn.shapes import shaped
 
 aten = torch.ops.aten
 
@@ -55,7 +56,8 @@ class FlopCounter(TorchDispatchMode):
         if (product := PRODUCTS.get(func.overloadpacket)) is not None:
             left, right = product(args)
             self.add(2 * left.numel() * right.shape[-1])
-        return func(*args, **(kwargs or {}))
+        result = shaped(func, args)
+        return func(*args, **(kwargs or {})) if result is None else result
 
 
 PRODUCTS: dict[Any, Callable[[Any], tuple[Tensor, Tensor]]] = {
