@@ -139,7 +139,7 @@ def choose(targets: list[str], random: Random, process: Command) -> tuple[str, l
             return target, there
         if target == "rank" and found:
             return target, [random.choice(found)]
-        if target == "server" and others:
+        if target == "server" and others and found:  # with ranks: a command that is forked has no second server
             return target, [others[0]]
     raise AssertionError(targets)
 

@@ -173,7 +173,7 @@ def matrix() -> list[Any]:
     return [
         pytest.param(name, case, size, id=f"{name}-{case.id}-P{size}")
         for size, case in product((1, 2, 3), CASES)
-        for name in (EXACT if size < 3 else ("tensor", "hybrid"))
+        for name in (EXACT if size < 3 else ("tensor", "hybrid", "pipeline"))
     ]
 
 

@@ -40,14 +40,15 @@ class Route:
 def make_route(fetched: Tensor, received: Sequence[int], own: Tensor, num_rows: int, group: Group) -> Route:
     """Tells every rank which of its vertices the others lack; all ranks call it.
 
-    fetched: int64, the vertices lacking here, by owner; received: how many each rank owns. own: int64, ascending, the
-    vertices of this rank, which are the first of its `num_rows` rows.
+    fetched: int64, the vertices lacking here, by owner; received: how many each rank owns. own: int64, the vertices of
+    this rank, which are the first of its `num_rows` rows.
     """
     one_each = [1] * group.size
     counts = torch.tensor(received, device=group.device)
     sent = group.all_to_all(counts, one_each, one_each, tag="route").tolist()
     asked = group.all_to_all(fetched.to(group.device), received, sent, tag="route")
-    rows = torch.searchsorted(own.to(group.device), asked)
+    ascending, places = own.to(group.device).sort()
+    rows = places[torch.searchsorted(ascending, asked)]
     return Route(rows=rows, sent=tuple(sent), received=tuple(received), num_rows=num_rows)
 
 

@@ -96,6 +96,7 @@ def _left_out(links: Links, block: Tensor, side: int, place: Tensor, num_rows: i
     out = torch.zeros(len(block), num_rows, dtype=torch.bool)
     if links.num_types > 1:
         own = (place >= 0).nonzero()[:, 0]
+        own = own[place[own].argsort()]  # as the rows stand
         first, stop = links.candidates[block[:, 2], side].unbind(1)
         out |= (own < first[:, None]) | (own >= stop[:, None])
     out[link[row >= 0], row[row >= 0]] = True
