@@ -493,5 +493,5 @@ def _true(can_run: Callable[[], bool]) -> bool | None:
 
 
 def leaf(value: Tensor, differentiable: bool) -> Tensor:
-    """The same numbers, from which a gradient can begin."""
-    return value.detach().requires_grad_(differentiable)
+    """The same numbers, from which a gradient can begin; with a version of their own, since others' rows are beside."""
+    return value.data.requires_grad_(differentiable)
