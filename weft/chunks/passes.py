@@ -11,8 +11,8 @@ depends on it.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from weft.chunks.aggregates import ChunkAggregates
 from weft.chunks.embedded import EmbeddedRows
-from weft.chunks.halos import GradFlow, HaloFlow, Level, RowFlow
+from weft.chunks.order import ChunkOrder, Work
 from weft.chunks.placed import PlacedChunks
 from weft.chunks.program import Program, Segment, differentiable, goes_back, left_by, stepwise
 from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
@@ -33,8 +33,6 @@ from weft.store.files import release
 
 Own = dict[int, Tensor]
 """Rows of a range by their port."""
-Work = Iterator[Callable[[], bool]]
-"""A segment's chunks: before each it gives what tells whether that can run, and prepares it where it can."""
 
 
 class SegmentRun(NamedTuple):
@@ -57,16 +55,11 @@ class Pass:
         self.grads: dict[int, Grads] = {}
         """Of what each table's boundary left."""
         self.embedded = EmbeddedRows(home, training=training)
-        self._done, self._done_back = Counter[Level](), Counter[Level]()
-        """Chunks that have made a level's rows, and that have added to their gradients."""
-        self._ended, self._ended_back = set[int](), set[int]()
-        """Segments that are done."""
+        self.order = ChunkOrder(home, self.segments, self.tables, self.grads)
         self._retains = training and home.in_memory
         """Whether segments stay as they were run, so that the backward pass need not run them again."""
         self._retained: dict[int, deque[SegmentRun]] = defaultdict(deque)
         """By segment."""
-        self._rows_flow: RowFlow | None = None
-        self._grads_flow: GradFlow | None = None
 
     def forward(self) -> Rows:
         """The logits [n, C] of this rank's rows."""
@@ -76,30 +69,22 @@ class Pass:
                 first = 1
                 if self.home.constant is None:
                     with self.meter.during("setup"):
-                        self._run_forward([0], [self._make(0), self._result_once()])
+                        self.order.forward([0], [self._make(0), self._result_once()])
                     self.home.constant = self.tables.pop()
                 self.tables.append(self.home.constant)
-                self._ended.add(0)
+                self.order.ended.add(0)
             numbers = range(first, len(self.segments))
-            self._run_forward(numbers, [self._make(number) for number in numbers])
+            self.order.forward(numbers, [self._make(number) for number in numbers])
         return self.tables[-1].arrays[0]
 
     def backward(self, grad: Tensor) -> None:
         """Leaves the gradients of the parameters, this rank's part of those that all ranks have."""
         last = len(self.segments) - 1
-        self.grads = {last: Grads(live={0: grad})}
+        self.grads[last] = Grads(live={0: grad})
         numbers = [last]
         while numbers[-1] and goes_back(self.segments[numbers[-1] - 1]):
             numbers.append(numbers[-1] - 1)
-        if self.home.halo is not None:
-            widths = {
-                (number, step): self._grads_width(number, step)
-                for number in (number - 1 for number in numbers if number)
-                for step in reversed(range(self._steps(number)))
-            }
-            crossing = {level: width for level, width in widths.items() if width}
-            self._grads_flow = GradFlow(self.home.halo, self.group, crossing, self.home.dtype)
-        self._run([self._backward(number) for number in numbers], self._grads_flow)
+        self.order.backward(numbers, [self._backward(number) for number in numbers])
         self.embedded.backward()
 
     def end(self, but: Rows | None = None) -> None:
@@ -108,56 +93,8 @@ class Pass:
             if table is not self.home.constant:
                 given = (*table.arrays, table.result, *table.kept, *table.between)
                 self.home.pool.free(*(rows for rows in given if rows is not but))
-        self.tables = []
+        self.tables.clear()
         self._retained.clear()
-
-    def _run_forward(self, numbers: Iterable[int], works: Sequence[Work]) -> None:
-        if self.home.halo is not None:
-            widths = {
-                (number, step): self._rows_width(number, step)
-                for number in numbers
-                for step in range(self._steps(number))
-            }
-            self._rows_flow = RowFlow(self.home.halo, self.group, widths, self.home.dtype)
-        self._run(works, self._rows_flow)
-
-    def _run(self, works: Sequence[Work], flow: HaloFlow | None) -> None:
-        """All chunks: those of one segment after the other, or whichever can run, of the segment that is furthest."""
-        waiting: list[tuple[Work, Callable[[], bool]]] = []
-        for work in works:
-            for can_run in work:
-                if flow is not None and self.home.optimisations.eager:
-                    waiting.insert(0, (work, can_run))
-                    break
-                assert flow is not None
-                flow.wait_for(partial(_true, can_run))
-        while waiting:
-            assert flow is not None
-            place = flow.wait_for(lambda: next((place for place, (_, can) in enumerate(waiting) if can()), None))
-            work, _ = waiting[place]
-            following = next(work, None)
-            waiting[place : place + 1] = [(work, following)] if following is not None else []
-        if flow is not None:
-            flow.finish()
-
-    def _steps(self, number: int) -> int:
-        """The aggregates behind a segment whose rows cross."""
-        segment = self.segments[number]
-        return segment.steps if segment.aggregates else 0
-
-    def _rows_width(self, number: int, step: int) -> int:
-        segment = self.segments[number]
-        return segment.width if step else sum(segment.live[port].width for port in segment.source_ports)
-
-    def _grads_width(self, number: int, step: int) -> int:
-        segment = self.segments[number]
-        if step:
-            return segment.width * segment.differentiable
-        return sum(segment.live[port].width for port in self._grads_ports(number))
-
-    def _grads_ports(self, number: int) -> list[int]:
-        segment = self.segments[number]
-        return [port for port in segment.source_ports if segment.live[port].differentiable]
 
     def _make(self, number: int) -> Work:
         """Segment `number`, chunk by chunk."""
@@ -172,58 +109,25 @@ class Pass:
                 before.result = home.pool.alloc(num_rows, before.segment.width)
                 before.kept = tuple(home.pool.alloc(num_rows, width) for width in before.segment.kept_widths)
             level = number - 1, before.segment.steps - 1
-            ready = partial(self._can_read, level)
-            yield from self._turn(partial(ready, 0))
+            ready = partial(self.order.can_read, level)
+            yield from self.order.turn(partial(ready, 0))
             results = self._aggregates(number - 1).results(level[1], last=True, ready=ready)
             for chunk, (round_, loaded, result) in enumerate(results, start=1):
                 self._advance(number, round_.targets, loaded.own, result, table)
                 del loaded, result
-                yield from self._turn(partial(ready, chunk))
+                yield from self.order.turn(partial(ready, chunk))
         else:
-            yield from self._turn(lambda: before is None or number - 1 in self._ended)
+            yield from self.order.turn(lambda: before is None or number - 1 in self.order.ended)
             for span, (own, known) in home.ahead(home.spans(num_rows), partial(self._rows, before)):
                 self._count(own, known)
                 self._advance(number, span, own, known, table)
                 del own, known
-                yield from self._turn(lambda: True)
+                yield from self.order.turn(lambda: True)
         if table.total is not None:
             table.total = self.group.all_reduce(table.total, tag="statistics")
             if table.on_result is not None:
                 table.on_result(table.total)
-        self._ended.add(number)
-
-    def _turn(self, can_run: Callable[[], bool]) -> Work:
-        """Lets chunks of other segments run, where rows cross by themselves."""
-        if self.home.halo is not None:
-            yield can_run
-
-    def _can_read(self, level: Level, chunk: int) -> bool:
-        """Whether the rows of a level are there that a chunk reads; those that have come are put in their places."""
-        halo, flow = self.home.halo, self._rows_flow
-        if halo is None or chunk >= halo.num_chunks:
-            return True
-        assert flow is not None
-        if self._done[level] < halo.reads_own[chunk] or not flow.here(level, chunk):
-            return False
-        arrays = self._read_at_sources(*level)
-        widths = [rows.width for rows in arrays]
-        for span, values in flow.take(level, chunk):
-            for rows, part in zip(arrays, values.split(widths, 1), strict=True):
-                rows.write(span.start, part)
-        return True
-
-    def _read_at_sources(self, number: int, step: int) -> list[Rows]:
-        """The rows that cross before a step of the aggregate behind a segment."""
-        table = self.tables[number]
-        if step:
-            return [table.between[-1 if table.segment.op.linear else step - 1]]
-        return [table.arrays[port] for port in table.segment.source_ports]
-
-    def _made(self, level: Level, chunk_rows: slice, rows: Sequence[Tensor]) -> None:
-        """Notes that a chunk has made its rows of a level, and sends those that other ranks read."""
-        if self._rows_flow is not None and level[1] < self._steps(level[0]):
-            self._rows_flow.send(level, self._done[level], torch.cat(list(rows), 1), chunk_rows.start)
-        self._done[level] += 1
+        self.order.ended.add(number)
 
     def _advance(self, number: int, span: slice, own: Own, result: Tensor | None, table: BoundaryRows) -> None:
         """Runs a segment on a range of rows and leaves on the host what it gives."""
@@ -246,7 +150,7 @@ class Pass:
         if isinstance(reached.request.op, Total):
             added = reached.request.rows["x"][: self._num_own(span)].sum(0)
             table.total = added if table.total is None else table.total + added
-        self._made((number, 0), span, [left[port] for port in table.segment.source_ports])
+        self.order.made((number, 0), span, [left[port] for port in table.segment.source_ports])
 
     def _resume(
         self, number: int, span: slice, own: Own, result: Tensor | None, shared: dict[str, Tensor]
@@ -275,13 +179,13 @@ class Pass:
         segment = table.segment
         for step in range(segment.steps - 1):
             made = home.pool.alloc(home.num_held(segment.hop + step + 1), segment.width)
-            ready = partial(self._can_read, (number, step))
-            yield from self._turn(partial(ready, 0))
+            ready = partial(self.order.can_read, (number, step))
+            yield from self.order.turn(partial(ready, 0))
             results = self._aggregates(number).results(step, last=False, ready=ready)
             for chunk, (round_, _, result) in enumerate(results, start=1):
                 store(made, round_.targets, result, self.meter)
-                self._made((number, step + 1), round_.targets, [result])
-                yield from self._turn(partial(ready, chunk))
+                self.order.made((number, step + 1), round_.targets, [result])
+                yield from self.order.turn(partial(ready, chunk))
             if segment.op.linear and step:
                 home.pool.free(table.between.pop())
             table.between.append(made)
@@ -292,10 +196,10 @@ class Pass:
         segment = table.segment
         yield from self._make_steps(0)
         table.result = home.pool.alloc(home.num_rows(segment.hop + segment.steps), segment.width)
-        ready = partial(self._can_read, (0, segment.steps - 1))
-        yield from self._turn(partial(ready, 0))
+        ready = partial(self.order.can_read, (0, segment.steps - 1))
+        yield from self.order.turn(partial(ready, 0))
         for chunk, _ in enumerate(self._aggregates(0).results(segment.steps - 1, last=False, ready=ready), start=1):
-            yield from self._turn(partial(ready, chunk))  # they are kept
+            yield from self.order.turn(partial(ready, chunk))  # they are kept
         home.pool.free(
             *table.between, *(rows for port, rows in enumerate(table.arrays) if port not in segment.rows.values())
         )
@@ -308,72 +212,32 @@ class Pass:
         into = self.grads[number - 1] = Grads()
         if before is not None and not before.segment.constant:
             into.live = {port: self._zeros(before, port) for port in differentiable(before.segment)}
-        ready = partial(self._can_go_back, number)
+        ready = partial(self.order.can_go_back, number)
         if before is not None and before.segment.aggregates and not before.segment.constant:
             step = before.segment.steps - 1
             to = self._step_gradients(before, step)
             rounds = home.rounds(before.segment.hop + step)
-            yield from self._turn(partial(ready, 0))
+            yield from self.order.turn(partial(ready, 0))
             again_ = self._aggregates(number - 1).again(step, into, last=True, into=to, retained=self._retains)
             for chunk, (round_, loaded, again) in enumerate(again_, start=1):
                 last = chunk == len(rounds)
                 again.back(self._redo(number, round_.targets, loaded.own, again.result, out, into, last=last))
                 del loaded, again
-                self._went_back((number - 1, step), chunk - 1, to)
-                yield from self._turn(partial(ready, chunk))
+                self.order.went_back((number - 1, step), chunk - 1, to)
+                yield from self.order.turn(partial(ready, chunk))
             yield from self._steps_back(number - 1, into, to)
         else:
             spans = home.spans(home.num_rows(segment.hop))
-            yield from self._turn(partial(ready, 0))
+            yield from self.order.turn(partial(ready, 0))
             load = partial(self._rows, None if self._retains else before)
             for chunk, (span, (own, result)) in enumerate(home.ahead(spans, load), start=1):
                 self._count(own, result)
                 into.add_total(self._redo(number, span, own, result, out, into, last=chunk == len(spans)))
                 del own, result
-                yield from self._turn(partial(ready, chunk))
+                yield from self.order.turn(partial(ready, chunk))
             into.total = None if into.total is None else self.group.all_reduce(into.total, tag="statistics")
         home.pool.free(*(rows for rows in out.live.values() if not isinstance(rows, Tensor)))
-        self._ended_back.add(number)
-
-    def _can_go_back(self, number: int, chunk: int) -> bool:
-        """Whether the gradients of what a chunk left behind a segment are complete; those that have come are added."""
-        halo, segment = self.home.halo, self.segments[number]
-        if halo is None or segment.boundary is None or number + 1 in self._ended_back:
-            complete = True
-        else:  # the last chunk has the gradients of what all rows share
-            complete = segment.aggregates and chunk < halo.num_chunks - 1
-        if halo is None or chunk >= halo.num_chunks or not segment.aggregates:
-            return complete
-        live = self.grads[number].live
-        return complete and self._can_add((number, 0), chunk, [live[port] for port in self._grads_ports(number)])
-
-    def _can_add(self, level: Level, chunk: int, grads: Sequence[Rows]) -> bool:
-        """Whether all gradients of a chunk's rows of a level are there; those that have come are added."""
-        halo, flow = self.home.halo, self._grads_flow
-        if halo is None or chunk >= halo.num_chunks:
-            return True
-        assert flow is not None
-        if self._done_back[level] < halo.own_done[chunk]:
-            return False
-        if level not in flow.widths:
-            return True
-        if not flow.here(level, chunk):
-            return False
-        widths = [rows.width for rows in grads]
-        for places, values in flow.take(level, chunk):
-            for rows, part in zip(grads, values.split(widths, 1), strict=True):
-                rows.add(places, part.contiguous())
-        return True
-
-    def _went_back(self, level: Level, chunk: int, step_grads: Rows | None) -> None:
-        """Notes that a chunk has added its gradients at a level, and sends those that others wait for."""
-        if self._grads_flow is not None and level in self._grads_flow.widths:
-            live = self.grads[level[0]].live
-            grads = [cast(Rows, step_grads)] if level[1] else [live[port] for port in self._grads_ports(level[0])]
-            self._grads_flow.send(
-                level, chunk, lambda span: torch.cat([rows.read(span.start, span.stop) for rows in grads], 1)
-            )
-        self._done_back[level] += 1
+        self.order.ended_back.add(number)
 
     def _zeros(self, table: BoundaryRows, port: int) -> Rows:
         rows = self.home.pool.alloc(table.arrays[port].num_rows, table.segment.live[port].width)
@@ -394,13 +258,13 @@ class Pass:
         for step in reversed(range(table.segment.steps - 1)):
             assert grads is not None
             to = self._step_gradients(table, step)
-            ready = partial(self._can_add, (number, step + 1), grads=[grads])
-            yield from self._turn(partial(ready, 0))
+            ready = partial(self.order.can_add, (number, step + 1), grads=[grads])
+            yield from self.order.turn(partial(ready, 0))
             again_ = self._aggregates(number).again(step, into, last=False, into=to)
             for chunk, (round_, _, again) in enumerate(again_, start=1):
                 again.back(self._grads(grads, round_.targets))
-                self._went_back((number, step), chunk - 1, to)
-                yield from self._turn(partial(ready, chunk))
+                self.order.went_back((number, step), chunk - 1, to)
+                yield from self.order.turn(partial(ready, chunk))
             self.home.pool.free(grads)
             grads = to
 
@@ -486,10 +350,6 @@ class Pass:
         """Notes what `_rows` has brought."""
         rows = (*own.values(), *(() if result is None or result.dim() < 2 else (result,)))
         self.meter.transfer("rows", sum(one.nbytes for one in rows), 0)
-
-
-def _true(can_run: Callable[[], bool]) -> bool | None:
-    return can_run() or None
 
 
 def leaf(value: Tensor, differentiable: bool) -> Tensor:
