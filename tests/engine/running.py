@@ -120,7 +120,9 @@ def _run_command(
 
 def _fork_server(code: str, kept: Sequence[int]) -> int:
     """Starts the process that ranks are forked from, without a new Python."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # one in os.fork would leave locks held
     pid = os.fork()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if not pid:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         atexit._clear()
@@ -189,12 +191,10 @@ def listeners(pids: list[int]) -> set[tuple[str, int]]:
     """The same with ports."""
     inodes = set()
     for pid in pids:
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                target = os.readlink(entry)
-            except OSError:
-                continue
-            inodes.add(target.removeprefix("socket:[").removesuffix("]"))
+        with contextlib.suppress(OSError):  # it has ended
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
     found = set()
     for table in ("tcp", "tcp6", "udp", "udp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

@@ -232,8 +232,9 @@ def test_no_room_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_pat
 @pytest.mark.parametrize("call", ["gather_file_rows", "read_bytes"])  # the loader's, and also the worker's
 def test_a_disk_that_fails_under_the_loader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str) -> None:
     monkeypatch.setattr(native, call, failing(getattr(native, call), 30, errno.EIO))
+    kept = {"chunks": 3, "scratch": str(tmp_path)}
     with pytest.raises(RunError, match=r"cannot keep .*Input/output error.*: --scratch another folder") as caught:
-        weft.train("digits", out=tmp_path / "out", strategy="offload", chunks=3, epochs=9, **OPTIONS)
+        weft.train("digits", out=tmp_path / "out", strategy="offload", **kept, epochs=9, **OPTIONS)
     assert "\n" not in str(caught.value)
 
 

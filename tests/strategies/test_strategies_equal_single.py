@@ -164,7 +164,7 @@ def test_a_planted_error_shows(size: int, error: str) -> None:
     """One in what each strategy moves."""
     if error not in PLANTED:
         pytest.skip(f"no error of {error} is planted")
-    check_planted(size, error, Case(model="gcn"), Given(cache_ratio=0.5))
+    check_planted(size, error, Case(model="gcn"), Given(cache_ratio=0.5, device_memory=1 << 40))
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
