@@ -335,8 +335,10 @@ class ChunkAggregates:
         for source in sources:
             assert source.grads is not None
             assert source.into is not None
-            source.into.add(index["flush"], source.grads, index["flush_slots"])
-            self.meter.transfer("gradients", 0, len(index["flush"]) * source.grads[:1].nbytes)
+            num_bytes = len(index["flush"]) * source.grads[:1].nbytes
+            with self.meter.noted("store", "gradients", bytes=num_bytes):
+                source.into.add(index["flush"], source.grads, index["flush_slots"])
+            self.meter.transfer("gradients", 0, num_bytes)
             for name in ("flush_slots", "give_slots"):
                 source.grads.index_fill_(0, index[name], 0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -15,8 +15,18 @@ from weft.chunks.placed import PlacedChunks
 from weft.chunks.program import Segment
 from weft.chunks.tables import BoundaryRows, Grads, Rows
 
-Work = Iterator[Callable[[], bool]]
-"""A segment's chunks: before each it gives what tells whether that can run, and prepares it where it can."""
+
+class Task(NamedTuple):
+    """A chunk of a segment that comes next; behind the last one, what ends the segment."""
+
+    segment: int
+    chunk: int
+    can_run: Callable[[], bool]
+    """Whether what it reads is there; prepares that where it is."""
+
+
+Work = Iterator[Task]
+"""A segment's chunks, one after the other: each is given before it runs."""
 
 
 class ChunkOrder:
@@ -46,7 +56,7 @@ class ChunkOrder:
             levels = [(number, step) for number in numbers for step in range(self._steps(number))]
             widths = {level: self._rows_width(*level) for level in levels}
             self._rows = RowFlow(self.home.halo, self.group, widths, self.home.dtype)
-        self._run(works, self._rows)
+        self._run(works, self._rows, "forward")
 
     def backward(self, numbers: Iterable[int], works: Sequence[Work]) -> None:
         """Runs them backward, of segments from the last to the first."""
@@ -55,26 +65,35 @@ class ChunkOrder:
             levels = [(number, step) for number in before for step in reversed(range(self._steps(number)))]
             widths = {level: width for level in levels if (width := self._grads_width(*level))}
             self._grads = GradFlow(self.home.halo, self.group, widths, self.home.dtype)
-        self._run(works, self._grads)
+        self._run(works, self._grads, "backward")
 
-    def _run(self, works: Sequence[Work], flow: HaloFlow | None) -> None:
+    def _run(self, works: Sequence[Work], flow: HaloFlow | None, way: str) -> None:
         """All chunks: those of one segment after the other, or whichever can run, of the segment that is furthest."""
-        waiting: list[tuple[Work, Callable[[], bool]]] = []
+        waiting: list[tuple[Work, Task]] = []
         for work in works:
-            for can_run in work:
-                if flow is not None and self.home.optimisations.eager:
-                    waiting.insert(0, (work, can_run))
-                    break
-                assert flow is not None
-                flow.wait_for(partial(_true, can_run))
+            task = next(work, None)
+            if task is not None and flow is not None and self.home.optimisations.eager:
+                waiting.insert(0, (work, task))
+                continue
+            while task is not None:
+                if flow is not None:
+                    flow.wait_for(partial(_true, task.can_run))
+                task = self._do(task, work, way)
         while waiting:
             assert flow is not None
-            place = flow.wait_for(lambda: next((place for place, (_, can) in enumerate(waiting) if can()), None))
-            work, _ = waiting[place]
-            following = next(work, None)
+            place = flow.wait_for(
+                lambda: next((place for place, (_, one) in enumerate(waiting) if one.can_run()), None)
+            )
+            work, task = waiting[place]
+            following = self._do(task, work, way)
             waiting[place : place + 1] = [(work, following)] if following is not None else []
         if flow is not None:
             flow.finish()
+
+    def _do(self, task: Task, work: Work, way: str) -> Task | None:
+        """Runs a chunk of a segment; the next one."""
+        with self.group.meter.noted("compute", f"{way} {task.segment}", segment=task.segment, chunk=task.chunk):
+            return next(work, None)
 
     def _steps(self, number: int) -> int:
         """The aggregates behind a segment whose rows cross."""
@@ -94,11 +113,6 @@ class ChunkOrder:
     def _grads_ports(self, number: int) -> list[int]:
         segment = self.segments[number]
         return [port for port in segment.source_ports if segment.live[port].differentiable]
-
-    def turn(self, can_run: Callable[[], bool]) -> Work:
-        """Lets chunks of other segments run, where rows cross by themselves."""
-        if self.home.halo is not None:
-            yield can_run
 
     def can_read(self, level: Level, chunk: int) -> bool:
         """Whether the rows of a level are there that a chunk reads; those that have come are put in their places."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from weft.chunks.aggregates import ChunkAggregates
 from weft.chunks.embedded import EmbeddedRows
-from weft.chunks.order import ChunkOrder, Work
+from weft.chunks.order import ChunkOrder, Task, Work
 from weft.chunks.placed import PlacedChunks
 from weft.chunks.program import Program, Segment, differentiable, goes_back, left_by, stepwise
 from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
@@ -110,19 +110,20 @@ class Pass:
                 before.kept = tuple(home.pool.alloc(num_rows, width) for width in before.segment.kept_widths)
             level = number - 1, before.segment.steps - 1
             ready = partial(self.order.can_read, level)
-            yield from self.order.turn(partial(ready, 0))
+            yield Task(number, 0, partial(ready, 0))
             results = self._aggregates(number - 1).results(level[1], last=True, ready=ready)
             for chunk, (round_, loaded, result) in enumerate(results, start=1):
                 self._advance(number, round_.targets, loaded.own, result, table)
                 del loaded, result
-                yield from self.order.turn(partial(ready, chunk))
+                yield Task(number, chunk, partial(ready, chunk))
         else:
-            yield from self.order.turn(lambda: before is None or number - 1 in self.order.ended)
-            for span, (own, known) in home.ahead(home.spans(num_rows), partial(self._rows, before)):
+            yield Task(number, 0, lambda: before is None or number - 1 in self.order.ended)
+            brought = home.ahead(home.spans(num_rows), partial(self._rows, before))
+            for chunk, (span, (own, known)) in enumerate(brought, start=1):
                 self._count(own, known)
                 self._advance(number, span, own, known, table)
                 del own, known
-                yield from self.order.turn(lambda: True)
+                yield Task(number, chunk, lambda: True)
         if table.total is not None:
             table.total = self.group.all_reduce(table.total, tag="statistics")
             if table.on_result is not None:
@@ -180,12 +181,12 @@ class Pass:
         for step in range(segment.steps - 1):
             made = home.pool.alloc(home.num_held(segment.hop + step + 1), segment.width)
             ready = partial(self.order.can_read, (number, step))
-            yield from self.order.turn(partial(ready, 0))
+            yield Task(number, 0, partial(ready, 0))
             results = self._aggregates(number).results(step, last=False, ready=ready)
             for chunk, (round_, _, result) in enumerate(results, start=1):
                 store(made, round_.targets, result, self.meter)
                 self.order.made((number, step + 1), round_.targets, [result])
-                yield from self.order.turn(partial(ready, chunk))
+                yield Task(number, chunk, partial(ready, chunk))
             if segment.op.linear and step:
                 home.pool.free(table.between.pop())
             table.between.append(made)
@@ -197,9 +198,9 @@ class Pass:
         yield from self._make_steps(0)
         table.result = home.pool.alloc(home.num_rows(segment.hop + segment.steps), segment.width)
         ready = partial(self.order.can_read, (0, segment.steps - 1))
-        yield from self.order.turn(partial(ready, 0))
+        yield Task(0, 0, partial(ready, 0))
         for chunk, _ in enumerate(self._aggregates(0).results(segment.steps - 1, last=False, ready=ready), start=1):
-            yield from self.order.turn(partial(ready, chunk))  # they are kept
+            yield Task(0, chunk, partial(ready, chunk))  # they are kept
         home.pool.free(
             *table.between, *(rows for port, rows in enumerate(table.arrays) if port not in segment.rows.values())
         )
@@ -217,24 +218,24 @@ class Pass:
             step = before.segment.steps - 1
             to = self._step_gradients(before, step)
             rounds = home.rounds(before.segment.hop + step)
-            yield from self.order.turn(partial(ready, 0))
+            yield Task(number, 0, partial(ready, 0))
             again_ = self._aggregates(number - 1).again(step, into, last=True, into=to, retained=self._retains)
             for chunk, (round_, loaded, again) in enumerate(again_, start=1):
                 last = chunk == len(rounds)
                 again.back(self._redo(number, round_.targets, loaded.own, again.result, out, into, last=last))
                 del loaded, again
                 self.order.went_back((number - 1, step), chunk - 1, to)
-                yield from self.order.turn(partial(ready, chunk))
+                yield Task(number, chunk, partial(ready, chunk))
             yield from self._steps_back(number - 1, into, to)
         else:
             spans = home.spans(home.num_rows(segment.hop))
-            yield from self.order.turn(partial(ready, 0))
+            yield Task(number, 0, partial(ready, 0))
             load = partial(self._rows, None if self._retains else before)
             for chunk, (span, (own, result)) in enumerate(home.ahead(spans, load), start=1):
                 self._count(own, result)
                 into.add_total(self._redo(number, span, own, result, out, into, last=chunk == len(spans)))
                 del own, result
-                yield from self.order.turn(partial(ready, chunk))
+                yield Task(number, chunk, partial(ready, chunk))
             into.total = None if into.total is None else self.group.all_reduce(into.total, tag="statistics")
         home.pool.free(*(rows for rows in out.live.values() if not isinstance(rows, Tensor)))
         self.order.ended_back.add(number)
@@ -259,12 +260,12 @@ class Pass:
             assert grads is not None
             to = self._step_gradients(table, step)
             ready = partial(self.order.can_add, (number, step + 1), grads=[grads])
-            yield from self.order.turn(partial(ready, 0))
+            yield Task(number, 0, partial(ready, 0))
             again_ = self._aggregates(number).again(step, into, last=False, into=to)
             for chunk, (round_, _, again) in enumerate(again_, start=1):
                 again.back(self._grads(grads, round_.targets))
                 self.order.went_back((number, step), chunk - 1, to)
-                yield from self.order.turn(partial(ready, chunk))
+                yield Task(number, chunk, partial(ready, chunk))
             self.home.pool.free(grads)
             grads = to
 

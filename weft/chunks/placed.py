@@ -133,16 +133,25 @@ class PlacedChunks:
         ready: whether what the item of a number reads is there; the next one is loaded early only if it is.
         """
         items = list(items)
+
+        def bring(number: int) -> Brought:
+            with self.group.meter.noted("load", "chunk", chunk=number):
+                return load(items[number])
+
         if not self.prefetch:
-            yield from ((item, load(item)) for item in items)
+            yield from ((item, bring(number)) for number, item in enumerate(items))
             return  # the caller lets go of what it got before it asks for the next
         coming: Future[Brought] | None = None
         for number, item in enumerate(items):
-            loaded = load(item) if coming is None else coming.result()
+            loaded = bring(number) if coming is None else self._waited_for(coming)
             early = number + 1 < len(items) and (ready is None or ready(number + 1))
-            coming = self._loader.submit(load, items[number + 1]) if early else None
+            coming = self._loader.submit(bring, number + 1) if early else None
             yield item, loaded
             del loaded
+
+    def _waited_for(self, coming: Future[Brought]) -> Brought:
+        with self.group.meter.noted("compute", "wait: load"):
+            return coming.result()
 
     @cached_property
     def _loader(self) -> ThreadPoolExecutor:

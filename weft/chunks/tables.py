@@ -65,11 +65,13 @@ def read(rows: Rows, span: slice, device: torch.device) -> Tensor:
 
 def store(rows: Rows, span: slice, values: Tensor, meter: Meter) -> None:
     """Puts a range of rows on the host."""
-    rows.write(span.start, values)
+    with meter.noted("store", "rows", bytes=values.nbytes):
+        rows.write(span.start, values)
     meter.transfer("rows", 0, values.nbytes)
 
 
 def deposit(into: Rows, span: slice, grad: Tensor, meter: Meter) -> None:
     """Adds the gradients of a range of rows to those on the host."""
-    into.add(torch.arange(span.start, span.stop), grad.contiguous())
+    with meter.noted("store", "gradients", bytes=grad.nbytes):
+        into.add(torch.arange(span.start, span.stop), grad.contiguous())
     meter.transfer("gradients", 0, grad.nbytes)

@@ -161,11 +161,18 @@ class Group:
         key, start = self.next_key(tag), self.meter.clock.now()
         with self.named(operation, tag):
             yield
-        self.count(tag, sent, received, key, [Span(start, self.meter.clock.now())])
+        span = Span(start, self.meter.clock.now())
+        self.count(tag, sent, received, key, [span])
+        self.note(tag, sent, received, span)
 
     def count(self, tag: str, sent: int, received: int, key: Key, spans: Sequence[Span]) -> None:
         """Notes an exchange that is done: bytes to and from other ranks, and when this rank waited for it."""
         self.meter.collective(tag, sent, received, name=f"{self.name}{key.what} {key.number}", spans=spans)
+
+    def note(self, tag: str, sent: int, received: int, span: Span) -> None:
+        """Notes in the timeline when an exchange was under way."""
+        self.meter.note("send", tag, span, bytes=sent)
+        self.meter.note("receive", tag, span, bytes=received)
 
     @contextmanager
     def named(self, operation: str, tag: str) -> Iterator[None]:
@@ -261,6 +268,8 @@ class Exchange:
             self._done = True
             self._group.under_way.remove(self._key.slot)
             self._group.count(self._tag, self._sent, self._received, self._key, self._spans)
+            under_way = Span(self._spans[0].start, self._spans[-1].stop)
+            self._group.note(self._tag, self._sent, self._received, under_way)
         return self._buffer
 
     def _start_ring(self, parts: Sequence[Tensor]) -> None:

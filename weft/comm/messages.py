@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,9 +26,9 @@ class Expected(NamedTuple):
 class Messages:
     """Messages under way between the ranks of a group.
 
-    expected: by rank, what that sends here, in the order in which it is waited for. A thread for each rank waits, so
-    that the caller sees what is here without waiting. Receives begin at once, since gloo's pairs have one queue, in
-    which a peer's leave to send would wait behind a message.
+    expected: by rank, what that sends here, in the order in which it is waited for. A thread for each rank waits, and
+    one for all that leaves, so that the caller sees what is here without waiting. Receives begin at once, since gloo's
+    pairs have one queue, in which a peer's leave to send would wait behind a message.
     """
 
     def __init__(
@@ -37,26 +38,26 @@ class Messages:
         self._bell = threading.Condition()
         self._here: dict[tuple[int, Key], Tensor] = {}
         self._failed: RuntimeError | None = None
-        self._sends: list[tuple[dist.Work, Tensor]] = []
+        self._leaving = SimpleQueue[tuple[int, Key, Tensor, dist.Work | None, Any] | None]()
         self.num_come = 0
         """How many messages have come so far."""
         self.spans: list[Span] = []
         """When the caller waited."""
-        self._threads = []
+        self._threads = [threading.Thread(target=self._see_off, daemon=True)]
         for rank, ones in expected.items():
             coming = [(one.key, torch.empty(one.numbers, dtype=dtype, device=group.device)) for one in ones]
             works = [
                 dist.irecv(buffer, group=group.process_group, group_src=rank, tag=key.slot) for key, buffer in coming
             ]
-            listener = threading.Thread(target=self._listen, args=(rank, coming, works), daemon=True)
-            listener.start()
-            self._threads.append(listener)
+            self._threads.append(threading.Thread(target=self._listen, args=(rank, coming, works), daemon=True))
+        for thread in self._threads:
+            thread.start()
 
     def send(self, rank: int, key: Key, values: Tensor) -> None:
         """Begins to send a contiguous tensor, which is not to be changed."""
+        start = self._group.meter.clock.now()
         work = dist.isend(values, group=self._group.process_group, group_dst=rank, tag=key.slot)
-        if work is not None:
-            self._sends.append((work, values))
+        self._leaving.put((rank, key, values, work, start))
 
     def here(self, rank: int, key: Key) -> bool:
         """Whether a message has come that is not taken yet."""
@@ -76,26 +77,48 @@ class Messages:
 
     def finish(self) -> None:
         """Waits until all that was sent has left."""
+        self._leaving.put(None)
         with self._timed():
-            while self._sends:
-                self._sends.pop()[0].wait()
-        for listener in self._threads:
-            listener.join()
+            for thread in self._threads:
+                thread.join()
+            if self._failed is not None:
+                raise self._failed
+
+    def _see_off(self) -> None:
+        """Waits for what leaves."""
+        while (one := self._leaving.get()) is not None:
+            rank, key, values, work, start = one
+            if not self._waited(work):
+                return
+            self._note("send", key, values, start, to=self._group.world_ranks[rank])
 
     def _listen(self, rank: int, coming: Sequence[tuple[Key, Tensor]], works: Sequence[dist.Work | None]) -> None:
         for (key, buffer), work in zip(coming, works, strict=True):
-            try:
-                if work is not None:
-                    work.wait()
-            except RuntimeError as error:
-                with self._bell:
-                    self._failed = error
-                    self._bell.notify()
+            start = self._group.meter.clock.now()
+            if not self._waited(work):
                 return
+            self._note("receive", key, buffer, start, **{"from": self._group.world_ranks[rank]})
             with self._bell:
                 self._here[rank, key] = buffer
                 self.num_come += 1
                 self._bell.notify()
+
+    def _waited(self, work: dist.Work | None) -> bool:
+        """Waits for a message; False if a peer is lost, which the caller hears of."""
+        try:
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            with self._bell:
+                self._failed = error
+                self._bell.notify()
+            return False
+        return True
+
+    def _note(self, stream: str, key: Key, values: Tensor, start: Any, **peer: int) -> None:
+        meter = self._group.meter
+        span, message = Span(start, meter.clock.now()), f"{key.what} {key.number}"
+        meter.note(stream, self._tag, span, message=message, bytes=values.nbytes, **peer)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

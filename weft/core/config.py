@@ -174,6 +174,12 @@ class Config:
     disable: str = option(
         "", f"optimisations to leave out, separated by commas: {', '.join(OPTIMISATIONS)}", several=OPTIMISATIONS
     )
+    timeline: int = option(
+        0,
+        "epochs of which timeline.json shows what each rank does when, for https://ui.perfetto.dev; 0: none",
+        least=0,
+        most=100,
+    )
     timeout: float = option(300.0, "seconds after which a silent peer counts as lost", least=1)
     checkpoint_every: int = option(10, "epochs between checkpoints; 0: only when stopped and at the end", least=0)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.core.clock import Clock, HostClock
+from weft.core.timeline import Slice, Timeline
 
 STATUS_BYTES = 128
 
@@ -68,6 +69,7 @@ class Meter:
         self._charges: list[tuple[dict[str, float], str, Span]] = []
         self._since = self.clock.now()
         self._timer, self._timer_since = "", self._since
+        self._timeline: Timeline | None = None
 
     def use(self, clock: Clock) -> None:
         """From now on reads another clock; no timer runs."""
@@ -101,6 +103,7 @@ class Meter:
         """Charges the time since the last change of phase to the present one."""
         now = self.clock.now()
         self._charges.append((self._seconds, self.phase, Span(self._since, now)))
+        self.note("compute", self.phase, Span(self._since, now))
         self._since = now
 
     @contextmanager
@@ -119,6 +122,7 @@ class Meter:
         now = self.clock.now()
         if self._timer:
             self._charges.append((self.counts.stages, self._timer, Span(self._timer_since, now)))
+            self.note("compute", self._timer, Span(self._timer_since, now))
         self._timer, self._timer_since = timer, now
 
     def take(self, phase: str) -> Counts:
@@ -146,6 +150,8 @@ class Meter:
         counts.bytes_sent[tag] += sent
         counts.bytes_received[tag] += received
         self._charges += [(counts.durations, name, span) for span in spans]
+        for span in spans:
+            self.note("compute", f"wait: {tag}", span)
 
     def aggregate(self, edges: int, width: int) -> None:
         """Counts an aggregate over `edges` edges on `width` columns."""
@@ -161,6 +167,29 @@ class Meter:
     def record_working_set(self, num_bytes: int) -> None:
         """Keeps the largest working set that the device has had."""
         self.counts.working_bytes = max(self.counts.working_bytes, num_bytes)
+
+    def begin_timeline(self) -> None:
+        """From now on notes what this rank does when."""
+        self._timeline = Timeline(self.clock)
+
+    def take_timeline(self, *, last: bool) -> list[Slice]:
+        """What was noted since the last time; last: nothing is from now on."""
+        found = self._timeline.take() if self._timeline else []
+        self._timeline = None if last else self._timeline
+        return found
+
+    def note(self, stream: str, name: str, span: Span, **about: Any) -> None:
+        """Notes in the timeline, if there is one, what a stream did; see `Slice`."""
+        if self._timeline is not None:
+            self._timeline.add(stream, name, *span, **about)
+
+    @contextmanager
+    def noted(self, stream: str, name: str, **about: Any) -> Iterator[None]:
+        """Notes what is done inside."""
+        start = self.clock.now() if self._timeline is not None else None
+        yield
+        if start is not None:
+            self.note(stream, name, Span(start, self.clock.now()), **about)
 
     def show_in(self, path: Path, rank: int) -> None:
         """From now on keeps what this rank does in its slot of a shared file, where it outlives a killed process."""

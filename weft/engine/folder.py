@@ -1,4 +1,6 @@
-"""A run's folder: config.toml, metrics.jsonl, probe.json, checkpoints/, model.safetensors. Only rank 0 touches it.
+"""A run's folder: config.toml, metrics.jsonl, probe.json, checkpoints/, model.safetensors, and timeline.json if asked.
+
+Only rank 0 touches it.
 
 While the run lives, there is its lock too.
 """
@@ -28,6 +30,7 @@ class RunFolder:
         self.config = path / "config.toml"
         self.metrics = path / "metrics.jsonl"
         self.probe = path / "probe.json"
+        self.timeline = path / "timeline.json"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"
         self._lock: FolderLock | None = None

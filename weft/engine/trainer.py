@@ -32,6 +32,7 @@ class Trainer:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
         self.progress = Progress()
         self.best = checkpoint.model_tensors(self.model)
+        self._timeline_until = 0
 
     def restore(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Goes on from a checkpoint's state, bit for bit where strategy and ranks are the same."""
@@ -60,6 +61,9 @@ class Trainer:
 
         writer: rank 0's, for records, checkpoints and progress.
         """
+        if self.config.timeline:
+            self._timeline_until = self.progress.epoch + self.config.timeline
+            self.meter.begin_timeline()
         while not self.progress.is_over(self.config):
             epoch = self.progress.epoch
             reports = self._epoch(epoch, stop)
@@ -121,6 +125,7 @@ class Trainer:
             "stop": stop.signal,
             "phases": {phase: self.meter.take(phase).plain() for phase in PHASES},
             "peak_memory_bytes": peak_memory_bytes(),
+            "timeline": self.meter.take_timeline(last=epoch + 1 == self._timeline_until),
         }
         with self.meter.during("record", f"epoch {epoch}, report"):
             return self.group.all_gather_object(report)

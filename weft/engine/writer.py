@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +18,7 @@ from weft.core.config import Config
 from weft.core.errors import RunError
 from weft.core.record import Recorder
 from weft.core.tensor_file import save_tensors
+from weft.core.timeline import Slice, write_timeline
 from weft.cost import Machine
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Checkpoint, Progress
@@ -29,6 +32,7 @@ class RunWriter:
     def __init__(self, folder: RunFolder, config: Config, show: ProgressShow) -> None:
         self.folder, self.config, self.show = folder, config, show
         self.recorder = Recorder(folder.metrics)
+        self._slices: list[list[Slice]] = []
 
     def begin(self, epoch: int, *, placement: list[dict[str, Any]], machine: Machine | None, **facts: Any) -> None:
         """The run starts, or goes on, at `epoch`; placement: of each rank; `facts`: of the graph and the machine."""
@@ -41,6 +45,7 @@ class RunWriter:
 
     def epoch(self, epoch: int, loss: float, scores: dict[str, float | None], reports: list[dict[str, Any]]) -> None:
         """One line for the epoch and one for each rank and phase of it."""
+        self._draw([[Slice(*one) for one in report.pop("timeline")] for report in reports])
         named = {name: value for name, value in scores.items() if value is not None}
         seconds = max(report["phases"]["train"]["seconds"] for report in reports)
         self.recorder.write("epoch", epoch=epoch, loss=loss, seconds=seconds, **named)
@@ -65,6 +70,15 @@ class RunWriter:
                 )
         self.show.epoch(epoch, loss, scores)
 
+    def _draw(self, found: list[list[Slice]]) -> None:
+        """Writes the timeline as far as it goes; found: what an epoch has added to it, by rank."""
+        if any(found):
+            self._slices = [
+                before + new for before, new in zip(self._slices or [[] for _ in found], found, strict=True)
+            ]
+            with replaced(self.folder.timeline, "the timeline") as draft:
+                write_timeline(draft, self._slices)
+
     def checkpoint(self, state: Checkpoint) -> None:
         """Writes a checkpoint, and the record that says so."""
         checkpoint.save(self.folder.checkpoints, replace(state, record=self.recorder.mark))
@@ -76,13 +90,8 @@ class RunWriter:
 
     def finish(self, progress: Progress, best: dict[str, Tensor]) -> dict[str, Any]:
         """The run has reached its end: writes the best weights, and the summary that it returns as the last line."""
-        draft = self.folder.model.with_suffix(".tmp")
-        try:
+        with replaced(self.folder.model, "the weights") as draft:
             save_tensors(best, draft)
-            draft.replace(self.folder.model)
-        except OSError as error:
-            draft.unlink(missing_ok=True)
-            raise RunError(f"{self.folder.model}: cannot write the weights ({error.strerror})") from error
         summary = summarise(record.read(self.folder.metrics), progress)
         self.recorder.write("summary", **summary)
         return summary
@@ -90,6 +99,18 @@ class RunWriter:
     def close(self) -> None:
         """Closes the records, also those of a run that failed."""
         self.recorder.close()
+
+
+@contextmanager
+def replaced(path: Path, what: str) -> Iterator[Path]:
+    """A draft that takes the place of a file once it is written whole. RunError where it cannot be."""
+    draft = path.with_suffix(".tmp")
+    try:
+        yield draft
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise RunError(f"{path}: cannot write {what} ({error.strerror})") from error
 
 
 def summarise(records: list[dict[str, Any]], progress: Progress) -> dict[str, Any]:
