@@ -3,9 +3,11 @@
     python benchmarks/dependencies.py --graphs "topo_dblp-2010;tolokers" --rates 200mbit,5gbit --out NAME
     python benchmarks/dependencies.py --graphs tolokers --contenders hybrid,hybrid@0,hybrid@0.5,hybrid@1
     python benchmarks/dependencies.py --graphs cora --contenders communicated,communicated-overlap,communicated-ring
+    python benchmarks/dependencies.py --contenders communicated,communicated:range,pipeline#8:balanced,pipeline#8:balanced-eager
 
-A contender is a strategy, with @ and a share of sources to cache (hybrid), # and a number of chunks (tensor), + and
-decoupled for the decoupled model, and - and an optimisation that it is to do without, in this order.
+A contender is a strategy, with @ and a share of sources to cache (hybrid), # and a number of chunks (tensor, pipeline),
+: and a partition other than --partition, + and decoupled for the decoupled model, and - and an optimisation that it is
+to do without, in this order.
 Every rank has all contenders, which take turns with training steps. Their logits are compared first. An epoch's seconds
 are those of the slowest rank. Exposed is the network's part of them: of each collective the shortest stay of any rank,
 since the last one to come waits for nobody; waiting is what ranks stay there beyond that, on the mean.
@@ -67,11 +69,11 @@ def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, Cluster(ranks=options.ranks, rate="1gbit") as cluster:
         graph = load(name, options.features)
         graph.save(Path(folder) / "graph")
-        book = make_book(graph, options.ranks, method=options.partition)
-        save_file({"part": book.part}, Path(folder) / "part.safetensors")
-        print(
-            f"{name}: {graph.num_vertices:,} vertices, {graph.num_edges:,} edges, cut {book.quality.cut:,}", flush=True
-        )
+        methods = {partition_of(one, options.partition) for one in options.contenders.split(",")}
+        books = {method: make_book(graph, options.ranks, method=method) for method in sorted(methods)}
+        save_file({method: book.part for method, book in books.items()}, Path(folder) / "part.safetensors")
+        cuts = ", ".join(f"{method} {book.quality.cut:,}" for method, book in books.items())
+        print(f"{name}: {graph.num_vertices:,} vertices, {graph.num_edges:,} edges, cut: {cuts}", flush=True)
         for rate in options.rates.split(","):
             cluster.set_rate(rate)
             question = json.dumps({**vars(options), "folder": folder})
@@ -79,6 +81,11 @@ def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
             rows += [{"graph": name, "rate": rate, **row} for row in found]
             report(rate, found)
     return rows
+
+
+def partition_of(contender: str, default: str) -> str:
+    """The partition that a contender has."""
+    return contender.partition("+")[0].partition("-")[0].partition(":")[2] or default
 
 
 def load(name: str, features: int) -> Graph:
@@ -93,8 +100,11 @@ def race(options: dict[str, Any]) -> None:
     group = join(timeout_seconds=600, meter=Meter())
     folder = Path(options["folder"])
     graph = Graph.open(folder / "graph", verify=False)
-    part = load_file(folder / "part.safetensors")["part"]
-    runners = {name: Runner(name, options, graph, part, group) for name in options["contenders"].split(",")}
+    parts = load_file(folder / "part.safetensors")
+    runners = {
+        name: Runner(name, options, graph, parts[partition_of(name, options["partition"])], group)
+        for name in options["contenders"].split(",")
+    }
     compare_logits(runners, group)
     for _ in range(options["rounds"] + 1):
         for runner in runners.values():
@@ -112,6 +122,7 @@ class Runner:
         self.name, self.group = name, group
         rest, *without = name.split("-")
         rest, _, self.model_name = rest.partition("+")
+        rest, _, _ = rest.partition(":")
         rest, _, chunks = rest.partition("#")
         kind, _, ratio = rest.partition("@")
         torch.manual_seed(0)

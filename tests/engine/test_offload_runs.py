@@ -138,6 +138,18 @@ def test_too_little_device_memory_is_refused_with_what_works(
         assert command(*works, "--out", tmp_path / workers, workers=int(workers)).result == 0
 
 
+@pytest.mark.parametrize(("strategy", "name"), [("offload", "prefetch"), ("pipeline", "intra")])
+def test_what_loads_nothing_has_nothing_to_disable(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, strategy: str, name: str
+) -> None:
+    code, said = refusal(capsys, tmp_path / "out", "--strategy", strategy, "--disable", name)
+    assert code == 2
+    assert said.startswith(f"--disable {name} has no effect where rows are in memory")
+    assert (
+        refusal(capsys, tmp_path / "out", "--disable", name, "--strategy", strategy, "--scratch", "/nowhere")[1] != said
+    )
+
+
 def test_a_scratch_folder_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, said = refusal(capsys, tmp_path / "out", "--scratch", tmp_path / "nowhere")
     assert code == 2

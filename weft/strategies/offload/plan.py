@@ -80,6 +80,8 @@ class OffloadPlan(Plan):
     options_type: ClassVar[type[Options]] = OffloadOptions
     flags: ClassVar[tuple[str, ...]] = ("probe",)
     optimisations: ClassVar[tuple[str, ...]] = ("share", "keep", "reorder", "prefetch")
+    loads_ahead: ClassVar[str] = "prefetch"
+    """The optimisation by which a chunk is loaded while the one before is worked on."""
     traits = SPREAD
     options: ChunkOptions
 
@@ -120,9 +122,9 @@ class OffloadPlan(Plan):
 
     def make_cutters(self) -> list[Cutter]:
         """One for all ranks, whose chunks share what they load; or one for each rank."""
-        return [self.make_cutter(self.vertices.everyone, prefetch=self.work.optimisations.prefetch)]
+        return [self.make_cutter(self.vertices.everyone)]
 
-    def make_cutter(self, needed: Sequence[Dependencies], *, prefetch: bool) -> Cutter:
+    def make_cutter(self, needed: Sequence[Dependencies]) -> Cutter:
         """That of some ranks."""
         return Cutter(
             self.work,
@@ -130,7 +132,7 @@ class OffloadPlan(Plan):
             needed,
             self.kept,
             on_cpu=self.options.on_cpu,
-            prefetch=prefetch,
+            prefetch=self.prefetch,
             in_memory=self.in_memory,
         )
 
@@ -234,8 +236,18 @@ class OffloadPlan(Plan):
         group = Group(device=options.device or "cpu")
         return PlacedOffload(work, chunks, group, folder=options.scratch, only_first=True)
 
+    @property
+    def prefetch(self) -> bool:
+        """Whether a chunk is to be loaded while the one before is worked on."""
+        return bool(getattr(self.work.optimisations, self.loads_ahead))
+
     def require(self) -> None:
         options, graph = self.options, self.work.graph
+        if self.in_memory and not self.prefetch:
+            raise InputError(
+                f"--disable {self.loads_ahead} has no effect where rows are in memory and nothing is loaded: leave it "
+                "out, or give --device-memory"
+            )
         in_files = not self.in_memory and (options.on_cpu or options.scratch is not None)
         free = free_bytes(options.scratch) if in_files else 0
         limit, hub = options.device_memory, int(graph.in_edges.degree.max()) if graph.num_vertices else 0

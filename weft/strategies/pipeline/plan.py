@@ -30,6 +30,7 @@ class PipelinePlan(OffloadPlan):
     flags = ()
     partition = "balanced"
     optimisations = ("keep", "inter", "intra", "priority", "eager")
+    loads_ahead = "intra"
     options: PipelineOptions
 
     def make_vertices(self) -> VertexPlan:
@@ -45,7 +46,7 @@ class PipelinePlan(OffloadPlan):
         return order_ranks(self.vertices.everyone, priority=self.work.optimisations.priority)
 
     def make_cutters(self) -> list[Cutter]:
-        return [self.make_cutter([one.needed], prefetch=self.work.optimisations.intra) for one in self._ordered]
+        return [self.make_cutter([one.needed]) for one in self._ordered]
 
     def forget(self) -> None:
         self.__dict__.pop("_ordered", None)
