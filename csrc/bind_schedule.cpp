@@ -102,6 +102,23 @@ void bind_schedule(nb::module_& module) {
                      leaving.data(), num_threads);
       },
       "numbers"_a.noconvert(), "starts"_a.noconvert(), "fresh"_a.noconvert(), "leaving"_a.noconvert(), "num_threads"_a);
+  module.def(
+      "stay_until",
+      [](ConstArray<int64_t, 1> numbers, Starts starts, int64_t num_numbers, ConstArray<int64_t, 1> room, bool ahead,
+         Array<int64_t, 1> until) {
+        require_starts(starts, numbers.shape(0));
+        require(room.shape(0) + 1 == starts.shape(0) && until.shape(0) == numbers.shape(0),
+                "room must be as long as there are sets, until as long as numbers");
+        for (size_t i = 0; i < numbers.shape(0); ++i) {
+          require(numbers.data()[i] >= 0 && numbers.data()[i] < num_numbers, "numbers must be below num_numbers");
+        }
+        for (size_t i = 0; i < room.shape(0); ++i) require(room.data()[i] >= 0, "room must not be below 0");
+        nb::gil_scoped_release release;
+        stay_until(numbers.data(), starts.data(), static_cast<int64_t>(room.shape(0)), num_numbers, room.data(), ahead,
+                   until.data());
+      },
+      "numbers"_a.noconvert(), "starts"_a.noconvert(), "num_numbers"_a, "room"_a.noconvert(), "ahead"_a,
+      "until"_a.noconvert());
 }
 
 }  // namespace weft

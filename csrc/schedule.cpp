@@ -88,6 +88,42 @@ void find_changes(const int64_t* numbers, const int64_t* starts, int64_t num_set
   }
 }
 
+void stay_until(const int64_t* numbers, const int64_t* starts, int64_t num_sets, int64_t num_numbers, const int64_t* room,
+                bool ahead, int64_t* until) {
+  std::vector<int64_t> next(num_numbers, num_sets);  // the set that uses a number next
+  for (int64_t set = num_sets - 1; set >= 0; --set) {
+    for (int64_t i = starts[set]; i < starts[set + 1]; ++i) {
+      until[i] = next[numbers[i]];
+      next[numbers[i]] = set;
+    }
+  }
+  std::vector<std::vector<int64_t>> waiting(num_sets + 1);  // by the set from which on they take no room, their uses
+  int64_t count = 0, latest = 0;
+  for (int64_t set = 0; set < num_sets; ++set) {
+    for (int64_t i = set == 0 ? 0 : starts[set - 1]; i < starts[set]; ++i) {
+      if (until[i] == num_sets) {
+        until[i] = set;
+      } else if (const int64_t end = until[i] - ahead; end > set) {
+        waiting[end].push_back(i);
+        latest = std::max(latest, end);
+        ++count;
+      }
+    }
+    count -= static_cast<int64_t>(waiting[set].size());
+    waiting[set].clear();
+    for (; count > room[set]; --count) {
+      while (waiting[latest].empty()) --latest;
+      until[waiting[latest].back()] = -1;
+      waiting[latest].pop_back();
+    }
+  }
+  for (int64_t set = 0; set < num_sets; ++set) {
+    for (int64_t i = starts[set]; i < starts[set + 1]; ++i) {
+      if (until[i] < 0 || until[i] == num_sets) until[i] = set + 1;
+    }
+  }
+}
+
 template <class Index>
 int64_t assign_slots(const int64_t* numbers, const int64_t* starts, const bool* fresh, const bool* leaving,
                      int64_t num_numbers, const Batches<Index>& batches, bool ahead, int64_t* slots, Index* places,

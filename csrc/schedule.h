@@ -18,6 +18,13 @@ void distinct(const Index* values, const int64_t* starts, const int64_t* ranges,
 void find_changes(const int64_t* numbers, const int64_t* starts, int64_t num_sets, bool* fresh, bool* leaving,
                   int num_threads);
 
+// How long the row of each use of a number stays: fills until [numbers] with the next set that uses it, where it stays for
+// that, else with the set after its own. room [num_sets] says how many rows a set can hold that it does not use: of those
+// that are used again, the ones that wait longest go first (Belady 1966). ahead: the next set's own rows are there too, so
+// that a row takes no room in the set before its next use.
+void stay_until(const int64_t* numbers, const int64_t* starts, int64_t num_sets, int64_t num_numbers, const int64_t* room,
+                bool ahead, int64_t* until);
+
 // A block's edges into ranges of its targets, worked on in an order: batch j is the range order[j].
 template <class Index>
 struct Batches {

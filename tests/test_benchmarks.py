@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterator
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.ranks import forked
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 RUNS = {
@@ -31,9 +32,7 @@ RUNS = {
 def _quick_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Contenders' processes are forked from what has imported PyTorch; this one's threads are put back."""
     monkeypatch.syspath_prepend(BENCHMARKS)
-    forkserver = get_context("forkserver")
-    forkserver.set_forkserver_preload(["pytest", "weft.strategies", "weft.engine"])  # as tests.ranks does
-    monkeypatch.setattr(importlib.import_module("processes").multiprocessing, "get_context", lambda _: forkserver)
+    monkeypatch.setattr(importlib.import_module("processes").multiprocessing, "get_context", lambda _: forked())
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

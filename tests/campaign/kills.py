@@ -85,7 +85,8 @@ def strike(random: Random, scene: Scene, placement: Placement, run: tuple[object
     try:
         wait_for(moment, random, process, out, scene, executed)
         target, pids = choose(targets, random, process)
-        found = f"{epochs_recorded(out)} epochs recorded, {len(members(process.pid))} processes"
+        there = members(process.pid)
+        found = f"{epochs_recorded(out)} epochs recorded, {len(there)} processes"
         scene.notes.append(f"{number.name} to {target} {pids}, {moment}: {found}")
         hit(pids, number)
     except Missed:
@@ -100,7 +101,7 @@ def strike(random: Random, scene: Scene, placement: Placement, run: tuple[object
             kill(pid, number)
     done = scene.finish(process)
     done.require_ended(*allowed_codes(number, target, lost=still and not briefly))
-    if number == signal.SIGKILL and target == "group":  # nobody is left to remove anything
+    if number == signal.SIGKILL and set(there) <= set(pids):  # nobody is left to remove anything
         scene.remove_temporary_files()
     scene.require_nothing_left()
     return done.code != 0

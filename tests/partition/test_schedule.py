@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
+from random import Random
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from weft.chunks.ranges import RankSide, chunk_sources, chunk_vertices, reorder
 from weft.chunks.schedule import Rates, Schedule, Sides, Volumes
+from weft.chunks.sets import Sets
 from weft.core.native import _native
 from weft.data import Adjacency, Graph
 from weft.partition import Caching, make_dependencies, range_bounds, range_parts
@@ -32,13 +34,12 @@ class Problem:
     orders: list[list[int]]
     loops: bool
 
-    def schedules(self, **options: bool) -> list[Schedule]:
+    def schedules(self, *, ahead: bool = True, **options: bool) -> list[Schedule]:
         ranks = range(len(self.parts))
-        return [self.sides.schedule(rank, **options) for rank in ranks]
+        return [self.sides(ahead=ahead).schedule(rank, **options) for rank in ranks]
 
-    @cached_property
-    def sides(self) -> Sides:
-        return Sides(self.parts, self.bounds, loops=self.loops, orders=self.orders)
+    def sides(self, *, ahead: bool = True) -> Sides:
+        return Sides(self.parts, self.bounds, loops=self.loops, orders=self.orders, ahead=ahead)
 
     @property
     def num_batches(self) -> int:
@@ -83,6 +84,31 @@ class Problem:
                 owner, row = self.owner(rank, source)
                 result[owner][round_].add(row)
         return result
+
+    def lasting(self, rank: int, *, share: bool, ahead: bool) -> list[set[int]]:
+        """The local rows that rounds hold: what they read or serve, and in what slots are free what later ones do."""
+        rounds = range(self.num_batches)
+        local = self.transits[rank] if share else [self.local(rank, j) for j in rounds]
+        remote = [self.remote(rank, j) for j in rounds]
+        beside = [[*each[1:], set()] if ahead else [set()] * len(each) for each in (local, remote)]
+        taken = [len(local[j] | beside[0][j]) + len(remote[j] | beside[1][j]) for j in rounds]
+        return belady(local, [max(taken) - one for one in taken], ahead=ahead)
+
+
+def belady(sets: list[set[int]], room: list[int], *, ahead: bool) -> list[set[int]]:
+    """Round by round: of what is there and is read again, what is read soonest stays."""
+    held: list[set[int]] = []
+    for j, now in enumerate(sets):
+        waiting = []
+        for row in held[-1] - now if held else ():
+            later = [k for k in range(j + 1, len(sets)) if row in sets[k]]
+            waiting += [(later[0], max(i for i in range(j) if row in sets[i]), row)] if later else []
+        free = {row for k, _, row in waiting if ahead and k == j + 1}
+        rest = [row for _, _, row in sorted(waiting) if row not in free]
+        held.append(now | free | set(rest[: room[j]]))
+    for j in reversed(range(len(sets))):  # one that had to go before it was read need not have stayed
+        held[j] = sets[j] | (held[j] & (held[j + 1] if j + 1 < len(sets) else set()))
+    return held
 
 
 def make_problem(num_ranks: int, num_chunks: int, seed: int, *, loops: bool) -> Problem:
@@ -222,14 +248,15 @@ def carry_out(problem: Problem, schedules: list[Schedule], *, share: bool, keep:
     Forward(problem, schedules).run(share=share, ahead=ahead)
     Backward(problem, schedules).run(share=share, ahead=ahead)
     for rank, schedule in enumerate(schedules):
-        check_moves(problem, schedule, rank, share=share, keep=keep)
+        check_moves(problem, schedule, rank, share=share, keep=keep, ahead=ahead)
         check_slots(schedule, keep=keep, ahead=ahead)
 
 
-def check_moves(problem: Problem, schedule: Schedule, rank: int, *, share: bool, keep: bool) -> None:
+def check_moves(problem: Problem, schedule: Schedule, rank: int, *, share: bool, keep: bool, ahead: bool) -> None:
     ranks, count = range(len(problem.parts)), problem.num_batches
     part, order, bounds = problem.parts[rank], problem.orders[rank], problem.bounds[rank]
     local = problem.transits[rank] if share else [problem.local(rank, j) for j in range(count)]
+    local = problem.lasting(rank, share=share, ahead=ahead) if keep else local
     remote = [problem.remote(rank, j) for j in range(count)]
     for j, round_ in enumerate(schedule.rounds):
         before, after = j - 1 if keep and j > 0 else None, j + 1 if keep and j + 1 < count else None
@@ -277,13 +304,42 @@ def test_volumes_equal_the_definition() -> None:
         expected = Volumes(
             neighbours=sum(len(each) for sets in problem.sources for each in sets),
             shared=sum(len(each) for sets in problem.transits for each in sets),
-            kept=fresh(problem.transits),
+            kept=fresh([problem.lasting(rank, share=True, ahead=True) for rank in ranks]),
             fetched=fresh(remote),
         )
-        assert problem.sides.volumes == expected
+        assert problem.sides().volumes == expected
         rounds = [round_ for schedule in problem.schedules() for round_ in schedule.rounds]
         assert sum(len(round_.load) for round_ in rounds) == expected.kept
         assert sum(len(round_.fetch_slots) for round_ in rounds) == expected.fetched
+
+
+def least_loads(sets: list[set[int]], room: list[int], *, ahead: bool) -> int:
+    """By trying everything that each set may keep of what was there."""
+    costs = {frozenset[int](): 0}
+    for j, now in enumerate(sets):
+        free = sets[j + 1] if ahead and j + 1 < len(sets) else set()
+        found: dict[frozenset[int], int] = {}
+        for held, cost in costs.items():
+            loads = cost + len(now - held)
+            for count in range(len(held - now) + 1):
+                for kept in combinations(held - now, count):
+                    if len(set(kept) - free) <= room[j]:
+                        after = frozenset(now | set(kept))
+                        found[after] = min(loads, found.get(after, loads))
+        costs = found
+    return min(costs.values())
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_nothing_loads_less_than_what_is_read_soonest(ahead: bool) -> None:
+    random = Random(0)
+    for _ in range(60):
+        sets = [{row for row in range(7) if random.random() < 0.35} for _ in range(6)]
+        room = [random.randrange(3) for _ in sets]
+        given = Sets.of([torch.tensor(sorted(one), dtype=torch.int64) for one in sets])
+        lasting = given.lasting(torch.tensor(room), 7, ahead=ahead)
+        assert [set(one.tolist()) for one in lasting.split(lasting.numbers)] == belady(sets, room, ahead=ahead)
+        assert int(lasting.changes.fresh.sum()) == least_loads(sets, room, ahead=ahead)
 
 
 @pytest.mark.parametrize("field", ["indices", "load_slots", "fetch_slots", "serve", "give_slots", "flush"])

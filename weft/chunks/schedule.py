@@ -2,7 +2,8 @@
 
 (HongTu, sections 4.1, 5.1 to 5.3 and 6.) All ranks have as many chunks; those that run at the same time are a round. A
 rank keeps the rows that its chunk reads, and its own that the other chunks of the round read, in one buffer; what two
-rounds in a row need stays where it is. Every rank plans by itself, from what it knows of all.
+rounds in a row need stays where it is, and so does what a later one needs while the slot is free. Every rank plans by
+itself, from what it knows of all.
 """
 
 from __future__ import annotations
@@ -121,8 +122,9 @@ class Sides:
     """What the chunks of all ranks read, in the order of rounds: how much moves, and the rounds of any rank.
 
     bounds: of each rank's ranges of targets, as many of each. orders: for each rank which of them runs j-th; None: as
-    they are. loops: a target reads its own row too. ValueError where ranks differ in their number of chunks or an order
-    is none. Every rank plans the same from all `parts`.
+    they are. loops: a target reads its own row too. ahead: what a round loads arrives while the one before still needs
+    all of its slots. ValueError where ranks differ in their number of chunks or an order is none. Every rank plans the
+    same from all `parts`.
     """
 
     def __init__(
@@ -132,9 +134,10 @@ class Sides:
         *,
         loops: bool,
         orders: Sequence[Sequence[int]] | None = None,
+        ahead: bool = True,
     ) -> None:
         num_chunks = same_count([len(each) - 1 for each in bounds])
-        self.bounds, self.loops = bounds, loops
+        self.bounds, self.loops, self.ahead = bounds, loops, ahead
         self.orders = [range(num_chunks)] * len(parts) if orders is None else orders
         if any(sorted(order) != list(range(num_chunks)) for order in self.orders):
             raise ValueError(f"each order must hold all chunks from 0 to {num_chunks - 1} once")
@@ -154,25 +157,31 @@ class Sides:
         return Volumes(
             neighbours=sum(len(side.sources.numbers) for side in self._sides),
             shared=sum(len(transit.numbers) for transit in self._transits),
-            kept=sum(int(transit.changes.fresh.sum()) for transit in self._transits),
+            kept=sum(int(self._lasting(rank, each).changes.fresh.sum()) for rank, each in enumerate(self._transits)),
             fetched=sum(int(side.remote.changes.fresh.sum()) for side in self._sides),
         )
 
-    def schedule(self, rank: int, *, share: bool = True, keep: bool = True, ahead: bool = True) -> Schedule:
+    def schedule(self, rank: int, *, share: bool = True, keep: bool = True) -> Schedule:
         """The rounds of one rank.
 
         Args:
             share: a row that several chunks of a round read is loaded by its owner, who serves the others.
-            keep: what the next round needs as well stays where it is.
-            ahead: what a round loads arrives while the one before still needs all of its slots.
+            keep: what the next round needs as well stays where it is, and local rows that later rounds need while no
+                other row needs the slot.
         """
         here, bounds, order = self._sides[rank], self.bounds[rank], self.orders[rank]
-        held = (self._transits[rank] if share else here.local).followed_by(here.remote, here.hop.num_inputs)
+        local = self._transits[rank] if share else here.local
+        held = (self._lasting(rank, local) if keep else local).followed_by(here.remote, here.hop.num_inputs)
         changes = held.changes if keep else Changes(*torch.ones(2, len(held.numbers), dtype=torch.bool))
-        slots = assign_slots(held, changes, here.hop.block, bounds, order, ahead=ahead, own=self.loops)
+        slots = assign_slots(held, changes, here.hop.block, bounds, order, ahead=self.ahead, own=self.loops)
         requests = [(side.fresh, side.leaving) if keep else (side.pieces, side.pieces) for side in self._sides]
         rounds = _rounds(here.hop, rank, requests, held, changes, slots, bounds, order, share=share)
         return Schedule(num_slots=slots.size, rounds=rounds)
+
+    def _lasting(self, rank: int, local: Sets) -> Sets:
+        """The local rows that a rank's rounds hold, those that wait for later ones among them: no slot is added."""
+        taken = local.sizes(ahead=self.ahead) + self._sides[rank].remote.sizes(ahead=self.ahead)
+        return local.lasting(taken.max() - taken, self._sides[rank].hop.num_inputs, ahead=self.ahead)
 
     @cached_property
     def _transits(self) -> list[Sets]:

@@ -63,6 +63,30 @@ class Sets:
         _native.find_changes(self.numbers, self.starts, fresh, leaving, torch.get_num_threads())
         return Changes(fresh, leaving)
 
+    def sizes(self, *, ahead: bool) -> Tensor:
+        """How many numbers each set has, with those of the next one if that comes `ahead`: int64 [sets]."""
+        sizes = self.starts.diff()
+        if ahead:
+            fresh = torch.cat([self.starts.new_zeros(1), self.changes.fresh.cumsum(0)])[self.starts].diff()
+            sizes[:-1] += fresh[1:]
+        return sizes
+
+    def lasting(self, room: Tensor, num_numbers: int, *, ahead: bool) -> Sets:
+        """The same, each with those of earlier sets that wait in it for a later one, the soonest of them (Belady 1966).
+
+        room: int64 [sets], how many each may have on top; not those of the next set where that comes `ahead`.
+        """
+        until = torch.empty_like(self.numbers)
+        _native.stay_until(self.numbers, self.starts, num_numbers, room, ahead, until)
+        own = torch.arange(len(self.starts) - 1).repeat_interleave(self.starts.diff())
+        waits = until - own - 1
+        ends = waits.cumsum(0)
+        place = torch.arange(int(ends[-1]) if len(ends) else 0) - (ends - waits).repeat_interleave(waits)
+        added = (own + 1).repeat_interleave(waits) + place
+        sets, numbers = torch.cat([own, added]), torch.cat([self.numbers, self.numbers.repeat_interleave(waits)])
+        order = (sets * num_numbers + numbers).argsort()
+        return Sets(numbers=numbers[order], starts=starts_of(torch.bincount(sets, minlength=len(room)).tolist()))
+
     def split(self, values: Tensor, places: Tensor | None = None) -> tuple[Tensor, ...]:
         """By set, what stands in values beside the numbers; of those at `places`, int64 and ascending, or of all."""
         if places is None:

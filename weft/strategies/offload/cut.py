@@ -113,7 +113,7 @@ class Cutter:
             schedule, given, volumes = in_place(hop, cuts[rank]), NOTHING_MOVES, NOTHING_MOVES
         else:
             given, sides = self._given(hops, cuts), self._sides(hops, cuts, orders)
-            schedule = sides.schedule(rank, share=asked.share, keep=asked.keep, ahead=self.prefetch)
+            schedule = sides.schedule(rank, share=asked.share, keep=asked.keep)
             volumes = sides.volumes
         lacks = ~self.work.graph.in_edges.has_loop[needed.rows]
         return HopSchedule(
@@ -141,7 +141,7 @@ class Cutter:
         if hops not in self._known or self._known[hops][0] != key:
             self._known.pop(hops, None)  # before others are made
             loops = "looped" in layouts_of(self.programs.values(), hops)
-            self._known[hops] = key, Sides(self._parts(hops), cuts, loops=loops, orders=orders)
+            self._known[hops] = key, Sides(self._parts(hops), cuts, loops=loops, orders=orders, ahead=self.prefetch)
         return self._known[hops][1]
 
     def _given(self, hops: range, cuts: Sequence[Sequence[int]]) -> Volumes:
