@@ -3,7 +3,7 @@
     python benchmarks/dependencies.py --graphs "topo_dblp-2010;tolokers" --rates 200mbit,5gbit --out NAME
     python benchmarks/dependencies.py --graphs tolokers --contenders hybrid,hybrid@0,hybrid@0.5,hybrid@1
     python benchmarks/dependencies.py --graphs cora --contenders communicated,communicated-overlap,communicated-ring
-    python benchmarks/dependencies.py --contenders communicated,communicated:range,pipeline#8:balanced,pipeline#8:balanced-eager
+    python benchmarks/dependencies.py --contenders communicated,communicated:range,pipeline#8:balanced
 
 A contender is a strategy, with @ and a share of sources to cache (hybrid), # and a number of chunks (tensor, pipeline),
 : and a partition other than --partition, + and decoupled for the decoupled model, and - and an optimisation that it is

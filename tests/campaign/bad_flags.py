@@ -85,7 +85,7 @@ def bad_values(spec: dataclasses.Field[Any]) -> list[str]:
     if limits["below"] is not None:
         found += [str(limits["below"]), str(limits["below"] * 10)]
     if limits["most"] is not None:
-        found += [str(limits["most"] + 0.5), "1e300"]
+        found += [str(limits["most"] * 2 + 0.5), "1e300"]
     return found
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
+import re
 import shutil
 import signal
 import socket
@@ -80,6 +82,17 @@ class Exploit:
 
     def __reduce__(self) -> Any:
         return Path.touch, (self.mark,)
+
+
+def test_a_full_disk_is_named_before_ranks_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write has it, without the file's name
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(
+        RunError, match=f"^{re.escape(str(tmp_path))}: No space left on device: name a folder with room"
+    ):
+        launch(fail, ("nothing",), workers=2, folder=tmp_path)
 
 
 def test_nobody_who_reaches_a_port_has_code_run(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ GRACE_SECONDS = 2.0
 UNKNOWN = 255
 """What `multiprocessing` says of a rank when the process that it was forked from, which would tell, is gone."""
 SERVER_KILLED = "the process that ranks are forked from was killed in {}; they were stopped"
+NO_ROOM = "{}: {}: name a folder with room in TMPDIR"
 AGAIN_SECONDS = 1.0
 """How often ranks are told to stop until they have."""
 
@@ -60,7 +61,10 @@ def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: i
     doing, InputError if the caller's mistake made it fail. Ranks end when this process is gone.
     """
     meeting = Meeting(folder)
-    meeting.status.write_bytes(bytes(workers * STATUS_BYTES))
+    try:
+        meeting.status.write_bytes(bytes(workers * STATUS_BYTES))
+    except OSError as error:
+        raise RunError(NO_ROOM.format(folder, error.strerror)) from error
     with Ranks(entry, arguments, meeting, workers) as ranks:
         return ranks.wait()
 

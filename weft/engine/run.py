@@ -28,7 +28,7 @@ from weft.engine.agree import agree
 from weft.engine.check import check
 from weft.engine.checkpoint import Checkpoint
 from weft.engine.folder import RunFolder, new_folder
-from weft.engine.launch import launch
+from weft.engine.launch import NO_ROOM, launch
 from weft.engine.options import (
     dtype_name,
     make_options,
@@ -265,7 +265,7 @@ def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:
             if part is not None:
                 save_tensors({"part": part}, Path(scratch) / "part.safetensors")
         except (OSError, InputError) as error:
-            raise RunError(f"{scratch}: {error}: name a folder with room in TMPDIR") from error
+            raise RunError(NO_ROOM.format(scratch, error)) from error
         skeleton, planned = copy.deepcopy(model).to("meta"), Planned.of(plan)
         plan.forget()
         try:
