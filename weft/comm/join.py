@@ -43,7 +43,8 @@ def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_meth
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError, dist.DistError) as error:
         reason, seconds = str(error).splitlines()[0], time.perf_counter() - started
+        where = "" if init_method == "env://" else f" by {init_method}"
         raise RunError(
-            f"rank {rank} did not meet the other {size - 1}: given up after {seconds:.0f} s ({reason})"
+            f"rank {rank} did not meet the other {size - 1}{where}: given up after {seconds:.0f} s ({reason})"
         ) from error
     return Group(rank, size, meter, device, process_group=dist.group.WORLD)
