@@ -44,6 +44,7 @@ from weft.strategies.probe import probe
 
 TOLERANCE = 1e-3  # of float32 logits, relative to the largest: contenders sum in different orders
 CLASSES = 16
+FAST = "5gbit"
 
 
 def main() -> int:
@@ -74,13 +75,26 @@ def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         save_file({method: book.part for method, book in books.items()}, Path(folder) / "part.safetensors")
         cuts = ", ".join(f"{method} {book.quality.cut:,}" for method, book in books.items())
         print(f"{name}: {graph.num_vertices:,} vertices, {graph.num_edges:,} edges, cut: {cuts}", flush=True)
+        question = {**vars(options), "folder": folder}
         for rate in options.rates.split(","):
-            cluster.set_rate(rate)
-            question = json.dumps({**vars(options), "folder": folder})
-            found = json.loads(cluster.run([__file__, "--rank", question], timeout=3000).splitlines()[-1])
+            if rate.endswith("x"):
+                rate = as_slow(float(rate[:-1]), cluster, question)
+            found = ask(cluster, rate, question)
             rows += [{"graph": name, "rate": rate, **row} for row in found]
             report(rate, found)
     return rows
+
+
+def ask(cluster: Cluster, rate: str, question: dict[str, Any]) -> list[dict[str, Any]]:
+    """What ranks measure at a rate."""
+    cluster.set_rate(rate)
+    return list(json.loads(cluster.run([__file__, "--rank", json.dumps(question)], timeout=3000).splitlines()[-1]))
+
+
+def as_slow(times: float, cluster: Cluster, question: dict[str, Any]) -> str:
+    """The rate at which the network takes so many times as long as what the first contender computes."""
+    (row,) = ask(cluster, FAST, question | {"contenders": question["contenders"].split(",")[0]})
+    return f"{round(max(row['rank_bytes']) * 8 / 1e3 / (times * max(row['compute_seconds'])))}kbit"
 
 
 def partition_of(contender: str, default: str) -> str:
@@ -230,7 +244,12 @@ def report(rate: str, rows: list[dict[str, Any]]) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", default="topo_dblp-2010", help="separated by semicolons")
-    parser.add_argument("--rates", default="200mbit,5gbit", help="of a rank's link, separated by commas")
+    parser.add_argument(
+        "--rates",
+        default="200mbit,5gbit",
+        help="of a rank's link, separated by commas; 2x: as slow as makes the network's time twice the first "
+        "contender's computing",
+    )
     parser.add_argument("--contenders", default="communicated,cached,hybrid,tensor,stale")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--partition", default="metis")

@@ -63,7 +63,7 @@ class Meter:
         self.where = "setup"
         self.shown = self.where, time.monotonic()
         """What this rank does, as `show` was told, and since when."""
-        self._counts: dict[str, Counts] = {}
+        self._counts: dict[str, Counts] = defaultdict(Counts)
         self._status: mmap.mmap | None = None
         self._seconds: dict[str, float] = defaultdict(float)
         self._charges: list[tuple[dict[str, float], str, Span]] = []
@@ -81,7 +81,7 @@ class Meter:
     @property
     def counts(self) -> Counts:
         """Those of the present phase."""
-        return self._counts.setdefault(self.phase, Counts())
+        return self._counts[self.phase]
 
     @contextmanager
     def during(self, phase: str, where: str | None = None) -> Iterator[None]:

@@ -8,13 +8,16 @@ from functools import cached_property
 from typing import Any
 
 from weft.chunks.rank import RankChunks
-from weft.strategies.offload.cut import Cutter, Orders
+from weft.strategies.offload.cut import VERTEX_COST, Cutter, Orders
 from weft.strategies.offload.moves import MoveSizes
 from weft.strategies.offload.plan import ChunkOptions, OffloadPlan
 from weft.strategies.pipeline.order import OrderedRank, halo_plan, order_ranks
 from weft.strategies.vertex.plan import CommunicatedPlan, VertexOptions, VertexPlan
 
-CHUNKS = 8  # of a rank, where nobody says how many: enough for the network to begin early
+CHUNKS = range(2, 9)
+"""Of a rank, where nobody says how many: enough for the network to begin early, if there is work for so many."""
+CHUNK_COST = 1 << 17
+"""Edges of a chunk, a target as VERTEX_COST of them, beside which what a chunk costs in itself is little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +41,10 @@ class PipelinePlan(OffloadPlan):
 
     @property
     def least_chunks(self) -> int:
-        chunks = self.options.chunks or (CHUNKS if self.size > 1 else 1)
-        return min(chunks, self.max_chunks)
+        stats = self.work.stats
+        worth = (stats.num_edges + VERTEX_COST * stats.num_vertices) // (self.size * CHUNK_COST)
+        some = min(max(worth, CHUNKS[0]), CHUNKS[-1]) if self.size > 1 else 1
+        return min(self.options.chunks or some, self.max_chunks)
 
     @cached_property
     def _ordered(self) -> list[OrderedRank]:
