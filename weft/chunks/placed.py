@@ -1,28 +1,23 @@
-"""A rank's chunks in place: rounds in files, memory of the host for rows, and what is loaded ahead."""
+"""A rank's chunks in place: what a pass of a model needs beside its rounds."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from weft.chunks.home import Home
 from weft.chunks.program import Segment
 from weft.chunks.rank import RankChunks
 from weft.chunks.slots import PlacedRound
-from weft.chunks.tables import BoundaryRows, Rows
+from weft.chunks.tables import BoundaryRows
 from weft.comm import Group
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
-from weft.store.files import ArrayFile, ArrayMemory, release
-from weft.store.rows import host_rows
-
-Item = TypeVar("Item")
-Brought = TypeVar("Brought")
+from weft.store.files import release
 
 
 class Fetcher(Protocol):
@@ -33,28 +28,7 @@ class Fetcher(Protocol):
         ...
 
 
-class RowPool:
-    """Memory of the host for rows, in files of a folder, plain or pinned; what is freed is used again."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device, folder: Path | None, *, in_memory: bool) -> None:
-        self.dtype, self.device, self.folder, self.in_memory = dtype, device, folder, in_memory
-        self._free: dict[tuple[int, int], list[Rows]] = defaultdict(list)
-
-    def alloc(self, num_rows: int, width: int) -> Rows:
-        """Rows [num_rows, width] of any content."""
-        free = self._free[num_rows, width]
-        if free:
-            return free.pop()
-        return host_rows(num_rows, width, self.dtype, device=self.device, folder=self.folder, in_memory=self.in_memory)
-
-    def free(self, *rows: Rows | None) -> None:
-        """Frees rows."""
-        for one in rows:
-            if one is not None:
-                self._free[one.num_rows, one.width].append(one)
-
-
-class PlacedChunks:
+class PlacedChunks(Home):
     """What a pass needs on its rank.
 
     model: the rank's own. embedded_halo: None where every rank has its vertices' embedded rows. folder: of the files;
@@ -76,8 +50,16 @@ class PlacedChunks:
         in_memory: bool = False,
         only_first: bool = False,
     ) -> None:
-        self.model, self.group, self.seed, self.topology = model, group, seed, topology
-        self.work, self.graph, self.optimisations, self.dtype = work, work.graph, work.optimisations, work.dtype
+        super().__init__(
+            work,
+            group,
+            group.device,
+            folder=folder,
+            in_memory=in_memory,
+            prefetch=chunks.prefetch,
+            transfers=group.meter,
+        )
+        self.model, self.seed, self.topology, self.work = model, seed, topology, work
         self.embedded_halo = embedded_halo
         needed = chunks.dependencies
         self.vertices, self.num_own = needed.rows, needed.num_own
@@ -86,9 +68,7 @@ class PlacedChunks:
         self._rows_at = [chunks.num_rows(hop) for hop in range(len(needed.hops) + 1)]
         self._spans = {num_rows: chunks.spans(num_rows) for num_rows in self._rows_at}
         self._held_at = [hop.num_inputs for hop in needed.hops]
-        self.halo, self.prefetch, self.in_memory = chunks.halo, chunks.prefetch, in_memory
-        self.pool = RowPool(work.dtype, group.device, folder, in_memory=in_memory)
-        self.array_file = ArrayMemory() if in_memory else ArrayFile(folder)
+        self.halo = chunks.halo
         self.constant: BoundaryRows | None = None
         self._number = 1 if only_first else None
         self._rounds: list[list[PlacedRound]] = []
@@ -124,38 +104,6 @@ class PlacedChunks:
     def keeps(self, segment: Segment) -> bool:
         """Whether the results of an aggregate are kept for the backward pass."""
         return self.model.training and segment.hop in self.kept
-
-    def ahead(
-        self, items: Iterable[Item], load: Callable[[Item], Brought], ready: Callable[[int], bool] | None = None
-    ) -> Iterator[tuple[Item, Brought]]:
-        """Each item with what is loaded for it, the next one's while the caller works on this one's.
-
-        ready: whether what the item of a number reads is there; the next one is loaded early only if it is.
-        """
-        items = list(items)
-
-        def bring(number: int) -> Brought:
-            with self.group.meter.noted("load", "chunk", chunk=number):
-                return load(items[number])
-
-        if not self.prefetch:
-            yield from ((item, bring(number)) for number, item in enumerate(items))
-            return  # the caller lets go of what it got before it asks for the next
-        coming: Future[Brought] | None = None
-        for number, item in enumerate(items):
-            loaded = bring(number) if coming is None else self._waited_for(coming)
-            early = number + 1 < len(items) and (ready is None or ready(number + 1))
-            coming = self._loader.submit(bring, number + 1) if early else None
-            yield item, loaded
-            del loaded
-
-    def _waited_for(self, coming: Future[Brought]) -> Brought:
-        with self.group.meter.noted("compute", "wait: load"):
-            return coming.result()
-
-    @cached_property
-    def _loader(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, thread_name_prefix="weft-loader")
 
     def inputs_of(self, span: slice) -> Inputs:
         """The features of a range of rows."""
