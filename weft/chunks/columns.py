@@ -30,6 +30,7 @@ from weft.data import Adjacency
 from weft.nn import Aggregate, ByRelation, Request, Topology, WorkingSet, Workload
 from weft.nn import Rows as Tensors
 from weft.nn.phases import Boundary
+from weft.store.rows import MemoryRows
 
 EVERYTHING, NOTHING = slice(None), slice(0)
 
@@ -101,10 +102,11 @@ class ColumnRounds(Home):
         self.chunking, self.num_bytes = chunking, cut.num_bytes
         self.num_rows = self.num_results = whole.adjacency.num_targets
         self.num_own = self.num_home = len(range(group.rank, self.num_rows, group.size))
-        relations, every = None, torch.arange(self.num_rows)
+        relations, every, self._place = None, torch.arange(self.num_rows), None
         if isinstance(op, ByRelation):
             assigned = chunking.relations(group.rank, group.size)
             relations, self.num_results, self.num_home = assigned.rows, len(assigned.place), sum(assigned.home.counts)
+            self._place = assigned.place
         placed = partial(PlacedRound, relations=relations)
         self._rounds = [
             placed(one, chunking.hop, every, whole, (layout_of(op),), self.array_file) for one in cut.schedule.rounds
@@ -122,6 +124,14 @@ class ColumnRounds(Home):
     @cached_property
     def _rounds_back(self) -> list[PlacedRound]:
         return [one.mirrored for one in reversed(self._rounds)]
+
+    def by_home(self, results: Tensor) -> Tensor:
+        """All results in the order of the rank's own rows, where it is alone."""
+        return results if self._place is None else results[self._place.argsort()]
+
+    def by_result(self, rows: Tensor) -> Tensor:
+        """Its adjoint."""
+        return rows if self._place is None else rows[self._place]
 
     def zeros(self, width: int) -> Rows:
         """Rows of all vertices, zero."""
@@ -165,8 +175,8 @@ class ColumnPass:
         self.width = rows_out.width(self.group.rank)
         self.num_columns = self.width if rows_in is None else rows_in.width(self.group.rank)
         beside = [name for name in op.source if name != op.first]
-        self.num_beside = len((*beside, *op.target))
-        widths = [self.width, *[len(range(self.num_columns)[extra]) // max(self.num_beside, 1)] * self.num_beside]
+        num_beside = len((*beside, *op.target))
+        widths = [self.width, *[len(range(self.num_columns)[extra]) // max(num_beside, 1)] * num_beside]
         ports = {name: port for port, name in enumerate((op.first, *beside, *op.target))}
         segment = Segment(
             boundary=Boundary(request=Request(op, {}), steps=steps),
@@ -182,8 +192,9 @@ class ColumnPass:
             hop=0,
             needs_result=False,
         )
-        arrays = [home.pool.alloc(home.num_rows, width) for width in widths]
-        self.table = BoundaryRows(segment=segment, arrays=arrays, op=op)
+        self.table = BoundaryRows(segment=segment, arrays=[], op=op)
+        self.alone = self.group.size == 1
+        """Whether nothing crosses the network, since this rank's rows are its columns."""
         self.in_flight = None if home.in_memory else 1
         """How many sets of rows may be on their way at once; each takes memory of the host."""
 
@@ -191,12 +202,10 @@ class ColumnPass:
         """The rows [n, F] of the result."""
         home, table = self.home, self.table
         self.group.meter.record_working_set(home.num_bytes)
-        receives = None
-        if self.rows_in is None:
-            table.arrays[0].write(0, x)
-        else:
+        table.arrays, receives = self._arrays(x), None
+        if self.rows_in is not None and not self.alone:
             receives = self._receives(x, self.plan.receives, self.rows_in, "rows")
-        sends = self._sends(x, home.num_home, self.rows_out, "rows")
+        sends = None if self.alone else self._sends(x, home.num_home, self.rows_out, "rows")
         for step in range(self.steps):
             y, last = home.pool.alloc(home.num_results, self.width), step == self.steps - 1
             if differentiable and home.chunking.keeps(self.op, self.steps):
@@ -204,41 +213,48 @@ class ColumnPass:
             for number, (round_, _, result) in enumerate(self._results(step, receives if step == 0 else None)):
                 if table.result is None:
                     y.write(round_.results.start, result)
-                if last:
+                if last and sends:
                     sends.send(self.plan.sends[number], partial(y.tensor().index_select, 0))
             if not last:
                 if step and self.op.linear:
-                    home.pool.free(table.between.pop())
+                    self._free(table.between.pop())
                 table.between.append(y)
-            elif table.result is None:
-                home.pool.free(y)
+        rows = sends.finish() if sends else home.by_home(y.read(0, home.num_results))
+        self._free(*(() if table.result else (y,)))
         if self.op.linear or not differentiable:
-            self._free()
-        return sends.finish()
+            self._free(*table.arrays, *table.between)  # of which the backward pass asks for the widths alone
+        return rows
 
     def backward(self, grad: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The gradient [n, .] of the rows, and those of what is shared, from that of the result."""
-        home, segment = self.home, self.table.segment
-        assert self.rows_in is not None
-        receives = self._receives(grad, self.plan.sends[::-1], self.rows_out, "gradients")
-        sends = self._sends(grad, home.num_own, self.rows_in, "gradients")
-        grads = Grads(live={port: home.zeros(rows.width) for port, rows in enumerate(segment.live)})
-        of_result = home.pool.alloc(home.num_results, self.width)
+        home, table = self.home, self.table
+        receives = sends = None
+        if self.alone:
+            of_result: Rows = MemoryRows.of(home.by_result(grad.contiguous()))
+        else:
+            assert self.rows_in is not None
+            receives = self._receives(grad, self.plan.sends[::-1], self.rows_out, "gradients")
+            sends = self._sends(grad, home.num_own, self.rows_in, "gradients")
+            of_result = home.pool.alloc(home.num_results, self.width)
+        grads = Grads(live={port: home.zeros(rows.width) for port, rows in enumerate(table.segment.live)})
+        found = list(grads.live.values())
         for step in reversed(range(self.steps)):
             last, into = step == self.steps - 1, home.zeros(self.width) if step else None
-            rounds = ChunkAggregates(home, self.table, 0).again(step, grads, last=last, into=into)
+            rounds = ChunkAggregates(home, table, 0).again(step, grads, last=last, into=into)
             for number, (round_, _, again) in enumerate(rounds, start=1):
-                if last:
+                if last and receives:
                     self._arrive(receives, [of_result], [EVERYTHING])
                 again.back(read(of_result, round_.results, home.device))
-                if step == 0:
-                    sends.send(self.plan.receives[-number], partial(self._side_by_side, list(grads.live.values())))
-            home.pool.free(of_result)
+                if step == 0 and sends:
+                    sends.send(self.plan.receives[-number], partial(self._side_by_side, found))
+            if not (last and self.alone):
+                self._free(of_result)
             of_result = into or of_result
-        home.pool.free(*grads.live.values())
+        rows = sends.finish() if sends else self._side_by_side(found, EVERYTHING)
+        self._free(*found)
         if not self.op.linear:
-            self._free()
-        return sends.finish(), grads.shared
+            self._free(*table.arrays, *table.between, *table.kept)
+        return rows, grads.shared
 
     def _results(self, step: int, receives: Receives | None) -> Iterator[tuple[PlacedRound, Any, Tensor]]:
         """A step's rounds; receives: the rows that arrive with them."""
@@ -246,11 +262,24 @@ class ColumnPass:
         if receives is None:
             return aggregates.results(step, last=False)
         arrive = partial(self._arrive, receives, self.table.arrays, self._columns())
-        return aggregates.results(step, last=False, ready=self._is_here, arrive=arrive)
+        waits = [rows is not None for rows in self.plan.receives]
+        return aggregates.results(step, last=False, ready=lambda number: not waits[number], arrive=arrive)
 
-    def _is_here(self, number: int) -> bool:
-        """Whether a round waits for no rows."""
-        return self.group.size == 1 or self.plan.receives[number] is None
+    def _columns(self) -> list[slice]:
+        """By port, which of this rank's columns of x are its rows'."""
+        first, _, _ = self.extra.indices(self.num_columns)
+        widths = [port.width for port in self.table.segment.live[1:]]
+        return [self.own, *(slice(first + i * width, first + (i + 1) * width) for i, width in enumerate(widths))]
+
+    def _arrays(self, x: Tensor) -> list[Rows]:
+        """Where the rows are that are read, by port: filled if they are all here, else as they arrive."""
+        home, all_here = self.home, self.alone or self.rows_in is None
+        if all_here and home.in_memory:
+            return [MemoryRows.of(x[:, some].contiguous()) for some in self._columns()]
+        arrays = [home.pool.alloc(home.num_rows, port.width) for port in self.table.segment.live]
+        for rows, some in zip(arrays, self._columns() if all_here else (), strict=False):
+            rows.write(0, x[:, some].contiguous())
+        return arrays
 
     def _arrive(self, receives: Receives, arrays: Sequence[Rows], columns: Sequence[slice]) -> None:
         """Puts the next set of rows, if one is due, in its place: each array has some of the columns that come."""
@@ -259,18 +288,20 @@ class ColumnPass:
             for rows, some in zip(arrays, columns, strict=True):
                 rows.tensor()[ids] = values[:, some]
 
-    def _columns(self) -> list[slice]:
-        """By port, which of this rank's columns of x are its rows'."""
-        first, end, _ = self.extra.indices(self.num_columns)
-        width = (end - first) // max(self.num_beside, 1)
-        return [self.own, *(slice(first + i * width, first + (i + 1) * width) for i in range(self.num_beside))]
-
-    def _side_by_side(self, grads: Sequence[Rows], ids: Tensor) -> Tensor:
+    def _side_by_side(self, grads: Sequence[Rows], ids: Tensor | slice) -> Tensor:
         """Of some vertices, the gradients of all columns that came, [c, .]."""
-        found = torch.zeros(len(ids), self.num_columns, dtype=self.home.dtype, device=ids.device)
-        for rows, some in zip(grads, self._columns(), strict=True):
-            found[:, some] += rows.tensor().index_select(0, ids)
+        if self.alone and len(grads) == 1:
+            return grads[0].read(0, self.home.num_rows)
+        parts = [rows.tensor()[ids] for rows in grads]
+        found = parts[0].new_zeros(len(parts[0]), self.num_columns)
+        for part, some in zip(parts, self._columns(), strict=True):
+            found[:, some] += part
         return found
+
+    def _free(self, *rows: Rows) -> None:
+        """Gives back rows on the host; those in memory may be the caller's, too."""
+        if not self.home.in_memory:
+            self.home.pool.free(*rows)
 
     def _alloc_kept(self) -> tuple[Rows, ...]:
         """Rows for what is kept of results, which is seen at that of a vertex without edges."""
@@ -286,11 +317,6 @@ class ColumnPass:
         }
         kept = self.op.apply_saving(Topology(alone), rows)[1]
         return tuple(self.home.pool.alloc(self.home.num_results, one.shape[1]) for one in kept)
-
-    def _free(self) -> None:
-        """Gives back the rows that the pass has; the backward pass of what is linear asks for their widths alone."""
-        table = self.table
-        self.home.pool.free(*table.arrays, *table.between, table.result, *table.kept)
 
     def _receives(self, x: Tensor, sets: Sequence[RowSet | None], layout: Layout, what: str) -> Receives:
         def start(number: int, rows: RowSet) -> RowsToCols:

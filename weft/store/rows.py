@@ -122,6 +122,13 @@ class MemoryRows:
         self._pinned = pinned
         self._rows = torch.zeros(num_rows, width, dtype=dtype, device=device, pin_memory=pinned)
 
+    @classmethod
+    def of(cls, rows: Tensor) -> MemoryRows:
+        """These rows [n, F], shared."""
+        made = cls(0, rows.shape[1], rows.dtype, rows.device)
+        made.num_rows, made.num_bytes, made._rows = len(rows), rows.nbytes, rows
+        return made
+
     def read(self, first: int, end: int) -> Tensor:
         """The rows [end - first, F] from `first` on, in their own memory, not to be changed."""
         return self._rows[first:end]
