@@ -21,7 +21,7 @@ from tests.strategies.cases import Case, cases, chosen, point, pyg_cases, turn, 
 from tests.strategies.graphs import NUM_FEATURES
 from tests.strategies.planted import check_planted, replaced
 from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
-from weft.chunks import home
+from weft.chunks import placed as chunks_placed
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.core.optimisations import Optimisations
@@ -463,14 +463,14 @@ def test_a_limit_that_nothing_fits_is_refused_with_one_that_works(case: Case) ->
 @contextmanager
 def rows_made() -> Iterator[list[int]]:
     """The bytes of all rows that are made on the host for a strategy."""
-    right, made = home.host_rows, []
+    right, made = chunks_placed.host_rows, []
 
     def noted(num_rows: int, width: int, dtype: torch.dtype, **options: Any) -> Any:
         rows = right(num_rows, width, dtype, **options)
         made.append(rows.num_bytes)
         return rows
 
-    with replaced(home, "host_rows", noted):
+    with replaced(chunks_placed, "host_rows", noted):
         yield made
 
 

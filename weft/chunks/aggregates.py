@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from weft.chunks.home import Home
+from weft.chunks.placed import Home
 from weft.chunks.program import Segment
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedRound, SlotTopology, Way
 from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
@@ -117,7 +117,7 @@ class ChunkAggregates:
         grads: those that a boundary left. into: where those go of what an earlier step made. retained: the segment
         behind has what it read of the results, and of rows that went on with them.
         """
-        segment, rounds = self.segment, self.home.rounds_back(self.segment.hop + step)
+        segment, rounds = self.segment, self.home.rounds(self.segment.hop + step, back=True)
         kept = last and self.table.result is not None
         values = reads_values(segment, step, kept=kept, retained=retained)
         way = back_way(segment, values=values, kept=kept, on_cpu=self.device.type == "cpu")
@@ -141,8 +141,10 @@ class ChunkAggregates:
         """A round's result [n, F]; keep: on the host, with what else is kept of it, if it is to be."""
         table, kept = self.table, tuple[Tensor, ...]()
         self.meter.aggregate(round_.num_edges, self._read_width)
-        if keep and table.kept:
+        if keep and table.result is not None and self.op.can_save and not self.segment.constant:
             result, kept = self.op.apply_saving(loaded.topology, tensors)
+            num_rows = table.result.num_rows
+            table.kept = table.kept or tuple(self.home.pool.alloc(num_rows, rows.shape[1]) for rows in kept)
         else:
             result = self._result(loaded, tensors)
         if keep and table.result is not None:

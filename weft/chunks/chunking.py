@@ -7,6 +7,7 @@ of it; what its sources get backward is added up over the chunks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -46,47 +47,35 @@ class Chunking:
         self.graph, self.limit, self.count, self.pipeline = graph, limit, count, pipeline
         edges, nothing = graph.in_edges, torch.empty(0, dtype=torch.int64)
         self.hop = Hop(
-            block=edges,
-            num_inputs=edges.num_sources,
-            fetched=nothing,
-            received=(0,),
-            first_edges=edges.indptr[:-1],
+            block=edges, num_inputs=edges.num_sources, fetched=nothing, received=(0,), first_edges=edges.indptr[:-1]
         )
-        self._bounds: dict[tuple[bool, WorkingSet], tuple[int, ...]] = {}
-        self._relations: dict[tuple[int, int], AssignedRelations] = {}
+        self.bounds = cache(lambda op, needs: self.cut(op, needs).bounds)
+        """Where the chunks of an aggregate begin and end, as `cut` has it."""
+        self.relations = cache(self._assign)
+        """The relation rows, assigned to a rank of so many."""
 
     def keeps(self, op: Aggregate, steps: int) -> bool:
         """Whether what the backward pass needs of a result is kept; what is not linear is made again otherwise."""
         return self.limit is None and steps == 1 and op.can_save and not op.linear
 
-    def bounds(self, op: Aggregate, needs: WorkingSet) -> tuple[int, ...]:
-        """Where the chunks of an aggregate begin and end: of even size where those fit, else as large as do."""
-        key = holds_targets(op), needs
-        if key not in self._bounds:
-            self._bounds[key] = self.cut(op, needs).bounds
-        return self._bounds[key]
-
     def cut(self, op: Aggregate, needs: WorkingSet) -> Cut:
-        """The chunks of an aggregate."""
+        """The chunks of an aggregate: of even size where those fit, else as large as do."""
         limit, block = self.limit, self.hop.block
         if limit is None:
             bounds = even_ranges(block, max(self.count, 1))
-            if op.linear and pays_in_place(self.hop, len(bounds) - 1):
+            if pays_in_place(self.hop, len(bounds) - 1):
                 return Cut(bounds, in_place(self.hop, bounds), ahead=False, num_bytes=0)
             return self._planned(op, needs, bounds, ahead=False)
         ahead = limit >= AHEAD * least_bytes(block, op, needs)
         cuts = (self._planned(op, needs, bounds, ahead=ahead) for bounds in self._tries(op, needs, limit))
         return next(cut for cut in cuts if cut.num_bytes <= limit)
 
-    def relations(self, rank: int, size: int) -> AssignedRelations:
-        """The relation rows, assigned to `size` ranks."""
-        if (rank, size) not in self._relations:
-            types, number = self.graph.edge_type, len(self.graph.relations)
-            assert types is not None
-            rows = RelationIndex.of(self.graph.in_edges, types, number)
-            home, place = rows.at_home(rank, size, number)
-            self._relations[rank, size] = AssignedRelations(rows=rows, home=home, place=place, rank=rank, size=size)
-        return self._relations[rank, size]
+    def _assign(self, rank: int, size: int) -> AssignedRelations:
+        types, number = self.graph.edge_type, len(self.graph.relations)
+        assert types is not None
+        rows = RelationIndex.of(self.graph.in_edges, types, number)
+        home, place = rows.at_home(rank, size, number)
+        return AssignedRelations(rows=rows, home=home, place=place, rank=rank, size=size)
 
     def exchange_plan(
         self, op: Aggregate, bounds: Sequence[int], rank: int, size: int, device: torch.device | str = "cpu"
@@ -100,7 +89,7 @@ class Chunking:
         if self.count:
             yield even_ranges(self.hop.block, self.count)
         while limit:
-            yield longest_ranges(self.hop.block, op, needs, limit)
+            yield cut_rows(self.hop.block, op, needs, limit)[0]
             limit = limit * 7 // 8
         yield tuple(range(self.hop.block.num_targets + 1))
 
@@ -127,17 +116,15 @@ def working_bytes(needs: WorkingSet, schedule: Schedule, *, ahead: bool) -> int:
 
 def least_bytes(block: Adjacency, op: Aggregate, needs: WorkingSet) -> int:
     """What the largest chunk takes where each has one target: no limit below that can be kept."""
-    per_slot = WorkingSet(0, 1, 0)
-    slots = _cut_rows(block, op, per_slot, 0)[1]
+    slots = cut_rows(block, op, WorkingSet(0, 1, 0), 0)[1]
     return needs.bytes(1, slots, int(block.degree.max())) if block.num_targets else 0
 
 
-def longest_ranges(block: Adjacency, op: Aggregate, needs: WorkingSet, limit: int) -> tuple[int, ...]:
-    """Bounds of ranges of targets, each the longest that fits a limit by itself; a target that does not is one."""
-    return _cut_rows(block, op, needs, limit)[0]
+def cut_rows(block: Adjacency, op: Aggregate, needs: WorkingSet, limit: int) -> tuple[tuple[int, ...], int]:
+    """Bounds of ranges of targets, each the longest that fits a limit by itself, and the bytes of the largest.
 
-
-def _cut_rows(block: Adjacency, op: Aggregate, needs: WorkingSet, limit: int) -> tuple[tuple[int, ...], int]:
+    A target that does not fit is a range.
+    """
     bounds, most = native.cut_rows(
         block.indptr,
         block.indices,

@@ -1,23 +1,113 @@
-"""A rank's chunks in place: what a pass of a model needs beside its rounds."""
+"""Where rounds run: their rows and edges in memory or in files, what is loaded ahead, what a pass needs besides."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from weft.chunks.home import Home
 from weft.chunks.program import Segment
 from weft.chunks.rank import RankChunks
 from weft.chunks.slots import PlacedRound
-from weft.chunks.tables import BoundaryRows
+from weft.chunks.tables import BoundaryRows, Rows
 from weft.comm import Group
+from weft.core.meter import Meter
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
-from weft.store.files import release
+from weft.store.files import ArrayFile, ArrayMemory, release
+from weft.store.rows import host_rows
+
+Item = TypeVar("Item")
+Brought = TypeVar("Brought")
+
+
+class RowPool:
+    """Memory of the host for rows, in files of a folder, plain or pinned; what is freed is used again."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, folder: Path | None, *, in_memory: bool) -> None:
+        self.dtype, self.device, self.folder, self.in_memory = dtype, device, folder, in_memory
+        self._free: dict[tuple[int, int], list[Rows]] = defaultdict(list)
+
+    def alloc(self, num_rows: int, width: int) -> Rows:
+        """Rows [num_rows, width] of any content."""
+        free = self._free[num_rows, width]
+        if free:
+            return free.pop()
+        return host_rows(num_rows, width, self.dtype, device=self.device, folder=self.folder, in_memory=self.in_memory)
+
+    def free(self, *rows: Rows | None) -> None:
+        """Frees rows."""
+        for one in rows:
+            if one is not None:
+                self._free[one.num_rows, one.width].append(one)
+
+
+class Home(ABC):
+    """What aggregates are made with, round by round.
+
+    device: of the aggregates. folder: of the files; None: that for temporary ones. in_memory: rows and rounds are in
+    the device's memory, not on the host in files. prefetch: the next round is loaded while one is worked on.
+    transfers: counts the bytes that move between host and device; None: the group's meter.
+    """
+
+    def __init__(
+        self,
+        work: Workload,
+        group: Group,
+        device: torch.device,
+        *,
+        folder: Path | None,
+        in_memory: bool,
+        prefetch: bool,
+        transfers: Meter | None = None,
+    ) -> None:
+        self.graph, self.optimisations, self.dtype = work.graph, work.optimisations, work.dtype
+        self.group, self.device, self.transfers = group, device, transfers or group.meter
+        self.in_memory, self.prefetch = in_memory, prefetch
+        self.pool = RowPool(work.dtype, device, folder, in_memory=in_memory)
+        self.array_file = ArrayMemory() if in_memory else ArrayFile(folder)
+
+    @abstractmethod
+    def rounds(self, hop: int, *, back: bool = False) -> Sequence[PlacedRound]:
+        """The rounds of an aggregate in their order, or in that of its backward pass."""
+
+    def ahead(
+        self, items: Iterable[Item], load: Callable[[Item], Brought], ready: Callable[[int], bool] | None = None
+    ) -> Iterator[tuple[Item, Brought]]:
+        """Each item with what is loaded for it, the next one's while the caller works on this one's.
+
+        ready: whether what the item of a number reads is there; the next one is loaded early only if it is.
+        """
+        items = list(items)
+
+        def bring(number: int) -> Brought:
+            with self.group.meter.noted("load", "chunk", chunk=number):
+                return load(items[number])
+
+        if not self.prefetch:
+            yield from ((item, bring(number)) for number, item in enumerate(items))
+            return  # the caller lets go of what it got before it asks for the next
+        coming: Future[Brought] | None = None
+        for number, item in enumerate(items):
+            loaded = bring(number) if coming is None else self._waited_for(coming)
+            early = number + 1 < len(items) and (ready is None or ready(number + 1))
+            coming = self._loader.submit(bring, number + 1) if early else None
+            yield item, loaded
+            del loaded
+
+    def _waited_for(self, coming: Future[Brought]) -> Brought:
+        with self.group.meter.noted("compute", "wait: load"):
+            return coming.result()
+
+    @cached_property
+    def _loader(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="weft-loader")
 
 
 class Fetcher(Protocol):
@@ -50,15 +140,7 @@ class PlacedChunks(Home):
         in_memory: bool = False,
         only_first: bool = False,
     ) -> None:
-        super().__init__(
-            work,
-            group,
-            group.device,
-            folder=folder,
-            in_memory=in_memory,
-            prefetch=chunks.prefetch,
-            transfers=group.meter,
-        )
+        super().__init__(work, group, group.device, folder=folder, in_memory=in_memory, prefetch=chunks.prefetch)
         self.model, self.seed, self.topology, self.work = model, seed, topology, work
         self.embedded_halo = embedded_halo
         needed = chunks.dependencies
@@ -85,8 +167,8 @@ class PlacedChunks(Home):
         """The model's stages."""
         return range(int(self.model.num_stages))  # type: ignore[arg-type]
 
-    def rounds(self, hop: int) -> Sequence[PlacedRound]:
-        """The rounds of an aggregate."""
+    def rounds(self, hop: int, *, back: bool = False) -> Sequence[PlacedRound]:
+        del back  # it is the same
         return self._rounds[self._schedule_of[hop]][: self._number]
 
     def spans(self, num_rows: int) -> Sequence[slice]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.chunks.chunking import Chunking, least_bytes
-from weft.chunks.columns import ChunkedGraph
+from weft.chunks.columns import ColumnRounds
 from weft.comm import Group, column_layout, even_bounds
 from weft.core.errors import InputError
 from weft.core.native import count_parts
@@ -210,10 +210,11 @@ class PlacedTensor(ResidentPlaced):
     def __init__(self, plan: TensorPlan, group: Group, rows: slice | Tensor, *, seed: int) -> None:
         super().__init__(plan, group, rows, seed=seed)
         self.topology.target_parts = plan.row_bounds, group.rank
-        chunked = None
+        chunked = assigned = None
         if plan.chunking is not None:
             device = torch.device(plan.options.device) if plan.options.device else group.device
-            chunked = ChunkedGraph(plan.work, self.topology, plan.chunking, group, device)
+            chunked = cache(partial(ColumnRounds, plan.work, self.topology, plan.chunking, group, device))
+            assigned = plan.chunking.relations(group.rank, group.size) if self.graph.relations else None
         self.columns = Columns(
             plan.work,
             self.topology,
@@ -221,6 +222,7 @@ class PlacedTensor(ResidentPlaced):
             plan.row_bounds,
             group,
             chunked=chunked,
+            assigned=assigned,
             working_set=plan.needs,
             attention=plan.attention,
         )
