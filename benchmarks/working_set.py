@@ -119,11 +119,13 @@ def step(made: ColumnPass) -> None:
     """All chunks forward and backward, without what crosses the network."""
     home, table = made.home, made.table
     y = home.pool.alloc(home.num_results, made.width)
-    for round_, _, result in ChunkAggregates(home, table, 0).results(0, last=False):
+    for round_, loaded, result in ChunkAggregates(home, table, 0).results(0, last=False):
         y.write(round_.results.start, result)
+        del loaded, result
     grads = Grads(live={port: home.zeros(rows.width) for port, rows in enumerate(table.segment.live)})
-    for round_, _, again in ChunkAggregates(home, table, 0).again(0, grads, last=True):
+    for round_, loaded, again in ChunkAggregates(home, table, 0).again(0, grads, last=True):
         again.back(y.read(round_.results.start, round_.results.stop))
+        del loaded, again
     home.pool.free(y, *grads.live.values())
 
 

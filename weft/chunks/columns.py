@@ -139,11 +139,13 @@ class ColumnPass:
             y, last = home.pool.alloc(home.num_results, self.width), step == self.steps - 1
             if differentiable and home.chunking.keeps(self.op, self.steps):
                 table.result = y
-            for number, (round_, _, result) in enumerate(self._results(step, receives if step == 0 else None)):
+            leaving = iter(self.plan.sends)
+            for round_, loaded, result in self._results(step, receives if step == 0 else None):
                 if table.result is None:
                     y.write(round_.results.start, result)
                 if last and sends:
-                    sends.send(self.plan.sends[number], partial(y.tensor().index_select, 0))
+                    sends.send(next(leaving), partial(y.tensor().index_select, 0))
+                del loaded, result  # before the next round is worked on
             if not last:
                 if step and self.op.linear:
                     self._free(table.between.pop())
@@ -172,12 +174,14 @@ class ColumnPass:
         for step in reversed(range(self.steps)):
             last, into = step == self.steps - 1, home.zeros(self.width) if step else None
             rounds = ChunkAggregates(home, table, 0).again(step, grads, last=last, into=into)
-            for number, (round_, _, again) in enumerate(rounds, start=1):
+            leaving = reversed(self.plan.receives)
+            for round_, loaded, again in rounds:
                 if last and receives:
                     self._arrive(receives, [of_result], [EVERYTHING])
                 again.back(read(of_result, round_.results, home.device))
                 if step == 0 and sends:
-                    sends.send(self.plan.receives[-number], partial(self._side_by_side, found))
+                    sends.send(next(leaving), partial(self._side_by_side, found))
+                del loaded, again
             if not (last and self.alone):
                 self._free(of_result)
             of_result = into or of_result
