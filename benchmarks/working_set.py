@@ -20,11 +20,12 @@ from pathlib import Path
 import torch
 
 import weft
-from weft.chunks.columns import _Run
+from weft.chunks.aggregates import ChunkAggregates
+from weft.chunks.columns import ColumnPass
+from weft.chunks.tables import Grads
 from weft.comm import Group, column_layout
 from weft.core.units import parse_bytes
 from weft.nn import Aggregate, Attend, AttendEdges, EdgeSoftmax, Max, Sum, Workload
-from weft.store.files import mapped_empty
 from weft.strategies.tensor.plan import TensorOptions, TensorPlan
 
 READY, DONE = "ready", "done"
@@ -87,7 +88,7 @@ def make_products(options: argparse.Namespace) -> None:
     graph, width, heads = weft.load(options.graph), options.width, 4
     work = Workload(weft.nn.make_model("gcn", graph.num_features, graph.num_classes), graph)
     plan = TensorPlan(work, 1, TensorOptions(device_memory=parse_bytes(options.limits, "--limits")))
-    chunked = plan.place(Group()).columns.chunked
+    rounds_of = plan.place(Group()).columns.chunked
     heads_at = tuple(width // heads * head for head in range(heads + 1))
     op: Aggregate = {
         "sum": Sum(norm="gcn"),
@@ -97,34 +98,35 @@ def make_products(options: argparse.Namespace) -> None:
     }[options.work]
     needs = plan.needs(op, width)
     rows_in = rows_out = column_layout(plan.row_bounds, width)
-    own, extra_columns = slice(None), slice(0)
+    columns = {op.first: slice(None)}
     if isinstance(op, EdgeSoftmax):
         attention = plan.attention(op)
-        rows_in, own = attention.layout(sums=False), attention.own_columns(0)
-        extra_columns = slice(own.stop if op.beside_width else 0, None)
-        op = attention.share(op, 0)
-    run = _Run(chunked, op, needs, rows_in, rows_out, 1, own, extra_columns)
-    run.shared = {name: torch.ones(width).requires_grad_() for name in op.shared}
-    run.grads = dict.fromkeys(run.shared)
-    chunks = run.chunks
-    held = [mapped_empty(graph.num_vertices, run.width, dtype=torch.float32).fill_(1) for _ in range(3)]
-    extra = mapped_empty(graph.num_vertices, run.num_extra, dtype=torch.float32).fill_(1)
-    h, y, grad = held
-    run.inputs, run.extra = [h], extra
-    step(run, h, y, grad, extra, chunks[:1])  # what is made once: scalings, loops, thread pools
+        rows_in, op = attention.layout(sums=False), attention.share(op, 0)
+        columns = dict(zip((*op.source, *op.target), attention.own_columns(0), strict=True))
+    made = ColumnPass(rounds_of(op, needs), op, columns, rows_in, rows_out)
+    made.table.shared = {name: torch.ones(width) for name in op.shared}
+    made.table.arrays = [made.home.zeros(port.width) for port in made.table.segment.live]
+    for rows in made.table.arrays:
+        rows.tensor().fill_(1)
+    step(made)  # what is made once: scalings, loops, thread pools
     print(READY, flush=True)
     time.sleep(0.2)
-    step(run, h, y, grad, extra, chunks)
-    counted = chunked.group.meter.take("setup").working_bytes
-    print(DONE, counted, len(chunks), flush=True)
+    step(made)
+    print(DONE, made.home.num_bytes, len(made.home.rounds(0)), flush=True)
 
 
-def step(run: _Run, h: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, extra: torch.Tensor, chunks: tuple) -> None:
-    """Forward and backward over some chunks."""
-    for chunk in chunks:
-        y[chunk.targets] = run._compute(chunk, h, extra, True)
-    for chunk in reversed(chunks):
-        run._compute_back(chunk, 0, grad)
+def step(made: ColumnPass) -> None:
+    """All chunks forward and backward, without what crosses the network."""
+    home, table = made.home, made.table
+    y = home.pool.alloc(home.num_results, made.width)
+    for round_, loaded, result in ChunkAggregates(home, table, 0).results(0, last=False):
+        y.write(round_.results.start, result)
+        del loaded, result
+    grads = Grads(live={port: home.zeros(rows.width) for port, rows in enumerate(table.segment.live)})
+    for round_, loaded, again in ChunkAggregates(home, table, 0).again(0, grads, last=True):
+        again.back(y.read(round_.results.start, round_.results.stop))
+        del loaded, again
+    home.pool.free(y, *grads.live.values())
 
 
 def parse() -> argparse.Namespace:

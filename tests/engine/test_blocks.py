@@ -17,7 +17,7 @@ from weft.engine import blocks, link
 from weft.engine.blocks import add_rows, parts_in_memory, row_blocks, take_rows
 from weft.engine.link import LinkTask
 from weft.engine.metrics import NodeTask
-from weft.store.files import is_mapped, mapped_empty, release
+from weft.store.files import is_mapped, release
 from weft.store.rows import HostRows
 from weft.strategies import Step
 
@@ -32,11 +32,11 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def poisoned(rows: Tensor) -> Tensor:
     """Mapped memory that nobody has written to."""
-    return mapped_empty(*rows.shape, dtype=rows.dtype).fill_(torch.nan)
+    return HostRows(*rows.shape, rows.dtype).tensor().fill_(torch.nan)
 
 
 def mapped(rows: Tensor) -> Tensor:
-    return mapped_empty(*rows.shape, dtype=rows.dtype).copy_(rows)
+    return HostRows(*rows.shape, rows.dtype).tensor().copy_(rows)
 
 
 def plain_empty(rows: Tensor) -> Tensor:
@@ -158,8 +158,8 @@ def test_little_of_a_mapped_table_is_resident(monkeypatch: pytest.MonkeyPatch) -
         train_mask=torch.arange(num_vertices) % 3 > 0,
         val_mask=torch.arange(num_vertices) % 3 == 0,
     )
-    grad = mapped_empty(num_vertices, 64, dtype=torch.float32)
-    logits = mapped_empty(num_vertices, 64, dtype=torch.float32)
+    grad = HostRows(num_vertices, 64, torch.float32).tensor()
+    logits = HostRows(num_vertices, 64, torch.float32).tensor()
     for rows in parts_in_memory(logits):
         logits[rows] = 0
     task = NodeTask(graph, slice(0, num_vertices), Group(), lambda rows: grad[: len(rows)])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError, RunError
 from weft.store import files
-from weft.store.files import ArrayFile, free_bytes, mapped_empty, release
+from weft.store.files import ArrayFile, free_bytes, release
 from weft.store.rows import HostRows, MemoryRows, host_rows
 
 CPU = torch.device("cpu")
@@ -182,7 +182,7 @@ def test_an_array_file_gives_back_what_was_put(tmp_path: Path, monkeypatch: pyte
 
 def test_a_new_file_is_zero_without_a_page_written() -> None:
     before = resident_file_bytes()
-    whole = mapped_empty(1 << 17, 64, dtype=torch.float32)
+    whole = HostRows(1 << 17, 64, torch.float32).tensor()
     assert resident_file_bytes() - before < whole.nbytes // 8
     assert not whole.any()
 
@@ -196,7 +196,7 @@ def resident_file_bytes() -> int:
 
 def test_release_lowers_what_is_resident_and_keeps_the_numbers(tmp_path: Path) -> None:
     rows = HostRows(1 << 17, 64, torch.float32, tmp_path)  # 32 MiB
-    for whole in (rows.tensor(), mapped_empty(1 << 17, 64, dtype=torch.float32)):
+    for whole in (rows.tensor(), HostRows(1 << 17, 64, torch.float32).tensor()):
         before = resident_file_bytes()
         whole.copy_(torch.arange(64))
         filled = resident_file_bytes()
@@ -217,7 +217,7 @@ def test_release_leaves_other_tensors_alone(tmp_path: Path) -> None:
         release(heap)
         release(heap[5:9])
         assert heap.min() == 1
-        mapped = mapped_empty(1 << 12, 64, dtype=torch.float32)
+        mapped = HostRows(1 << 12, 64, torch.float32).tensor()
     assert len(files._mapped) <= 2
     release(torch.empty(0, 3))
     release(mapped[:0])
@@ -237,7 +237,7 @@ def test_a_full_disk_is_one_line_with_a_remedy(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(RunError, match="--scratch another folder"):
             array_file.put(torch.ones(7))
         with pytest.raises(RunError, match="set TMPDIR to another folder"):
-            mapped_empty(1000, dtype=torch.float32)
+            HostRows(1000, 1, torch.float32)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
     assert torch.equal(array_file.get(array_file.put(torch.ones(7))), torch.ones(7))

@@ -16,7 +16,7 @@ from tests.strategies.session import Given, check_case, reference
 from weft.chunks.halos import GradFlow, RowFlow
 from weft.comm import Group, exchange, halo
 from weft.nn import RelationRows, embedding_rows, typed
-from weft.store.rows import HostRows
+from weft.store.rows import HostRows, MemoryRows
 from weft.strategies.vertex.embedded import EmbeddedHalo
 from weft.strategies.vertex.plan import PlacedVertices
 
@@ -44,6 +44,14 @@ def wrong_gather(gather: Callable[..., None]) -> Callable[..., None]:
     def wrong(home: HostRows, rows: Tensor, out: Tensor, places: Tensor) -> None:
         gather(home, rows, out, places)
         out[places, -1:] *= 1.001
+
+    return wrong
+
+
+def wrong_write(write: Callable[..., None]) -> Callable[..., None]:
+    def wrong(home: MemoryRows, first: int, rows: Tensor) -> None:
+        write(home, first, rows)
+        home.tensor()[first : first + len(rows), -1:] *= 1.001
 
     return wrong
 
@@ -99,6 +107,7 @@ def summed_embedding() -> Iterator[None]:
 
 PLANTED: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     "tensor": ("tensor", lambda: replaced(exchange, "_join_columns", too_large(exchange._join_columns))),
+    "columns": ("tensor", lambda: replaced(MemoryRows, "write", wrong_write(MemoryRows.write))),
     "logits": ("tensor", lambda: replaced(exchange, "_sum_shared", too_large(exchange._sum_shared))),
     "communicated": ("communicated", lambda: replaced(halo.Rows, "wait", too_large(halo.Rows.wait))),
     "hybrid": ("hybrid", lambda: replaced(halo.Rows, "wait", too_large(halo.Rows.wait))),

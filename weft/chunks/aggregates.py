@@ -14,12 +14,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from weft.chunks.placed import PlacedChunks
+from weft.chunks.placed import Home
 from weft.chunks.program import Segment
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedRound, SlotTopology, Way
 from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
 from weft.chunks.views import ChunkView
-from weft.nn import Aggregate, WholeLayer
+from weft.nn import Aggregate, ByRelation, WholeLayer
 from weft.nn import Rows as Tensors
 
 
@@ -68,28 +68,40 @@ def layout_of(op: Aggregate) -> Layout:
     """How a round's edges are to stand for an aggregate."""
     if isinstance(op, WholeLayer):
         return "whole"
+    if isinstance(op, ByRelation):
+        return "relations"
     return "looped" if op.loops else "plain"
 
 
 class ChunkAggregates:
     """All steps of the aggregate that a table's boundary asks for. view_key: of its stage."""
 
-    def __init__(self, home: PlacedChunks, table: BoundaryRows, view_key: int) -> None:
+    def __init__(self, home: Home, table: BoundaryRows, view_key: int) -> None:
         self.home, self.table, self.segment, self.view_key = home, table, table.segment, view_key
-        self.group, self.device, self.meter = home.group, home.group.device, home.group.meter
+        self.group, self.device, self.meter, self.transfers = home.group, home.device, home.group.meter, home.transfers
         assert table.op is not None
         self.op, self.layout = table.op, layout_of(table.op)  # of the rank's own model, where it is one of its layers
 
     def results(
-        self, step: int, *, last: bool, ready: Callable[[int], bool] | None = None
+        self,
+        step: int,
+        *,
+        last: bool,
+        ready: Callable[[int], bool] | None = None,
+        arrive: Callable[[], None] | None = None,
     ) -> Iterator[tuple[PlacedRound, Loaded, Tensor]]:
         """Round by round, what is loaded and the results [n, F] of a step; last: rows go on with them.
 
-        ready: whether what a round reads is there; None: it is.
+        ready: whether what a round reads is there; None: it is. arrive: brings it before a round is loaded.
         """
         rounds, sources = self.home.rounds(self.segment.hop + step), self._sources(step)
         self._make_slots(rounds, sources)
-        load = lambda round_: self._load(round_, sources, last=last, values=True, way="forward")  # noqa: E731
+
+        def load(round_: PlacedRound) -> Loaded:
+            if arrive is not None:
+                arrive()
+            return self._load(round_, sources, last=last, values=True, way="forward")
+
         for round_, loaded in self.home.ahead(rounds, load, ready):
             self._count(round_, loaded, sources, values=True, way="forward")
             self._fetch(round_, loaded, sources)
@@ -105,7 +117,7 @@ class ChunkAggregates:
         grads: those that a boundary left. into: where those go of what an earlier step made. retained: the segment
         behind has what it read of the results, and of rows that went on with them.
         """
-        segment, rounds = self.segment, self.home.rounds(self.segment.hop + step)
+        segment, rounds = self.segment, self.home.rounds(self.segment.hop + step, back=True)
         kept = last and self.table.result is not None
         values = reads_values(segment, step, kept=kept, retained=retained)
         way = back_way(segment, values=values, kept=kept, on_cpu=self.device.type == "cpu")
@@ -129,13 +141,15 @@ class ChunkAggregates:
         """A round's result [n, F]; keep: on the host, with what else is kept of it, if it is to be."""
         table, kept = self.table, tuple[Tensor, ...]()
         self.meter.aggregate(round_.num_edges, self._read_width)
-        if keep and table.kept:
+        if keep and table.result is not None and self.op.can_save and not self.segment.constant:
             result, kept = self.op.apply_saving(loaded.topology, tensors)
+            num_rows = table.result.num_rows
+            table.kept = table.kept or tuple(self.home.pool.alloc(num_rows, rows.shape[1]) for rows in kept)
         else:
             result = self._result(loaded, tensors)
         if keep and table.result is not None:
             for rows, values in zip((table.result, *table.kept), (result, *kept), strict=True):
-                store(rows, round_.targets, values, self.meter)
+                store(rows, round_.targets, values, self.transfers)
         return result
 
     def _again(
@@ -171,7 +185,7 @@ class ChunkAggregates:
         if loaded.kept:
             return loaded.kept[0]
         num_targets = loaded.topology.adjacency.num_targets
-        return torch.zeros(num_targets, self.segment.width, dtype=self.home.dtype, device=self.device)
+        return torch.zeros(1, 1, dtype=self.home.dtype, device=self.device).expand(num_targets, self.segment.width)
 
     def _back_kept(
         self,
@@ -207,7 +221,7 @@ class ChunkAggregates:
                     source.grads += found[name]
         for name, port in self.segment.targets.items():
             if name in found and port in grads.live:
-                deposit(grads.live[port], round_.targets, found[name], self.meter)
+                deposit(grads.live[port], round_.targets, found[name], self.transfers)
         for name in self.op.shared:
             grads.add_shared(name, found.get(name))
         self._leave(round_, loaded, sources)
@@ -260,11 +274,11 @@ class ChunkAggregates:
     def _count(self, round_: PlacedRound, loaded: Loaded, sources: list[Source], *, values: bool, way: Way) -> None:
         """Notes what `_load` has brought."""
         rows = sum(one.nbytes for one in (*loaded.own.values(), *loaded.kept))
-        self.meter.transfer("rows", rows, 0)
-        self.meter.transfer("edges", round_.edge_bytes(self.layout, way), 0)
+        self.transfers.transfer("rows", rows, 0)
+        self.transfers.transfer("edges", round_.edge_bytes(self.layout, way), 0)
         if values:
             width = sum(source.rows.width for source in sources)
-            self.meter.transfer("sources", round_.num_loaded * width * self.home.dtype.itemsize, 0)
+            self.transfers.transfer("sources", round_.num_loaded * width * self.home.dtype.itemsize, 0)
 
     def _at(self, sources: list[Source]) -> Tensors:
         """The rows in slots, by name."""
@@ -312,7 +326,7 @@ class ChunkAggregates:
         out = torch.empty(len(wanted), rows.width, dtype=self.home.dtype, device=self.device)
         for ids, segment in zip(wanted.split(list(counts)), out.split(list(counts)), strict=True):
             rows.gather(ids, segment)
-        self.meter.transfer("sources", out.nbytes, 0)
+        self.transfers.transfer("sources", out.nbytes, 0)
         return out
 
     def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], what: str) -> Tensor:
@@ -336,9 +350,9 @@ class ChunkAggregates:
             assert source.grads is not None
             assert source.into is not None
             num_bytes = len(index["flush"]) * source.grads[:1].nbytes
-            with self.meter.noted("store", "gradients", bytes=num_bytes):
+            with self.transfers.noted("store", "gradients", bytes=num_bytes):
                 source.into.add(index["flush"], source.grads, index["flush_slots"])
-            self.meter.transfer("gradients", 0, num_bytes)
+            self.transfers.transfer("gradients", 0, num_bytes)
             for name in ("flush_slots", "give_slots"):
                 source.grads.index_fill_(0, index[name], 0)
 
@@ -352,7 +366,7 @@ class ChunkAggregates:
                 source.grads.index_add_(0, rows, segment)
             else:
                 source.into.add(rows, segment.contiguous())
-                self.meter.transfer("gradients", 0, segment.nbytes)
+                self.transfers.transfer("gradients", 0, segment.nbytes)
 
 
 def reads_values(segment: Segment, step: int, *, kept: bool, retained: bool) -> bool:

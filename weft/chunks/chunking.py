@@ -1,86 +1,138 @@
-"""How the aggregates over a graph are cut into chunks, the same on every rank (NeutronTP, section 4.2.1)."""
+"""How the aggregates over a whole graph are cut into chunks, the same on every rank (NeutronTP, section 4.2.1).
+
+A chunk is a range of targets with all edges into them. Any range does, since an aggregate's rows depend on no other row
+of it; what its sources get backward is added up over the chunks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from weft.chunks.bounds import Chunk, cut_evenly, cut_to_fit, make_chunks
+from weft.chunks.aggregates import layout_of
 from weft.chunks.exchange_plan import AssignedRelations, ExchangePlan
-from weft.data import Adjacency
-from weft.nn import RelationIndex, SubTopology, WorkingSet
+from weft.chunks.ranges import RankSide, even_ranges
+from weft.chunks.schedule import Schedule, Sides, in_place, pays_in_place
+from weft.core import native
+from weft.data import Adjacency, Graph
+from weft.nn import SLOT_BYTES, Aggregate, ByRelation, RelationIndex, WorkingSet
+from weft.partition import Hop
+
+AHEAD = 4  # in a limit of so many times the least, the next chunk surely fits beside the one that is worked on
+
+
+class Cut(NamedTuple):
+    """An aggregate's chunks: their bounds, their rounds, whether the next is loaded ahead, and what the largest takes.
+
+    num_bytes: of the device.
+    """
+
+    bounds: tuple[int, ...]
+    schedule: Schedule
+    ahead: bool
+    num_bytes: int
 
 
 class Chunking:
     """How the aggregates over a graph are cut into chunks, the same on every rank.
 
     limit: of bytes on the device; None: none. count: of chunks at least. pipeline: whether the rows of neighbouring
-    chunks cross the network while one is worked on. edge_type: integer [E], of num_relations, for those by relation.
+    chunks cross the network while one is worked on.
     """
 
-    def __init__(
-        self,
-        adjacency: Adjacency,
-        *,
-        limit: int | None = None,
-        count: int = 0,
-        pipeline: bool = True,
-        edge_type: Tensor | None = None,
-        num_relations: int = 0,
-    ) -> None:
-        self.adjacency, self.limit, self.count, self.pipeline = adjacency, limit, count, pipeline
-        self.edge_type, self.num_relations = edge_type, num_relations
-        self._bounds: dict[WorkingSet, tuple[int, ...]] = {}
-        self._chunks: dict[tuple[int, ...], tuple[Chunk, ...]] = {}
-        self._relations: dict[tuple[int, int], AssignedRelations] = {}
+    def __init__(self, graph: Graph, *, limit: int | None = None, count: int = 0, pipeline: bool = True) -> None:
+        self.graph, self.limit, self.count, self.pipeline = graph, limit, count, pipeline
+        edges, nothing = graph.in_edges, torch.empty(0, dtype=torch.int64)
+        self.hop = Hop(
+            block=edges, num_inputs=edges.num_sources, fetched=nothing, received=(0,), first_edges=edges.indptr[:-1]
+        )
+        self.bounds = cache(lambda op, needs: self.cut(op, needs).bounds)
+        """Where the chunks of an aggregate begin and end, as `cut` has it."""
+        self.relations = cache(self._assign)
+        """The relation rows, assigned to a rank of so many."""
 
-    def chunks(self, needs: WorkingSet) -> tuple[Chunk, ...]:
+    def keeps(self, op: Aggregate, steps: int) -> bool:
+        """Whether what the backward pass needs of a result is kept; what is not linear is made again otherwise."""
+        return self.limit is None and steps == 1 and op.can_save and not op.linear
+
+    def cut(self, op: Aggregate, needs: WorkingSet) -> Cut:
         """The chunks of an aggregate: of even size where those fit, else as large as do."""
-        if needs not in self._bounds:
-            self._bounds[needs] = self._cut(needs)
-        bounds = self._bounds[needs]
-        if bounds in self._chunks:
-            return self._chunks[bounds]
-        chunks = make_chunks(self.adjacency, bounds)
-        if self.limit is None:  # else whoever places them has copies in files
-            self._chunks[bounds] = chunks
-        return chunks
+        limit, block = self.limit, self.hop.block
+        if limit is None:
+            bounds = even_ranges(block, max(self.count, 1))
+            if pays_in_place(self.hop, len(bounds) - 1):
+                return Cut(bounds, in_place(self.hop, bounds), ahead=False, num_bytes=0)
+            return self._planned(op, needs, bounds, ahead=False)
+        ahead = limit >= AHEAD * least_bytes(block, op, needs)
+        cuts = (self._planned(op, needs, bounds, ahead=ahead) for bounds in self._tries(op, needs, limit))
+        return next(cut for cut in cuts if cut.num_bytes <= limit)
 
-    def relations(self, rank: int, size: int) -> AssignedRelations:
-        """The relation rows, assigned to `size` ranks."""
-        if (rank, size) not in self._relations:
-            assert self.edge_type is not None
-            rows = RelationIndex.of(self.adjacency, self.edge_type, self.num_relations)
-            home, place = rows.at_home(rank, size, self.num_relations)
-            self._relations[rank, size] = AssignedRelations(rows=rows, home=home, place=place, rank=rank, size=size)
-        return self._relations[rank, size]
+    def _assign(self, rank: int, size: int) -> AssignedRelations:
+        types, number = self.graph.edge_type, len(self.graph.relations)
+        assert types is not None
+        rows = RelationIndex.of(self.graph.in_edges, types, number)
+        home, place = rows.at_home(rank, size, number)
+        return AssignedRelations(rows=rows, home=home, place=place, rank=rank, size=size)
 
     def exchange_plan(
-        self,
-        chunks: Sequence[Chunk],
-        relations: AssignedRelations | None,
-        rank: int,
-        size: int,
-        device: torch.device | str = "cpu",
+        self, op: Aggregate, bounds: Sequence[int], rank: int, size: int, device: torch.device | str = "cpu"
     ) -> ExchangePlan:
-        """What crosses with the chunks; relations: whose rows the results are, if not those of vertices."""
-        return ExchangePlan.of(chunks, rank, size, device, pipeline=self.pipeline, relations=relations)
+        """What crosses with the chunks of an aggregate; ids are on the device."""
+        relations = self.relations(rank, size) if isinstance(op, ByRelation) else None
+        return ExchangePlan.of(self.hop.block, bounds, rank, size, device, pipeline=self.pipeline, relations=relations)
 
-    def _cut(self, needs: WorkingSet) -> tuple[int, ...]:
-        if self.limit is not None and not self.count:
-            return cut_to_fit(self.adjacency, needs, self.limit)[0]
-        evenly = cut_evenly(self.adjacency, self.count)
-        if self.limit is None:
-            return evenly
-        largest = max(needs.bytes(chunk.block) for chunk in make_chunks(self.adjacency, evenly))
-        return evenly if largest <= self.limit else cut_to_fit(self.adjacency, needs, self.limit)[0]
+    def _tries(self, op: Aggregate, needs: WorkingSet, limit: int) -> Iterator[tuple[int, ...]]:
+        """Bounds to be tried one after the other: the last ones, of single targets, fit whatever is not refused."""
+        if self.count:
+            yield even_ranges(self.hop.block, self.count)
+        while limit:
+            yield cut_rows(self.hop.block, op, needs, limit)[0]
+            limit = limit * 7 // 8
+        yield tuple(range(self.hop.block.num_targets + 1))
+
+    def _planned(self, op: Aggregate, needs: WorkingSet, bounds: tuple[int, ...], *, ahead: bool) -> Cut:
+        every = torch.arange(self.hop.num_inputs)
+        sides = Sides([RankSide(self.hop, every, every)], [bounds], loops=holds_targets(op))
+        schedule = sides.schedule(0, ahead=ahead)
+        return Cut(bounds, schedule, ahead, working_bytes(needs, schedule, ahead=ahead))
 
 
-class RelationTopology(SubTopology):
-    """Some in-edges of relation rows."""
+def holds_targets(op: Aggregate) -> bool:
+    """Whether the targets' own rows are among those that a chunk reads at sources."""
+    return layout_of(op) == "looped"
 
-    @property
-    def relation_edges(self) -> Adjacency:
-        return self.adjacency
+
+def working_bytes(needs: WorkingSet, schedule: Schedule, *, ahead: bool) -> int:
+    """What the largest of some rounds has on the device; ahead: with all but the rows in slots of the next one."""
+    sizes = [(one.targets.stop - one.targets.start, one.edges.stop - one.edges.start) for one in schedule.rounds]
+    own = [needs.bytes(targets, 0, edges) for targets, edges in sizes]
+    following = [*own[1:], 0] if ahead else [0] * len(own)
+    most = max(map(sum, zip(own, following, strict=True)), default=0)
+    return most + needs.bytes(0, schedule.num_slots, 0) + ahead * SLOT_BYTES * schedule.num_slots
+
+
+def least_bytes(block: Adjacency, op: Aggregate, needs: WorkingSet) -> int:
+    """What the largest chunk takes where each has one target: no limit below that can be kept."""
+    slots = cut_rows(block, op, WorkingSet(0, 1, 0), 0)[1]
+    return needs.bytes(1, slots, int(block.degree.max())) if block.num_targets else 0
+
+
+def cut_rows(block: Adjacency, op: Aggregate, needs: WorkingSet, limit: int) -> tuple[tuple[int, ...], int]:
+    """Bounds of ranges of targets, each the longest that fits a limit by itself, and the bytes of the largest.
+
+    A target that does not fit is a range.
+    """
+    bounds, most = native.cut_rows(
+        block.indptr,
+        block.indices,
+        block.num_sources,
+        per_row=needs.per_target,
+        per_column=needs.per_source,
+        per_entry=needs.per_edge,
+        own=holds_targets(op),
+        limit=limit,
+    )
+    return tuple(bounds.tolist()), most

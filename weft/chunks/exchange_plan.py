@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, islice
+from itertools import count, islice, pairwise
 
 import torch
 from torch import Tensor
 
-from weft.chunks.bounds import Chunk
+from weft.chunks.ranges import chunk_sources
 from weft.comm import ColsToRows, RowSet, RowsToCols
+from weft.data import Adjacency
 from weft.nn import OwnRelationRows, RelationIndex
 
 
@@ -30,7 +31,8 @@ class ExchangePlan:
     @classmethod
     def of(
         cls,
-        chunks: Sequence[Chunk],
+        block: Adjacency,
+        bounds: Sequence[int],
         rank: int,
         size: int,
         device: torch.device | str = "cpu",
@@ -38,19 +40,31 @@ class ExchangePlan:
         pipeline: bool,
         relations: AssignedRelations | None = None,
     ) -> ExchangePlan:
-        """What crosses on `rank` of `size`; relations: whose rows the results are, if not those of vertices."""
-        spans = [one.targets if relations is None else relations.rows.span(one.targets) for one in chunks]
+        """What crosses on `rank` of `size` with the chunks of a block's targets between these bounds.
+
+        relations: whose rows the results are, if not those of vertices.
+        """
+        targets = [slice(*ends) for ends in pairwise(bounds)]
+        spans = targets if relations is None else [relations.rows.span(one) for one in targets]
         assignment = partial(assigned, rank=rank, size=size)
         deal_results = assignment if relations is None else relations.assigned
         results = [torch.arange(span.start, span.stop, device=device) for span in spans]
         if pipeline:
             return cls(
-                receives=tuple(assignment(chunk.fresh.to(device)) if len(chunk.fresh) else None for chunk in chunks),
+                receives=tuple(assignment(ids.to(device)) if len(ids) else None for ids in first_read(block, bounds)),
                 sends=tuple(deal_results(ids) if len(ids) else None for ids in results),
             )
-        everything = torch.arange(chunks[-1].targets.stop, device=device)
-        nothing = (None,) * (len(chunks) - 1)
+        everything = torch.arange(block.num_targets, device=device)
+        nothing = (None,) * (len(targets) - 1)
         return cls(receives=(assignment(everything), *nothing), sends=(*nothing, deal_results(torch.cat(results))))
+
+
+def first_read(block: Adjacency, bounds: Sequence[int]) -> Iterator[Tensor]:
+    """By chunk, the vertices that it reads, its targets among them, and no earlier one does: int64, ascending."""
+    seen = torch.zeros(block.num_sources, dtype=torch.bool)
+    for sources in chunk_sources(block, bounds, loops=True):
+        yield sources[~seen[sources]]
+        seen[sources] = True
 
 
 def assigned(ids: Tensor, *, rank: int, size: int) -> RowSet:

@@ -107,7 +107,6 @@ class Pass:
             yield from self._make_steps(number - 1)
             if home.keeps(before.segment):
                 before.result = home.pool.alloc(num_rows, before.segment.width)
-                before.kept = tuple(home.pool.alloc(num_rows, width) for width in before.segment.kept_widths)
             level = number - 1, before.segment.steps - 1
             ready = partial(self.order.can_read, level)
             yield Task(number, 0, partial(ready, 0))

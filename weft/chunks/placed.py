@@ -1,7 +1,8 @@
-"""A rank's chunks in place: rounds in files, memory of the host for rows, and what is loaded ahead."""
+"""Where rounds run: their rows and edges in memory or in files, what is loaded ahead, what a pass needs besides."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,20 +18,13 @@ from weft.chunks.rank import RankChunks
 from weft.chunks.slots import PlacedRound
 from weft.chunks.tables import BoundaryRows, Rows
 from weft.comm import Group
+from weft.core.meter import Meter
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
 from weft.store.files import ArrayFile, ArrayMemory, release
 from weft.store.rows import host_rows
 
 Item = TypeVar("Item")
 Brought = TypeVar("Brought")
-
-
-class Fetcher(Protocol):
-    """What brings the embedded rows that a rank computes again."""
-
-    def fetch(self, weight: Tensor) -> Tensor:
-        """The rows of all embedded vertices of the rank, from those that it keeps."""
-        ...
 
 
 class RowPool:
@@ -54,76 +48,34 @@ class RowPool:
                 self._free[one.num_rows, one.width].append(one)
 
 
-class PlacedChunks:
-    """What a pass needs on its rank.
+class Home(ABC):
+    """What aggregates are made with, round by round.
 
-    model: the rank's own. embedded_halo: None where every rank has its vertices' embedded rows. folder: of the files;
-    None: that for temporary ones. in_memory: rows and rounds are in memory, not in files.
-    only_first: work on the first chunk of everything, to see what it takes.
+    device: of the aggregates. folder: of the files; None: that for temporary ones. in_memory: rows and rounds are in
+    the device's memory, not on the host in files. prefetch: the next round is loaded while one is worked on.
+    transfers: counts the bytes that move between host and device; None: the group's meter.
     """
 
     def __init__(
         self,
-        chunks: RankChunks,
         work: Workload,
-        model: nn.Module,
         group: Group,
+        device: torch.device,
         *,
-        seed: int,
-        topology: Topology,
-        embedded_halo: Fetcher | None,
         folder: Path | None,
-        in_memory: bool = False,
-        only_first: bool = False,
+        in_memory: bool,
+        prefetch: bool,
+        transfers: Meter | None = None,
     ) -> None:
-        self.model, self.group, self.seed, self.topology = model, group, seed, topology
-        self.work, self.graph, self.optimisations, self.dtype = work, work.graph, work.optimisations, work.dtype
-        self.embedded_halo = embedded_halo
-        needed = chunks.dependencies
-        self.vertices, self.num_own = needed.rows, needed.num_own
-        self.row_ids = topology.ids[needed.rows].to(group.device)
-        self.kept, self._schedule_of = chunks.kept, chunks.schedule_of
-        self._rows_at = [chunks.num_rows(hop) for hop in range(len(needed.hops) + 1)]
-        self._spans = {num_rows: chunks.spans(num_rows) for num_rows in self._rows_at}
-        self._held_at = [hop.num_inputs for hop in needed.hops]
-        self.halo, self.prefetch, self.in_memory = chunks.halo, chunks.prefetch, in_memory
-        self.pool = RowPool(work.dtype, group.device, folder, in_memory=in_memory)
+        self.graph, self.optimisations, self.dtype = work.graph, work.optimisations, work.dtype
+        self.group, self.device, self.transfers = group, device, transfers or group.meter
+        self.in_memory, self.prefetch = in_memory, prefetch
+        self.pool = RowPool(work.dtype, device, folder, in_memory=in_memory)
         self.array_file = ArrayMemory() if in_memory else ArrayFile(folder)
-        self.constant: BoundaryRows | None = None
-        self._number = 1 if only_first else None
-        self._rounds: list[list[PlacedRound]] = []
-        for planned in chunks.schedules:
-            hop, vertices = planned.hop, torch.cat([needed.rows[: planned.hop.num_inputs], planned.hop.fetched])
-            placed = (
-                PlacedRound(round_, hop, vertices, topology, planned.layouts, self.array_file)
-                for round_ in planned.schedule.rounds
-            )
-            self._rounds.append(list(placed))
 
-    @property
-    def stages(self) -> range:
-        """The model's stages."""
-        return range(int(self.model.num_stages))  # type: ignore[arg-type]
-
-    def rounds(self, hop: int) -> Sequence[PlacedRound]:
-        """The rounds of an aggregate."""
-        return self._rounds[self._schedule_of[hop]][: self._number]
-
-    def spans(self, num_rows: int) -> Sequence[slice]:
-        """Ranges of rows that are worked on one after the other."""
-        return self._spans[num_rows][: self._number]
-
-    def num_rows(self, hop: int) -> int:
-        """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
-        return self._rows_at[min(hop, len(self._rows_at) - 1)]
-
-    def num_held(self, hop: int) -> int:
-        """How many rows an aggregate reads from: those, and where other ranks send theirs, these as well."""
-        return self._held_at[hop]
-
-    def keeps(self, segment: Segment) -> bool:
-        """Whether the results of an aggregate are kept for the backward pass."""
-        return self.model.training and segment.hop in self.kept
+    @abstractmethod
+    def rounds(self, hop: int, *, back: bool = False) -> Sequence[PlacedRound]:
+        """The rounds of an aggregate in their order, or in that of its backward pass."""
 
     def ahead(
         self, items: Iterable[Item], load: Callable[[Item], Brought], ready: Callable[[int], bool] | None = None
@@ -156,6 +108,84 @@ class PlacedChunks:
     @cached_property
     def _loader(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, thread_name_prefix="weft-loader")
+
+
+class Fetcher(Protocol):
+    """What brings the embedded rows that a rank computes again."""
+
+    def fetch(self, weight: Tensor) -> Tensor:
+        """The rows of all embedded vertices of the rank, from those that it keeps."""
+        ...
+
+
+class PlacedChunks(Home):
+    """What a pass needs on its rank.
+
+    model: the rank's own. embedded_halo: None where every rank has its vertices' embedded rows. folder: of the files;
+    None: that for temporary ones. in_memory: rows and rounds are in memory, not in files.
+    only_first: work on the first chunk of everything, to see what it takes.
+    """
+
+    def __init__(
+        self,
+        chunks: RankChunks,
+        work: Workload,
+        model: nn.Module,
+        group: Group,
+        *,
+        seed: int,
+        topology: Topology,
+        embedded_halo: Fetcher | None,
+        folder: Path | None,
+        in_memory: bool = False,
+        only_first: bool = False,
+    ) -> None:
+        super().__init__(work, group, group.device, folder=folder, in_memory=in_memory, prefetch=chunks.prefetch)
+        self.model, self.seed, self.topology, self.work = model, seed, topology, work
+        self.embedded_halo = embedded_halo
+        needed = chunks.dependencies
+        self.vertices, self.num_own = needed.rows, needed.num_own
+        self.row_ids = topology.ids[needed.rows].to(group.device)
+        self.kept, self._schedule_of = chunks.kept, chunks.schedule_of
+        self._rows_at = [chunks.num_rows(hop) for hop in range(len(needed.hops) + 1)]
+        self._spans = {num_rows: chunks.spans(num_rows) for num_rows in self._rows_at}
+        self._held_at = [hop.num_inputs for hop in needed.hops]
+        self.halo = chunks.halo
+        self.constant: BoundaryRows | None = None
+        self._number = 1 if only_first else None
+        self._rounds: list[list[PlacedRound]] = []
+        for planned in chunks.schedules:
+            hop, vertices = planned.hop, torch.cat([needed.rows[: planned.hop.num_inputs], planned.hop.fetched])
+            placed = (
+                PlacedRound(round_, hop, vertices, topology, planned.layouts, self.array_file)
+                for round_ in planned.schedule.rounds
+            )
+            self._rounds.append(list(placed))
+
+    @property
+    def stages(self) -> range:
+        """The model's stages."""
+        return range(int(self.model.num_stages))  # type: ignore[arg-type]
+
+    def rounds(self, hop: int, *, back: bool = False) -> Sequence[PlacedRound]:
+        del back  # it is the same
+        return self._rounds[self._schedule_of[hop]][: self._number]
+
+    def spans(self, num_rows: int) -> Sequence[slice]:
+        """Ranges of rows that are worked on one after the other."""
+        return self._spans[num_rows][: self._number]
+
+    def num_rows(self, hop: int) -> int:
+        """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
+        return self._rows_at[min(hop, len(self._rows_at) - 1)]
+
+    def num_held(self, hop: int) -> int:
+        """How many rows an aggregate reads from: those, and where other ranks send theirs, these as well."""
+        return self._held_at[hop]
+
+    def keeps(self, segment: Segment) -> bool:
+        """Whether the results of an aggregate are kept for the backward pass."""
+        return self.model.training and segment.hop in self.kept
 
     def inputs_of(self, span: slice) -> Inputs:
         """The features of a range of rows."""

@@ -15,7 +15,9 @@ from weft.chunks.sets import Sets, join, starts_of
 from weft.core import native
 from weft.core.native import _native
 from weft.data import Adjacency
-from weft.partition.dependencies import Hop
+from weft.partition.dependencies import Hop, range_bounds
+
+VERTEX_COST = 4  # a target costs as much as so many edges, where chunks are to cost the same
 
 
 class RankSide(NamedTuple):
@@ -28,6 +30,11 @@ class RankSide(NamedTuple):
     hop: Hop
     own: Tensor
     rows: Tensor
+
+
+def even_ranges(block: Adjacency, count: int) -> tuple[int, ...]:
+    """Bounds of so many ranges of a block's targets that cost about the same; some may be empty."""
+    return range_bounds(block, count, VERTEX_COST)
 
 
 def chunk_sources(block: Adjacency, bounds: Sequence[int], *, loops: bool) -> list[Tensor]:

@@ -21,6 +21,8 @@ from weft.chunks.sets import Changes, Sets, Slots, assign_slots, join, places_of
 from weft.cost import Rates
 from weft.partition.dependencies import Hop
 
+IN_PLACE = 2  # chunks that read rows where they are pass over them so many times an edge at most
+
 
 @dataclass(frozen=True, kw_only=True)
 class Volumes:
@@ -86,6 +88,11 @@ class Schedule:
 
     num_slots: int
     rounds: tuple[Round, ...]
+
+
+def pays_in_place(hop: Hop, count: int) -> bool:
+    """Whether so many chunks, each of which passes over all rows, had better read them where they are."""
+    return count * hop.num_inputs <= IN_PLACE * hop.block.num_edges
 
 
 def in_place(hop: Hop, bounds: Sequence[int]) -> Schedule:

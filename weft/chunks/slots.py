@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,13 +18,14 @@ from weft.chunks.schedule import Round
 from weft.core.native import id_dtype
 from weft.data import Adjacency, Transpose
 from weft.kernels import EdgeFeatures, Scale
-from weft.nn import SubTopology, Topology
+from weft.nn import RelationIndex, SubTopology, Topology
 from weft.nn.topology import Norm
 from weft.partition import Hop
 from weft.store.files import ArrayFile, ArrayMemory, ArrayRef
 
-Layout = Literal["plain", "looped", "whole"]
-"""How the sources of a round's edges stand: in slots; so, with a missing loop as an edge; or behind the targets."""
+Layout = Literal["plain", "looped", "whole", "relations"]
+"""How a round's edges stand: from slots to targets; so, with a missing loop as an edge; with the slots behind the
+targets' own rows; or from slots to relation rows."""
 Way = Literal["forward", "both", "back"]
 """What of a round's edges is brought: those into targets, also those out of sources, or of the latter only the ends."""
 FORWARD, BACKWARD = ("load", "load_slots", "fetch_slots", "serve"), ("flush", "flush_slots", "give_slots", "take")
@@ -34,7 +36,7 @@ class SlotTopology(SubTopology):
     """A round's edges. sources: int64, the vertex in each slot, any for a free one; edge_ids: int64 [e], or None.
 
     targets: int64 [n], vertices. looped: int64 [e + m], where each edge stands among the round's, -1 for those of the m
-    loops that were missing; None: loops are no edges.
+    loops that were missing; None: loops are no edges. relations: whether the edges go to relation rows.
     """
 
     targets: Tensor
@@ -47,9 +49,11 @@ class SlotTopology(SubTopology):
         whole: Topology,
         edge_ids: Tensor | None,
         looped: Tensor | None,
+        *,
+        relations: bool = False,
     ) -> None:
         super().__init__(adjacency, sources, targets, whole)
-        self.edge_ids, self.looped = edge_ids, looped
+        self.edge_ids, self.looped, self.relations = edge_ids, looped, relations
         self.num_relations = whole.num_relations
 
     @cached_property
@@ -61,6 +65,10 @@ class SlotTopology(SubTopology):
     def edge_features(self) -> Tensor | None:
         found = None if self.edge_ids is None else self.whole.edge_features_at(self.edge_ids)
         return None if found is None else found.to(self.adjacency.device)
+
+    @property
+    def relation_edges(self) -> Adjacency:
+        return self.adjacency if self.relations else super().relation_edges
 
     @property
     def loop(self) -> Tensor | None:
@@ -92,7 +100,10 @@ class Edges:
 
 
 class PlacedRound:
-    """A round, its index sets and edges in an array file. vertices: int64, that of each source number of the hop."""
+    """A round, its index sets and edges in an array file.
+
+    vertices: int64, that of each source number of the hop. relations: the relation rows, where results are these.
+    """
 
     def __init__(
         self,
@@ -102,12 +113,15 @@ class PlacedRound:
         whole: Topology,
         layouts: Iterable[Layout],
         array_file: ArrayFile | ArrayMemory,
+        relations: RelationIndex | None = None,
     ) -> None:
         self.targets, self.num_edges = round_.targets, round_.edges.stop - round_.edges.start
+        self.results = relations.span(self.targets) if relations else self.targets
+        """The rows of the result."""
         self.whole, self.array_file, self.num_slots = whole, array_file, len(round_.held)
         self.fetch_counts, self.serve_counts = round_.fetch_counts, round_.serve_counts
         self.give_counts, self.take_counts = round_.give_counts, round_.take_counts
-        self.num_loaded, self.in_place = len(round_.load), round_.in_place
+        self.in_place = round_.in_place
         self._topologies: dict[Layout, SlotTopology] = {}
         ids = vertices[round_.held.clamp(min=0)]
         narrow = id_dtype(len(whole.ids))
@@ -115,7 +129,23 @@ class PlacedRound:
         self._indices = {name: array_file.put(getattr(round_, name).to(narrow)) for name in FORWARD + BACKWARD}
         asked = whole.edge_type is not None or whole.edge_features is not None
         self._edge_ids = array_file.put(hop.edge_ids[round_.edges]) if asked else None
-        self._edges = {layout: self._keep(layout, round_, hop) for layout in layouts}
+        self._edges = {layout: self._keep(layout, round_, hop, relations) for layout in layouts}
+
+    @property
+    def num_loaded(self) -> int:
+        """Rows that come from the host."""
+        return self._indices["load"].shape[0]
+
+    @property
+    def mirrored(self) -> PlacedRound:
+        """The round in a pass that goes from the last one to the first: what came leaves, and what left comes.
+
+        Of a rank alone: what is exchanged stays as it is.
+        """
+        other, index = copy.copy(self), self._indices
+        swapped = {"load": "flush", "load_slots": "flush_slots", "flush": "load", "flush_slots": "load_slots"}
+        other._indices = index | {name: index[from_] for name, from_ in swapped.items()}
+        return other
 
     @property
     def exchanges(self) -> bool:
@@ -163,6 +193,7 @@ class PlacedRound:
             self.whole,
             None if self._edge_ids is None else get(self._edge_ids),
             None if edges.looped is None else get(edges.looped),
+            relations=layout == "relations",
         )
 
     def edge_bytes(self, layout: Layout, way: Way) -> int:
@@ -173,7 +204,7 @@ class PlacedRound:
         taken = {"forward": forward, "both": (*forward, *back, ids), "back": back}[way]
         return edges.indptr.num_bytes + sum(one.num_bytes for one in taken if one is not None)
 
-    def _keep(self, layout: Layout, round_: Round, hop: Hop) -> Edges:
+    def _keep(self, layout: Layout, round_: Round, hop: Hop, relations: RelationIndex | None) -> Edges:
         first, end = self.targets.start, self.targets.stop
         indptr = hop.block.indptr[first : end + 1] - hop.block.indptr[first]
         known = self.whole.adjacency.weight
@@ -190,12 +221,18 @@ class PlacedRound:
             own = round_.own_slots[missing].to(indices.dtype)
             indices = spread(indices, looped, own)
             weight = None if weight is None else spread(weight, looped, weight.new_ones(len(own)))
+            looped = looped if self.whole.edge_features is not None else looped[:0]  # which alone are spread by it
         adjacency = Adjacency(indptr=indptr, indices=indices, num_sources=num_sources, weight=weight)
+        if layout == "relations":
+            assert relations is not None
+            assert self.whole.edge_type is not None
+            types = self.whole.edge_type[round_.edges]
+            adjacency = relations.in_edges(adjacency, self.targets, types, self.whole.num_relations)
         back, put = adjacency.transpose, self.array_file.put
         return Edges(
-            indptr=put(indptr),
-            indices=put(indices),
-            weight=None if weight is None else put(weight),
+            indptr=put(adjacency.indptr),
+            indices=put(adjacency.indices),
+            weight=None if adjacency.weight is None else put(adjacency.weight),
             transpose=(
                 put(back.indptr),
                 put(back.indices),

@@ -1,6 +1,7 @@
 """Layers and models, written for one device, over a View."""
 
 from weft.nn.aggregate import (
+    SLOT_BYTES,
     Aggregate,
     Request,
     Rows,
@@ -64,6 +65,7 @@ __all__ = [
     "RELATIONAL",
     "RGCN",
     "SAGE",
+    "SLOT_BYTES",
     "SPREAD",
     "Aggregate",
     "Attend",

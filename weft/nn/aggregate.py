@@ -43,18 +43,23 @@ class Request(NamedTuple):
         return {name: self.rows[name] for name in self.op.shared}
 
 
+SLOT_BYTES = 48
+"""Of the row of a source beside its numbers: its vertex, its place among the edges out of it, and where it comes from
+and goes to, 8 bytes each."""
+TARGET_BYTES = 16
+"""Of a target: its vertex, and its place among the edges."""
+
+
 class WorkingSet(NamedTuple):
-    """Bytes that an aggregate over a block has on the device at once, forward or backward, by what the block holds."""
+    """Bytes that an aggregate over a chunk has on the device at once, forward or backward, by what the chunk holds."""
 
     per_target: int
     per_source: int
     per_edge: int
 
-    def bytes(self, block: Adjacency) -> int:
-        """Those of one block."""
-        return (
-            self.per_target * block.num_targets + self.per_source * block.num_sources + self.per_edge * block.num_edges
-        )
+    def bytes(self, targets: int, sources: int, edges: int) -> int:
+        """Those of one chunk."""
+        return self.per_target * targets + self.per_source * sources + self.per_edge * edges
 
 
 @dataclass(frozen=True)
@@ -163,9 +168,9 @@ class Aggregate:
     ) -> WorkingSet:
         """What a step has on the device, of `width` columns assigned to `size` ranks the share of the one with most.
 
-        That is the larger of forward and backward, where whatever is not linear is computed again: the block's edges,
-        and backward their transpose; rows and results with their gradients; scalings, what logits are made of and, by
-        edge, the logits; a maximum's places.
+        That is the larger of forward and backward, where whatever is not linear is computed again: the chunk's edges,
+        loops among them, and backward their transpose; rows and results with their gradients, those of rows once more
+        as they are found; scalings, what logits are made of and, by edge, the logits; a maximum's places.
         """
         raise NotImplementedError
 

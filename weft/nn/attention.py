@@ -19,7 +19,7 @@ from weft.kernels import (
     attend_transposed,
     pair_logits,
 )
-from weft.nn.aggregate import Aggregate, Request, Rows, WorkingSet
+from weft.nn.aggregate import SLOT_BYTES, TARGET_BYTES, Aggregate, Request, Rows, WorkingSet
 from weft.nn.partial import Partial, log_sum_exp, merge_softmaxes
 from weft.nn.topology import EdgePart, Topology
 
@@ -55,11 +55,12 @@ class EdgeSoftmax(Aggregate):
         share, edge_id = -(-width // size), native.id_dtype(adjacency.num_edges).itemsize
         heads = min(self.heads, (share - 1) // (width // self.heads) + 2)  # it may begin and end within heads
         row, logits, ends = share * itemsize, heads * itemsize, self.logit_width // self.heads * heads * itemsize
-        edges = 5 * logits + num_edge_features * itemsize if self.by_edge else 0
+        weight = itemsize if adjacency.weight is not None else 0
+        edge = 2 * (adjacency.indices.itemsize + weight) + edge_id
+        if self.by_edge:
+            edge += 5 * logits + (2 * num_edge_features * itemsize + 8 if num_edge_features else 0)
         return WorkingSet(
-            9 + 3 * row + 5 * logits + 2 * ends + edges,
-            16 + 2 * row + 7 * ends,
-            2 * adjacency.indices.itemsize + edge_id + edges,
+            TARGET_BYTES + 1 + 3 * row + 5 * logits + 2 * ends + edge, SLOT_BYTES + 3 * row + 8 * ends, edge
         )
 
     def partial(self, part: EdgePart, rows: Rows) -> Partial:

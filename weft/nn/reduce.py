@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.core import native
 from weft.data import Adjacency
 from weft.kernels import spmm, spmm_max, spmm_max_places, spmm_transposed
-from weft.nn.aggregate import Aggregate, Rows, WorkingSet
+from weft.nn.aggregate import SLOT_BYTES, TARGET_BYTES, Aggregate, Rows, WorkingSet
 from weft.nn.partial import Partial, add, merge_maxima
 from weft.nn.topology import EdgePart, Norm, Topology
 
@@ -52,8 +52,8 @@ class Sum(Aggregate):
     ) -> WorkingSet:
         del num_edge_features
         row = -(-width // size) * itemsize
-        weight = itemsize if self.weighted and adjacency.weight is not None else 0
-        return WorkingSet(8 + 2 * itemsize + row, 16 + itemsize + row, adjacency.indices.itemsize + weight)
+        edge = adjacency.indices.itemsize + (itemsize if adjacency.weight is not None else 0)
+        return WorkingSet(TARGET_BYTES + 2 * itemsize + row + edge * self.loops, SLOT_BYTES + itemsize + row, edge)
 
     def partial(self, part: EdgePart, rows: Rows) -> Partial:
         return Partial(self.apply(part, rows))
@@ -77,7 +77,9 @@ class Max(Aggregate):
     ) -> WorkingSet:
         del num_edge_features
         row, edge_id = -(-width // size) * itemsize, native.id_dtype(adjacency.num_edges).itemsize
-        return WorkingSet(8 + 3 * row, 16 + 2 * row, 2 * adjacency.indices.itemsize + edge_id)
+        weight = itemsize if adjacency.weight is not None else 0
+        per_edge = 2 * (adjacency.indices.itemsize + weight) + edge_id
+        return WorkingSet(TARGET_BYTES + 3 * row, SLOT_BYTES + 3 * row, per_edge)
 
     def partial(self, part: EdgePart, rows: Rows) -> Partial:
         values, place = spmm_max_places(part.adjacency, rows["x"])
@@ -110,7 +112,7 @@ class ByRelation(Aggregate):
     ) -> WorkingSet:
         del num_edge_features
         row = -(-width // size) * itemsize  # results of a block may be as many as its edges, which each has one of
-        return WorkingSet(0, 16 + row, adjacency.indices.itemsize + 8 + itemsize + row)
+        return WorkingSet(TARGET_BYTES, SLOT_BYTES + row, adjacency.indices.itemsize + 8 + itemsize + row)
 
     def partial(self, part: EdgePart, rows: Rows) -> Partial:
         edges = part.relation_edges

@@ -41,16 +41,8 @@ def free_bytes(folder: Path | None = None) -> int:
     return stat.f_bavail * stat.f_frsize
 
 
-def mapped_empty(*shape: int, dtype: torch.dtype) -> Tensor:
-    """A tensor in a new file without a name in the folder for temporary files, zero at first. RunError if full."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if not num_bytes:
-        return torch.empty(*shape, dtype=dtype)
-    return ScratchFile(num_bytes, remedy="set TMPDIR to").tensor(*shape, dtype=dtype)
-
-
 def is_mapped(tensor: Tensor) -> bool:
-    """Whether a tensor, or what it is a view of, maps a file: one of `mapped_empty`, of HostRows, or of a store."""
+    """Whether a tensor, or what it is a view of, maps a file: one of HostRows, or of a store."""
     return bool(_mapped) and tensor.device.type == "cpu" and StorageWeakRef(tensor.untyped_storage()) in _mapped
 
 
@@ -80,11 +72,12 @@ def release(tensor: Tensor) -> None:
 class ScratchFile:
     """Bytes in a file without a name, whose space is taken at once and given back with the object or the process.
 
-    folder: None for that for temporary files. remedy: of the RunError where there is no room.
+    folder: None for that for temporary files.
     """
 
-    def __init__(self, num_bytes: int, folder: Path | None = None, *, remedy: str = "--scratch") -> None:
-        self.handle, self.num_bytes, self.folder, self.remedy = -1, 0, _name(folder), remedy
+    def __init__(self, num_bytes: int, folder: Path | None = None) -> None:
+        self.handle, self.num_bytes, self.folder = -1, 0, _name(folder)
+        self.remedy = "set TMPDIR to" if folder is None else "--scratch"
         try:
             self.handle = _unnamed(self.folder)
         except OSError as error:

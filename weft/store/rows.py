@@ -112,13 +112,22 @@ class HostRows:
 
 
 class MemoryRows:
-    """The same rows in memory, which a device reaches by itself where it is a GPU."""
+    """The same rows in the memory of a device; pinned: of the host, where a GPU reaches them by itself."""
 
-    def __init__(self, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, num_rows: int, width: int, dtype: torch.dtype, device: torch.device, *, pinned: bool = False
+    ) -> None:
         self.num_rows, self.width, self.dtype = num_rows, width, dtype
         self.num_bytes = num_rows * width * dtype.itemsize
-        self._pinned = device.type == "cuda"
-        self._rows = torch.zeros(num_rows, width, dtype=dtype, pin_memory=self._pinned)
+        self._pinned = pinned
+        self._rows = torch.zeros(num_rows, width, dtype=dtype, device=device, pin_memory=pinned)
+
+    @classmethod
+    def of(cls, rows: Tensor) -> MemoryRows:
+        """These rows [n, F], shared."""
+        made = cls(0, rows.shape[1], rows.dtype, rows.device)
+        made.num_rows, made.num_bytes, made._rows = len(rows), rows.nbytes, rows
+        return made
 
     def read(self, first: int, end: int) -> Tensor:
         """The rows [end - first, F] from `first` on, in their own memory, not to be changed."""
@@ -126,22 +135,23 @@ class MemoryRows:
 
     def write(self, first: int, rows: Tensor) -> None:
         """Puts rows [m, F] in the place of those from `first` on."""
-        self._rows[first : first + len(rows)] = rows.detach().to("cpu")
+        self._rows[first : first + len(rows)].copy_(rows.detach())
 
     def gather(self, rows: Tensor, out: Tensor, places: Tensor | None = None) -> None:
         """`out[places[i]] = self[rows[i]]`; rows int64 [c], ascending and distinct; out [K, F], here or on the GPU.
 
         places None: out[i].
         """
-        found = torch.empty(len(rows), self.width, dtype=self.dtype, pin_memory=self._pinned)
-        _put(torch.index_select(self._rows, 0, rows, out=found), out, places)
+        device = self._rows.device
+        found = torch.empty(len(rows), self.width, dtype=self.dtype, device=device, pin_memory=self._pinned)
+        _put(torch.index_select(self._rows, 0, rows.to(device), out=found), out, places)
 
     def add(self, rows: Tensor, values: Tensor, places: Tensor | None = None) -> None:
         """`self[rows[i]] += values[places[i]]`; rows int64 [c], ascending and distinct; values [K, F].
 
         places None: values[i].
         """
-        add_rows(self._rows, rows, _taken(values, places))
+        add_rows(self._rows, rows.to(self._rows.device), _taken(values, places))
 
     def clear(self) -> None:
         """Makes all rows zero."""
@@ -179,9 +189,13 @@ def host_rows(
     folder: Path | None = None,
     in_memory: bool = False,
 ) -> HostRows | MemoryRows:
-    """Rows for a device to work on: in a file, or in memory, if they are to be or for a GPU without a folder's name."""
-    if in_memory or (device.type == "cuda" and folder is None):
+    """Rows for a device to work on: in its memory, if they are to be; else on the host, in a file or, for a GPU without
+    a folder's name, pinned.
+    """
+    if in_memory:
         return MemoryRows(num_rows, width, dtype, device)
+    if device.type == "cuda" and folder is None:
+        return MemoryRows(num_rows, width, dtype, torch.device("cpu"), pinned=True)
     return HostRows(num_rows, width, dtype, folder)
 
 

@@ -10,19 +10,16 @@ from typing import Any
 
 from weft.chunks.aggregates import back_way, layout_of, reads_values
 from weft.chunks.program import Program
-from weft.chunks.ranges import RankSide, chunk_vertices, reorder
+from weft.chunks.ranges import RankSide, chunk_vertices, even_ranges, reorder
 from weft.chunks.rank import ChunkShape, HopSchedule, RankChunks
-from weft.chunks.schedule import Round, Sides, Volumes, in_place
+from weft.chunks.schedule import Round, Sides, Volumes, in_place, pays_in_place
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, edge_bytes
 from weft.cost import Rates
 from weft.nn import Workload
-from weft.partition import Dependencies, Hop, range_bounds
+from weft.partition import Dependencies, Hop
 
 MAX_CHUNKS = 1 << 14
 MAX_REORDERED = 1 << 11  # chunks: what they have in common is counted for every two of them
-VERTEX_COST = 4  # a target costs as much as so many edges, where chunks are to cost the same
-
-IN_PLACE = 2  # chunks that read rows where they are pass over them so many times an edge at most
 NOTHING_MOVES = Volumes(neighbours=0, shared=0, kept=0, fetched=0)
 
 Bounds = Sequence[Sequence[Sequence[int]]]
@@ -61,7 +58,7 @@ class Cutter:
 
     def bounds(self, count: int) -> Bounds:
         """Where so many chunks of each rank and hop begin and end."""
-        return [[range_bounds(hop.block, count, VERTEX_COST) for hop in each.hops] for each in self.needed]
+        return [[even_ranges(hop.block, count) for hop in each.hops] for each in self.needed]
 
     def spans(self) -> list[range]:
         """The hops that share a schedule, since every rank has the same block for them."""
@@ -129,7 +126,7 @@ class Cutter:
         """Whether a rank reads rows where they are: sums alone, since gradients of others are made for all rows."""
         asked = (segment for program in self.programs.values() for segment in program.segments if segment.aggregates)
         over = (one.op for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps)))
-        alone = self.in_memory and len(self.needed) == 1 and count * hop.num_inputs <= IN_PLACE * hop.block.num_edges
+        alone = self.in_memory and len(self.needed) == 1 and pays_in_place(hop, count)
         return alone and all(op.linear and layout_of(op) != "whole" for op in over)
 
     def _parts(self, hops: range) -> list[RankSide]:

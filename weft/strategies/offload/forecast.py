@@ -51,7 +51,7 @@ def forecast(graph: Graph, model: nn.Module, plan: RankChunks, sizes: MoveSizes,
         chunks=plan.num_chunks,
         device=0,
         host=host_bytes(graph, model, plan, sizes.itemsize),
-        disk=array_bytes(plan, moves) + array_file_bytes(plan, moves),
+        disk=array_bytes(plan, moves) + array_file_bytes(graph, plan, moves),
         to_device=trace.to_device.total(),
         to_host=trace.to_host.total(),
         network=trace.bytes_sent.total(),
@@ -151,7 +151,7 @@ class Pool:
         self._spare.update(keys)
 
 
-def array_file_bytes(plan: RankChunks, moves: Moves) -> int:
+def array_file_bytes(graph: Graph, plan: RankChunks, moves: Moves) -> int:
     """The file of index sets and edges."""
     index = 4 if plan.dependencies.rows.numel() < 1 << 31 else 8
     total = 0
@@ -163,7 +163,8 @@ def array_file_bytes(plan: RankChunks, moves: Moves) -> int:
             total += 8 * edges if moves.sizes.edge_ids else 0
             for layout in planned.layouts:
                 total += moves.edge_bytes(layout, planned, round_, missing, "both")
-                total += 8 * (edges + missing) if layout == "looped" else 0
+                spreads = layout == "looped" and graph.edge_features is not None
+                total += 8 * (edges + missing) if spreads else 0
     return total
 
 

@@ -91,11 +91,15 @@ class AttentionPlan:
             )
         return Layout(rows=self.rows, columns=tuple(assigned))
 
-    def own_columns(self, rank: int) -> slice:
-        """Where a rank's columns of h stand in its share of the layout, with whole vectors."""
-        (start, stop), (first, _) = self.columns[rank], self.logit_columns(sums=False)[rank]
-        shift = start if self.left_apart else first
-        return slice(start - shift, stop - shift)
+    def own_columns(self, rank: int) -> tuple[slice, slice, slice]:
+        """Where h, and what logits of sources and of targets are made of, stand in a rank's share of the layout.
+
+        That is with whole vectors.
+        """
+        (start, stop), (first, last) = self.columns[rank], self.logit_columns(sums=False)[rank]
+        shift, left = (start, stop - start) if self.left_apart else (first, 0)
+        right, end = left + last - first, left + 2 * (last - first)
+        return slice(start - shift, stop - shift), slice(left, right), slice(right, end)
 
     def bounds(self, rank: int) -> list[int]:
         """Where the heads begin and end in the columns of h that a rank holds."""

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.chunks.columns import ChunkedGraph
+from weft.chunks.columns import ColumnPass, ColumnRounds
+from weft.chunks.exchange_plan import AssignedRelations
 from weft.comm import (
     Group,
     Layout,
@@ -45,8 +46,8 @@ class Columns(Exchange):
     """This rank's rows become its columns of all rows, and back. The features' columns are here from the start.
 
     work: whose graph has the features. topology: the whole graph's. rows: the vertices that the rank answers for.
-    bounds: of every rank's rows. chunked: what aggregates chunk by chunk, if it is to be. working_set, attention: of an
-    aggregate.
+    bounds: of every rank's rows. chunked: gives the rounds of an aggregate, if it is made chunk by chunk. assigned: of
+    relation rows then. working_set, attention: of an aggregate.
     """
 
     def __init__(
@@ -57,12 +58,13 @@ class Columns(Exchange):
         bounds: tuple[int, ...],
         group: Group,
         *,
-        chunked: ChunkedGraph | None,
+        chunked: Callable[[Aggregate, WorkingSet], ColumnRounds] | None,
+        assigned: AssignedRelations | None,
         working_set: Callable[[Aggregate, int], WorkingSet],
         attention: Callable[[EdgeSoftmax], AttentionPlan],
     ) -> None:
         super().__init__(topology, topology.ids[rows], topology.adjacency.num_targets, group)
-        self.work, self.bounds, self.chunked = work, bounds, chunked
+        self.work, self.bounds, self.chunked, self.assigned = work, bounds, chunked, assigned
         self.working_set, self.attention = working_set, attention
         columns = even_bounds(work.stats.num_features, group.size)
         self.column_range = range(columns[group.rank], columns[group.rank + 1])
@@ -77,9 +79,7 @@ class Columns(Exchange):
 
     @property
     def relation_rows(self) -> OwnRelationRows:
-        if self.chunked:
-            return self.chunked.chunking.relations(self.group.rank, self.group.size).home
-        return self.topology.relation_rows
+        return self.topology.relation_rows if self.assigned is None else self.assigned.home
 
     def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         if isinstance(op, EdgeSoftmax):
@@ -88,8 +88,9 @@ class Columns(Exchange):
         width, split = x.shape[1], view.origin(x) == "rows"
         layout = column_layout(self.bounds, width)
         if self.chunked:
-            x, needs = x if split else self._columns(view, x, layout), self.working_set(op, width)
-            return self.chunked.aggregate(x, op, needs, layout if split else None, layout, steps=steps)
+            rounds, columns = self.chunked(op, self.working_set(op, width)), {op.first: slice(None)}
+            run = ColumnPass(rounds, op, columns, layout if split else None, layout, steps)
+            return run.run(x if split else self._columns(view, x, layout), {})
         y = view.run(op, {op.first: self._columns(view, x, layout)}, steps, self.topology)
         leaving = column_layout(self.topology.relation_rows.bounds, width) if isinstance(op, ByRelation) else layout
         return cols_to_rows(y, leaving, self.group)
@@ -102,18 +103,10 @@ class Columns(Exchange):
         mine, leaving = plan.share(op, rank), column_layout(self.bounds, width)
         packed = [rows[name] for name in (*op.source, *op.target)]
         if self.chunked:
-            own = plan.own_columns(rank)
-            return self.chunked.aggregate(
-                torch.cat(packed, 1),
-                mine,
-                self.working_set(op, width),
-                plan.layout(sums=False),
-                leaving,
-                steps=steps,
-                own=own,
-                extra=slice(own.stop if op.beside_width else 0, None),
-                shared=shared,
-            )
+            columns = dict(zip((*mine.source, *mine.target), plan.own_columns(rank), strict=True))
+            rounds = self.chunked(mine, self.working_set(op, width))
+            run = ColumnPass(rounds, mine, columns, plan.layout(sums=False), leaving, steps)
+            return run.run(torch.cat(packed, 1), shared)
         layout = plan.layout(sums=plan.sums)
         widths = [last - first for first, last in layout.columns[rank]]
         assigned = [

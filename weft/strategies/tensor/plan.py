@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.chunks.bounds import cut_to_fit
-from weft.chunks.chunking import Chunking
-from weft.chunks.columns import ChunkedGraph
+from weft.chunks.chunking import Chunking, least_bytes
+from weft.chunks.columns import ColumnRounds
 from weft.comm import Group, column_layout, even_bounds
 from weft.core.errors import InputError
 from weft.core.native import count_parts
@@ -35,6 +34,8 @@ from weft.strategies.base import Options
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.tensor.attention import AttentionPlan
 from weft.strategies.tensor.columns import Columns, RowCounts, operations
+
+EDGE_ID_BYTES = 8  # of an edge that has a type or features: its place among all edges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +74,11 @@ class TensorPlan(ResidentPlan):
         options = self.options
         if options.device_memory is None and not options.chunks:
             return None
-        graph = self.work.graph
         return Chunking(
-            graph.in_edges,
+            self.work.graph,
             limit=options.device_memory,
             count=options.chunks,
             pipeline=self.work.optimisations.pipeline,
-            edge_type=graph.edge_type,
-            num_relations=len(graph.relations),
         )
 
     @cached_property
@@ -111,17 +109,19 @@ class TensorPlan(ResidentPlan):
             )
 
     def least_bytes(self) -> int:
-        """What the largest aggregate of a single vertex has on the device of one of the ranks."""
+        """What the largest aggregate has on the device of one of the ranks, a vertex at a time."""
         work = self.work
         found = {(one.op, one.width) for one in work.outline(self.traits, training=True) if one.is_aggregate}
-        needs = {self.needs(op, width) for op, width in found if isinstance(op, Aggregate)}
-        return max((cut_to_fit(work.graph.in_edges, one, 0)[1] for one in needs), default=0)
+        asked = [(op, self.needs(op, width)) for op, width in found if isinstance(op, Aggregate)]
+        return max((least_bytes(work.graph.in_edges, op, needs) for op, needs in asked), default=0)
 
     def needs(self, op: Aggregate, width: int) -> WorkingSet:
         """What an aggregate of a chunk has on the device of the rank that holds the most columns."""
         work = self.work
         sizes = {"itemsize": work.itemsize, "size": self.size, "num_edge_features": work.stats.num_edge_features}
-        return op.working_set(work.graph.in_edges, width, **sizes)
+        needs = op.working_set(work.graph.in_edges, width, **sizes)
+        has_ids = bool(work.graph.relations) or work.graph.edge_features is not None
+        return needs._replace(per_edge=needs.per_edge + EDGE_ID_BYTES * has_ids)
 
     @cached_property
     def attention(self) -> Callable[[EdgeSoftmax], AttentionPlan]:
@@ -138,7 +138,9 @@ class TensorPlan(ResidentPlan):
             return []
         attention = self.attention(op.op) if isinstance(op.op, EdgeSoftmax) else None
         how = attention.explain(self.work.itemsize, self.num_remote) if attention and self.size > 1 else ""
-        again = self.chunking is not None and self.chunking.limit is not None and not op.linear
+        again = False
+        if self.chunking is not None and isinstance(op.op, Aggregate):
+            again = not op.linear and not self.chunking.keeps(op.op, op.steps)
         schedule = self.schedule(op, rank)
         return operations(op, rank, self.size, self.work.itemsize, schedule, attention, how=how, recomputed=again)
 
@@ -185,11 +187,11 @@ class TensorPlan(ResidentPlan):
                 leaving = RowCounts(self.relation_rows[rank], sum(self.relation_rows) - self.relation_rows[rank])
             return [(everything, stats.num_edges, leaving)]
         assert isinstance(op.op, Aggregate)
-        chunks = chunking.chunks(self.needs(op.op, op.width))
-        relations = chunking.relations(rank, size) if isinstance(op.op, ByRelation) else None
-        exchange_plan = chunking.exchange_plan(chunks, relations, rank, size)
-        ends = zip(exchange_plan.receives, chunks, exchange_plan.sends, strict=True)
-        return [(RowCounts.of(coming), chunk.block.num_edges, RowCounts.of(going)) for coming, chunk, going in ends]
+        bounds = chunking.bounds(op.op, self.needs(op.op, op.width))
+        exchange_plan = chunking.exchange_plan(op.op, bounds, rank, size)
+        edges = self.work.graph.in_edges.indptr[torch.tensor(bounds)].diff().tolist()
+        ends = zip(exchange_plan.receives, edges, exchange_plan.sends, strict=True)
+        return [(RowCounts.of(coming), num_edges, RowCounts.of(going)) for coming, num_edges, going in ends]
 
     def own_rows(self, rank: int) -> slice | Tensor:
         if self.chunking is None or self.size == 1:
@@ -208,10 +210,11 @@ class PlacedTensor(ResidentPlaced):
     def __init__(self, plan: TensorPlan, group: Group, rows: slice | Tensor, *, seed: int) -> None:
         super().__init__(plan, group, rows, seed=seed)
         self.topology.target_parts = plan.row_bounds, group.rank
-        chunked = None
+        chunked = assigned = None
         if plan.chunking is not None:
             device = torch.device(plan.options.device) if plan.options.device else group.device
-            chunked = ChunkedGraph(self.topology, plan.chunking, group, device)
+            chunked = cache(partial(ColumnRounds, plan.work, self.topology, plan.chunking, group, device))
+            assigned = plan.chunking.relations(group.rank, group.size) if self.graph.relations else None
         self.columns = Columns(
             plan.work,
             self.topology,
@@ -219,6 +222,7 @@ class PlacedTensor(ResidentPlaced):
             plan.row_bounds,
             group,
             chunked=chunked,
+            assigned=assigned,
             working_set=plan.needs,
             attention=plan.attention,
         )
