@@ -138,8 +138,8 @@ def test_a_single_target_can_take_no_less_than_the_least() -> None:
         needs, one_each = needs_of(op), tuple(range(graph.num_vertices + 1))
         every = torch.arange(graph.num_vertices)
         hop = Chunking(graph).hop
-        sides = Sides([RankSide(hop, every, every)], [one_each], loops=op.loops)
-        assert working_bytes(needs, sides.schedule(0, ahead=False), ahead=False) == least_bytes(hop.block, op, needs)
+        sides = Sides([RankSide(hop, every, every)], [one_each], loops=op.loops, ahead=False)
+        assert working_bytes(needs, sides.schedule(0), ahead=False) == least_bytes(hop.block, op, needs)
 
 
 def test_neighbouring_rounds_share_rows() -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from weft.chunks.ranges import VERTEX_COST
 from weft.chunks.rank import RankChunks
-from weft.strategies.offload.cut import VERTEX_COST, Cutter, Orders
+from weft.strategies.offload.cut import Cutter, Orders
 from weft.strategies.offload.moves import MoveSizes
 from weft.strategies.offload.plan import ChunkOptions, OffloadPlan
 from weft.strategies.pipeline.order import OrderedRank, halo_plan, order_ranks
