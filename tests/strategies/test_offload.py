@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from tests.strategies.graphs import NUM_FEATURES
 from tests.strategies.planted import check_planted, replaced
 from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
 from weft.chunks import placed as chunks_placed
+from weft.chunks.aggregates import ChunkAggregates, Loaded
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.core.optimisations import Optimisations
@@ -122,8 +124,12 @@ def check_prefetch(group: Group) -> None:
         Case(model="gat", layers=2, hidden=6, edge_features=3, edge_attention=True),
     ):
         runs = []
-        for saving in ("", "prefetch"):
-            placed = Session(case.without_saving(saving), "offload", group, Given(chunks=4))
+        for prefetch in (True, False):
+            placed = Session(
+                case, "offload", group, Given(chunks=4, device_memory=IN_FILES)
+            )  # without it nothing loads
+            assert placed.strategy.chunks.prefetch
+            placed.strategy.chunks.prefetch = prefetch
             logits, _ = placed.step(0)
             runs.append([logits, *placed.gradients().values(), torch.tensor(placed.losses(2))])
         assert all(map(torch.equal, *runs)), f"{case}: prefetch changes bits"
@@ -132,6 +138,27 @@ def check_prefetch(group: Group) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_prefetch_changes_no_bit(size: int) -> None:
     on_ranks(size, check_prefetch)
+
+
+ROUNDS_GO = {"gcn": Case(model="gcn"), "gat": Case(model="gat"), "steps": Case(model="gcn", decoupled=True)}
+
+
+@pytest.mark.parametrize("name", ROUNDS_GO)
+def test_a_round_is_gone_before_the_next_one_is_loaded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The device has room for one, where nothing is loaded ahead."""
+    loaded: list[weakref.ref[Loaded]] = []
+    load = ChunkAggregates._load
+
+    def watched(self: ChunkAggregates, *arguments: Any, **options: Any) -> Loaded:
+        assert not any(one() for one in loaded)
+        found = load(self, *arguments, **options)
+        loaded.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(ChunkAggregates, "_load", watched)
+    case = ROUNDS_GO[name].without_saving("prefetch")
+    Session(case, "offload", Group(), Given(chunks=4, device_memory=IN_FILES)).losses(2)
+    assert len(loaded) > 16
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,11 @@ depends on it.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, cast
+from itertools import count
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -31,6 +33,7 @@ from weft.nn import Inputs, Total
 from weft.nn.phases import Boundary, BoundaryState, PhasedModel
 from weft.store.files import release
 
+Item = TypeVar("Item")
 Own = dict[int, Tensor]
 """Rows of a range by their port."""
 
@@ -111,14 +114,14 @@ class Pass:
             ready = partial(self.order.can_read, level)
             yield Task(number, 0, partial(ready, 0))
             results = self._aggregates(number - 1).results(level[1], last=True, ready=ready)
-            for chunk, (round_, loaded, result) in enumerate(results, start=1):
+            for chunk, (round_, loaded, result) in numbered(results):
                 self._advance(number, round_.targets, loaded.own, result, table)
                 del loaded, result
                 yield Task(number, chunk, partial(ready, chunk))
         else:
             yield Task(number, 0, lambda: before is None or number - 1 in self.order.ended)
             brought = home.ahead(home.spans(num_rows), partial(self._rows, before))
-            for chunk, (span, (own, known)) in enumerate(brought, start=1):
+            for chunk, (span, (own, known)) in numbered(brought):
                 self._count(own, known)
                 self._advance(number, span, own, known, table)
                 del own, known
@@ -182,9 +185,10 @@ class Pass:
             ready = partial(self.order.can_read, (number, step))
             yield Task(number, 0, partial(ready, 0))
             results = self._aggregates(number).results(step, last=False, ready=ready)
-            for chunk, (round_, _, result) in enumerate(results, start=1):
+            for chunk, (round_, loaded, result) in numbered(results):
                 store(made, round_.targets, result, self.meter)
                 self.order.made((number, step + 1), round_.targets, [result])
+                del loaded, result
                 yield Task(number, chunk, partial(ready, chunk))
             if segment.op.linear and step:
                 home.pool.free(table.between.pop())
@@ -198,8 +202,10 @@ class Pass:
         table.result = home.pool.alloc(home.num_rows(segment.hop + segment.steps), segment.width)
         ready = partial(self.order.can_read, (0, segment.steps - 1))
         yield Task(0, 0, partial(ready, 0))
-        for chunk, _ in enumerate(self._aggregates(0).results(segment.steps - 1, last=False, ready=ready), start=1):
-            yield Task(0, chunk, partial(ready, chunk))  # they are kept
+        results = self._aggregates(0).results(segment.steps - 1, last=False, ready=ready)
+        for chunk, result in numbered(results):
+            del result  # it is kept
+            yield Task(0, chunk, partial(ready, chunk))
         home.pool.free(
             *table.between, *(rows for port, rows in enumerate(table.arrays) if port not in segment.rows.values())
         )
@@ -219,7 +225,7 @@ class Pass:
             rounds = home.rounds(before.segment.hop + step)
             yield Task(number, 0, partial(ready, 0))
             again_ = self._aggregates(number - 1).again(step, into, last=True, into=to, retained=self._retains)
-            for chunk, (round_, loaded, again) in enumerate(again_, start=1):
+            for chunk, (round_, loaded, again) in numbered(again_):
                 last = chunk == len(rounds)
                 again.back(self._redo(number, round_.targets, loaded.own, again.result, out, into, last=last))
                 del loaded, again
@@ -230,7 +236,7 @@ class Pass:
             spans = home.spans(home.num_rows(segment.hop))
             yield Task(number, 0, partial(ready, 0))
             load = partial(self._rows, None if self._retains else before)
-            for chunk, (span, (own, result)) in enumerate(home.ahead(spans, load), start=1):
+            for chunk, (span, (own, result)) in numbered(home.ahead(spans, load)):
                 self._count(own, result)
                 into.add_total(self._redo(number, span, own, result, out, into, last=chunk == len(spans)))
                 del own, result
@@ -261,8 +267,9 @@ class Pass:
             ready = partial(self.order.can_add, (number, step + 1), grads=[grads])
             yield Task(number, 0, partial(ready, 0))
             again_ = self._aggregates(number).again(step, into, last=False, into=to)
-            for chunk, (round_, _, again) in enumerate(again_, start=1):
+            for chunk, (round_, loaded, again) in numbered(again_):
                 again.back(self._grads(grads, round_.targets))
+                del loaded, again
                 self.order.went_back((number, step), chunk - 1, to)
                 yield Task(number, chunk, partial(ready, chunk))
             self.home.pool.free(grads)
@@ -355,3 +362,10 @@ class Pass:
 def leaf(value: Tensor, differentiable: bool) -> Tensor:
     """The same numbers, from which a gradient can begin; with a version of their own, since others' rows are beside."""
     return value.data.requires_grad_(differentiable)
+
+
+def numbered(items: Iterator[Item]) -> Iterator[tuple[int, Item]]:
+    """Each item with its number, from 1. `enumerate` would hold an item until the next one is made."""
+    with suppress(StopIteration):
+        for number in count(1):
+            yield number, next(items)
