@@ -32,7 +32,8 @@ RUNS = {
 def _quick_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Contenders' processes are forked from what has imported PyTorch; this one's threads are put back."""
     monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.setattr(importlib.import_module("processes").multiprocessing, "get_context", lambda _: forked())
+    context = forked()
+    monkeypatch.setattr(importlib.import_module("processes").multiprocessing, "get_context", lambda _: context)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

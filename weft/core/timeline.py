@@ -60,14 +60,13 @@ def write_timeline(path: Path, ranks: Sequence[Iterable[Slice]]) -> None:
         for one in slices:
             if one.stream == "send" and "to" in one.about:
                 sent[rank, one.about["to"], one.about["message"]].append(one.start)
-    begun = min((one.start for slices in ranks for one in slices), default=0.0)
+    drawn = [[_from_its_send(one, sent, rank) for one in slices] for rank, slices in enumerate(ranks)]
+    begun = min((one.start for slices in drawn for one in slices), default=0.0)
     events: list[dict[str, Any]] = []
-    for rank, slices in enumerate(ranks):
+    for rank, slices in enumerate(drawn):
         events.append({"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}})
         for number, stream in enumerate(STREAMS):
             mine = [one for one in slices if one.stream == stream]
-            if stream == "receive":
-                mine = [_from_its_send(one, sent, rank) for one in mine]
             for lane, those in enumerate([mine] if stream == "compute" else _lanes(mine)):
                 thread = {"pid": rank, "tid": number * len(STREAMS) * 100 + lane}
                 events.append({"ph": "M", **thread, "name": "thread_name", "args": {"name": stream}})
@@ -77,7 +76,7 @@ def write_timeline(path: Path, ranks: Sequence[Iterable[Slice]]) -> None:
 
 def _from_its_send(one: Slice, sent: dict[tuple[int, int, str], deque[float]], rank: int) -> Slice:
     """What was received, from when it was sent: its receiver knows alone when it came."""
-    if "from" not in one.about:
+    if one.stream != "receive" or "from" not in one.about:
         return one
     starts = sent[one.about["from"], rank, one.about["message"]]
     return one._replace(start=min(starts.popleft(), one.stop)) if starts else one
