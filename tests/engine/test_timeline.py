@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import weft
+from tests.engine.running import command
 from weft.core.timeline import STREAMS, Slice, write_timeline
 from weft.strategies import STRATEGIES
 
@@ -21,7 +21,9 @@ Drawn = dict[tuple[int, str], list[Event]]
 
 
 def train(out: Path, strategy: str, workers: int = 2, **options: Any) -> Drawn:
-    weft.train(GRAPH, out=out, strategy=strategy, workers=workers, epochs=3, timeline=2, **options)
+    given = {"strategy": strategy, "epochs": 3, "timeline": 2, "out": out, **options}
+    flags = [str(one) for name, value in given.items() for one in ("--" + name.replace("_", "-"), value)]
+    assert command("train", GRAPH, *flags, workers=workers).result == 0
     return drawn(out / "timeline.json")
 
 
