@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import re
+import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +42,8 @@ CHUNKS = (1, 3, 16)
 INTERMEDIATES = ("auto", "recompute", "keep")
 WITHOUT = ("", "share", "keep", "reorder", "prefetch")
 SLOW = pytest.mark.slow
+SCRATCH = Path(tempfile.gettempdir())
+"""Rows in files, without a limit that chunks would be tried for."""
 IN_FILES = 1 << 40
 """A limit of the device's memory that is no limit, under which rows are in files, not in memory."""
 
@@ -114,7 +118,7 @@ def test_equals_single(case: Case, placement: Given, size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=SLOW), 3, pytest.param(4, marks=SLOW)])
 def test_a_planted_error_shows(size: int) -> None:
-    check_planted(size, "offload", Case(model="gcn"), Given(chunks=3, device_memory=IN_FILES))
+    check_planted(size, "offload", Case(model="gcn"), Given(chunks=3, scratch=SCRATCH))
 
 
 def check_prefetch(group: Group) -> None:
@@ -125,9 +129,7 @@ def check_prefetch(group: Group) -> None:
     ):
         runs = []
         for prefetch in (True, False):
-            placed = Session(
-                case, "offload", group, Given(chunks=4, device_memory=IN_FILES)
-            )  # without it nothing loads
+            placed = Session(case, "offload", group, Given(chunks=4, scratch=SCRATCH))  # without it nothing loads
             assert placed.strategy.chunks.prefetch
             placed.strategy.chunks.prefetch = prefetch
             logits, _ = placed.step(0)
@@ -157,7 +159,7 @@ def test_a_round_is_gone_before_the_next_one_is_loaded(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ChunkAggregates, "_load", watched)
     case = ROUNDS_GO[name].without_saving("prefetch")
-    Session(case, "offload", Group(), Given(chunks=4, device_memory=IN_FILES)).losses(2)
+    Session(case, "offload", Group(), Given(chunks=4, scratch=SCRATCH)).losses(2)
     assert len(loaded) > 16
 
 
@@ -370,7 +372,7 @@ def test_what_was_planned_is_let_go() -> None:
     gc.disable()
     try:
         before = len(os.listdir("/proc/self/fd"))
-        placed = Session(Case(model="gat", norm="batch"), "offload", Group(), Given(chunks=3, device_memory=IN_FILES))
+        placed = Session(Case(model="gat", norm="batch"), "offload", Group(), Given(chunks=3, scratch=SCRATCH))
         placed.step(0)
         assert not [one for one in gc.get_objects() if type(one) is Cutter]
         placed.step(0)

@@ -5,7 +5,9 @@ A part of it is quick, chosen by a hash of the names; `pytest -m ""` runs all.
 
 from __future__ import annotations
 
+import tempfile
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,7 +166,7 @@ def test_a_planted_error_shows(size: int, error: str) -> None:
     """One in what each strategy moves."""
     if error not in PLANTED:
         pytest.skip(f"no error of {error} is planted")
-    check_planted(size, error, Case(model="gcn"), Given(cache_ratio=0.5, device_memory=1 << 40))
+    check_planted(size, error, Case(model="gcn"), Given(cache_ratio=0.5, scratch=Path(tempfile.gettempdir())))
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
