@@ -29,6 +29,7 @@ from weft.nn import GraphOperation, MapFlops, Workload, embeddings
 from weft.nn.workload import MapsKey, OutlineKey
 from weft.partition import make_book
 from weft.strategies import Placed, ResidentPlaced, Step, get_strategy
+from weft.strategies.offload.plan import OffloadPlan
 
 REFERENCES = "WEFT_TEST_REFERENCES"
 """The environment's name of the folder of references, which all processes of a session share."""
@@ -65,7 +66,8 @@ class Planned:
         plan = given.plan(name, work, size)
         for rank, training in product(range(size), (True, False)):
             plan.trace(rank, training=training)
-        return cls(plan.decisions(), work.outlines, work.maps)
+        decide = plan._cuts if isinstance(plan, OffloadPlan) else plan.decisions  # what is foreseen, no rank needs
+        return cls(decide(), work.outlines, work.maps)
 
     def workload(self, case: Case) -> Workload:
         """That of the case, of which what is known here is found out."""
