@@ -14,6 +14,7 @@ from weft.data.io import edgelist, generate, npz
 from weft.data.io.digits import digits
 from weft.data.io.downloads import LOADERS, download
 from weft.data.io.manifest import is_store
+from weft.data.io.npz_arrays import REMEDY
 from weft.data.order import reorder
 
 BUILT_IN = {"digits": digits}
@@ -139,7 +140,7 @@ def refuse_split(name: str, split: int) -> None:
 def load_npz(path: Path, seed: int, split: int) -> Graph:
     """The graph in an .npz file."""
     fields = npz.read_npz(path, split=split, seed=seed)
-    with readable(path, npz.REMEDY), located(path):
+    with readable(path, REMEDY), located(path):
         return Graph.of(fields)
 
 
