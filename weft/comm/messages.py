@@ -55,9 +55,9 @@ class Messages:
 
     def send(self, rank: int, key: Key, values: Tensor) -> None:
         """Begins to send a contiguous tensor, which is not to be changed."""
-        start = self._group.meter.clock.now()
+        since = self._group.meter.stamp()
         work = dist.isend(values, group=self._group.process_group, group_dst=rank, tag=key.slot)
-        self._leaving.put((rank, key, values, work, start))
+        self._leaving.put((rank, key, values, work, since))
 
     def here(self, rank: int, key: Key) -> bool:
         """Whether a message has come that is not taken yet."""
@@ -87,17 +87,17 @@ class Messages:
     def _see_off(self) -> None:
         """Waits for what leaves."""
         while (one := self._leaving.get()) is not None:
-            rank, key, values, work, start = one
+            rank, key, values, work, since = one
             if not self._waited(work):
                 return
-            self._note("send", key, values, start, to=self._group.world_ranks[rank])
+            self._note("send", key, values, since, to=self._group.world_ranks[rank])
 
     def _listen(self, rank: int, coming: Sequence[tuple[Key, Tensor]], works: Sequence[dist.Work | None]) -> None:
         for (key, buffer), work in zip(coming, works, strict=True):
-            start = self._group.meter.clock.now()
+            since = self._group.meter.stamp()
             if not self._waited(work):
                 return
-            self._note("receive", key, buffer, start, **{"from": self._group.world_ranks[rank]})
+            self._note("receive", key, buffer, since, **{"from": self._group.world_ranks[rank]})
             with self._bell:
                 self._here[rank, key] = buffer
                 self.num_come += 1
@@ -115,10 +115,9 @@ class Messages:
             return False
         return True
 
-    def _note(self, stream: str, key: Key, values: Tensor, start: Any, **peer: int) -> None:
-        meter = self._group.meter
-        span, message = Span(start, meter.clock.now()), f"{key.what} {key.number}"
-        meter.note(stream, self._tag, span, message=message, bytes=values.nbytes, **peer)
+    def _note(self, stream: str, key: Key, values: Tensor, since: Any, **peer: int) -> None:
+        message = f"{key.what} {key.number}"
+        self._group.meter.ended(stream, self._tag, since, message=message, bytes=values.nbytes, **peer)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

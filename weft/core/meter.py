@@ -183,13 +183,21 @@ class Meter:
         if self._timeline is not None:
             self._timeline.add(stream, name, *span, **about)
 
+    def stamp(self) -> Any:
+        """When something begins that `ended` is to note; None where there is no timeline."""
+        return None if self._timeline is None else self.clock.now()
+
+    def ended(self, stream: str, name: str, since: Any, **about: Any) -> None:
+        """Notes what has gone on since a stamp."""
+        if since is not None:
+            self.note(stream, name, Span(since, self.clock.now()), **about)
+
     @contextmanager
     def noted(self, stream: str, name: str, **about: Any) -> Iterator[None]:
         """Notes what is done inside."""
-        start = self.clock.now() if self._timeline is not None else None
+        since = self.stamp()
         yield
-        if start is not None:
-            self.note(stream, name, Span(start, self.clock.now()), **about)
+        self.ended(stream, name, since, **about)
 
     def show_in(self, path: Path, rank: int) -> None:
         """From now on keeps what this rank does in its slot of a shared file, where it outlives a killed process."""

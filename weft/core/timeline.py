@@ -6,6 +6,7 @@ import json
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,12 +64,13 @@ def write_timeline(path: Path, ranks: Sequence[Iterable[Slice]]) -> None:
     drawn = [[_from_its_send(one, sent, rank) for one in slices] for rank, slices in enumerate(ranks)]
     begun = min((one.start for slices in drawn for one in slices), default=0.0)
     events: list[dict[str, Any]] = []
+    numbers = count()
     for rank, slices in enumerate(drawn):
         events.append({"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}})
-        for number, stream in enumerate(STREAMS):
+        for stream in STREAMS:
             mine = [one for one in slices if one.stream == stream]
-            for lane, those in enumerate([mine] if stream == "compute" else _lanes(mine)):
-                thread = {"pid": rank, "tid": number * len(STREAMS) * 100 + lane}
+            for those in [mine] if stream == "compute" else _lanes(mine):
+                thread = {"pid": rank, "tid": next(numbers)}
                 events.append({"ph": "M", **thread, "name": "thread_name", "args": {"name": stream}})
                 events += ({"ph": "X", **thread, **_event(one, begun)} for one in those)
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
