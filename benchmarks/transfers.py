@@ -23,7 +23,8 @@ from weft.cost import NOMINAL_RATES
 from weft.data import Graph
 from weft.nn import Workload, make_model
 from weft.partition import make_book
-from weft.strategies.offload.plan import OffloadOptions, OffloadPlan
+from weft.strategies.offload.options import OffloadOptions
+from weft.strategies.offload.plan import OffloadPlan
 
 NO_LIMIT = 1 << 50
 """Bytes of device memory: rows come from the host all the same."""

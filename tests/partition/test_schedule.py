@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from weft.chunks.ranges import RankSide, chunk_sources, chunk_vertices, reorder
-from weft.chunks.schedule import Rates, Schedule, Sides, Volumes
+from weft.chunks.rounds import Schedule
+from weft.chunks.schedule import Sides, Volumes
 from weft.chunks.sets import Sets
 from weft.core.native import _native
+from weft.cost import Rates
 from weft.data import Adjacency, Graph
 from weft.partition import Caching, make_dependencies, range_bounds, range_parts
 

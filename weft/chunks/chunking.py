@@ -15,7 +15,8 @@ import torch
 from weft.chunks.aggregates import layout_of
 from weft.chunks.exchange_plan import AssignedRelations, ExchangePlan
 from weft.chunks.ranges import RankSide, even_ranges
-from weft.chunks.schedule import Schedule, Sides, in_place, pays_in_place
+from weft.chunks.rounds import Schedule, in_place, pays_in_place
+from weft.chunks.schedule import Sides
 from weft.core import native
 from weft.data import Adjacency, Graph
 from weft.nn import SLOT_BYTES, Aggregate, ByRelation, RelationIndex, WorkingSet

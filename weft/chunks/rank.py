@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from weft.chunks.halos import HaloPlan
 from weft.chunks.program import Program
-from weft.chunks.schedule import Schedule, Volumes
+from weft.chunks.rounds import Schedule
+from weft.chunks.schedule import Volumes
 from weft.chunks.slots import Layout
 from weft.partition import Dependencies, Hop
 

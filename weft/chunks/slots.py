@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from weft.chunks.schedule import Round
+from weft.chunks.rounds import Round
 from weft.core.native import id_dtype
 from weft.data import Adjacency, Transpose
 from weft.kernels import EdgeFeatures, Scale

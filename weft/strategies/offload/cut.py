@@ -12,7 +12,8 @@ from weft.chunks.aggregates import back_way, layout_of, reads_values
 from weft.chunks.program import Program
 from weft.chunks.ranges import RankSide, chunk_vertices, even_ranges, reorder
 from weft.chunks.rank import ChunkShape, HopSchedule, RankChunks
-from weft.chunks.schedule import Round, Sides, Volumes, in_place, pays_in_place
+from weft.chunks.rounds import Round, in_place, pays_in_place
+from weft.chunks.schedule import Sides, Volumes
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, edge_bytes
 from weft.cost import Rates
 from weft.nn import Workload

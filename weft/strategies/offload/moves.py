@@ -9,7 +9,7 @@ from weft.chunks.aggregates import back_way, layout_of, reads_values
 from weft.chunks.flops import SegmentFlops
 from weft.chunks.program import Segment, differentiable, goes_back
 from weft.chunks.rank import HopSchedule, RankChunks
-from weft.chunks.schedule import Round
+from weft.chunks.rounds import Round
 from weft.chunks.slots import Layout, Way, edge_bytes
 from weft.cost import Operation, all_reduce
 from weft.nn import MapFlops, Total, WholeLayer

@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
 import torch
@@ -33,6 +32,7 @@ from weft.strategies.offload.cut import MAX_CHUNKS, Cutter, Orders
 from weft.strategies.offload.forecast import Forecast, forecast
 from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.moves import Moves, MoveSizes
+from weft.strategies.offload.options import ChunkOptions, OffloadOptions
 from weft.strategies.offload.placed import PlacedOffload
 from weft.strategies.vertex.plan import (
     CommunicatedPlan,
@@ -45,32 +45,6 @@ from weft.strategies.vertex.plan import (
 SOME_CHUNKS = 64  # whose memory is named where a limit is below what any chunk takes
 MARGIN = 0.91  # of a limit is filled: what is found scaled down has been up to 8 % below what chunks then took
 ATTENTION_COST = 3  # an edge of attention costs as much as so many of a sum
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChunkOptions(Options):
-    """What can be said of chunks."""
-
-    device_memory: int | None = None
-    """Bytes that a rank may have on the device at once; None: no limit."""
-    chunks: int = 0
-    """In how many chunks aggregates are made at least; 0: as few as that allows."""
-    intermediates: str = "auto"
-    """What the backward pass has of a result: keep, recompute, or auto, what costs less."""
-    scratch: Path | None = None
-    """The folder of rows on the host; None: that for temporary files."""
-    device: str = ""
-    """The device of the chunks; '': the CPU."""
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the device is the CPU."""
-        return self.device in ("", "cpu")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OffloadOptions(ChunkOptions, HybridOptions):
-    """What can be said of chunks, and of where vertices live and which sources are cached."""
 
 
 class OffloadPlan(Plan):

@@ -11,7 +11,8 @@ from weft.chunks.ranges import VERTEX_COST
 from weft.chunks.rank import RankChunks
 from weft.strategies.offload.cut import Cutter, Orders
 from weft.strategies.offload.moves import MoveSizes
-from weft.strategies.offload.plan import ChunkOptions, OffloadPlan
+from weft.strategies.offload.options import ChunkOptions
+from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.order import OrderedRank, halo_plan, order_ranks
 from weft.strategies.vertex.plan import CommunicatedPlan, VertexOptions, VertexPlan
 
