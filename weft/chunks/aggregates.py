@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import cast
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.chunks.placed import Home
 from weft.chunks.program import Segment
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedRound, SlotTopology, Way
-from weft.chunks.tables import BoundaryRows, Grads, Rows, deposit, read, store
+from weft.chunks.tables import BoundaryRows, Grads, Rows
 from weft.chunks.views import ChunkView
 from weft.nn import Aggregate, ByRelation, WholeLayer
 from weft.nn import Rows as Tensors
@@ -74,13 +74,22 @@ def layout_of(op: Aggregate) -> Layout:
 
 
 class ChunkAggregates:
-    """All steps of the aggregate that a table's boundary asks for. view_key: of its stage."""
+    """All steps of the aggregate that a table's boundary asks for, once the table is made. view_key: of its stage."""
 
     def __init__(self, home: Home, table: BoundaryRows, view_key: int) -> None:
         self.home, self.table, self.segment, self.view_key = home, table, table.segment, view_key
-        self.group, self.device, self.meter, self.transfers = home.group, home.device, home.group.meter, home.transfers
-        assert table.op is not None
-        self.op, self.layout = table.op, layout_of(table.op)  # of the rank's own model, where it is one of its layers
+        self.group, self.device, self.meter = home.group, home.device, home.meter
+
+    @cached_property
+    def op(self) -> Aggregate:
+        """The aggregate: of the rank's own model, where it is one of its layers."""
+        assert self.table.op is not None
+        return self.table.op
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How its edges stand."""
+        return layout_of(self.op)
 
     def results(
         self,
@@ -149,7 +158,7 @@ class ChunkAggregates:
             result = self._result(loaded, tensors)
         if keep and table.result is not None:
             for rows, values in zip((table.result, *table.kept), (result, *kept), strict=True):
-                store(rows, round_.targets, values, self.transfers)
+                self.home.store(rows, round_.targets, values)
         return result
 
     def _again(
@@ -221,7 +230,7 @@ class ChunkAggregates:
                     source.grads += found[name]
         for name, port in self.segment.targets.items():
             if name in found and port in grads.live:
-                deposit(grads.live[port], round_.targets, found[name], self.transfers)
+                self.home.deposit(grads.live[port], round_.targets, found[name])
         for name in self.op.shared:
             grads.add_shared(name, found.get(name))
         self._leave(round_, loaded, sources)
@@ -260,9 +269,9 @@ class ChunkAggregates:
         slots = ("fetch_slots", "give_slots", "flush_slots", *(("serve", "take") * self.home.optimisations.share))
         index |= {name: index[name].to(self.device) for name in slots if name in index}
         live, span = self._own_ports(last=last, values=values), round_.targets
-        own = {port: read(self.table.arrays[port], span, self.device) for port in live}
+        own = {port: self.home.read(self.table.arrays[port], span) for port in live}
         wanted = (self.table.result, *self.table.kept) if kept else ()
-        found = tuple(read(rows, span, self.device) for rows in wanted if rows is not None)
+        found = tuple(self.home.read(rows, span) for rows in wanted if rows is not None)
         topology = round_.topology(self.layout, self.device, way)
         return Loaded(index=index, topology=topology, own=own, kept=found)
 
@@ -274,11 +283,11 @@ class ChunkAggregates:
     def _count(self, round_: PlacedRound, loaded: Loaded, sources: list[Source], *, values: bool, way: Way) -> None:
         """Notes what `_load` has brought."""
         rows = sum(one.nbytes for one in (*loaded.own.values(), *loaded.kept))
-        self.transfers.transfer("rows", rows, 0)
-        self.transfers.transfer("edges", round_.edge_bytes(self.layout, way), 0)
+        self.home.transfer("rows", rows, 0)
+        self.home.transfer("edges", round_.edge_bytes(self.layout, way), 0)
         if values:
             width = sum(source.rows.width for source in sources)
-            self.transfers.transfer("sources", round_.num_loaded * width * self.home.dtype.itemsize, 0)
+            self.home.transfer("sources", round_.num_loaded * width * self.home.dtype.itemsize, 0)
 
     def _at(self, sources: list[Source]) -> Tensors:
         """The rows in slots, by name."""
@@ -326,7 +335,7 @@ class ChunkAggregates:
         out = torch.empty(len(wanted), rows.width, dtype=self.home.dtype, device=self.device)
         for ids, segment in zip(wanted.split(list(counts)), out.split(list(counts)), strict=True):
             rows.gather(ids, segment)
-        self.transfers.transfer("sources", out.nbytes, 0)
+        self.home.transfer("sources", out.nbytes, 0)
         return out
 
     def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], what: str) -> Tensor:
@@ -349,10 +358,7 @@ class ChunkAggregates:
         for source in sources:
             assert source.grads is not None
             assert source.into is not None
-            num_bytes = len(index["flush"]) * source.grads[:1].nbytes
-            with self.transfers.noted("store", "gradients", bytes=num_bytes):
-                source.into.add(index["flush"], source.grads, index["flush_slots"])
-            self.transfers.transfer("gradients", 0, num_bytes)
+            self.home.give(source.into, index["flush"], source.grads, index["flush_slots"])
             for name in ("flush_slots", "give_slots"):
                 source.grads.index_fill_(0, index[name], 0)
 
@@ -365,8 +371,7 @@ class ChunkAggregates:
             if self.home.optimisations.share:
                 source.grads.index_add_(0, rows, segment)
             else:
-                source.into.add(rows, segment.contiguous())
-                self.transfers.transfer("gradients", 0, segment.nbytes)
+                self.home.give(source.into, rows, segment.contiguous())
 
 
 def reads_values(segment: Segment, step: int, *, kept: bool, retained: bool) -> bool:

@@ -23,9 +23,8 @@ from weft.chunks.exchange_plan import Receives, Sends
 from weft.chunks.placed import Home
 from weft.chunks.program import LiveRows, Segment
 from weft.chunks.slots import PlacedRound
-from weft.chunks.tables import BoundaryRows, Grads, Rows, read
+from weft.chunks.tables import BoundaryRows, Grads, Rows
 from weft.comm import ColsToRows, Group, Key, Layout, RowSet, RowsToCols
-from weft.core.meter import Meter
 from weft.nn import Aggregate, ByRelation, Request, Topology, WorkingSet, Workload
 from weft.nn import Rows as Tensors
 from weft.nn.phases import Boundary
@@ -37,8 +36,7 @@ EVERYTHING = slice(None)
 class ColumnRounds(Home):
     """The rounds of an aggregate over all rows, any step's, and what crosses with them.
 
-    whole: the graph's topology: with a limit on the host, else on the device of the aggregates. What moves between that
-    and the host is not in a trace, and so is counted apart.
+    whole: the graph's topology: with a limit on the host, else on the device of the aggregates.
     """
 
     def __init__(
@@ -52,7 +50,7 @@ class ColumnRounds(Home):
         needs: WorkingSet,
     ) -> None:
         cut, in_memory = chunking.cut(op, needs), chunking.limit is None
-        super().__init__(work, group, device, folder=None, in_memory=in_memory, prefetch=cut.ahead, transfers=Meter())
+        super().__init__(work, group, device, folder=None, in_memory=in_memory, prefetch=cut.ahead, traced=False)
         self.chunking, self.num_bytes, size = chunking, cut.num_bytes, group.size
         self.num_rows = self.num_results = whole.adjacency.num_targets
         self.num_own = self.num_home = len(range(group.rank, self.num_rows, size))
@@ -73,12 +71,6 @@ class ColumnRounds(Home):
     def rounds(self, hop: int, *, back: bool = False) -> Sequence[PlacedRound]:
         del hop
         return self._rounds_back if back else self._rounds
-
-    def zeros(self, width: int) -> Rows:
-        """Rows of all vertices, zero."""
-        rows = self.pool.alloc(self.num_rows, width)
-        rows.clear()
-        return rows
 
 
 class ColumnPass:
@@ -169,16 +161,16 @@ class ColumnPass:
             receives = self._receives(grad, self.plan.sends[::-1], self.rows_out, "gradients")
             sends = self._sends(grad, home.num_own, self.rows_in, "gradients")
             of_result = home.pool.alloc(home.num_results, self.width)
-        grads = Grads(live={port: home.zeros(rows.width) for port, rows in enumerate(table.segment.live)})
-        found = list(grads.live.values())
+        found = [home.zeros(home.num_rows, rows.width) for rows in table.segment.live]
+        grads = Grads(live=dict(enumerate(found)))
         for step in reversed(range(self.steps)):
-            last, into = step == self.steps - 1, home.zeros(self.width) if step else None
+            last, into = step == self.steps - 1, home.zeros(home.num_rows, self.width) if step else None
             rounds = ChunkAggregates(home, table, 0).again(step, grads, last=last, into=into)
             leaving = reversed(self.plan.receives)
             for round_, loaded, again in rounds:
                 if last and receives:
                     self._arrive(receives, [of_result], [EVERYTHING])
-                again.back(read(of_result, round_.results, home.device))
+                again.back(home.read(of_result, round_.results))
                 if step == 0 and sends:
                     sends.send(next(leaving), partial(self._side_by_side, found))
                 del loaded, again

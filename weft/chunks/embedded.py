@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import torch
 from torch import Tensor
 
@@ -18,8 +16,8 @@ class EmbeddedRows:
         self.home = home
         self.rows: Tensor | None = None
         self.grads: Tensor | None = None
-        self._leaves = deque[Tensor]()
-        """Of the ranges whose gradients are to come."""
+        self._leaves: dict[tuple[int, int], Tensor] = {}
+        """By first and last row, of the ranges whose gradients are to come."""
         found = list(embeddings(home.model).values())
         assert len(found) <= 1, "a model has one TypedInput"
         for weight in found:
@@ -33,12 +31,12 @@ class EmbeddedRows:
         assert self.rows is not None
         rows = self.rows.detach()[self.home.embedded_in(span)]
         if torch.is_grad_enabled():
-            self._leaves.append(rows.requires_grad_())
+            self._leaves[span.start, span.stop] = rows.requires_grad_()
         return rows
 
     def collect(self, span: slice) -> None:
-        """Takes the gradients of those that a range has had, of ranges in the order in which they had them."""
-        leaf = self._leaves.popleft() if self._leaves else None
+        """Takes the gradients of those that a range has had."""
+        leaf = self._leaves.pop((span.start, span.stop), None)
         if leaf is not None and leaf.grad is not None and self.grads is not None:
             self.grads[self.home.embedded_in(span)] += leaf.grad
 

@@ -9,8 +9,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from weft.chunks.passes import leaf
 from weft.chunks.program import Program, Segment, differentiable, left_by
+from weft.chunks.segments import leaf
 from weft.chunks.views import RowsView
 from weft.nn import SPREAD, BlockSize, Inputs, Levels, MapFlops, Total, WholeLayer, Workload
 from weft.nn.flops import FlopCounter

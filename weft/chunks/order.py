@@ -114,6 +114,10 @@ class ChunkOrder:
         segment = self.segments[number]
         return [port for port in segment.source_ports if segment.live[port].differentiable]
 
+    def can_begin(self, number: int, _chunk: int) -> bool:
+        """Whether a segment that reads no rows of other ranks may run: behind all that comes before it."""
+        return not number or number - 1 in self.ended
+
     def can_read(self, level: Level, chunk: int) -> bool:
         """Whether the rows of a level are there that a chunk reads; those that have come are put in their places."""
         halo, flow = self.home.halo, self._rows

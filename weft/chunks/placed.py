@@ -18,7 +18,6 @@ from weft.chunks.rank import RankChunks
 from weft.chunks.slots import PlacedRound
 from weft.chunks.tables import BoundaryRows, Rows
 from weft.comm import Group
-from weft.core.meter import Meter
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
 from weft.store.files import ArrayFile, ArrayMemory, release
 from weft.store.rows import host_rows
@@ -52,8 +51,8 @@ class Home(ABC):
     """What aggregates are made with, round by round.
 
     device: of the aggregates. folder: of the files; None: that for temporary ones. in_memory: rows and rounds are in
-    the device's memory, not on the host in files. prefetch: the next round is loaded while one is worked on.
-    transfers: counts the bytes that move between host and device; None: the group's meter.
+    the device's memory, not on the host in files. prefetch: the next round is loaded while one is worked on. traced:
+    whether a trace says which bytes move between host and device, so that they are counted.
     """
 
     def __init__(
@@ -65,17 +64,55 @@ class Home(ABC):
         folder: Path | None,
         in_memory: bool,
         prefetch: bool,
-        transfers: Meter | None = None,
+        traced: bool = True,
     ) -> None:
         self.graph, self.optimisations, self.dtype = work.graph, work.optimisations, work.dtype
-        self.group, self.device, self.transfers = group, device, transfers or group.meter
-        self.in_memory, self.prefetch = in_memory, prefetch
+        self.group, self.meter, self.device = group, group.meter, device
+        self.in_memory, self.prefetch, self.traced = in_memory, prefetch, traced
         self.pool = RowPool(work.dtype, device, folder, in_memory=in_memory)
         self.array_file = ArrayMemory() if in_memory else ArrayFile(folder)
 
     @abstractmethod
     def rounds(self, hop: int, *, back: bool = False) -> Sequence[PlacedRound]:
         """The rounds of an aggregate in their order, or in that of its backward pass."""
+
+    def zeros(self, num_rows: int, width: int) -> Rows:
+        """Rows [num_rows, width] of zeros."""
+        rows = self.pool.alloc(num_rows, width)
+        rows.clear()
+        return rows
+
+    def transfer(self, tag: str, to_device: int, to_host: int) -> None:
+        """Counts bytes between host and device."""
+        if self.traced:
+            self.meter.transfer(tag, to_device, to_host)
+
+    def read(self, rows: Rows, span: slice) -> Tensor:
+        """A range of rows, on the device."""
+        return rows.read(span.start, span.stop).to(self.device, non_blocking=True)
+
+    def read_grads(self, rows: Rows, span: slice) -> Tensor:
+        """The gradients of a range of rows, on the device."""
+        grad = self.read(rows, span)
+        self.transfer("gradients", grad.nbytes, 0)
+        return grad
+
+    def store(self, rows: Rows, span: slice, values: Tensor) -> None:
+        """Puts a range of rows on the host."""
+        with self.meter.noted("store", "rows", bytes=values.nbytes):
+            rows.write(span.start, values)
+        self.transfer("rows", 0, values.nbytes)
+
+    def deposit(self, into: Rows, span: slice, grad: Tensor) -> None:
+        """Adds the gradients of a range of rows to those on the host."""
+        self.give(into, torch.arange(span.start, span.stop), grad.contiguous())
+
+    def give(self, into: Rows, rows: Tensor, grads: Tensor, places: Tensor | None = None) -> None:
+        """Adds gradients to those of rows on the host; see `HostRows.add`."""
+        num_bytes = len(rows) * grads.shape[1] * grads.itemsize
+        with self.meter.noted("store", "gradients", bytes=num_bytes):
+            into.add(rows, grads, places)
+        self.transfer("gradients", 0, num_bytes)
 
     def ahead(
         self, items: Iterable[Item], load: Callable[[Item], Brought], ready: Callable[[int], bool] | None = None
@@ -87,7 +124,7 @@ class Home(ABC):
         items = list(items)
 
         def bring(number: int) -> Brought:
-            with self.group.meter.noted("load", "chunk", chunk=number):
+            with self.meter.noted("load", "chunk", chunk=number):
                 return load(items[number])
 
         if not self.prefetch:
@@ -102,7 +139,7 @@ class Home(ABC):
             del loaded
 
     def _waited_for(self, coming: Future[Brought]) -> Brought:
-        with self.group.meter.noted("compute", "wait: load"):
+        with self.meter.noted("compute", "wait: load"):
             return coming.result()
 
     @cached_property

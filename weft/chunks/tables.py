@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from weft.chunks.program import Segment
-from weft.core.meter import Meter
 from weft.nn import Aggregate
 from weft.store.rows import HostRows, MemoryRows
 
@@ -56,22 +54,3 @@ class Grads:
         """Adds to the gradient of the total."""
         if grad is not None:
             self.total = grad if self.total is None else self.total + grad
-
-
-def read(rows: Rows, span: slice, device: torch.device) -> Tensor:
-    """A range of rows, on the device."""
-    return rows.read(span.start, span.stop).to(device, non_blocking=True)
-
-
-def store(rows: Rows, span: slice, values: Tensor, meter: Meter) -> None:
-    """Puts a range of rows on the host."""
-    with meter.noted("store", "rows", bytes=values.nbytes):
-        rows.write(span.start, values)
-    meter.transfer("rows", 0, values.nbytes)
-
-
-def deposit(into: Rows, span: slice, grad: Tensor, meter: Meter) -> None:
-    """Adds the gradients of a range of rows to those on the host."""
-    with meter.noted("store", "gradients", bytes=grad.nbytes):
-        into.add(torch.arange(span.start, span.stop), grad.contiguous())
-    meter.transfer("gradients", 0, grad.nbytes)

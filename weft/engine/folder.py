@@ -1,8 +1,6 @@
 """A run's folder: config.toml, metrics.jsonl, probe.json, checkpoints/, model.safetensors, and timeline.json if asked.
 
-Only rank 0 touches it.
-
-While the run lives, there is its lock too.
+Only rank 0 touches it. While the run lives, there is its lock too.
 """
 
 from __future__ import annotations
