@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from weft.chunks.placed import Home
-from weft.chunks.program import Segment
-from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedRound, SlotTopology, Way
+from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedRound, SlotTopology
+from weft.chunks.stages import AggregateStep
 from weft.chunks.tables import BoundaryRows, Grads, Rows
 from weft.chunks.views import ChunkView
 from weft.nn import Aggregate, ByRelation, WholeLayer
@@ -93,57 +93,49 @@ class ChunkAggregates:
 
     def results(
         self,
-        step: int,
+        step: AggregateStep,
         *,
-        last: bool,
         ready: Callable[[int], bool] | None = None,
         arrive: Callable[[], None] | None = None,
     ) -> Iterator[tuple[PlacedRound, Loaded, Tensor]]:
-        """Round by round, what is loaded and the results [n, F] of a step; last: rows go on with them.
+        """Round by round, what is loaded and the results [n, F] of a step.
 
         ready: whether what a round reads is there; None: it is. arrive: brings it before a round is loaded.
         """
-        rounds, sources = self.home.rounds(self.segment.hop + step), self._sources(step)
+        rounds, sources = self.home.rounds(self.segment.hop + step.step), self._sources(step)
         self._make_slots(rounds, sources)
 
         def load(round_: PlacedRound) -> Loaded:
             if arrive is not None:
                 arrive()
-            return self._load(round_, sources, last=last, values=True, way="forward")
+            return self._load(round_, sources, step)
 
         for round_, loaded in self.home.ahead(rounds, load, ready):
-            self._count(round_, loaded, sources, values=True, way="forward")
+            self._count(round_, loaded, sources, step)
             self._fetch(round_, loaded, sources)
             rows = self._about({**self._at(sources), **self._targets(loaded)}, self.table.shared)
-            yield round_, loaded, self._made(round_, loaded, rows, keep=step == self.segment.steps - 1)
+            yield round_, loaded, self._made(round_, loaded, rows, keep=step.is_last)
             del loaded, rows
 
     def again(
-        self, step: int, grads: Grads, *, last: bool, into: Rows | None = None, retained: bool = False
+        self, step: AggregateStep, grads: Grads, *, into: Rows | None = None
     ) -> Iterator[tuple[PlacedRound, Loaded, Again]]:
         """As `results` in the backward pass: whoever is given one sends its gradient back before asking for the next.
 
-        grads: those that a boundary left. into: where those go of what an earlier step made. retained: the segment
-        behind has what it read of the results, and of rows that went on with them.
+        grads: those that a boundary left. into: where those go of what an earlier step made.
         """
-        segment, rounds = self.segment, self.home.rounds(self.segment.hop + step, back=True)
-        kept = last and self.table.result is not None
-        values = reads_values(segment, step, kept=kept, retained=retained)
-        way = back_way(segment, values=values, kept=kept, on_cpu=self.device.type == "cpu")
-        sources = self._sources(step, grads, into)
-        if values:
+        rounds, sources = self.home.rounds(self.segment.hop + step.step, back=True), self._sources(step, grads, into)
+        if step.values:
             self._make_slots(rounds, sources)
         for source in sources:
             if source.into is not None:
                 source.grads = source.into.tensor() if rounds[0].in_place else self._zeros(rounds, source)
-        load = lambda round_: self._load(  # noqa: E731
-            round_, sources, last=last and not retained, values=values, way=way, kept=kept
-        )
+        load = lambda round_: self._load(round_, sources, step)  # noqa: E731
         for round_, loaded in self.home.ahead(rounds, load):
-            self._count(round_, loaded, sources, values=values, way=way)
-            if values:
+            self._count(round_, loaded, sources, step)
+            if step.values:
                 self._fetch(round_, loaded, sources)
-            yield round_, loaded, self._again(round_, loaded, sources, grads, values=values)
+            yield round_, loaded, self._again(round_, loaded, sources, grads, values=step.values)
             del loaded
 
     def _made(self, round_: PlacedRound, loaded: Loaded, tensors: Tensors, *, keep: bool) -> Tensor:
@@ -153,7 +145,7 @@ class ChunkAggregates:
         if keep and table.result is not None and self.op.can_save and not self.segment.constant:
             result, kept = self.op.apply_saving(loaded.topology, tensors)
             num_rows = table.result.num_rows
-            table.kept = table.kept or tuple(self.home.pool.alloc(num_rows, rows.shape[1]) for rows in kept)
+            table.kept = table.kept or [self.home.pool.alloc(num_rows, rows.shape[1]) for rows in kept]
         else:
             result = self._result(loaded, tensors)
         if keep and table.result is not None:
@@ -235,17 +227,12 @@ class ChunkAggregates:
             grads.add_shared(name, found.get(name))
         self._leave(round_, loaded, sources)
 
-    def _sources(self, step: int, grads: Grads | None = None, into: Rows | None = None) -> list[Source]:
+    def _sources(self, step: AggregateStep, grads: Grads | None = None, into: Rows | None = None) -> list[Source]:
         """What a step reads at sources, each rows once; what an earlier step made is apart."""
-        segment, found, by_port = self.segment, [], dict[int, list[str]]()
-        for name, port in segment.sources.items():
-            if step and name == self.op.first:
-                found.append(
-                    Source(names=(name,), rows=self.table.between[-1 if self.op.linear else step - 1], into=into)
-                )
-            else:
-                by_port.setdefault(port, []).append(name)
-        for port, names in by_port.items():
+        found = []
+        if step.step:
+            found.append(Source(names=(self.op.first,), rows=self.table.between[step.step - 1], into=into))
+        for port, names in step.source_ports.items():
             to = grads.live.get(port) if grads else None
             found.append(Source(names=tuple(names), rows=self.table.arrays[port], into=to))
         return found
@@ -258,34 +245,27 @@ class ChunkAggregates:
         """Zeros, since what a free slot holds is multiplied by nothing, and nothing is no number times NaN."""
         return torch.zeros(rounds[0].num_slots, source.rows.width, dtype=self.home.dtype, device=self.device)
 
-    def _load(
-        self, round_: PlacedRound, sources: list[Source], *, last: bool, values: bool, way: Way, kept: bool = False
-    ) -> Loaded:
+    def _load(self, round_: PlacedRound, sources: list[Source], step: AggregateStep) -> Loaded:
         """Brings to the device what a round reads, except what comes from other ranks."""
-        backward = way != "forward"
-        index = {name: round_.index(name) for name in (*(FORWARD * values), *(BACKWARD * backward))}
-        for source in sources if values and not round_.in_place else ():
+        backward = step.edges != "forward"
+        index = {name: round_.index(name) for name in (*(FORWARD * step.values), *(BACKWARD * backward))}
+        for source in sources if step.values and not round_.in_place else ():
             source.rows.gather(index["load"], source.values, index["load_slots"])
         slots = ("fetch_slots", "give_slots", "flush_slots", *(("serve", "take") * self.home.optimisations.share))
         index |= {name: index[name].to(self.device) for name in slots if name in index}
-        live, span = self._own_ports(last=last, values=values), round_.targets
-        own = {port: self.home.read(self.table.arrays[port], span) for port in live}
-        wanted = (self.table.result, *self.table.kept) if kept else ()
-        found = tuple(self.home.read(rows, span) for rows in wanted if rows is not None)
-        topology = round_.topology(self.layout, self.device, way)
+        read, span = self.home.read, round_.targets
+        own = {port: read(self.table.arrays[port], span) for port in step.own_ports}
+        wanted = (self.table.result, *self.table.kept) if step.kept else ()
+        found = tuple(read(rows, span) for rows in wanted if rows is not None)
+        topology = round_.topology(self.layout, self.device, step.edges)
         return Loaded(index=index, topology=topology, own=own, kept=found)
 
-    def _own_ports(self, *, last: bool, values: bool) -> list[int]:
-        """The ports of which a round reads its targets' rows."""
-        segment = self.segment
-        return sorted({*(segment.targets.values() if values else ()), *(segment.rows.values() if last else ())})
-
-    def _count(self, round_: PlacedRound, loaded: Loaded, sources: list[Source], *, values: bool, way: Way) -> None:
+    def _count(self, round_: PlacedRound, loaded: Loaded, sources: list[Source], step: AggregateStep) -> None:
         """Notes what `_load` has brought."""
         rows = sum(one.nbytes for one in (*loaded.own.values(), *loaded.kept))
         self.home.transfer("rows", rows, 0)
-        self.home.transfer("edges", round_.edge_bytes(self.layout, way), 0)
-        if values:
+        self.home.transfer("edges", round_.edge_bytes(self.layout, step.edges), 0)
+        if step.values:
             width = sum(source.rows.width for source in sources)
             self.home.transfer("sources", round_.num_loaded * width * self.home.dtype.itemsize, 0)
 
@@ -372,16 +352,3 @@ class ChunkAggregates:
                 source.grads.index_add_(0, rows, segment)
             else:
                 self.home.give(source.into, rows, segment.contiguous())
-
-
-def reads_values(segment: Segment, step: int, *, kept: bool, retained: bool) -> bool:
-    """Whether the backward pass over a step reads the rows at its sources."""
-    again = step == segment.steps - 1 and segment.needs_result and not kept and not retained
-    return not segment.op.linear or again
-
-
-def back_way(segment: Segment, *, values: bool, kept: bool, on_cpu: bool) -> Way:
-    """Which edges the gradient of an aggregate brings; on a GPU, attention's walks them in both orders."""
-    if segment.op.linear:
-        return "both" if values else "back"
-    return "back" if kept and on_cpu else "both"

@@ -23,6 +23,7 @@ from weft.chunks.exchange_plan import Receives, Sends
 from weft.chunks.placed import Home
 from weft.chunks.program import LiveRows, Segment
 from weft.chunks.slots import PlacedRound
+from weft.chunks.stages import AggregateStep
 from weft.chunks.tables import BoundaryRows, Grads, Rows
 from weft.comm import ColsToRows, Group, Key, Layout, RowSet, RowsToCols
 from weft.nn import Aggregate, ByRelation, Request, Topology, WorkingSet, Workload
@@ -139,15 +140,17 @@ class ColumnPass:
                     sends.send(next(leaving), partial(y.tensor().index_select, 0))
                 del loaded, result  # before the next round is worked on
             if not last:
-                if step and self.op.linear:
-                    self._free(table.between.pop())
+                if self.op.linear:
+                    self._free(*table.between[-1:])
                 table.between.append(y)
         rows = sends.finish() if sends else y.read(0, home.num_results)
         if self.alone and home.place is not None:
             rows = rows[home.place.argsort()]
         self._free(y)
-        if self.op.linear or not differentiable:
-            self._free(*table.arrays, *table.between)  # of which the backward pass asks for the widths alone
+        if self.op.linear:
+            self._free(*table.arrays, *table.between[-1:])  # of which the backward pass asks for the widths alone
+        elif not differentiable:
+            self._free(*table.arrays, *table.between)
         return rows
 
     def backward(self, grad: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -165,7 +168,9 @@ class ColumnPass:
         grads = Grads(live=dict(enumerate(found)))
         for step in reversed(range(self.steps)):
             last, into = step == self.steps - 1, home.zeros(home.num_rows, self.width) if step else None
-            rounds = ChunkAggregates(home, table, 0).again(step, grads, last=last, into=into)
+            kept, on_cpu = table.result is not None, home.device.type == "cpu"
+            back = AggregateStep.backward(table.segment, step, kept=kept, retained=False, on_cpu=on_cpu)
+            rounds = ChunkAggregates(home, table, 0).again(back, grads, into=into)
             leaving = reversed(self.plan.receives)
             for round_, loaded, again in rounds:
                 if last and receives:
@@ -185,12 +190,12 @@ class ColumnPass:
 
     def _results(self, step: int, receives: Receives | None) -> Iterator[tuple[PlacedRound, Any, Tensor]]:
         """A step's rounds; receives: the rows that arrive with them."""
-        aggregates = ChunkAggregates(self.home, self.table, 0)
+        aggregates, made = ChunkAggregates(self.home, self.table, 0), AggregateStep.forward(self.table.segment, step)
         if receives is None:
-            return aggregates.results(step, last=False)
+            return aggregates.results(made)
         arrive = partial(self._arrive, receives, self.table.arrays, self.columns)
         due = max((number for number, rows in enumerate(self.plan.receives) if rows is not None), default=-1)
-        return aggregates.results(step, last=False, ready=lambda number: number > due, arrive=arrive)
+        return aggregates.results(made, ready=lambda number: number > due, arrive=arrive)
 
     def _arrays(self, x: Tensor) -> list[Rows]:
         """Where the rows are that are read, by port: filled if they are all here, else as they arrive."""

@@ -137,7 +137,7 @@ class ChunkOrder:
         """The rows that cross before a step of the aggregate behind a segment."""
         table = self.tables[number]
         if step:
-            return [table.between[-1 if table.segment.op.linear else step - 1]]
+            return [table.between[step - 1]]
         return [table.arrays[port] for port in table.segment.source_ports]
 
     def made(self, level: Level, chunk_rows: slice, rows: Sequence[Tensor]) -> None:

@@ -11,8 +11,9 @@ depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from typing import TypeVar
 
 import torch
@@ -21,9 +22,10 @@ from torch import Tensor
 from weft.chunks.aggregates import Again, ChunkAggregates, Loaded
 from weft.chunks.order import ChunkOrder, Task, Work
 from weft.chunks.placed import PlacedChunks
-from weft.chunks.program import Program, differentiable, goes_back, left_by, stepwise
+from weft.chunks.program import Program, left_by, stepwise
 from weft.chunks.segments import Own, SegmentRuns
 from weft.chunks.slots import PlacedRound
+from weft.chunks.stages import AggregateStep, Buffer, Stage
 from weft.chunks.tables import BoundaryRows, Grads, Rows
 from weft.core.random import key
 from weft.nn import Total
@@ -39,80 +41,106 @@ class Pass:
 
     def __init__(self, home: PlacedChunks, program: Program, *, step_key: tuple[int, ...], training: bool) -> None:
         self.home, self.segments, self.group = home, program.segments, home.group
-        self.keys = [key(home.seed, *step_key, stage) for stage in home.stages]
+        self.stages = home.stages[training]
+        self.keys = [key(home.seed, *step_key, stage) for stage in home.model_stages]
         self.tables: list[BoundaryRows] = []
         self.grads: dict[int, Grads] = {}
         """Of what each table's boundary left."""
+        self._made: dict[Buffer, Rows] = {}
+        """What stages have made and not freed yet."""
         self.runs = SegmentRuns(home, self.segments, self.keys, self.tables, training=training)
         self.order = ChunkOrder(home, self.segments, self.tables, self.grads)
 
     def forward(self) -> Rows:
         """The logits [n, C] of this rank's rows."""
         with torch.no_grad():
-            first = 0
-            if self.segments[0].constant:
-                first = 1
+            if self.stages.once:
                 if self.home.constant is None:
                     with self.home.meter.during("setup"):
-                        self.order.forward([0], [self._make(0), self._result_once()])
+                        self.order.forward([0], self._works(self.stages.once, self._forward))
                     self.home.constant = self.tables.pop()
+                    self._made.clear()
                 self.tables.append(self.home.constant)
                 self.order.ended.add(0)
-            numbers = range(first, len(self.segments))
-            self.order.forward(numbers, [self._make(number) for number in numbers])
+            numbers = sorted({stage.number for stage in self.stages.forward})
+            self.order.forward(numbers, self._works(self.stages.forward, self._forward))
         return self.tables[-1].arrays[0]
 
     def backward(self, grad: Tensor) -> None:
         """Leaves the gradients of the parameters, this rank's part of those that all ranks have."""
-        last = len(self.segments) - 1
-        self.grads[last] = Grads(live={0: grad})
-        numbers = [last]
-        while numbers[-1] and goes_back(self.segments[numbers[-1] - 1]):
-            numbers.append(numbers[-1] - 1)
-        self.order.backward(numbers, [self._backward(number) for number in numbers])
+        self.grads[len(self.segments) - 1] = Grads(live={0: grad})
+        numbers = sorted({stage.number for stage in self.stages.backward}, reverse=True)
+        self.order.backward(numbers, self._works(self.stages.backward, self._backward))
         self.runs.embedded.backward()
 
     def end(self, but: Rows | None = None) -> None:
         """Gives back what the pass has on the host, but for some rows."""
-        for table in self.tables:
-            if table is not self.home.constant:
-                given = (*table.arrays, table.result, *table.kept, *table.between)
-                self.home.pool.free(*(rows for rows in given if rows is not but))
+        self.home.pool.free(*(rows for rows in self._made.values() if rows is not but))
+        self._made.clear()
         self.tables.clear()
         self.runs.end()
 
-    def _make(self, number: int) -> Work:
-        """Segment `number`, chunk by chunk."""
-        home, segment = self.home, self.segments[number]
-        before, num_rows = self.tables[number - 1] if number else None, home.num_rows(segment.hop)
-        held = home.num_held(segment.hop) if segment.aggregates else num_rows
-        table = BoundaryRows(segment=segment, arrays=[home.pool.alloc(held, port.width) for port in segment.live])
-        self.tables.append(table)
-        if before is not None and before.segment.aggregates and not before.segment.constant:
-            yield from self._make_steps(number - 1)
-            if home.keeps(before.segment):
-                before.result = home.pool.alloc(num_rows, before.segment.width)
-            level = number - 1, before.segment.steps - 1
+    def _works(self, stages: Sequence[Stage], run: Callable[[int, list[Stage]], Work]) -> list[Work]:
+        """Those of each segment, one after the other."""
+        return [run(number, list(those)) for number, those in groupby(stages, lambda stage: stage.number)]
 
-            def go_on(chunk: int, round_: PlacedRound, loaded: Loaded, result: Tensor) -> None:
-                self._advance(number, chunk, round_.targets, loaded.own, result, table)
+    def _alloc(self, stage: Stage, kind: str) -> list[Rows]:
+        """The rows of a kind that a stage makes."""
+        found = [(one, self.home.pool.alloc(one.num_rows, one.width)) for one in stage.makes if one.kind == kind]
+        self._made.update(found)
+        return [rows for _, rows in found]
 
-            can_read = partial(self.order.can_read, level)
-            results = self._aggregates(number - 1).results(level[1], last=True, ready=can_read)
-            yield from chunk_by_chunk(number, results, can_read, go_on)
-        else:
+    def _free(self, stage: Stage) -> None:
+        """Gives back what a stage frees."""
+        self.home.pool.free(*(self._made.pop(one) for one in stage.frees))
 
-            def go_on_known(chunk: int, span: slice, known: Known) -> None:
-                self._count(*known)
-                self._advance(number, chunk, span, *known, table)
-
-            brought = home.ahead(home.spans(num_rows), partial(self._rows, before))
-            yield from chunk_by_chunk(number, brought, partial(self.order.can_begin, number), go_on_known)
+    def _forward(self, number: int, stages: list[Stage]) -> Work:
+        """Segment `number`, or what it reads, chunk by chunk."""
+        table = BoundaryRows(segment=self.segments[number])
+        if stages[-1].runs:
+            self.tables.append(table)
+        for stage in stages:
+            table.arrays = self._alloc(stage, "rows")
+            yield from self._aggregate(stage, table) if stage.step else self._run(stage, table)
+            self._free(stage)
         if table.total is not None:
             table.total = self.group.all_reduce(table.total, tag="statistics")
             if table.on_result is not None:
                 table.on_result(table.total)
-        self.order.ended.add(number)
+        if stages[-1].runs:
+            self.order.ended.add(number)
+
+    def _aggregate(self, stage: Stage, table: BoundaryRows) -> Work:
+        """A step of the aggregate before a segment; behind the last one the segment goes on."""
+        assert stage.step is not None
+        before, level = self.tables[stage.number - 1], (stage.number - 1, stage.step.step)
+        between = self._alloc(stage, "between")
+        before.between += between
+        if kept := self._alloc(stage, "result"):
+            before.result, before.kept = kept[0], self._alloc(stage, "kept")
+
+        def go_on(chunk: int, round_: PlacedRound, loaded: Loaded, result: Tensor) -> None:
+            for made in between:
+                self.home.store(made, round_.targets, result)
+                self.order.made((level[0], level[1] + 1), round_.targets, [result])
+            if stage.runs:
+                self._advance(stage.number, chunk, round_.targets, loaded.own, result, table)
+
+        ready = partial(self.order.can_read, level)
+        results = self._aggregates(level[0]).results(stage.step, ready=ready)
+        return chunk_by_chunk(stage.number, results, ready, go_on)
+
+    def _run(self, stage: Stage, table: BoundaryRows) -> Work:
+        """A segment, range by range, behind what is known."""
+        home, number = self.home, stage.number
+        before = self.tables[number - 1] if number else None
+
+        def go_on(chunk: int, span: slice, known: Known) -> None:
+            self._count(*known)
+            self._advance(number, chunk, span, *known, table)
+
+        brought = home.ahead(home.spans(home.num_rows(self.segments[number].hop)), partial(self._rows, before))
+        return chunk_by_chunk(number, brought, partial(self.order.can_begin, number), go_on)
 
     def _advance(
         self, number: int, chunk: int, span: slice, own: Own, result: Tensor | None, table: BoundaryRows
@@ -138,101 +166,70 @@ class Pass:
         assert boundary is not None
         return ChunkAggregates(self.home, self.tables[number], self.keys[boundary.stage])
 
-    def _make_steps(self, number: int) -> Work:
-        """All steps of the aggregate behind a segment but the last one."""
-        for step in range(self.segments[number].steps - 1):
-            yield from self._make_step(number, step)
-
-    def _make_step(self, number: int, step: int) -> Work:
-        home, table, segment = self.home, self.tables[number], self.segments[number]
-        made = home.pool.alloc(home.num_held(segment.hop + step + 1), segment.width)
-
-        def keep(_chunk: int, round_: PlacedRound, _loaded: Loaded, result: Tensor) -> None:
-            home.store(made, round_.targets, result)
-            self.order.made((number, step + 1), round_.targets, [result])
-
-        ready = partial(self.order.can_read, (number, step))
-        results = self._aggregates(number).results(step, last=False, ready=ready)
-        yield from chunk_by_chunk(number, results, ready, keep)
-        if segment.op.linear and step:
-            home.pool.free(table.between.pop())
-        table.between.append(made)
-
-    def _result_once(self) -> Work:
-        """The result that is made of constants; nothing but that and the rows that go on with it is kept."""
-        home, table = self.home, self.tables[0]
-        segment = table.segment
-        yield from self._make_steps(0)
-        table.result = home.pool.alloc(home.num_rows(segment.hop + segment.steps), segment.width)
-        ready = partial(self.order.can_read, (0, segment.steps - 1))
-        results = self._aggregates(0).results(segment.steps - 1, last=False, ready=ready)  # which keeps it
-        yield from chunk_by_chunk(0, results, ready, lambda *_: None)
-        home.pool.free(
-            *table.between, *(rows for port, rows in enumerate(table.arrays) if port not in segment.rows.values())
-        )
-        table.between = []
-
-    def _backward(self, number: int) -> Work:
+    def _backward(self, number: int, stages: list[Stage]) -> Work:
         """Segment `number` and the aggregate before it: from the gradients of what it gave, those of what it read."""
-        home, segment, out = self.home, self.segments[number], self.grads[number]
-        before = self.tables[number - 1] if number else None
         into = self.grads[number - 1] = Grads()
-        if before is not None and not before.segment.constant:
-            ports, arrays = before.segment.live, before.arrays
-            into.live = {
-                port: home.zeros(arrays[port].num_rows, ports[port].width) for port in differentiable(before.segment)
-            }
-        ready = partial(self.order.can_go_back, number)
-        if before is not None and before.segment.aggregates and not before.segment.constant:
-            step = before.segment.steps - 1
-            to, num_rounds = self._step_gradients(before, step), len(home.rounds(before.segment.hop + step))
-
-            def back(chunk: int, round_: PlacedRound, loaded: Loaded, again: Again) -> None:
-                known, last = (loaded.own, again.result), chunk == num_rounds - 1
-                again.back(self.runs.backward(number, chunk, round_.targets, *known, out, into, last=last))
-                self.order.went_back((number - 1, step), chunk, to)
-
-            retained = self.runs.retains
-            rounds = self._aggregates(number - 1).again(step, into, last=True, into=to, retained=retained)
-            yield from chunk_by_chunk(number, rounds, ready, back)
-            yield from self._steps_back(number - 1, into, to)
-        else:
-            spans = home.spans(home.num_rows(segment.hop))
-
-            def back_known(chunk: int, span: slice, known: Known) -> None:
-                self._count(*known)
-                last = chunk == len(spans) - 1
-                into.add_total(self.runs.backward(number, chunk, span, *known, out, into, last=last))
-
-            load = partial(self._rows, None if self.runs.retains else before)
-            yield from chunk_by_chunk(number, home.ahead(spans, load), ready, back_known)
-            into.total = None if into.total is None else self.group.all_reduce(into.total, tag="statistics")
-        home.pool.free(*(rows for rows in out.live.values() if not isinstance(rows, Tensor)))
+        step_grads: Rows | None = None
+        for stage in stages:
+            if stage.runs:
+                ports = [one.place for one in stage.makes if one.kind == "grads"]
+                into.live = dict(zip(ports, self._zeros(stage, "grads"), strict=True))
+            to = next(iter(self._zeros(stage, "step grads")), None)
+            if stage.step is None:
+                yield from self._run_back(number, into)
+            else:
+                yield from self._aggregate_back(stage, stage.step, into, step_grads, to)
+            self._free(stage)
+            step_grads = to
         self.order.ended_back.add(number)
 
-    def _step_gradients(self, table: BoundaryRows, step: int) -> Rows | None:
-        """Where the gradient of what step `step` reads goes, if an earlier one made it."""
-        if not step or not table.segment.differentiable:
-            return None
-        return self.home.zeros(self.home.num_held(table.segment.hop + step), table.segment.width)
+    def _zeros(self, stage: Stage, kind: str) -> list[Rows]:
+        """The gradients of a kind that a stage makes, zero at first."""
+        made = self._alloc(stage, kind)
+        for rows in made:
+            rows.clear()
+        return made
 
-    def _steps_back(self, number: int, into: Grads, grads: Rows | None) -> Work:
-        """The steps of the aggregate behind a segment before its last one; grads: of what that one read."""
-        for step in reversed(range(self.segments[number].steps - 1)):
-            assert grads is not None
-            to = self._step_gradients(self.tables[number], step)
-            yield from self._step_back(number, step, into, grads, to)
-            grads = to
+    def _aggregate_back(
+        self, stage: Stage, step: AggregateStep, into: Grads, grads: Rows | None, to: Rows | None
+    ) -> Work:
+        """The segment where the step is the last one, and back through that.
 
-    def _step_back(self, number: int, step: int, into: Grads, grads: Rows, to: Rows | None) -> Work:
-        def back(chunk: int, round_: PlacedRound, _loaded: Loaded, again: Again) -> None:
-            again.back(self.home.read_grads(grads, round_.targets))
-            self.order.went_back((number, step), chunk, to)
+        grads: of what it made, if another step read that. to: where those go of what an earlier one made.
+        """
+        number, out = stage.number, self.grads[stage.number]
+        last_chunk = len(self.home.rounds(step.segment.hop + step.step)) - 1
 
-        ready = partial(self.order.can_add, (number, step + 1), grads=[grads])
-        rounds = self._aggregates(number).again(step, into, last=False, into=to)
-        yield from chunk_by_chunk(number, rounds, ready, back)
-        self.home.pool.free(grads)
+        def back(chunk: int, round_: PlacedRound, loaded: Loaded, again: Again) -> None:
+            span, result = round_.targets, again.result
+            if stage.runs:
+                last = chunk == last_chunk
+                grad = self.runs.backward(number, chunk, span, loaded.own, result, out, into, last=last)
+            else:
+                assert grads is not None
+                grad = self.home.read_grads(grads, span)
+            again.back(grad)
+            self.order.went_back((number - 1, step.step), chunk, to)
+
+        ready: Callable[[int], bool] = partial(self.order.can_go_back, number)
+        if grads is not None:
+            ready = partial(self.order.can_add, (number - 1, step.step + 1), grads=[grads])
+        rounds = self._aggregates(number - 1).again(step, into, into=to)
+        return chunk_by_chunk(number, rounds, ready, back)
+
+    def _run_back(self, number: int, into: Grads) -> Work:
+        """A segment that no aggregate comes before, range by range."""
+        home, out = self.home, self.grads[number]
+        spans = home.spans(home.num_rows(self.segments[number].hop))
+
+        def back(chunk: int, span: slice, known: Known) -> None:
+            self._count(*known)
+            last = chunk == len(spans) - 1
+            into.add_total(self.runs.backward(number, chunk, span, *known, out, into, last=last))
+
+        load = partial(self._rows, self.tables[number - 1] if number and not self.runs.retains else None)
+        yield from chunk_by_chunk(number, home.ahead(spans, load), partial(self.order.can_go_back, number), back)
+        into.total = None if into.total is None else self.group.all_reduce(into.total, tag="statistics")
 
     def _rows(self, table: BoundaryRows | None, span: slice) -> Known:
         """What goes on with a range of rows behind a boundary whose result is known."""

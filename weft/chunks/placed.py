@@ -13,7 +13,6 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from weft.chunks.program import Segment
 from weft.chunks.rank import RankChunks
 from weft.chunks.slots import PlacedRound
 from weft.chunks.tables import BoundaryRows, Rows
@@ -159,8 +158,7 @@ class PlacedChunks(Home):
     """What a pass needs on its rank.
 
     model: the rank's own. embedded_halo: None where every rank has its vertices' embedded rows. folder: of the files;
-    None: that for temporary ones. in_memory: rows and rounds are in memory, not in files.
-    only_first: work on the first chunk of everything, to see what it takes.
+    None: that for temporary ones. only_first: work on the first chunk of everything, to see what it takes.
     """
 
     def __init__(
@@ -174,19 +172,17 @@ class PlacedChunks(Home):
         topology: Topology,
         embedded_halo: Fetcher | None,
         folder: Path | None,
-        in_memory: bool = False,
         only_first: bool = False,
     ) -> None:
-        super().__init__(work, group, group.device, folder=folder, in_memory=in_memory, prefetch=chunks.prefetch)
+        super().__init__(work, group, group.device, folder=folder, in_memory=chunks.in_memory, prefetch=chunks.prefetch)
         self.model, self.seed, self.topology, self.work = model, seed, topology, work
         self.embedded_halo = embedded_halo
         needed = chunks.dependencies
         self.vertices, self.num_own = needed.rows, needed.num_own
         self.row_ids = topology.ids[needed.rows].to(group.device)
-        self.kept, self._schedule_of = chunks.kept, chunks.schedule_of
+        self.stages, self._schedule_of = chunks.stages, chunks.schedule_of
         self._rows_at = [chunks.num_rows(hop) for hop in range(len(needed.hops) + 1)]
         self._spans = {num_rows: chunks.spans(num_rows) for num_rows in self._rows_at}
-        self._held_at = [hop.num_inputs for hop in needed.hops]
         self.halo = chunks.halo
         self.constant: BoundaryRows | None = None
         self._number = 1 if only_first else None
@@ -200,8 +196,8 @@ class PlacedChunks(Home):
             self._rounds.append(list(placed))
 
     @property
-    def stages(self) -> range:
-        """The model's stages."""
+    def model_stages(self) -> range:
+        """Those that draw dropout masks of their own."""
         return range(int(self.model.num_stages))  # type: ignore[arg-type]
 
     def rounds(self, hop: int, *, back: bool = False) -> Sequence[PlacedRound]:
@@ -215,14 +211,6 @@ class PlacedChunks(Home):
     def num_rows(self, hop: int) -> int:
         """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
         return self._rows_at[min(hop, len(self._rows_at) - 1)]
-
-    def num_held(self, hop: int) -> int:
-        """How many rows an aggregate reads from: those, and where other ranks send theirs, these as well."""
-        return self._held_at[hop]
-
-    def keeps(self, segment: Segment) -> bool:
-        """Whether the results of an aggregate are kept for the backward pass."""
-        return self.model.training and segment.hop in self.kept
 
     def inputs_of(self, span: slice) -> Inputs:
         """The features of a range of rows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from weft.chunks.halos import HaloPlan
@@ -10,6 +11,7 @@ from weft.chunks.program import Program
 from weft.chunks.rounds import Schedule
 from weft.chunks.schedule import Volumes
 from weft.chunks.slots import Layout
+from weft.chunks.stages import PassStages, compile_stages
 from weft.partition import Dependencies, Hop
 
 
@@ -72,6 +74,15 @@ class RankChunks:
     """What crosses by itself; None: chunks of a round exchange what they read."""
     prefetch: bool = True
     """Whether the next chunk is loaded while one is worked on."""
+    on_cpu: bool
+    """Whether the device is the CPU."""
+    in_memory: bool
+    """Whether it is the memory that rows are in, where segments stay as they were run."""
+
+    @cached_property
+    def stages(self) -> dict[bool, PassStages]:
+        """Those of a pass, by whether it trains."""
+        return {training: compile_stages(one, self, training=training) for training, one in self.programs.items()}
 
     @property
     def num_chunks(self) -> int:
@@ -92,3 +103,7 @@ class RankChunks:
         """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
         hops = self.dependencies.hops
         return hops[hop].num_inputs if hop < len(hops) and self.halo is None else self.dependencies.num_own
+
+    def num_held(self, hop: int) -> int:
+        """How many rows an aggregate reads from: those, and where other ranks send theirs, these as well."""
+        return self.dependencies.hops[hop].num_inputs

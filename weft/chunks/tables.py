@@ -20,7 +20,7 @@ class BoundaryRows:
     """What a boundary left on the host, and what its results are."""
 
     segment: Segment
-    arrays: list[Rows]
+    arrays: list[Rows] = field(default_factory=list)
     """By port."""
     shared: dict[str, Tensor] = field(default_factory=dict)
     """The boundary's, as are the next three."""
@@ -29,12 +29,12 @@ class BoundaryRows:
     on_result: Callable[[Tensor], None] | None = None
     result: Rows | None = None
     """The result's rows, where they are kept."""
-    kept: tuple[Rows, ...] = ()
+    kept: list[Rows] = field(default_factory=list)
     """What else is kept of them."""
     total: Tensor | None = None
     """The one result for all."""
     between: list[Rows] = field(default_factory=list)
-    """Of several steps, what each but the first had for x or h."""
+    """Of several steps, what each but the last one made."""
 
 
 @dataclass(kw_only=True)

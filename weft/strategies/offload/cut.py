@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from weft.chunks.aggregates import back_way, layout_of, reads_values
+from weft.chunks.aggregates import layout_of
 from weft.chunks.program import Program
 from weft.chunks.ranges import RankSide, chunk_vertices, even_ranges, reorder
 from weft.chunks.rank import ChunkShape, HopSchedule, RankChunks
 from weft.chunks.rounds import Round, in_place, pays_in_place
 from weft.chunks.schedule import Sides, Volumes
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, edge_bytes
+from weft.chunks.stages import AggregateStep
 from weft.cost import Rates
 from weft.nn import Workload
 from weft.partition import Dependencies, Hop
@@ -99,6 +100,8 @@ class Cutter:
             span=max(widest, 1),
             kept=self.kept,
             prefetch=self.prefetch,
+            on_cpu=self.on_cpu,
+            in_memory=self.in_memory,
             chunks=chunks or (((ChunkShape(widest, 1, 0), 0),),),
         )
 
@@ -160,7 +163,7 @@ class Cutter:
         """What is brought to the device at most for a round, beside rows in slots."""
         item = self.work.itemsize
         known = planned.hop.block.indices.itemsize, 0 if planned.hop.block.weight is None else item
-        forward, back = (8 * sum(len(getattr(round_, name)) for name in names) for names in (FORWARD, BACKWARD))
+        forward, leaving = (8 * sum(len(getattr(round_, name)) for name in names) for names in (FORWARD, BACKWARD))
         most = 0
         for segment in (segment for program in self.programs.values() for segment in program.segments):
             own = sum(segment.live[port].width for port in {*segment.targets.values(), *segment.rows.values()})
@@ -168,10 +171,9 @@ class Cutter:
             if not segment.aggregates:
                 continue
             kept = segment.hop in self.kept
-            values = reads_values(segment, segment.steps - 1, kept=kept, retained=False)
-            way = back_way(segment, values=values, kept=kept, on_cpu=self.on_cpu)
+            back = AggregateStep.backward(segment, segment.steps - 1, kept=kept, retained=False, on_cpu=self.on_cpu)
             first = forward + edge_bytes("forward", *shape, *known) + shape.targets * own * item
-            then = forward * values + back + edge_bytes(way, *shape, *known)
+            then = forward * back.values + leaving + edge_bytes(back.edges, *shape, *known)
             most = max(most, first, then + shape.targets * (own + segment.kept_width * kept) * item)
         return most + 8 * (shape.targets + shape.slots)  # and the vertices' ids
 

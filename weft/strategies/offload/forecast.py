@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from weft.chunks.program import Segment, differentiable
 from weft.chunks.rank import RankChunks
 from weft.chunks.slots import BACKWARD, FORWARD
+from weft.chunks.stages import Buffer, Stage
 from weft.core.units import format_bytes
 from weft.cost import Trace
 from weft.data import Graph
@@ -51,104 +51,59 @@ def forecast(graph: Graph, model: nn.Module, plan: RankChunks, sizes: MoveSizes,
         chunks=plan.num_chunks,
         device=0,
         host=host_bytes(graph, model, plan, sizes.itemsize),
-        disk=array_bytes(plan, moves) + array_file_bytes(graph, plan, moves),
+        disk=array_bytes(plan, sizes.itemsize) + array_file_bytes(graph, plan, moves),
         to_device=trace.to_device.total(),
         to_host=trace.to_host.total(),
         network=trace.bytes_sent.total(),
     )
 
 
-def array_bytes(plan: RankChunks, moves: Moves) -> int:
-    """The files of rows, which one pass after the other uses: as Pass takes them and gives them back."""
+def array_bytes(plan: RankChunks, itemsize: int) -> int:
+    """The files of rows, which one pass after the other uses."""
     pool = Pool()
-    constant: list[tuple[int, int]] = []
     for training in (True, False, True):  # what an evaluation keeps for good is not there for the next step
-        own = Moves(plan, moves.sizes, training=training)
-        tables: list[list[tuple[int, int]]] = []
-        for number, segment in enumerate(own.segments):
-            rows = own.num_rows(segment.hop)
-            if segment.constant and constant:
-                tables.append([])
-                continue
-            held = own.num_held(segment.hop) if segment.aggregates else rows
-            table = pool.alloc((held, port.width) for port in segment.live)
-            before = own.segments[number - 1] if number else None
-            if before is not None and before.aggregates and not before.constant:
-                tables[-1] += steps_of(own, before, pool)
-                if training and before.hop in plan.kept:
-                    tables[-1] += pool.alloc((rows, width) for width in (before.width, *before.kept_widths))
-            if segment.constant:
-                table += steps_of(own, segment, pool)
-                table += pool.alloc([(own.num_rows(segment.hop + segment.steps), segment.width)])
-                kept = [key for port, key in enumerate(table[: len(segment.live)]) if port in segment.rows.values()]
-                constant = [*kept, table[-1]]
-                pool.free(table[len(segment.live) : -1])
-                pool.free(
-                    [key for port, key in enumerate(table[: len(segment.live)]) if port not in segment.rows.values()]
-                )
-                table = []
-            tables.append(table)
+        stages = plan.stages[training]
+        for stage in stages.once if not pool.held else ():
+            pool.run(stage)
+        held = [*pool.held]
+        for stage in stages.forward:
+            pool.run(stage)
         if training:
-            lent = pool.alloc([(own.num_rows(own.segments[-1].hop), own.segments[-1].live[0].width)])
-            backward(own, pool)
-            pool.free(lent)
-        for table in tables:
-            pool.free(table)
-    return pool.total * moves.sizes.itemsize
-
-
-def steps_of(moves: Moves, segment: Segment, pool: Pool) -> list[tuple[int, int]]:
-    """What all steps of an aggregate but the last one make and leave."""
-    left: list[tuple[int, int]] = []
-    for step in range(segment.steps - 1):
-        made = pool.alloc([(moves.num_held(segment.hop + step + 1), segment.width)])
-        if segment.op.linear and step:
-            pool.free([left.pop()])
-        left += made
-    return left
-
-
-def backward(moves: Moves, pool: Pool) -> None:
-    """The gradients that a backward pass has at once."""
-    out: list[tuple[int, int]] = []
-    for number in reversed(range(1, len(moves.segments))):
-        before = moves.segments[number - 1]
-        if before.constant:
-            break
-        rows = moves.num_held(before.hop) if before.aggregates else moves.num_rows(before.hop)
-        into = pool.alloc((rows, before.live[port].width) for port in differentiable(before))
-        if before.aggregates:
-            grads: list[tuple[int, int]] = []
-            for step in reversed(range(1, before.steps)):
-                made = pool.alloc([(moves.num_held(before.hop + step), before.width)])
-                pool.free(grads)
-                grads = made
-            pool.free(grads)
-        pool.free(out)
-        out = into
-    pool.free(out)
+            pool.alloc(stages.forward[-1].makes[0]._replace(kind="grads"))  # of the logits
+        for stage in stages.backward:
+            pool.run(stage)
+        pool.free(one for one in [*pool.held] if one not in held)
+    return pool.total * itemsize
 
 
 class Pool:
     """Rows by their shape: what was given back is taken again. total: numbers of all that was ever made."""
 
     def __init__(self) -> None:
-        self._spare: Counter[tuple[int, int]] = Counter()
+        self._spare = Counter[tuple[int, int]]()
+        self.held = set[Buffer]()
         self.total = 0
 
-    def alloc(self, keys: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Takes rows of these shapes."""
-        found = list(keys)
-        for key in found:
-            if self._spare[key]:
-                self._spare[key] -= 1
-            else:
-                self.total += key[0] * key[1]
-        return found
+    def run(self, stage: Stage) -> None:
+        """Takes what a stage makes and gives back what it frees."""
+        for one in stage.makes:
+            self.alloc(one)
+        self.free(stage.frees)
 
-    def free(self, keys: Iterable[tuple[int, int]]) -> None:
-        """Gives them back."""
-        self._spare.update(keys)
+    def alloc(self, one: Buffer) -> None:
+        """Takes rows."""
+        shape = one.num_rows, one.width
+        self.held.add(one)
+        if self._spare[shape]:
+            self._spare[shape] -= 1
+        else:
+            self.total += one.num_rows * one.width
+
+    def free(self, ones: Iterable[Buffer]) -> None:
+        """Gives rows back."""
+        for one in ones:
+            self.held.remove(one)
+            self._spare[one.num_rows, one.width] += 1
 
 
 def array_file_bytes(graph: Graph, plan: RankChunks, moves: Moves) -> int:

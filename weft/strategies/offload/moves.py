@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from weft.chunks.aggregates import back_way, layout_of, reads_values
+from weft.chunks.aggregates import layout_of
 from weft.chunks.flops import SegmentFlops
-from weft.chunks.program import Segment, differentiable, goes_back
+from weft.chunks.program import Segment, differentiable
 from weft.chunks.rank import HopSchedule, RankChunks
 from weft.chunks.rounds import Round
 from weft.chunks.slots import Layout, Way, edge_bytes
+from weft.chunks.stages import AggregateStep, Stage
 from weft.cost import Operation, all_reduce
 from weft.nn import MapFlops, Total, WholeLayer
 from weft.strategies.vertex.blocks import BlockStats
@@ -33,10 +34,6 @@ class MoveSizes:
     """Whether ranks share what they load."""
     edge_ids: bool
     """Whether the edges have types or features."""
-    on_cpu: bool
-    """Whether the device is the CPU."""
-    retained: bool = False
-    """Whether segments stay as they were run forward."""
     halo: tuple[int, int] | None = None
     """Rows that leave and come by themselves before an aggregate; None: chunks of a round exchange what they read."""
 
@@ -48,7 +45,7 @@ class Moves:
         self, plan: RankChunks, sizes: MoveSizes, *, training: bool, flops: SegmentFlops | None = None
     ) -> None:
         self.plan, self.sizes, self.training, self.flops = plan, sizes, training, flops
-        self.segments = plan.programs[training].segments
+        self.segments, self.stages = plan.programs[training].segments, plan.stages[training]
         self.made: list[Operation] = []
 
     def operations(self) -> list[Operation]:
@@ -56,33 +53,28 @@ class Moves:
         fetched, row = self.sizes.embedded, self.sizes.embedded_width * self.sizes.itemsize
         if fetched.exchanged:
             self._collective("halo", fetched.num_sent * row, fetched.num_received * row)
-        for number in range(len(self.segments)):
-            self._forward(number)
-        if self.training:
-            number, go_on = len(self.segments) - 1, bool(differentiable(self.segments[-1]))
-            while number >= 0 and go_on:
-                go_on = self._backward(number)
-                number -= 1
-            if fetched.exchanged:
-                self._collective("halo", fetched.num_received * row, fetched.num_sent * row)
+        for stage in self.stages.forward:
+            self._forward(stage)
+        for stage in self.stages.backward:
+            self._backward(stage)
+        if self.training and fetched.exchanged:
+            self._collective("halo", fetched.num_received * row, fetched.num_sent * row)
         return self.made
 
-    def _forward(self, number: int) -> None:
-        segment, before = self.segments[number], self.segments[number - 1] if number else None
-        if segment.constant:
-            return
-        rows = self.num_rows(segment.hop)
-        if before is not None and before.aggregates and not before.constant:
-            for step in range(before.steps):
-                last = step == before.steps - 1
-                self._product(before, step, last=last, values=True, way="forward")
-                if not last:
-                    self._store("rows", self.num_rows(before.hop + step + 1) * before.width)
-                    self._cross(before.width)
-                elif self.training and before.hop in self.plan.kept:
-                    self._store("rows", self.num_rows(before.hop + step + 1) * before.kept_width)
+    def _forward(self, stage: Stage) -> None:
+        number, segment, before = stage.number, self.segments[stage.number], self._before(stage)
+        rows = self.plan.num_rows(segment.hop)
+        if stage.step is not None:
+            self._aggregate_step(stage.step)
+            made = (one for one in stage.makes if one.kind in ("between", "result", "kept"))
+            targets = self.plan.num_rows(stage.step.segment.hop + stage.step.step + 1)
+            self._store("rows", targets * sum(one.width for one in made))
+            if not stage.runs:
+                self._cross(stage.step.segment.width)
         elif before is not None:
             self._load("rows", rows * (self._width(before, before.rows.values()) + self._result_width(before)))
+        if not stage.runs:
+            return
         self._map(number)
         self._store("rows", rows * sum(port.width for port in segment.live))
         if segment.aggregates:
@@ -90,62 +82,53 @@ class Moves:
         if segment.boundary is not None and isinstance(segment.op, Total):
             self._total(segment)
 
-    def _backward(self, number: int) -> bool:
-        """Of a segment and the aggregate before it; whether anything is left to do."""
-        segment, before = self.segments[number], self.segments[number - 1] if number else None
-        rows = self.num_rows(segment.hop)
-        self._load("gradients", rows * self._width(segment, differentiable(segment)))
-        self._map(number, backward=True)
+    def _backward(self, stage: Stage) -> None:
+        segment, before, step = self.segments[stage.number], self._before(stage), stage.step
+        rows = self.plan.num_rows(segment.hop)
+        wanted = [] if before is None or before.constant else differentiable(before)
+        if stage.runs:
+            self._load("gradients", rows * self._width(segment, differentiable(segment)))
+            self._map(stage.number, backward=True)
+            if before is not None:
+                self._store("gradients", rows * self._width(before, {*wanted} & {*before.rows.values()}))
         if before is None:
-            return False
-        wanted = [] if before.constant else differentiable(before)
-        self._store("gradients", rows * self._width(before, set(wanted) & set(before.rows.values())))
-        if not before.aggregates or before.constant:
-            if not self.sizes.retained:
+            return
+        if step is None:
+            if not self.plan.in_memory:
                 self._load("rows", rows * (self._width(before, before.rows.values()) + self._result_width(before)))
             if isinstance(before.op, Total) and before.differentiable:
                 self._total(before)
-            return goes_back(before)
-        for step in reversed(range(before.steps)):
-            last = step == before.steps - 1
-            kept = last and before.hop in self.plan.kept
-            values = reads_values(before, step, kept=kept, retained=self.sizes.retained)
-            way = back_way(before, values=values, kept=kept, on_cpu=self.sizes.on_cpu)
-            self._product(before, step, last=last, values=values, way=way)
-            if not last:
-                self._load("gradients", self.num_rows(before.hop + step + 1) * before.width)
-            ports = before.source_ports
-            back = before.width * before.differentiable if step else self._width(before, {*ports} & {*wanted})
-            self._cross(back, back=True)
-        return goes_back(before)
+            return
+        self._aggregate_step(step)
+        if not stage.runs:
+            self._load("gradients", self.plan.num_rows(before.hop + step.step + 1) * before.width)
+        ports = {*before.source_ports} & {*wanted}
+        self._cross(before.width * before.differentiable if step.step else self._width(before, ports), back=True)
 
-    def _product(self, segment: Segment, step: int, *, last: bool, values: bool, way: Way) -> None:
+    def _before(self, stage: Stage) -> Segment | None:
+        """The segment before that of a stage."""
+        return self.segments[stage.number - 1] if stage.number else None
+
+    def _aggregate_step(self, step: AggregateStep) -> None:
         """One pass over all rounds."""
-        planned, first = self._scheduled(segment.hop + step), segment.aggregated.width
-        widths = self._source_widths(segment, step)
+        segment, backward = step.segment, step.edges != "forward"
+        planned, first = self._scheduled(segment.hop + step.step), segment.aggregated.width
+        widths = self._source_widths(step)
         grads = [width for width, wanted in widths if wanted]
         read, given = sum(width for width, _ in widths), sum(grads)
-        backward = way != "forward"
-        goes_on = last and not (backward and self.sizes.retained)
-        own = {*(segment.targets.values() if values else ()), *(segment.rows.values() if goes_on else ())}
+        own = self._width(segment, step.own_ports) + (segment.kept_width if step.kept else 0)
         if isinstance(segment.op, WholeLayer):
             self._map_layer(segment, planned, backward=backward)
-        kept = backward and last and segment.hop in self.plan.kept
         for round_, missing in zip(planned.schedule.rounds, planned.missing_loops, strict=True):
             rows, edges = round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start
-            self._load("rows", rows * (self._width(segment, own) + (segment.kept_width if kept else 0)))
-            self.made.append(
-                Operation(
-                    kind="transfer",
-                    tag="edges",
-                    bytes_received=self.edge_bytes(layout_of(segment.op), planned, round_, missing, way),
-                )
-            )
-            if values:
+            self._load("rows", rows * own)
+            num_bytes = self.edge_bytes(layout_of(segment.op), planned, round_, missing, step.edges)
+            self.made.append(Operation(kind="transfer", tag="edges", bytes_received=num_bytes))
+            if step.values:
                 again = 0 if self.sizes.share else sum(round_.serve_counts)
                 self._load("sources", (len(round_.load) + again) * read)
                 self._exchange(round_.serve_counts, round_.fetch_counts, read)
-            if values and not kept:
+            if step.values and not step.kept:
                 self._aggregate(edges * first)
             if backward and segment.differentiable and (grads or not segment.op.linear):
                 self._aggregate(edges * first)
@@ -162,10 +145,10 @@ class Moves:
         if self.flops is None:
             return
         segment, before = self.segments[number], self.segments[number - 1] if number else None
-        calls = len(self.plan.spans(self.num_rows(segment.hop)))
+        calls = len(self.plan.spans(self.plan.num_rows(segment.hop)))
         if before is not None and before.aggregates and not before.constant:
             calls = len(self._scheduled(before.hop + before.steps - 1).schedule.rounds)
-        self._mapped(self.flops.segment(number, calls), backward=backward, retained=self.sizes.retained)
+        self._mapped(self.flops.segment(number, calls), backward=backward, retained=self.plan.in_memory)
 
     def _map_layer(self, segment: Segment, planned: HopSchedule, *, backward: bool) -> None:
         """Those of a layer that is run as a whole, chunk by chunk."""
@@ -191,11 +174,11 @@ class Moves:
         sources = planned.schedule.num_slots + (rows if layout == "whole" else 0)
         return edge_bytes(way, rows, sources, edges, index, self.sizes.weight)
 
-    def _source_widths(self, segment: Segment, step: int) -> list[tuple[int, bool]]:
+    def _source_widths(self, step: AggregateStep) -> list[tuple[int, bool]]:
         """Of the rows that an aggregate reads at sources, each once, their width and whether they have a gradient."""
-        live = {port for name, port in segment.sources.items() if not step or name != segment.op.first}
-        found = [(segment.live[port].width, segment.live[port].differentiable) for port in live]
-        return [*found, (segment.width, segment.differentiable)] if step else found
+        segment = step.segment
+        found = [(segment.live[port].width, segment.live[port].differentiable) for port in step.source_ports]
+        return [*found, (segment.width, segment.differentiable)] if step.step else found
 
     def _total(self, segment: Segment) -> None:
         if self.sizes.size > 1:
@@ -203,14 +186,6 @@ class Moves:
 
     def _result_width(self, segment: Segment) -> int:
         return segment.width if segment.aggregates else 0
-
-    def num_rows(self, hop: int) -> int:
-        """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
-        return self.plan.num_rows(hop)
-
-    def num_held(self, hop: int) -> int:
-        """How many rows an aggregate reads from."""
-        return self.plan.dependencies.hops[hop].num_inputs
 
     def _width(self, segment: Segment, live: Iterable[int]) -> int:
         return sum(segment.live[port].width for port in set(live))

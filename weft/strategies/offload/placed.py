@@ -22,7 +22,7 @@ from weft.strategies.offload.forecast import Forecast
 class PlacedOffload(Placed):
     """A rank's rows on the host, and the passes over them.
 
-    folder, in_memory, embedded_halo, only_first: see PlacedChunks. forecast: of this rank, where there is one.
+    folder, embedded_halo, only_first: see PlacedChunks. forecast: of this rank, where there is one.
     """
 
     def __init__(
@@ -33,7 +33,6 @@ class PlacedOffload(Placed):
         *,
         seed: int = 0,
         folder: Path | None,
-        in_memory: bool = False,
         embedded_halo: Fetcher | None = None,
         forecast: Forecast | None = None,
         only_first: bool = False,
@@ -50,7 +49,6 @@ class PlacedOffload(Placed):
             topology=self.topology,
             embedded_halo=embedded_halo,
             folder=folder,
-            in_memory=in_memory,
             only_first=only_first,
         )
         self._volumes = [{"given": asdict(one.given), "chosen": asdict(one.volumes)} for one in chunks.schedules]

@@ -264,8 +264,6 @@ class OffloadPlan(Plan):
             embedded_width=sum(weight.shape[1] for weight in embeddings(work.model).values()),
             share=work.optimisations.share,
             edge_ids=bool(graph.relations) or graph.edge_features is not None,
-            on_cpu=self.options.on_cpu,
-            retained=self.in_memory,
         )
 
     @property
@@ -291,7 +289,6 @@ class OffloadPlan(Plan):
             group,
             seed=seed,
             folder=self.options.scratch,
-            in_memory=self.in_memory,
             embedded_halo=make_embedded_halo(self.vertices, group),
             forecast=Forecast(**foreseen[group.rank]) if foreseen else None,
         )
