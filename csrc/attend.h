@@ -207,10 +207,14 @@ struct AttendBackwardRows {
   void run(int64_t first_row, int64_t end_row) {
     const I* last_index = a.indices_t + a.indptr_t[a.num_sources] - 1;
     for (int64_t row = first_row; row < end_row; ++row) {
+      const bool loop = a.loop && row < a.num_targets && a.loop[row];
+      if (a.add && a.indptr_t[row] == a.indptr_t[row + 1] && !loop) continue;
+      if (kLogits) prefetch_row(a.h + row * a.width, a.width);
+      if (a.add) prefetch_row(a.grad_h + row * a.width, a.width);
       chunk.y = a.grad_h && !a.add ? a.grad_h + row * a.width : scratch;
       chunk.first = true;
       zero_columns(dots, 0, kHeads);
-      for_chunks(a.indptr_t, a.indices_t, row, a.loop && row < a.num_targets && a.loop[row], last_index,
+      for_chunks(a.indptr_t, a.indices_t, row, loop, last_index,
                  [&](const I* indices, int64_t count, const I* last) {
                    chunk.indices = indices;
                    chunk.count = count;
@@ -251,7 +255,6 @@ struct AttendBackwardRows {
 
   void finish(int64_t row) {
     const int64_t* bounds = a.bounds + head;
-    if (chunk.first && a.add) return;
     if (chunk.first) return zero_columns(chunk.y, bounds[0], bounds[num_heads]);
     if (a.add) add_columns(a.grad_h + row * a.width, chunk.y, bounds[0], bounds[num_heads]);
     if (!kLogits) return;

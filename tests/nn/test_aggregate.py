@@ -167,7 +167,7 @@ def test_gradients_go_by_what_is_saved(op: Aggregate) -> None:
 def test_gradients_of_sources_are_added(op: Aggregate) -> None:
     """To rows that are given by name; the others are given back."""
     topology, rows = topology_of(1, 9, 60), rows_of(op, 9, 1)
-    result, *expected = with_gradients(op.apply(topology, rows), rows)
+    _, *expected = with_gradients(op.apply(topology, rows), rows)
     made, saved = op.apply_saving(topology, rows)
     grad = torch.randn(made.shape, generator=torch.Generator().manual_seed(0), dtype=made.dtype)
     plain = {name: one.detach() for name, one in rows.items()}

@@ -197,7 +197,7 @@ class ChunkAggregates:
         into: Tensors,
         grad: Tensor | None,
     ) -> Tensors:
-        """The gradients of what a round read, by name, from that of its result; those of sources are added to `into`."""
+        """The gradients of what a round read, by name, from that of its result; those of `into` are added there."""
         if grad is None or not self.segment.differentiable:
             return {}
         self.meter.aggregate(round_.num_edges, self._read_width)

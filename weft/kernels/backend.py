@@ -87,7 +87,7 @@ class LogitGrads(NamedTuple):
 
 
 class SourceGrads(NamedTuple):
-    """Gradients of what an attention read at sources, to which those of some more edges are added; None: there are none."""
+    """Gradients of what an attention read at sources, to which more are added; None: there are none yet."""
 
     h: Tensor | None = None  # [s, f]
     logits: Tensor | None = None  # [s, H]

@@ -15,7 +15,16 @@ from torch.autograd.function import once_differentiable
 
 from weft.data.adjacency import Adjacency
 from weft.kernels import native, torch_sparse
-from weft.kernels.backend import Attention, AttentionInputs, Backend, EdgeFeatures, LogitGrads, Pairs, Scale, SourceGrads
+from weft.kernels.backend import (
+    Attention,
+    AttentionInputs,
+    Backend,
+    EdgeFeatures,
+    LogitGrads,
+    Pairs,
+    Scale,
+    SourceGrads,
+)
 from weft.kernels.checks import (
     check_bounds,
     check_rows,

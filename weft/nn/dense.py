@@ -72,13 +72,14 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _convolve_weight(x: Tensor, grad_y: Tensor) -> Tensor:
     """The gradient `x^T grad_y` of the weight: x [n, in_width], grad_y [n, out_width] -> [in_width, out_width].
 
-    oneDNN works on equal parts of n and takes up to four times as long where it finds none, so a last few rows are apart.
+    oneDNN works on equal parts of n, and takes up to four times as long where it finds none: a few rows are apart.
     """
     even, size = len(x) // PART_ROWS * PART_ROWS, (grad_y.shape[1], x.shape[1])
     beyond = x[even:].t() @ grad_y[even:]
     if not even:
         return beyond
-    return conv2d_weight(_pixels(x[:even]), (*size, 1, 1), _pixels(grad_y[:even])).view(size).t() + beyond
+    found: Tensor = conv2d_weight(_pixels(x[:even]), (*size, 1, 1), _pixels(grad_y[:even]))
+    return found.view(size).t() + beyond
 
 
 def _pixels(x: Tensor) -> Tensor:
