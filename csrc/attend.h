@@ -22,6 +22,11 @@ WEFT_INLINE void zero_columns(T* row, int64_t begin, int64_t end) {
   for (int64_t column = begin; column < end; ++column) row[column] = 0;
 }
 
+template <class T>
+WEFT_INLINE void add_columns(T* row, const T* added, int64_t begin, int64_t end) {
+  for (int64_t column = begin; column < end; ++column) row[column] += added[column];
+}
+
 // Calls visit(indices, count, last_index) for a row's entries, kChunk at a time, then for the row itself if it has a loop.
 template <class I, class Visit>
 WEFT_INLINE void for_chunks(const int64_t* indptr, const I* indices, int64_t row, bool loop, const I* last_index,
@@ -183,7 +188,7 @@ struct AttendBackwardRows {
   const Plan<ChunkRows<T, I, kLogits>>& plan;
   const int64_t head = plan.first(), num_heads = plan.num_heads();
   Chunk<T, I> chunk{};
-  T* const scratch = new T[2 * a.width];  // a row of plus, and of grad_h where nobody wants it
+  T* const scratch = new T[2 * a.width];  // a row of plus, and of grad_h where it is added or nobody wants it
   T dots[kHeads];                         // sum of alpha leaky_relu' D over the row
   alignas(64) Weights<T> weight, positive, lse, dot;
 
@@ -202,10 +207,14 @@ struct AttendBackwardRows {
   void run(int64_t first_row, int64_t end_row) {
     const I* last_index = a.indices_t + a.indptr_t[a.num_sources] - 1;
     for (int64_t row = first_row; row < end_row; ++row) {
-      chunk.y = a.grad_h ? a.grad_h + row * a.width : scratch;
+      const bool loop = a.loop && row < a.num_targets && a.loop[row];
+      if (a.add && a.indptr_t[row] == a.indptr_t[row + 1] && !loop) continue;
+      if (kLogits) prefetch_row(a.h + row * a.width, a.width);
+      if (a.add) prefetch_row(a.grad_h + row * a.width, a.width);
+      chunk.y = a.grad_h && !a.add ? a.grad_h + row * a.width : scratch;
       chunk.first = true;
       zero_columns(dots, 0, kHeads);
-      for_chunks(a.indptr_t, a.indices_t, row, a.loop && row < a.num_targets && a.loop[row], last_index,
+      for_chunks(a.indptr_t, a.indices_t, row, loop, last_index,
                  [&](const I* indices, int64_t count, const I* last) {
                    chunk.indices = indices;
                    chunk.count = count;
@@ -247,6 +256,7 @@ struct AttendBackwardRows {
   void finish(int64_t row) {
     const int64_t* bounds = a.bounds + head;
     if (chunk.first) return zero_columns(chunk.y, bounds[0], bounds[num_heads]);
+    if (a.add) add_columns(a.grad_h + row * a.width, chunk.y, bounds[0], bounds[num_heads]);
     if (!kLogits) return;
     const T* h = a.h + row * a.width;
     for (int64_t j = 0; j < num_heads; ++j) {

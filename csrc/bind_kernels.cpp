@@ -179,7 +179,7 @@ void bind_attend(nb::module_& module) {
       "attend_backward",
       [](ConstArray<int64_t, 1> indptr_t, ConstArray<I, 1> indices_t, ConstArray<T, 2> logit_src,
          ConstArray<T, 3> stats, MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, T slope, MaybeConst<T, 2> h,
-         ConstArray<T, 2> grad_y, Maybe<T, 2> grad_h, Maybe<T, 2> grad_logit_src, int num_threads) {
+         ConstArray<T, 2> grad_y, Maybe<T, 2> grad_h, Maybe<T, 2> grad_logit_src, bool add, int num_threads) {
         check_rows(indptr_t, indices_t, num_threads);
         const int64_t num_sources = size(indptr_t, 0) - 1, num_targets = size(stats, 0);
         const int64_t num_heads = size(logit_src, 1), width = size(grad_y, 1);
@@ -190,6 +190,7 @@ void bind_attend(nb::module_& module) {
         require((!grad_h || is(*grad_h, num_sources, width)) &&
                     (!grad_logit_src || is(*grad_logit_src, num_sources, num_heads)) && bool(grad_logit_src) == bool(h),
                 "gradients must have the shapes of what they are for, and h comes with that of logit_src");
+        require(!add || grad_h, "there must be a grad_h to add to");
         require(length_or(loop, num_targets) == num_targets && (!loop || num_targets <= num_sources),
                 "loop must have one flag per target, and targets be the first sources");
         const AttendBackward<T, I> args{num_sources,
@@ -207,13 +208,14 @@ void bind_attend(nb::module_& module) {
                                         grad_y.data(),
                                         data_or_null(grad_h),
                                         data_or_null(grad_logit_src),
+                                        add,
                                         num_threads};
         nb::gil_scoped_release release;
         graph_kernels<T, I>(kernels()).attend_backward(args);
       },
       "indptr_t"_a.noconvert(), "indices_t"_a.noconvert(), "logit_src"_a.noconvert(), "stats"_a.noconvert(),
       "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a, "h"_a.noconvert().none(), "grad_y"_a.noconvert(),
-      "grad_h"_a.noconvert().none(), "grad_logit_src"_a.noconvert().none(), "num_threads"_a);
+      "grad_h"_a.noconvert().none(), "grad_logit_src"_a.noconvert().none(), "add"_a, "num_threads"_a);
 }
 
 template <class T, class I>

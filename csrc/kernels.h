@@ -100,7 +100,8 @@ struct AttendStats {
   int num_threads;
 };
 
-// Backward of Attend, over the transpose: writes grad_h, adds to grad_logit_src (null, with h, where it is not needed).
+// Backward of Attend, over the transpose: writes grad_h, or adds to it, adds to grad_logit_src (null, with h, where it
+// is not needed).
 template <class T, class I>
 struct AttendBackward {
   int64_t num_sources, num_targets, num_heads, width;
@@ -112,6 +113,7 @@ struct AttendBackward {
   T slope;
   const T *h, *grad_y;
   T *grad_h, *grad_logit_src;
+  bool add;  // to what grad_h has
   int num_threads;
 };
 

@@ -24,11 +24,6 @@ WEFT_INLINE void for_entries(const int64_t* indptr, const I* indices, int64_t nu
   if (loop) visit(row, indptr[num_rows] + row, row);
 }
 
-template <class T>
-WEFT_INLINE void prefetch_row(const T* row, int64_t width) {
-  for (int64_t column = 0; column < width; column += 64 / sizeof(T)) __builtin_prefetch(row + column);
-}
-
 template <class T, class I>
 WEFT_INLINE const T* features_of(const Pairs<T, I>& a, int64_t edge) {
   const int64_t num_edges = a.indptr[a.num_targets];

@@ -18,6 +18,7 @@ struct SpmmRows {
     const int64_t last_entry = a.indptr[a.num_rows] - 1;
     for (int64_t row = first; row < end; ++row) {
       if (a.add && a.indptr[row] == a.indptr[row + 1] && row >= a.num_loops) continue;
+      if (a.add) prefetch<L * N>(a.y + row * a.width + columns.column);
       Vector<T, L> sum[N] = {};
       for (int64_t entry = a.indptr[row]; entry < a.indptr[row + 1]; ++entry) {
         const int64_t ahead = entry + kAhead<T, L * N> < last_entry ? entry + kAhead<T, L * N> : last_entry;

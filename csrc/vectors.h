@@ -76,6 +76,11 @@ WEFT_INLINE void prefetch(const T* row) {
   __builtin_prefetch(row + kValues - 1);
 }
 
+template <class T>
+WEFT_INLINE void prefetch_row(const T* row, int64_t width) {
+  for (int64_t column = 0; column < width; column += 64 / sizeof(T)) __builtin_prefetch(row + column);
+}
+
 // Columns [column, column + (N - 1) L) in whole vectors, then one that starts at `tail` and overlaps them where the
 // width is no multiple of L: it computes the same numbers again, and no loop has a remainder.
 struct Columns {

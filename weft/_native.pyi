@@ -101,6 +101,7 @@ def attend_backward(
     grad_y: Tensor,
     grad_h: Tensor | None,
     grad_logit_src: Tensor | None,
+    add: bool,
     num_threads: int,
 ) -> None: ...
 def pair_logits(

@@ -24,9 +24,14 @@ from tests.kernels.kernel_cases import (
 )
 from weft.data.adjacency import Adjacency
 from weft.kernels import (
+    Attention,
+    AttentionInputs,
     Scale,
+    SourceGrads,
     attend,
     attend_edges,
+    attend_keeping,
+    attend_transposed,
     ops,
     pair_logits,
     reference,
@@ -174,6 +179,25 @@ def test_gradients_of_sums_are_added(width: int) -> None:
     into = there.clone()
     assert spmm_transposed(adj, grad, scale=scale, weighted=True, into=into) is into
     torch.testing.assert_close(into, there + found, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("bounds", [(0, 1), (0, 5, 5, 16), (0, 200), tuple(range(0, 28, 3))], ids=str)
+def test_gradients_of_attention_are_added(bounds: tuple[int, ...]) -> None:
+    """To what is there, in every column once, of more heads than go at once, and where a source has no edge."""
+    adj, width, heads = graph(40, 30, 60), bounds[-1], len(bounds) - 1
+    over = Attention(adj=adj, bounds=bounds, loop=~adj.has_loop, slope=0.2, steps=1)
+    h, logit_src, logit_dst = randn(40, width, seed=1), randn(40, heads, seed=2), randn(30, heads, seed=3)
+    y, kept = attend_keeping(over, h, logit_src, logit_dst)
+    inputs, grad = AttentionInputs(h, logit_src, logit_dst, y), randn(30, width, seed=4)
+    there = SourceGrads(randn(40, width, seed=5), randn(40, heads, seed=6))
+    into = SourceGrads(*(rows.clone() for rows in there))  # type: ignore[union-attr]
+    expected_h, expected = attend_transposed(over, inputs, kept, grad)
+    found_h, found = attend_transposed(over, inputs, kept, grad, into)
+    assert (found_h, found.source) == into
+    torch.testing.assert_close(found_h, there.h + expected_h, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.source, there.logits + expected.source, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.target, expected.target, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("backend")

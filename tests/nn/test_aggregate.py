@@ -158,9 +158,24 @@ def test_gradients_go_by_what_is_saved(op: Aggregate) -> None:
     torch.testing.assert_close(made, result, rtol=0, atol=0)
     grad = torch.randn(made.shape, generator=torch.Generator().manual_seed(0), dtype=made.dtype)
     plain = {name: one.detach() for name, one in rows.items()}
-    found = op.gradients(topology, plain, made, saved, grad)
+    found = op.gradients(topology, plain, made, saved, grad, {})
     for name, gradient in zip(rows, expected, strict=True):
         torch.testing.assert_close(found[name], gradient)
+
+
+@pytest.mark.parametrize("op", [one for one in OPS if one.can_save], ids=str)
+def test_gradients_of_sources_are_added(op: Aggregate) -> None:
+    """To rows that are given by name; the others are given back."""
+    topology, rows = topology_of(1, 9, 60), rows_of(op, 9, 1)
+    _, *expected = with_gradients(op.apply(topology, rows), rows)
+    made, saved = op.apply_saving(topology, rows)
+    grad = torch.randn(made.shape, generator=torch.Generator().manual_seed(0), dtype=made.dtype)
+    plain = {name: one.detach() for name, one in rows.items()}
+    into = {name: torch.ones_like(plain[name]) for name in op.source}
+    found = op.gradients(topology, plain, made, saved, grad, into)
+    assert not {*found} & {*into}
+    for name, gradient in zip(rows, expected, strict=True):
+        torch.testing.assert_close(into[name] - 1 if name in into else found[name], gradient)
 
 
 @pytest.mark.parametrize("op", OPS, ids=str)

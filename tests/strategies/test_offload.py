@@ -401,6 +401,15 @@ def test_a_constant_result_is_loaded_with_its_rows() -> None:
             assert loaded >= shape.targets * (NUM_FEATURES + NUM_FEATURES) * 8
 
 
+@pytest.mark.parametrize("model", ["gcn", "gat", "gatv2"])
+def test_rows_are_where_they_are_read(model: str) -> None:
+    """In memory, where gradients are added in place: not those of what is aggregated again."""
+    placed = Session(Case(model=model), "offload", Group(), Given(chunks=3))
+    rounds = [round_ for hop in range(2) for round_ in placed.strategy.chunks.rounds(hop)]
+    assert {round_.in_place for round_ in rounds} == {model != "gatv2"}
+    check_numbers(placed)
+
+
 def test_too_many_chunks_are_refused() -> None:
     with pytest.raises(InputError, match="--chunks 20000: give at most 16384"):
         plan_of(Case(model="gcn"), chunks=20000)

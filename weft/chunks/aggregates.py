@@ -159,7 +159,8 @@ class ChunkAggregates:
         segment, at = self.segment, self._at(sources) if values else {}
         if loaded.kept or (self.op.linear and not values):
             tensors, result = {**at, **self._targets(loaded)}, self._known(loaded)
-            back = partial(self._back_kept, round_, loaded, tensors, result, sources[0].grads)
+            into = {name: one.grads for one in sources for name in one.names if one.grads is not None}
+            back = partial(self._back_kept, round_, loaded, tensors, result, into)
             return Again(result=result, back=lambda grad: self._spread(round_, loaded, sources, grads, back(grad)))
         wanted = {
             name: source.values.data.requires_grad_()  # its own version: the loader writes to slots not used here
@@ -194,10 +195,10 @@ class ChunkAggregates:
         loaded: Loaded,
         tensors: Tensors,
         result: Tensor,
-        into: Tensor | None,
+        into: Tensors,
         grad: Tensor | None,
     ) -> Tensors:
-        """The gradients of what a round read, by name, from that of its result; of a sum they are added to `into`."""
+        """The gradients of what a round read, by name, from that of its result; those of `into` are added there."""
         if grad is None or not self.segment.differentiable:
             return {}
         self.meter.aggregate(round_.num_edges, self._read_width)

@@ -4,6 +4,7 @@ from weft.kernels.backend import Attention as Attention
 from weft.kernels.backend import AttentionInputs as AttentionInputs
 from weft.kernels.backend import EdgeFeatures as EdgeFeatures
 from weft.kernels.backend import Scale as Scale
+from weft.kernels.backend import SourceGrads as SourceGrads
 from weft.kernels.ops import attend as attend
 from weft.kernels.ops import attend_edges as attend_edges
 from weft.kernels.ops import attend_keeping as attend_keeping

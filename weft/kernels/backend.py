@@ -86,6 +86,13 @@ class LogitGrads(NamedTuple):
     target: Tensor  # [n, H]
 
 
+class SourceGrads(NamedTuple):
+    """Gradients of what an attention read at sources, to which more are added; None: there are none yet."""
+
+    h: Tensor | None = None  # [s, f]
+    logits: Tensor | None = None  # [s, H]
+
+
 class Backend(Protocol):
     def spmm(self, adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
         """x [s, F] -> y [n, F]."""
@@ -120,8 +127,12 @@ class Backend(Protocol):
         *,
         needs_h: bool,
         needs_logits: bool,
+        into: SourceGrads = SourceGrads(),  # noqa: B008
     ) -> tuple[Tensor | None, LogitGrads | None]:
-        """Gradients of h [s, f] and of the logits, None where not needed; kept: as `attend` gave it."""
+        """Gradients of h [s, f] and of the logits, None where not needed, or `into` what is there.
+
+        kept: as `attend` gave it.
+        """
         ...
 
     def pair_logits(

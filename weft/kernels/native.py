@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.core.native import _native
 from weft.data.adjacency import Adjacency
-from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, PairGrads, Pairs, Scale
+from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, PairGrads, Pairs, Scale, SourceGrads
 
 
 def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
@@ -87,13 +87,17 @@ def attend_backward(
     *,
     needs_h: bool,
     needs_logits: bool,
+    into: SourceGrads = SourceGrads(),  # noqa: B008
 ) -> tuple[Tensor | None, LogitGrads | None]:
     """The steps from last to first; kept: of each one the part with positive arguments, and the result but the last."""
     adj, threads = over.adj, torch.get_num_threads()
     edges, bounds = adj.transpose, torch.tensor(over.bounds)
     (_, logit_src, logit_dst, _), (lse, *rows) = inputs, kept
     stats = logit_dst.new_empty(adj.num_targets, 3, logit_dst.shape[1])
-    grads = LogitGrads(torch.zeros_like(logit_src), torch.zeros_like(logit_dst)) if needs_logits else None
+    grads = None
+    if needs_logits:
+        grad_src = torch.zeros_like(logit_src) if into.logits is None else into.logits
+        grads = LogitGrads(grad_src, torch.zeros_like(logit_dst))
     grad_h: Tensor | None = None
     for step in reversed(range(over.steps)):
         if grads is None:
@@ -105,7 +109,10 @@ def attend_backward(
             _native.attend_stats(
                 logit_dst, lse, bounds, over.slope, stats, grad_y, y, plus, share, grads.target, threads
             )
-        grad_h = grad_y.new_empty(adj.num_sources, grad_y.shape[1]) if needs_h or step > 0 else None
+        add = step == 0 and into.h is not None
+        grad_h = into.h if add else None
+        if grad_h is None and (needs_h or step > 0):
+            grad_h = grad_y.new_empty(adj.num_sources, grad_y.shape[1])
         _native.attend_backward(
             edges.indptr,
             edges.indices,
@@ -118,6 +125,7 @@ def attend_backward(
             grad_y,
             grad_h,
             None if grads is None else grads.source,
+            add,
             threads,
         )
         grad_y = grad_y if grad_h is None else grad_h

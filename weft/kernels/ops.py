@@ -15,7 +15,16 @@ from torch.autograd.function import once_differentiable
 
 from weft.data.adjacency import Adjacency
 from weft.kernels import native, torch_sparse
-from weft.kernels.backend import Attention, AttentionInputs, Backend, EdgeFeatures, LogitGrads, Pairs, Scale
+from weft.kernels.backend import (
+    Attention,
+    AttentionInputs,
+    Backend,
+    EdgeFeatures,
+    LogitGrads,
+    Pairs,
+    Scale,
+    SourceGrads,
+)
 from weft.kernels.checks import (
     check_bounds,
     check_rows,
@@ -128,15 +137,22 @@ def attend_keeping(
 
 
 def attend_transposed(
-    over: Attention, inputs: AttentionInputs, kept: Sequence[Tensor], grad_y: Tensor
+    over: Attention,
+    inputs: AttentionInputs,
+    kept: Sequence[Tensor],
+    grad_y: Tensor,
+    into: SourceGrads = SourceGrads(),  # noqa: B008
 ) -> tuple[Tensor, LogitGrads]:
     """The gradients of attend's h and logits from that of its y [n, f], for whoever writes one themselves.
 
-    kept: as `attend_keeping` gave it.
+    kept: as `attend_keeping` gave it. into: contiguous, to which those of sources are added.
     """
     check_rows("grad_y", grad_y, over.adj, over.adj.num_targets)
+    for name, rows in zip(("into.h", "into.logits"), into, strict=True):
+        if rows is not None:
+            check_rows(name, rows, over.adj, over.adj.num_sources)
     grad_h, grads = backend_of(grad_y).attend_backward(
-        over, inputs, kept, grad_y.contiguous(), needs_h=True, needs_logits=True
+        over, inputs, kept, grad_y.contiguous(), needs_h=True, needs_logits=True, into=into
     )
     assert grad_h is not None
     assert grads is not None

@@ -14,7 +14,7 @@ from torch.nn.functional import leaky_relu
 
 from weft.data.adjacency import Adjacency
 from weft.kernels import reference
-from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, PairGrads, Pairs, Scale
+from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, PairGrads, Pairs, Scale, SourceGrads
 
 MAX_GATHERED = 1 << 24  # numbers gathered by edge at a time: 64 MiB of float32
 
@@ -81,6 +81,7 @@ def attend_backward(
     *,
     needs_h: bool,
     needs_logits: bool,
+    into: SourceGrads = SourceGrads(),  # noqa: B008
 ) -> tuple[Tensor | None, LogitGrads | None]:
     (_, logit_src, logit_dst, _), (lse, *between) = inputs, kept
     adj, edges = over.adj, over.adj.transpose
@@ -101,6 +102,8 @@ def attend_backward(
             grad_h = grad_y = _weighted_sum(
                 over, edges.indptr, edges.indices, alpha_t, own_alpha, grad_y, adj.num_sources
             )
+    if into.h is not None and grad_h is not None:
+        grad_h = into.h.add_(grad_h)
     if not needs_logits:
         return grad_h, None
     grad_edge = grad_alpha.mul_(alpha).mul_(_slopes(_edge_arguments(over, logit_src, logit_dst), over.slope))
@@ -111,7 +114,7 @@ def attend_backward(
         own = grad_own * own_alpha * _slopes(logit_src[: adj.num_targets] + logit_dst, over.slope)
         grads.source[: adj.num_targets] += own
         grads.target.add_(own)
-    return grad_h, grads
+    return grad_h, grads if into.logits is None else grads._replace(source=into.logits.add_(grads.source))
 
 
 def pair_logits(over: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None) -> Tensor:

@@ -152,15 +152,16 @@ class Aggregate:
         result: Tensor,
         saved: Sequence[Tensor],
         grad: Tensor,
-        into: Tensor | None = None,
+        into: Rows,
     ) -> Rows:
         """The gradients of the rows that a step read, by name, from that of its result and what was saved with it.
 
-        Where it is linear, rows and result may be anything, and the gradient is added to `into`, if there is any.
+        Those of sources are added to the rows of `into`, by name, and left out then. Where it is linear, there are no
+        others, and rows and result may be anything.
         """
         del rows, result, saved
-        if into is not None:
-            self.transposed(topology, grad, into)
+        if self.first in into:
+            self.transposed(topology, grad, into[self.first])
         return {}
 
     def working_set(

@@ -13,6 +13,7 @@ from weft.data import Adjacency
 from weft.kernels import (
     Attention,
     AttentionInputs,
+    SourceGrads,
     attend,
     attend_edges,
     attend_keeping,
@@ -117,12 +118,13 @@ class Attend(EdgeSoftmax):
         result: Tensor,
         saved: Sequence[Tensor],
         grad: Tensor,
-        into: Tensor | None = None,
+        into: Rows,
     ) -> Rows:
-        del into
         inputs = AttentionInputs(rows["h"], rows["logit_src"], rows["logit_dst"], result)
-        grad_h, logits = attend_transposed(self._over(topology), inputs, saved, grad)
-        return {"h": grad_h, "logit_src": logits.source, "logit_dst": logits.target}
+        there = SourceGrads(into.get("h"), into.get("logit_src"))
+        grad_h, logits = attend_transposed(self._over(topology), inputs, saved, grad, there)
+        found = {"h": grad_h, "logit_src": logits.source, "logit_dst": logits.target}
+        return {name: value for name, value in found.items() if name not in into}
 
     def edge_logits(self, topology: Topology, rows: Rows) -> Tensor:
         left, right, bounds = rows["logit_src"], rows["logit_dst"], range(self.heads + 1)

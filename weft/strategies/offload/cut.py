@@ -127,11 +127,11 @@ class Cutter:
         )
 
     def _works_in_place(self, hops: range, hop: Hop, count: int) -> bool:
-        """Whether a rank reads rows where they are: sums alone, since gradients of others are made for all rows."""
+        """Whether a rank reads rows where they are: not where gradients are made for all rows and added then."""
         asked = (segment for program in self.programs.values() for segment in program.segments if segment.aggregates)
-        over = (one.op for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps)))
+        over = (one for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps)))
         alone = self.in_memory and len(self.needed) == 1 and pays_in_place(hop, count)
-        return alone and all(op.linear and layout_of(op) != "whole" for op in over)
+        return alone and all(one.op.linear or one.hop in self.kept for one in over)
 
     def _parts(self, hops: range) -> list[RankSide]:
         return [RankSide(each.hops[hops[0]], each.own, each.rows) for each in self.needed]
