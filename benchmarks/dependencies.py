@@ -155,7 +155,7 @@ class Runner:
         start = time.perf_counter()
         self.plan = make_plan(kind, work, group.size, **given)
         probe_start = time.perf_counter()
-        if self.plan.wants_machine:
+        if kind == "hybrid" and not ratio:  # as by --measure
             self.plan = type(self.plan)(work, group.size, self.plan.options, probe(work, self.plan.traits, group))
         self.probe_seconds = time.perf_counter() - probe_start
         self.placed = self.plan.place(group)

@@ -88,7 +88,7 @@ def draw_placement(random: Random, strategies: tuple[str, ...] = STRATEGIES, max
     if strategy in ("tensor", "offload", "pipeline"):
         more += maybe(random, "--chunks", ("2", "3"))
     if strategy == "hybrid":
-        more += maybe(random, "--cache-ratio", ("0", "0.5", "1"))
+        more += random.choice(([], ["--measure"], ["--cache-ratio", random.choice(("0", "0.5", "1"))]))
     if strategy in ("offload", "pipeline"):
         more += maybe(random, "--intermediates", ("keep", "recompute"))
     if strategy == "stale":

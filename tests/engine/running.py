@@ -155,10 +155,20 @@ def finish(process: Command, seconds: float = 100) -> tuple[int | None, str]:
 
 def members(session: int) -> list[int]:
     """Living processes of a session."""
+    return _living(3, session)
+
+
+def children(parent: int) -> list[int]:
+    """Living processes that a process has started."""
+    return _living(1, parent)
+
+
+def _living(field: int, value: int) -> list[int]:
+    """Living processes, by one of their fields."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         fields = _fields(int(entry.name))
-        if int(fields[3]) == session and fields[0] != "Z":
+        if int(fields[field]) == value and fields[0] != "Z":
             found.append(int(entry.name))
     return found
 

@@ -26,6 +26,7 @@ OTHER = {
     "cache_ratio": 0.5,
     "cache_memory": "1MB",
     "probe": "probe.json",
+    "measure": True,
     "refresh_every": 2,
     "staleness": 0.1,
     "device_memory": "1GB",

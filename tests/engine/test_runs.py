@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -327,32 +328,38 @@ def test_a_rank_killed_among_others(tmp_path: Path) -> None:
 
 
 def test_dependencies(tmp_path: Path) -> None:
-    """A run by a book, its choice again from its probe, and under a memory limit; resumed under other dependencies."""
+    """A run by a book that measures, its choice again from its probe, under a memory limit, and resumed with others."""
     options = {"hidden": 16, "dtype": "float64", "norm": "batch", "layers": 3, "workers": 2, "quiet": True}
     book = tmp_path / "book.safetensors"
     make_book(weft.load("digits"), 2, method="fennel").save(book)
 
-    first = train("digits", out=tmp_path / "first", epochs=6, strategy="hybrid", partition=str(book), **options)
+    hybrid = {"strategy": "hybrid", "partition": str(book)}
+    first = train("digits", out=tmp_path / "first", epochs=6, measure=True, **hybrid, **options)
+    assert min(one["probe_seconds"] for one in first.records[0]["placement"]) > 0
+    factors = shutil.copy(first.folder / "probe.json", tmp_path)
     again = train(
         "digits",
         out=tmp_path / "again",
         epochs=3,
         strategy="hybrid",
         partition="fennel",
-        probe=str(first.folder / "probe.json"),
+        probe=str(factors),
         **options,
     )
     assert choice(first) == choice(again)
     assert losses(again.folder) == losses(first.folder)[:3]
 
+    Path(factors).unlink()  # the run has its own
+    train("digits", out=again.folder, resume=True, epochs=4, probe=str(factors), **hybrid, **options)
+    assert losses(again.folder) == losses(first.folder)[:4]
     resumed = train("digits", out=again.folder, resume=True, epochs=6, strategy="cached", **options)
     assert losses(resumed.folder) == pytest.approx(losses(first.folder), abs=1e-9)
 
-    longer = train("digits", out=first.folder, resume=True, epochs=8, strategy="hybrid", partition=str(book), **options)
+    longer = train("digits", out=first.folder, resume=True, epochs=8, measure=True, **hybrid, **options)
     placed = [line["placement"] for line in longer.records if line["kind"] == "config"]
     assert len(placed) == 2
     assert [one["cached"] for one in placed[1]] == choice(first)
-    assert max(one["probe_seconds"] for one in placed[1]) < 1e-3  # the first run's is taken
+    assert max(one["probe_seconds"] for one in placed[1]) == 0  # the first run's is taken
 
     options |= {"epochs": 1, "strategy": "hybrid", "cache_ratio": 1.0, "cache_memory": "1kB", "out": tmp_path / "few"}
     options |= {"quiet": False}
@@ -360,6 +367,17 @@ def test_dependencies(tmp_path: Path) -> None:
     assert choice(few.result) == [[0, 0, 0]] * 2
     for rank in range(2):
         assert f"rank {rank}: --cache-memory ends the caching at 0 vertices" in few.err
+
+
+def test_hybrid_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    """It decides by nominal factors, which no machine's load changes."""
+    options = {"hidden": 16, "layers": 3, "workers": 2, "partition": "random", "epochs": 4, "quiet": True}
+    one, other = (train("digits", out=tmp_path / name, strategy="hybrid", **options) for name in ("one", "other"))
+    assert not (one.folder / "probe.json").exists()
+    assert max(placed["probe_seconds"] for placed in one.records[0]["placement"]) == 0
+    assert choice(one) == choice(other)
+    assert losses(one.folder) == losses(other.folder)
+    assert (one.folder / "model.safetensors").read_bytes() == (other.folder / "model.safetensors").read_bytes()
 
 
 def choice(run: weft.Run) -> list[list[int]]:

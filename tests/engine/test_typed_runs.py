@@ -96,7 +96,7 @@ def test_a_model_for_other_types_is_refused(tmp_path: Path) -> None:
 
 def test_hybrid_probes_a_typed_graph(tmp_path: Path) -> None:
     graph = make_typed_graph(60, "some")
-    run = weft.train(graph, "rgcn", out=tmp_path / "run", epochs=1, strategy="hybrid", quiet=True)
+    run = weft.train(graph, "rgcn", out=tmp_path / "run", epochs=1, strategy="hybrid", measure=True, quiet=True)
     assert run.summary["loss"] > 0
 
 

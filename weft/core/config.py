@@ -139,7 +139,10 @@ class Config:
         most=1,
     )
     cache_memory: str = option("", "hybrid, offload: what a rank's cached vertices may take, such as 512MB")
-    probe: str = option("", "hybrid, offload: factors of an earlier run (its probe.json); none: measure them")
+    probe: str = option("", "hybrid, offload: factors of a run with --measure (its probe.json); none: nominal ones")
+    measure: bool = option(
+        False, "hybrid: measure the factors on the ranks at the start, unless --probe or the run that goes on has them"
+    )
     refresh_every: int = option(4, "stale: training steps between two exchanges of halos", least=1)
     staleness: float = option(
         0.0, "stale: exchange as soon as rows have changed by more than this share; 0: not before", least=0

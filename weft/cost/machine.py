@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from weft.core.errors import InputError
 
-REMEDY = "leave out --probe to measure anew"
+REMEDY = "give the probe.json of a hybrid run with --measure"
 
 
 class Rates(NamedTuple):

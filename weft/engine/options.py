@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from weft.core.config import Config
 from weft.core.errors import InputError, unknown
 from weft.core.units import parse_bytes
-from weft.cost import Machine
 from weft.data import Graph
 from weft.nn import FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel
 from weft.partition import METHODS, PartitionBook, make_book
@@ -151,11 +150,6 @@ def partition_of(options: Options) -> Tensor | None:
 def with_partition(options: Options, part: Tensor | None) -> Options:
     """Options with another partition, or without one."""
     return replace(options, partition=part) if isinstance(options, VertexOptions) else options
-
-
-def given_machine(config: Config) -> Machine | None:
-    """What a file says that the machine costs, where one is given. InputError for a file that cannot be read."""
-    return Machine.read(Path(config.probe)) if config.probe else None
 
 
 def rows_device(config: Config) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from weft.comm import Group, join
 from weft.core.config import Config
+from weft.core.errors import InputError
 from weft.core.memory import keep_pages
 from weft.core.meter import Meter
 from weft.core.optimisations import Optimisations
@@ -26,13 +27,12 @@ from weft.engine.embedded import restore_rows
 from weft.engine.folder import RunFolder
 from weft.engine.launch import STOPPED, Meeting
 from weft.engine.options import (
-    given_machine,
     make_options,
     rows_device,
     with_partition,
 )
 from weft.engine.progress import ProgressShow
-from weft.engine.rank_zero import found_checkpoint, found_machine
+from weft.engine.rank_zero import found_checkpoint
 from weft.engine.tasks import make_task
 from weft.engine.trainer import Trainer
 from weft.engine.watchdog import Watchdog
@@ -53,6 +53,11 @@ class Job:
     quiet: bool
     idle: tuple[str, ...] = ()
     """Fields of the configuration that have no effect, and that config.toml does not have."""
+
+    @property
+    def resumed(self) -> RunFolder | None:
+        """The folder of the run that goes on, if one does."""
+        return RunFolder(self.out) if self.resume and self.out else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +96,26 @@ def make_workload(config: Config, graph: Graph, model: nn.Module, outlines: Outl
     return Workload(model, graph, Optimisations.without(config.disable), num_classes=num_classes, outlines=outlines)
 
 
-def make_plan(config: Config, work: Workload) -> Plan:
-    """The plan of a run on the configuration's workers. InputError for what its strategy cannot do."""
-    options, machine = make_options(config, work.graph), given_machine(config)
+def make_plan(config: Config, work: Workload, resumed: RunFolder | None = None) -> Plan:
+    """The plan of a run on the configuration's workers; resumed: the folder of the run that goes on.
+
+    InputError for what its strategy cannot do.
+    """
+    options, machine = make_options(config, work.graph), known_machine(config, resumed)
     plan = get_strategy(config.strategy)(work, config.workers, options, machine)
     plan.require()
     return plan
+
+
+def known_machine(config: Config, resumed: RunFolder | None = None) -> Machine | None:
+    """The factors that a run has from a file: of --probe, or what a run that goes on began with; None: there are none.
+
+    InputError for a file of --probe that cannot be read.
+    """
+    if resumed and resumed.probe.exists() and config.probe in ("", Config.read(resumed.config).probe):
+        with suppress(InputError):  # damaged
+            return Machine.read(resumed.probe)
+    return Machine.read(Path(config.probe)) if config.probe else None
 
 
 def local_rank(
@@ -153,13 +172,10 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
     if config.device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     probe_seconds = 0.0
-    if plan.wants_machine:
-        machine = found_machine(folder, group) if job.resume else None
-        if machine is None:
-            started = time.perf_counter()
-            machine = probe(work, plan.traits, group)
-            probe_seconds = time.perf_counter() - started
-        plan = type(plan)(work, plan.size, plan.options, machine)
+    if config.measure and plan.machine is None:
+        started = time.perf_counter()
+        plan = type(plan)(work, plan.size, plan.options, probe(work, plan.traits, group))
+        probe_seconds = time.perf_counter() - started
     strategy = plan.place(group, seed=config.seed)
     trainer = Trainer(config, strategy, make_task(config, strategy))
     found = found_checkpoint(folder, group) if job.resume else None

@@ -9,23 +9,9 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group
-from weft.core.errors import InputError
-from weft.cost import Machine
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Progress
 from weft.engine.folder import RunFolder
-
-
-def found_machine(folder: RunFolder, group: Group) -> Machine | None:
-    """What the run's probe found before it was stopped, so that it makes the same choices again."""
-    said: dict[str, Any] = {}
-    if group.rank == 0 and folder.probe.exists():
-        try:
-            said = Machine.read(folder.probe).record()
-        except InputError:
-            said = {}  # damaged: measured anew
-    said = group.all_gather_object(said)[0]
-    return Machine.from_record(said) if said else None
 
 
 def found_checkpoint(folder: RunFolder, group: Group) -> tuple[Progress, dict[str, Tensor]] | None:

@@ -136,7 +136,7 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
         folder, ended = _work_joined(replace(job, resume=job.resume or restarted()), work, last=last)
     else:
         _check_folder(job, work.graph)
-        plan = plan or make_plan(job.config, work)
+        plan = plan or make_plan(job.config, work, job.resumed)
         folder = _open_folder(job, work.graph)
         try:
             ended = (_work_launched if launched else _work_alone)(job, folder, plan)
@@ -218,7 +218,7 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
     if group.rank == 0:
         try:
             _check_folder(job, graph)
-            plan = make_plan(config, work)
+            plan = make_plan(config, work, job.resumed)
             given = partition_of(plan.options)
             part = part if given is None else given
             folder = _open_folder(job, graph)

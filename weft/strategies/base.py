@@ -94,11 +94,6 @@ class Plan(ABC):
         """The choices that take a search: small, for another process to make the same plan of."""
         return None
 
-    @property
-    def wants_machine(self) -> bool:
-        """Whether it decides by what the machine costs, and nobody has measured that."""
-        return False
-
     def require(self) -> None:  # noqa: B027
         """InputError with the remedy where memory or disk is too little, before anything large is allocated."""
 

@@ -94,8 +94,8 @@ def probe(work: Workload, traits: ViewTraits, group: Group) -> Machine:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise InputError(
-            f"the probe cannot run the model on a small graph ({str(error).splitlines()[0]}): give --probe with the "
-            "factors of another run, --cache-ratio, or another strategy"
+            f"the probe cannot run the model on a small graph ({str(error).splitlines()[0]}): leave out --measure, or "
+            "give --probe with the factors of another run"
         ) from error
     operations = work.outline(traits, training=True)
     flops = 3 * counter.get_total_flops()  # backward, by rows and by weights

@@ -88,10 +88,6 @@ class VertexPlan(ResidentPlan):
             max_bytes=chosen.cache_memory,
         )
 
-    @property
-    def wants_machine(self) -> bool:
-        return self.machine is None and self.ratio is None and self.caching.ratio is None
-
     @cached_property
     def part(self) -> Tensor:
         """The rank of every vertex, int32 [N]."""
@@ -282,4 +278,4 @@ class HybridPlan(VertexPlan):
 
     name = "hybrid"
     options_type = HybridOptions
-    flags = ("probe",)
+    flags = ("probe", "measure")
