@@ -6,19 +6,20 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise, product
+from itertools import count, pairwise, product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.ranks import on_ranks
+from tests.ranks import on_ranks, spawn
 from tests.strategies.cases import Case, cases, chosen, point, pyg_cases, turn, typed_cases
 from tests.strategies.planted import check_planted, replaced
 from tests.strategies.session import Given, Session, check_on_ranks, part_by
 from weft.chunks.aggregates import ChunkAggregates
 from weft.comm import Group, Messages
+from weft.core.errors import RunError
 from weft.nn import Workload
 from weft.partition import METHODS
 from weft.strategies.pipeline.order import halo_plan, order_ranks
@@ -103,6 +104,35 @@ def check_delays(group: Group, case: Case, given: Given) -> None:
 )
 def test_delays_change_no_bit(case: Case) -> None:
     on_ranks(3, check_delays, case, Given(chunks=4, partition=part_by("random", case, 3)))
+
+
+class GoneError(Exception):
+    """What a rank raises that leaves the others in the middle of its messages."""
+
+
+def lose_a_sender(group: Group, number: int) -> str:
+    """Rank 1 is gone before its message of some number; rank 0 says what it lost, and when."""
+    placed = Session(Case(model="gcn"), "pipeline", group, Given(chunks=3))
+    sent = count()
+
+    def send(*arguments: Any) -> None:
+        if group.rank == 1 and next(sent) == number:
+            group.close()
+            raise GoneError
+        right(*arguments)
+
+    right = Messages.send
+    with replaced(Messages, "send", send), pytest.raises((RunError, GoneError)) as caught:
+        placed.step(0)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("number", [0, 4, 10])
+def test_a_peer_lost_while_it_sends_is_named(number: int) -> None:
+    said, _ = spawn(2, lose_a_sender, number, timeout_seconds=5)
+    assert said.startswith("rank 0 lost rank 1 in "), said
+    assert "messages 'halo'" in said
+    assert "\n" not in said
 
 
 @pytest.mark.parametrize("priority", [True, False])

@@ -9,38 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from weft.chunks.placed import Home
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedRound, SlotTopology
+from weft.chunks.sources import SlotExchange, Source
 from weft.chunks.stages import AggregateStep
 from weft.chunks.tables import BoundaryRows, Grads, Rows
 from weft.chunks.views import ChunkView
 from weft.nn import Aggregate, ByRelation, WholeLayer
 from weft.nn import Rows as Tensors
-
-
-@dataclass(kw_only=True)
-class Source:
-    """Rows that an aggregate reads at sources, as these tensors; their slots, and those of their gradients.
-
-    into: where the gradients go, if there are any.
-    """
-
-    names: tuple[str, ...]
-    rows: Rows
-    into: Rows | None = None
-    buffer: Tensor | None = None
-    grads: Tensor | None = None
-
-    @property
-    def values(self) -> Tensor:
-        """The rows in the slots, [slots, F]."""
-        assert self.buffer is not None
-        return self.buffer
 
 
 @dataclass(kw_only=True)
@@ -78,7 +58,7 @@ class ChunkAggregates:
 
     def __init__(self, home: Home, table: BoundaryRows, view_key: int) -> None:
         self.home, self.table, self.segment, self.view_key = home, table, table.segment, view_key
-        self.group, self.device, self.meter = home.group, home.device, home.meter
+        self.device, self.meter, self.exchange = home.device, home.meter, SlotExchange(home, table.segment.hop)
 
     @cached_property
     def op(self) -> Aggregate:
@@ -112,7 +92,7 @@ class ChunkAggregates:
 
         for round_, loaded in self.home.ahead(rounds, load, ready):
             self._count(round_, loaded, sources, step)
-            self._fetch(round_, loaded, sources)
+            self.exchange.fetch(round_, loaded.index, sources)
             rows = self._about({**self._at(sources), **self._targets(loaded)}, self.table.shared)
             yield round_, loaded, self._made(round_, loaded, rows, keep=step.is_last)
             del loaded, rows
@@ -134,7 +114,7 @@ class ChunkAggregates:
         for round_, loaded in self.home.ahead(rounds, load):
             self._count(round_, loaded, sources, step)
             if step.values:
-                self._fetch(round_, loaded, sources)
+                self.exchange.fetch(round_, loaded.index, sources)
             yield round_, loaded, self._again(round_, loaded, sources, grads, values=step.values)
             del loaded
 
@@ -226,7 +206,7 @@ class ChunkAggregates:
                 self.home.deposit(grads.live[port], round_.targets, found[name])
         for name in self.op.shared:
             grads.add_shared(name, found.get(name))
-        self._leave(round_, loaded, sources)
+        self.exchange.leave(round_, loaded.index, sources)
 
     def _sources(self, step: AggregateStep, grads: Grads | None = None, into: Rows | None = None) -> list[Source]:
         """What a step reads at sources, each rows once; what an earlier step made is apart."""
@@ -296,60 +276,3 @@ class ChunkAggregates:
             calls, count = self.segment.calls_before, self.home.graph.num_vertices
             return ChunkView(topology, count, key=self.view_key, calls=calls).aggregate(self.op, tensors)
         return self.op.apply(topology, tensors)
-
-    def _fetch(self, round_: PlacedRound, loaded: Loaded, sources: list[Source]) -> None:
-        """Rows of other ranks come into their slots, from the slots, or the host, of those that have them."""
-        if not round_.exchanges:
-            return
-        share, segments = self.home.optimisations.share, []
-        for source in sources:
-            if share:
-                segments.append(source.values.index_select(0, loaded.index["serve"]))
-            else:
-                segments.append(self._read_for_each(source.rows, loaded.index["serve"], round_.serve_counts))
-        got = self._exchange(torch.cat(segments, 1), round_.serve_counts, round_.fetch_counts, "rows")
-        for source, rows in zip(sources, got.split([one.rows.width for one in sources], 1), strict=True):
-            source.values.index_copy_(0, loaded.index["fetch_slots"], rows)
-
-    def _read_for_each(self, rows: Rows, wanted: Tensor, counts: Sequence[int]) -> Tensor:
-        """Rows for every receiver apart, each as often as it is wanted: [w, F]."""
-        out = torch.empty(len(wanted), rows.width, dtype=self.home.dtype, device=self.device)
-        for ids, segment in zip(wanted.split(list(counts)), out.split(list(counts)), strict=True):
-            rows.gather(ids, segment)
-        self.home.transfer("sources", out.nbytes, 0)
-        return out
-
-    def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], what: str) -> Tensor:
-        width, key = rows.shape[1], self.group.next_key(f"halo {self.segment.hop} {what}")
-        counts = ([number * width for number in numbers] for numbers in (sent, received))
-        return self.group.all_to_all_async(rows.reshape(-1), *counts, tag="halo", key=key).wait().view(-1, width)
-
-    def _leave(self, round_: PlacedRound, loaded: Loaded, sources: list[Source]) -> None:
-        """Gradients of rows that the next round does not hold go to the ranks that own them, and to the host."""
-        if round_.in_place:
-            return
-        sources = [source for source in sources if source.grads is not None]
-        index = loaded.index
-        if round_.exchanges and sources:
-            given = [cast(Tensor, one.grads).index_select(0, index["give_slots"]) for one in sources]
-            got = self._exchange(torch.cat(given, 1), round_.give_counts, round_.take_counts, "gradients")
-            widths = [one.rows.width for one in sources]
-            for source, added in zip(sources, got.split(widths, 1), strict=True):
-                self._take(round_, index, source, added)
-        for source in sources:
-            assert source.grads is not None
-            assert source.into is not None
-            self.home.give(source.into, index["flush"], source.grads, index["flush_slots"])
-            for name in ("flush_slots", "give_slots"):
-                source.grads.index_fill_(0, index[name], 0)
-
-    def _take(self, round_: PlacedRound, index: dict[str, Tensor], source: Source, added: Tensor) -> None:
-        """Adds the gradients that the ranks gave, one rank's after the other's."""
-        assert source.grads is not None
-        assert source.into is not None
-        counts = list(round_.take_counts)
-        for segment, rows in zip(added.split(counts), index["take"].split(counts), strict=True):
-            if self.home.optimisations.share:
-                source.grads.index_add_(0, rows, segment)
-            else:
-                self.home.give(source.into, rows, segment.contiguous())
