@@ -92,9 +92,7 @@ def times(options: argparse.Namespace) -> list[dict[str, Any]]:
     for name in options.graphs.split(";"):
         graph = weft.load(name, random_features=options.features, random_classes=CLASSES)
         for model in options.models.split(","):
-            names = ["single"]
-            for chunks in options.chunks.split(","):
-                names += [f"offload#{chunks}", f"offload#{chunks}-prefetch"]
+            names = ["single", *(f"offload#{chunks}" for chunks in options.chunks.split(","))]
             found = race([Contender(one, graph, model, options) for one in names], options.rounds)
             rows.append({"graph": name, "model": model, "contenders": found})
             print(f"{name} {model}")
