@@ -20,11 +20,11 @@ PHASES = {"loss": r"loss", "optimiser": r"Optimizer\..*"}
 
 # Names without what PyTorch puts in front (aten::, autograd::engine::evaluate_function:). The first that fits counts.
 GROUPS = {
-    "sparse product, forward": r"_Spmm(Max)?",
-    "sparse product, backward": r"_Spmm(Max)?Backward",
-    "attention, forward": r"_Attend",
-    "attention, backward": r"_AttendBackward",
-    "activation and dropout": r"_?(relu|threshold|elu|leaky_relu|clamp_min)\w*|_\w*Dropout(Backward)?"
+    "sparse product, forward": r"Spmm(Max)?",
+    "sparse product, backward": r"Spmm(Max)?Backward",
+    "attention, forward": r"Attend",
+    "attention, backward": r"AttendBackward",
+    "activation and dropout": r"_?(relu|threshold|elu|leaky_relu|clamp_min)\w*|\w+Dropout(Backward)?"
     r"|(Relu|Elu|LeakyRelu)Backward\d",
     "dense products": r"(add)?mm|(add)?bmm|matmul|linear|conv2d|_?convolution\w*|\w*mkldnn\w*|_Convolution(Backward)?"
     r"|(Add)?MmBackward\d|BmmBackward\d",

@@ -7,11 +7,9 @@ constants. Results have the same bits from run to run, whatever the number of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from weft.data.adjacency import Adjacency
 from weft.kernels import native, torch_sparse
@@ -35,6 +33,7 @@ from weft.kernels.checks import (
     checked_features,
     checked_loop,
 )
+from weft.kernels.functions import Attend, AttendEdges, KeyedDropout, PairLogits, ReluDropout, Spmm, SpmmMax
 
 
 def backend_of(x: Tensor) -> Backend:
@@ -60,7 +59,7 @@ def spmm(adj: Adjacency, x: Tensor, *, scale: Scale = Scale(), weighted: bool = 
             raise ValueError(f"the edge weights are {adj.weight.dtype}, x is {x.dtype}: use adj.cast({x.dtype})")
         check_vector("weight", adj.weight, x, adj.num_edges)
     scale = Scale(*(None if vector is None else vector.contiguous() for vector in scale))
-    y: Tensor = _Spmm.apply(x, backend_of(x), adj, scale, weighted)  # type: ignore[no-untyped-call]
+    y: Tensor = Spmm.apply(x, backend_of(x), adj, scale, weighted)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -93,7 +92,7 @@ def spmm_max(adj: Adjacency, x: Tensor) -> Tensor:
 def spmm_max_places(adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:
     """As `spmm_max`, and the place [n, F] of each maximum among the in-edges of its row, anything where v has none."""
     check_rows("x", x, adj, adj.num_sources)
-    found: tuple[Tensor, Tensor] = _SpmmMax.apply(x, backend_of(x), adj)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, Tensor] = SpmmMax.apply(x, backend_of(x), adj)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -123,7 +122,7 @@ def attend(
     over = Attention(adj=adj, bounds=bounds, loop=loop, slope=slope, steps=steps)
     over = checked_attention(over, h, logit_src, logit_dst)
     needs_logits = torch.is_grad_enabled() and (logit_src.requires_grad or logit_dst.requires_grad)
-    y: Tensor = _Attend.apply(h, logit_src, logit_dst, backend_of(h), over, needs_logits)  # type: ignore[no-untyped-call]
+    y: Tensor = Attend.apply(h, logit_src, logit_dst, backend_of(h), over, needs_logits)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -196,7 +195,7 @@ def pair_logits(
     if features is not None and edge_map is not None:
         features = checked_features(features, edge_map, left, adj, loop)
     over = Pairs(adj=adj, bounds=bounds, loop=loop, slope=slope, features=features)
-    logits: Tensor = _PairLogits.apply(left, right, attention, edge_map, backend_of(left), over)  # type: ignore[no-untyped-call]
+    logits: Tensor = PairLogits.apply(left, right, attention, edge_map, backend_of(left), over)  # type: ignore[no-untyped-call]
     return logits
 
 
@@ -218,7 +217,7 @@ def attend_edges(
     check_bounds(bounds, h.shape[1], logits.shape[1])
     check_steps(steps, adj)
     over = Attention(adj=adj, bounds=bounds, loop=loop, slope=1.0, steps=steps)
-    y: Tensor = _AttendEdges.apply(h, logits, backend_of(h), over)  # type: ignore[no-untyped-call]
+    y: Tensor = AttendEdges.apply(h, logits, backend_of(h), over)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -238,140 +237,6 @@ def keyed_dropout(x: Tensor, rows: Tensor, *, key: int, p: float, first_column: 
         raise ValueError(f"rows ({rows.dtype} {list(rows.shape)}) must be int64 [{x.shape[0]}], a vertex per row of x")
     if p == 0:
         return torch.relu(x) if relu else x
-    dropout = _ReluDropout if relu else _KeyedDropout
+    dropout = ReluDropout if relu else KeyedDropout
     y: Tensor = dropout.apply(x, rows, backend_of(x), key, p, first_column)  # type: ignore[no-untyped-call]
     return y
-
-
-class _Spmm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, backend: Backend, adj: Adjacency, scale: Scale, weighted: bool) -> Tensor:
-        ctx.args = backend, adj, scale, weighted
-        return backend.spmm(adj, x.detach().contiguous(), scale, weighted)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        backend, adj, scale, weighted = ctx.args
-        return backend.spmm_transposed(adj, grad_y.contiguous(), scale, weighted), None, None, None, None
-
-
-class _SpmmMax(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, backend: Backend, adj: Adjacency) -> tuple[Tensor, Tensor]:
-        y, position = backend.spmm_max(adj, x.detach().contiguous())
-        ctx.args = backend, adj
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(position)
-        ctx.save_for_backward(position)
-        return y, position
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor | None, _grad_position: None) -> tuple[Tensor | None, ...]:
-        if grad_y is None:
-            return None, None, None
-        backend, adj = ctx.args
-        (position,) = ctx.saved_tensors
-        return backend.spmm_max_backward(adj, position, grad_y.contiguous()), None, None
-
-
-class _Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, h: Tensor, logit_src: Tensor, logit_dst: Tensor, backend: Backend, over: Attention, needs_logits: bool
-    ) -> Tensor:
-        inputs = (tensor.detach().contiguous() for tensor in (h, logit_src, logit_dst))
-        x, *logits = inputs
-        y, kept = backend.attend(over, x, *logits, needs_logits=needs_logits)
-        ctx.args = backend, over
-        ctx.save_for_backward(x if needs_logits else None, *logits, y if needs_logits else None, *kept)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        backend, over = ctx.args
-        saved = [None if tensor is None else tensor.detach() for tensor in ctx.saved_tensors]
-        needs_h, needs_src, needs_dst = ctx.needs_input_grad[:3]
-        grad_h, grads = backend.attend_backward(
-            over,
-            AttentionInputs(*saved[:4]),  # type: ignore[arg-type]
-            saved[4:],
-            grad_y.contiguous(),
-            needs_h=needs_h,
-            needs_logits=needs_src or needs_dst,
-        )
-        logits = (None, None) if grads is None else grads
-        return grad_h, *logits, None, None, None
-
-
-class _PairLogits(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        left: Tensor,
-        right: Tensor,
-        attention: Tensor,
-        edge_map: Tensor | None,
-        backend: Backend,
-        over: Pairs,
-    ) -> Tensor:
-        given = (left, right, attention, edge_map)
-        inputs = [None if x is None else x.detach().contiguous() for x in given]
-        ctx.args = backend, over
-        ctx.save_for_backward(*inputs)
-        return backend.pair_logits(over, *inputs)  # type: ignore[arg-type]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_logits: Tensor) -> tuple[Tensor | None, ...]:
-        backend, over = ctx.args
-        grads = backend.pair_backward(over, *ctx.saved_tensors, grad_logits.contiguous())
-        return (*grads, None, None)
-
-
-class _AttendEdges(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, logits: Tensor, backend: Backend, over: Attention) -> Tensor:
-        y, alpha, inputs = backend.attend_edges(over, h.detach().contiguous(), logits.detach().contiguous())
-        ctx.args = backend, over
-        ctx.save_for_backward(alpha, *inputs)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        backend, over = ctx.args
-        alpha, *inputs = ctx.saved_tensors
-        return (*backend.attend_edges_backward(over, alpha, inputs, grad_y.contiguous()), None, None)
-
-
-class _KeyedDropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, backend: Backend, key: int, p: float, first_column: int) -> Tensor:
-        ctx.args = rows, backend, key, p, first_column
-        return backend.keyed_dropout(x.detach().contiguous(), rows, key, p, first_column, False)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        rows, backend, key, p, first_column = ctx.args
-        grad_x = backend.keyed_dropout(grad_y.contiguous(), rows, key, p, first_column, False)
-        return grad_x, None, None, None, None, None
-
-
-class _ReluDropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, backend: Backend, key: int, p: float, first_column: int) -> Tensor:
-        y = backend.keyed_dropout(x.detach().contiguous(), rows, key, p, first_column, True)
-        ctx.args = backend, p
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        backend, p = ctx.args
-        (y,) = ctx.saved_tensors
-        return backend.relu_dropout_backward(y, grad_y.contiguous(), p), None, None, None, None, None
