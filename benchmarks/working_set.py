@@ -22,6 +22,7 @@ import torch
 import weft
 from weft.chunks.aggregates import ChunkAggregates
 from weft.chunks.columns import ColumnPass
+from weft.chunks.stages import AggregateStep
 from weft.chunks.tables import Grads
 from weft.comm import Group, column_layout
 from weft.core.units import parse_bytes
@@ -105,28 +106,29 @@ def make_products(options: argparse.Namespace) -> None:
         columns = dict(zip((*op.source, *op.target), attention.own_columns(0), strict=True))
     made = ColumnPass(rounds_of(op, needs), op, columns, rows_in, rows_out)
     made.table.shared = {name: torch.ones(width) for name in op.shared}
-    made.table.arrays = [made.home.zeros(port.width) for port in made.table.segment.live]
+    made.table.arrays = [made.runtime.zeros(graph.num_vertices, port.width) for port in made.table.segment.live]
     for rows in made.table.arrays:
         rows.tensor().fill_(1)
     step(made)  # what is made once: scalings, loops, thread pools
     print(READY, flush=True)
     time.sleep(0.2)
     step(made)
-    print(DONE, made.home.num_bytes, len(made.home.rounds(0)), flush=True)
+    print(DONE, made.runtime.num_bytes, len(made.runtime.rounds(0)), flush=True)
 
 
 def step(made: ColumnPass) -> None:
     """All chunks forward and backward, without what crosses the network."""
-    home, table = made.home, made.table
-    y = home.pool.alloc(home.num_results, made.width)
-    for round_, loaded, result in ChunkAggregates(home, table, 0).results(0, last=False):
+    runtime, table = made.runtime, made.table
+    y, aggregates = runtime.pool.alloc(runtime.num_results, made.width), ChunkAggregates(runtime, table, 0)
+    for round_, loaded, result in aggregates.results(AggregateStep.forward(table.segment, 0)):
         y.write(round_.results.start, result)
         del loaded, result
-    grads = Grads(live={port: home.zeros(rows.width) for port, rows in enumerate(table.segment.live)})
-    for round_, loaded, again in ChunkAggregates(home, table, 0).again(0, grads, last=True):
-        again.back(y.read(round_.results.start, round_.results.stop))
-        del loaded, again
-    home.pool.free(y, *grads.live.values())
+    found = [runtime.zeros(runtime.num_rows, rows.width) for rows in table.segment.live]
+    back = AggregateStep.backward(table.segment, 0, kept=False, retained=False, on_cpu=True)
+    for round_, loaded, backward in aggregates.backward(back, Grads(live=dict(enumerate(found)))):
+        backward.back(y.read(round_.results.start, round_.results.stop))
+        del loaded, backward
+    runtime.pool.free(y, *found)
 
 
 def parse() -> argparse.Namespace:

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from weft.chunks.placed import Home
+from weft.chunks.placed import Runtime
 from weft.chunks.slots import BACKWARD, FORWARD, Layout, PlacedRound, SlotTopology
 from weft.chunks.sources import SlotExchange, Source
 from weft.chunks.stages import AggregateStep
@@ -37,7 +37,7 @@ class Loaded:
 
 
 @dataclass(kw_only=True)
-class Again:
+class RoundBackward:
     """A round's result in the backward pass, as far as anyone reads it, and the way of its gradient."""
 
     result: Tensor
@@ -56,9 +56,9 @@ def layout_of(op: Aggregate) -> Layout:
 class ChunkAggregates:
     """All steps of the aggregate that a table's boundary asks for, once the table is made. view_key: of its stage."""
 
-    def __init__(self, home: Home, table: BoundaryRows, view_key: int) -> None:
-        self.home, self.table, self.segment, self.view_key = home, table, table.segment, view_key
-        self.device, self.meter, self.exchange = home.device, home.meter, SlotExchange(home, table.segment.hop)
+    def __init__(self, runtime: Runtime, table: BoundaryRows, view_key: int) -> None:
+        self.runtime, self.table, self.segment, self.view_key = runtime, table, table.segment, view_key
+        self.device, self.meter, self.exchange = runtime.device, runtime.meter, SlotExchange(runtime, table.segment.hop)
 
     @cached_property
     def op(self) -> Aggregate:
@@ -82,7 +82,7 @@ class ChunkAggregates:
 
         ready: whether what a round reads is there; None: it is. arrive: brings it before a round is loaded.
         """
-        rounds, sources = self.home.rounds(self.segment.hop + step.step), self._sources(step)
+        rounds, sources = self.runtime.rounds(self.segment.hop + step.step), self._sources(step)
         self._make_slots(rounds, sources)
 
         def load(round_: PlacedRound) -> Loaded:
@@ -90,32 +90,32 @@ class ChunkAggregates:
                 arrive()
             return self._load(round_, sources, step)
 
-        for round_, loaded in self.home.ahead(rounds, load, ready):
+        for round_, loaded in self.runtime.ahead(rounds, load, ready):
             self._count(round_, loaded, sources, step)
             self.exchange.fetch(round_, loaded.index, sources)
             rows = self._about({**self._at(sources), **self._targets(loaded)}, self.table.shared)
             yield round_, loaded, self._made(round_, loaded, rows, keep=step.is_last)
             del loaded, rows
 
-    def again(
+    def backward(
         self, step: AggregateStep, grads: Grads, *, into: Rows | None = None
-    ) -> Iterator[tuple[PlacedRound, Loaded, Again]]:
+    ) -> Iterator[tuple[PlacedRound, Loaded, RoundBackward]]:
         """As `results` in the backward pass: whoever is given one sends its gradient back before asking for the next.
 
         grads: those that a boundary left. into: where those go of what an earlier step made.
         """
-        rounds, sources = self.home.rounds(self.segment.hop + step.step, back=True), self._sources(step, grads, into)
+        rounds, sources = self.runtime.rounds(self.segment.hop + step.step, back=True), self._sources(step, grads, into)
         if step.values:
             self._make_slots(rounds, sources)
         for source in sources:
             if source.into is not None:
                 source.grads = source.into.tensor() if rounds[0].in_place else self._zeros(rounds, source)
         load = lambda round_: self._load(round_, sources, step)  # noqa: E731
-        for round_, loaded in self.home.ahead(rounds, load):
+        for round_, loaded in self.runtime.ahead(rounds, load):
             self._count(round_, loaded, sources, step)
             if step.values:
                 self.exchange.fetch(round_, loaded.index, sources)
-            yield round_, loaded, self._again(round_, loaded, sources, grads, values=step.values)
+            yield round_, loaded, self._round_backward(round_, loaded, sources, grads, values=step.values)
             del loaded
 
     def _made(self, round_: PlacedRound, loaded: Loaded, tensors: Tensors, *, keep: bool) -> Tensor:
@@ -125,23 +125,25 @@ class ChunkAggregates:
         if keep and table.result is not None and self.op.can_save and not self.segment.constant:
             result, kept = self.op.apply_saving(loaded.topology, tensors)
             num_rows = table.result.num_rows
-            table.kept = table.kept or [self.home.pool.alloc(num_rows, rows.shape[1]) for rows in kept]
+            table.kept = table.kept or [self.runtime.pool.alloc(num_rows, rows.shape[1]) for rows in kept]
         else:
             result = self._result(loaded, tensors)
         if keep and table.result is not None:
             for rows, values in zip((table.result, *table.kept), (result, *kept), strict=True):
-                self.home.store(rows, round_.targets, values)
+                self.runtime.store(rows, round_.targets, values)
         return result
 
-    def _again(
+    def _round_backward(
         self, round_: PlacedRound, loaded: Loaded, sources: list[Source], grads: Grads, *, values: bool
-    ) -> Again:
+    ) -> RoundBackward:
         segment, at = self.segment, self._at(sources) if values else {}
         if loaded.kept or (self.op.linear and not values):
             tensors, result = {**at, **self._targets(loaded)}, self._known(loaded)
             into = {name: one.grads for one in sources for name in one.names if one.grads is not None}
             back = partial(self._back_kept, round_, loaded, tensors, result, into)
-            return Again(result=result, back=lambda grad: self._spread(round_, loaded, sources, grads, back(grad)))
+            return RoundBackward(
+                result=result, back=lambda grad: self._spread(round_, loaded, sources, grads, back(grad))
+            )
         wanted = {
             name: source.values.data.requires_grad_()  # its own version: the loader writes to slots not used here
             for source in sources
@@ -160,14 +162,16 @@ class ChunkAggregates:
         with torch.enable_grad():
             y = self._result(loaded, self._about({**at, **wanted, **targets}, shared))
         back = partial(self._back_again, round_, y, wanted)
-        return Again(result=y.detach(), back=lambda grad: self._spread(round_, loaded, sources, grads, back(grad)))
+        return RoundBackward(
+            result=y.detach(), back=lambda grad: self._spread(round_, loaded, sources, grads, back(grad))
+        )
 
     def _known(self, loaded: Loaded) -> Tensor:
         """The result that was kept, or zeros where nobody reads it."""
         if loaded.kept:
             return loaded.kept[0]
         num_targets = loaded.topology.adjacency.num_targets
-        return torch.zeros(1, 1, dtype=self.home.dtype, device=self.device).expand(num_targets, self.segment.width)
+        return torch.zeros(1, 1, dtype=self.runtime.dtype, device=self.device).expand(num_targets, self.segment.width)
 
     def _back_kept(
         self,
@@ -203,7 +207,7 @@ class ChunkAggregates:
                     source.grads += found[name]
         for name, port in self.segment.targets.items():
             if name in found and port in grads.live:
-                self.home.deposit(grads.live[port], round_.targets, found[name])
+                self.runtime.deposit(grads.live[port], round_.targets, found[name])
         for name in self.op.shared:
             grads.add_shared(name, found.get(name))
         self.exchange.leave(round_, loaded.index, sources)
@@ -224,7 +228,7 @@ class ChunkAggregates:
 
     def _zeros(self, rounds: Sequence[PlacedRound], source: Source) -> Tensor:
         """Zeros, since what a free slot holds is multiplied by nothing, and nothing is no number times NaN."""
-        return torch.zeros(rounds[0].num_slots, source.rows.width, dtype=self.home.dtype, device=self.device)
+        return torch.zeros(rounds[0].num_slots, source.rows.width, dtype=self.runtime.dtype, device=self.device)
 
     def _load(self, round_: PlacedRound, sources: list[Source], step: AggregateStep) -> Loaded:
         """Brings to the device what a round reads, except what comes from other ranks."""
@@ -232,9 +236,9 @@ class ChunkAggregates:
         index = {name: round_.index(name) for name in (*(FORWARD * step.values), *(BACKWARD * backward))}
         for source in sources if step.values and not round_.in_place else ():
             source.rows.gather(index["load"], source.values, index["load_slots"])
-        slots = ("fetch_slots", "give_slots", "flush_slots", *(("serve", "take") * self.home.optimisations.share))
+        slots = ("fetch_slots", "give_slots", "flush_slots", *(("serve", "take") * self.runtime.optimisations.share))
         index |= {name: index[name].to(self.device) for name in slots if name in index}
-        read, span = self.home.read, round_.targets
+        read, span = self.runtime.read, round_.targets
         own = {port: read(self.table.arrays[port], span) for port in step.own_ports}
         wanted = (self.table.result, *self.table.kept) if step.kept else ()
         found = tuple(read(rows, span) for rows in wanted if rows is not None)
@@ -244,11 +248,11 @@ class ChunkAggregates:
     def _count(self, round_: PlacedRound, loaded: Loaded, sources: list[Source], step: AggregateStep) -> None:
         """Notes what `_load` has brought."""
         rows = sum(one.nbytes for one in (*loaded.own.values(), *loaded.kept))
-        self.home.transfer("rows", rows, 0)
-        self.home.transfer("edges", round_.edge_bytes(self.layout, step.edges), 0)
+        self.runtime.transfer("rows", rows, 0)
+        self.runtime.transfer("edges", round_.edge_bytes(self.layout, step.edges), 0)
         if step.values:
             width = sum(source.rows.width for source in sources)
-            self.home.transfer("sources", round_.num_loaded * width * self.home.dtype.itemsize, 0)
+            self.runtime.transfer("sources", round_.num_loaded * width * self.runtime.dtype.itemsize, 0)
 
     def _at(self, sources: list[Source]) -> Tensors:
         """The rows in slots, by name."""
@@ -273,6 +277,6 @@ class ChunkAggregates:
         """A round's result [n, F]."""
         topology = loaded.topology
         if isinstance(self.op, WholeLayer):
-            calls, count = self.segment.calls_before, self.home.graph.num_vertices
+            calls, count = self.segment.calls_before, self.runtime.graph.num_vertices
             return ChunkView(topology, count, key=self.view_key, calls=calls).aggregate(self.op, tensors)
         return self.op.apply(topology, tensors)

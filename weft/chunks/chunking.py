@@ -75,8 +75,8 @@ class Chunking:
         types, number = self.graph.edge_type, len(self.graph.relations)
         assert types is not None
         rows = RelationIndex.of(self.graph.in_edges, types, number)
-        home, place = rows.at_home(rank, size, number)
-        return AssignedRelations(rows=rows, home=home, place=place, rank=rank, size=size)
+        local, place = rows.local(rank, size, number)
+        return AssignedRelations(rows=rows, local=local, place=place, rank=rank, size=size)
 
     def exchange_plan(
         self, op: Aggregate, bounds: Sequence[int], rank: int, size: int, device: torch.device | str = "cpu"

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from weft.chunks.aggregates import ChunkAggregates, layout_of
 from weft.chunks.chunking import Chunking
 from weft.chunks.exchange_plan import Receives, Sends
-from weft.chunks.placed import Home
+from weft.chunks.placed import Runtime
 from weft.chunks.program import LiveRows, Segment
 from weft.chunks.slots import PlacedRound
 from weft.chunks.stages import AggregateStep
@@ -34,7 +34,7 @@ from weft.store.rows import MemoryRows
 EVERYTHING = slice(None)
 
 
-class ColumnRounds(Home):
+class ColumnRounds(Runtime):
     """The rounds of an aggregate over all rows, any step's, and what crosses with them.
 
     whole: the graph's topology: with a limit on the host, else on the device of the aggregates.
@@ -54,14 +54,14 @@ class ColumnRounds(Home):
         super().__init__(work, group, device, folder=None, in_memory=in_memory, prefetch=cut.ahead, traced=False)
         self.chunking, self.num_bytes, size = chunking, cut.num_bytes, group.size
         self.num_rows = self.num_results = whole.adjacency.num_targets
-        self.num_own = self.num_home = len(range(group.rank, self.num_rows, size))
+        self.num_own = self.num_local = len(range(group.rank, self.num_rows, size))
         relations, every = None, torch.arange(self.num_rows)
         self.place: Tensor | None = None
         """Of results that are relation rows, int64, where each stands among the rank's own, if it is one of those."""
         if isinstance(op, ByRelation):
             assigned = chunking.relations(group.rank, size)
             relations, self.place = assigned.rows, assigned.place
-            self.num_results, self.num_home = len(assigned.place), sum(assigned.home.counts)
+            self.num_results, self.num_local = len(assigned.place), sum(assigned.local.counts)
         self._rounds = [
             PlacedRound(one, chunking.hop, every, whole, (layout_of(op),), self.array_file, relations)
             for one in cut.schedule.rounds
@@ -84,14 +84,14 @@ class ColumnPass:
 
     def __init__(
         self,
-        home: ColumnRounds,
+        runtime: ColumnRounds,
         op: Aggregate,
         columns: dict[str, slice],
         rows_in: Layout | None,
         rows_out: Layout,
         steps: int = 1,
     ) -> None:
-        self.home, self.op, self.group, self.plan = home, op, home.group, home.exchange_plan
+        self.runtime, self.op, self.group, self.plan = runtime, op, runtime.group, runtime.exchange_plan
         self.columns, self.rows_in, self.rows_out, self.steps = tuple(columns.values()), rows_in, rows_out, steps
         self.name, self.width = "{} {}".format(*self.group.next_key("aggregate")), rows_out.width(self.group.rank)
         self.num_columns = self.width if rows_in is None else rows_in.width(self.group.rank)
@@ -116,21 +116,21 @@ class ColumnPass:
 
     def run(self, x: Tensor, shared: Tensors) -> Tensor:
         """The rows [n, F] of the result, with a gradient; shared: the aggregate's tensors that all rows share."""
-        given = [shared[name].to(self.home.device) for name in self.op.shared]
+        given = [shared[name].to(self.runtime.device) for name in self.op.shared]
         y: Tensor = _Chunked.apply(x, self, *given)  # type: ignore[no-untyped-call]
         return y
 
     def forward(self, x: Tensor, *, differentiable: bool) -> Tensor:
         """The rows [n, F] of the result."""
-        home, table = self.home, self.table
-        self.group.meter.record_working_set(home.num_bytes)
+        runtime, table = self.runtime, self.table
+        self.group.meter.record_working_set(runtime.num_bytes)
         table.arrays, receives = self._arrays(x), None
         if self.rows_in is not None and not self.alone:
             receives = self._receives(x, self.plan.receives, self.rows_in, "rows")
-        sends = None if self.alone else self._sends(x, home.num_home, self.rows_out, "rows")
+        sends = None if self.alone else self._sends(x, runtime.num_local, self.rows_out, "rows")
         for step in range(self.steps):
-            y, last = home.pool.alloc(home.num_results, self.width), step == self.steps - 1
-            if differentiable and home.chunking.keeps(self.op, self.steps):
+            y, last = runtime.pool.alloc(runtime.num_results, self.width), step == self.steps - 1
+            if differentiable and runtime.chunking.keeps(self.op, self.steps):
                 table.result = y
             leaving = iter(self.plan.sends)
             for round_, loaded, result in self._results(step, receives if step == 0 else None):
@@ -143,9 +143,9 @@ class ColumnPass:
                 if self.op.linear:
                     self._free(*table.between[-1:])
                 table.between.append(y)
-        rows = sends.finish() if sends else y.read(0, home.num_results)
-        if self.alone and home.place is not None:
-            rows = rows[home.place.argsort()]
+        rows = sends.finish() if sends else y.read(0, runtime.num_results)
+        if self.alone and runtime.place is not None:
+            rows = rows[runtime.place.argsort()]
         self._free(y)
         if self.op.linear:
             self._free(*table.arrays, *table.between[-1:])  # of which the backward pass asks for the widths alone
@@ -155,30 +155,30 @@ class ColumnPass:
 
     def backward(self, grad: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The gradient [n, .] of the rows, and those of what is shared, from that of the result."""
-        home, table = self.home, self.table
+        runtime, table = self.runtime, self.table
         receives = sends = None
         if self.alone:
-            of_result: Rows = MemoryRows.of(grad.contiguous() if home.place is None else grad[home.place])
+            of_result: Rows = MemoryRows.of(grad.contiguous() if runtime.place is None else grad[runtime.place])
         else:
             assert self.rows_in is not None
             receives = self._receives(grad, self.plan.sends[::-1], self.rows_out, "gradients")
-            sends = self._sends(grad, home.num_own, self.rows_in, "gradients")
-            of_result = home.pool.alloc(home.num_results, self.width)
-        found = [home.zeros(home.num_rows, rows.width) for rows in table.segment.live]
+            sends = self._sends(grad, runtime.num_own, self.rows_in, "gradients")
+            of_result = runtime.pool.alloc(runtime.num_results, self.width)
+        found = [runtime.zeros(runtime.num_rows, rows.width) for rows in table.segment.live]
         grads = Grads(live=dict(enumerate(found)))
         for step in reversed(range(self.steps)):
-            last, into = step == self.steps - 1, home.zeros(home.num_rows, self.width) if step else None
-            kept, on_cpu = table.result is not None, home.device.type == "cpu"
+            last, into = step == self.steps - 1, runtime.zeros(runtime.num_rows, self.width) if step else None
+            kept, on_cpu = table.result is not None, runtime.device.type == "cpu"
             back = AggregateStep.backward(table.segment, step, kept=kept, retained=False, on_cpu=on_cpu)
-            rounds = ChunkAggregates(home, table, 0).again(back, grads, into=into)
+            rounds = ChunkAggregates(runtime, table, 0).backward(back, grads, into=into)
             leaving = reversed(self.plan.receives)
-            for round_, loaded, again in rounds:
+            for round_, loaded, backward in rounds:
                 if last and receives:
                     self._arrive(receives, [of_result], [EVERYTHING])
-                again.back(home.read(of_result, round_.results))
+                backward.back(runtime.read(of_result, round_.results))
                 if step == 0 and sends:
                     sends.send(next(leaving), partial(self._side_by_side, found))
-                del loaded, again
+                del loaded, backward
             if not (last and self.alone):
                 self._free(of_result)
             of_result = into or of_result
@@ -190,7 +190,7 @@ class ColumnPass:
 
     def _results(self, step: int, receives: Receives | None) -> Iterator[tuple[PlacedRound, Any, Tensor]]:
         """A step's rounds; receives: the rows that arrive with them."""
-        aggregates, made = ChunkAggregates(self.home, self.table, 0), AggregateStep.forward(self.table.segment, step)
+        aggregates, made = ChunkAggregates(self.runtime, self.table, 0), AggregateStep.forward(self.table.segment, step)
         if receives is None:
             return aggregates.results(made)
         arrive = partial(self._arrive, receives, self.table.arrays, self.columns)
@@ -199,10 +199,10 @@ class ColumnPass:
 
     def _arrays(self, x: Tensor) -> list[Rows]:
         """Where the rows are that are read, by port: filled if they are all here, else as they arrive."""
-        home, all_here = self.home, self.alone or self.rows_in is None
-        if all_here and home.in_memory:
+        runtime, all_here = self.runtime, self.alone or self.rows_in is None
+        if all_here and runtime.in_memory:
             return [MemoryRows.of(x[:, some].contiguous()) for some in self.columns]
-        arrays = [home.pool.alloc(home.num_rows, port.width) for port in self.table.segment.live]
+        arrays = [runtime.pool.alloc(runtime.num_rows, port.width) for port in self.table.segment.live]
         for rows, some in zip(arrays, self.columns, strict=True) if all_here else ():
             rows.write(0, x[:, some].contiguous())
         return arrays
@@ -217,7 +217,7 @@ class ColumnPass:
     def _side_by_side(self, grads: Sequence[Rows], ids: Tensor | slice) -> Tensor:
         """Of some vertices, the gradients of all columns that came, [c, .]."""
         if self.alone and len(grads) == 1:
-            return grads[0].read(0, self.home.num_rows)
+            return grads[0].read(0, self.runtime.num_rows)
         parts = [rows.tensor()[ids] for rows in grads]
         found = parts[0].new_zeros(len(parts[0]), self.num_columns)
         for part, some in zip(parts, self.columns, strict=True):
@@ -226,13 +226,13 @@ class ColumnPass:
 
     def _free(self, *rows: Rows) -> None:
         """Gives back rows on the host; those in memory may be the caller's, too."""
-        if not self.home.in_memory:
-            self.home.pool.free(*rows)
+        if not self.runtime.in_memory:
+            self.runtime.pool.free(*rows)
 
     @property
     def _in_flight(self) -> int | None:
         """How many sets of rows may be on their way at once; each takes memory of the host. None: any number."""
-        return None if self.home.in_memory else 1
+        return None if self.runtime.in_memory else 1
 
     def _receives(self, x: Tensor, sets: Sequence[RowSet | None], layout: Layout, what: str) -> Receives:
         def start(number: int, rows: RowSet) -> RowsToCols:

@@ -76,11 +76,11 @@ def assigned(ids: Tensor, *, rank: int, size: int) -> RowSet:
 class AssignedRelations:
     """The relation rows, each answered for by the rank that answers for its vertex.
 
-    home: those of this rank. place: int64 [M], where each of them stands there.
+    local: those of this rank. place: int64 [M], where each of them stands there.
     """
 
     rows: RelationIndex
-    home: OwnRelationRows
+    local: OwnRelationRows
     place: Tensor
     rank: int
     size: int

@@ -37,12 +37,18 @@ class ChunkOrder:
 
     def __init__(
         self,
-        home: PlacedChunks,
+        runtime: PlacedChunks,
         segments: Sequence[Segment],
         tables: list[BoundaryRows],
         grads: dict[int, Grads],
     ) -> None:
-        self.home, self.segments, self.tables, self.grads, self.group = home, segments, tables, grads, home.group
+        self.runtime, self.segments, self.tables, self.grads, self.group = (
+            runtime,
+            segments,
+            tables,
+            grads,
+            runtime.group,
+        )
         self.ended, self.ended_back = set[int](), set[int]()
         """Segments that are done, and that are done backward."""
         self._done, self._done_back = Counter[Level](), Counter[Level]()
@@ -52,19 +58,19 @@ class ChunkOrder:
 
     def forward(self, numbers: Iterable[int], works: Sequence[Work]) -> None:
         """Runs the chunks of some segments."""
-        if self.home.halo is not None:
+        if self.runtime.halo is not None:
             levels = [(number, step) for number in numbers for step in range(self._steps(number))]
             widths = {level: self._rows_width(*level) for level in levels}
-            self._rows = RowFlow(self.home.halo, self.group, widths, self.home.dtype)
+            self._rows = RowFlow(self.runtime.halo, self.group, widths, self.runtime.dtype)
         self._run(works, self._rows, "forward")
 
     def backward(self, numbers: Iterable[int], works: Sequence[Work]) -> None:
         """Runs them backward, of segments from the last to the first."""
-        if self.home.halo is not None:
+        if self.runtime.halo is not None:
             before = [number - 1 for number in numbers if number]
             levels = [(number, step) for number in before for step in reversed(range(self._steps(number)))]
             widths = {level: width for level in levels if (width := self._grads_width(*level))}
-            self._grads = GradFlow(self.home.halo, self.group, widths, self.home.dtype)
+            self._grads = GradFlow(self.runtime.halo, self.group, widths, self.runtime.dtype)
         self._run(works, self._grads, "backward")
 
     def _run(self, works: Sequence[Work], flow: HaloFlow | None, way: str) -> None:
@@ -72,7 +78,7 @@ class ChunkOrder:
         waiting: list[tuple[Work, Task]] = []
         for work in works:
             task = next(work, None)
-            if task is not None and flow is not None and self.home.optimisations.eager:
+            if task is not None and flow is not None and self.runtime.optimisations.eager:
                 waiting.insert(0, (work, task))
                 continue
             while task is not None:
@@ -120,7 +126,7 @@ class ChunkOrder:
 
     def can_read(self, level: Level, chunk: int) -> bool:
         """Whether the rows of a level are there that a chunk reads; those that have come are put in their places."""
-        halo, flow = self.home.halo, self._rows
+        halo, flow = self.runtime.halo, self._rows
         if halo is None or chunk >= halo.num_chunks:
             return True
         assert flow is not None
@@ -148,7 +154,7 @@ class ChunkOrder:
 
     def can_go_back(self, number: int, chunk: int) -> bool:
         """Whether the gradients of what a chunk left behind a segment are complete; those that have come are added."""
-        halo, segment = self.home.halo, self.segments[number]
+        halo, segment = self.runtime.halo, self.segments[number]
         if halo is None or segment.boundary is None or number + 1 in self.ended_back:
             complete = True
         else:  # the last chunk has the gradients of what all rows share
@@ -160,7 +166,7 @@ class ChunkOrder:
 
     def can_add(self, level: Level, chunk: int, grads: Sequence[Rows]) -> bool:
         """Whether all gradients of a chunk's rows of a level are there; those that have come are added."""
-        halo, flow = self.home.halo, self._grads
+        halo, flow = self.runtime.halo, self._grads
         if halo is None or chunk >= halo.num_chunks:
             return True
         assert flow is not None

@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from weft.chunks.aggregates import Again, ChunkAggregates, Loaded
+from weft.chunks.aggregates import ChunkAggregates, Loaded, RoundBackward
 from weft.chunks.order import ChunkOrder, Task, Work
 from weft.chunks.placed import PlacedChunks
 from weft.chunks.program import Program, left_by, stepwise
@@ -39,28 +39,28 @@ Known = tuple[Own, Tensor | None]
 class Pass:
     """A forward pass of a program on a rank, and the backward pass that may follow."""
 
-    def __init__(self, home: PlacedChunks, program: Program, *, step_key: tuple[int, ...], training: bool) -> None:
-        self.home, self.segments, self.group = home, program.segments, home.group
-        self.stages = home.stages[training]
-        self.keys = [key(home.seed, *step_key, stage) for stage in home.model_stages]
+    def __init__(self, runtime: PlacedChunks, program: Program, *, step_key: tuple[int, ...], training: bool) -> None:
+        self.runtime, self.segments, self.group = runtime, program.segments, runtime.group
+        self.stages = runtime.stages[training]
+        self.keys = [key(runtime.seed, *step_key, stage) for stage in runtime.model_stages]
         self.tables: list[BoundaryRows] = []
         self.grads: dict[int, Grads] = {}
         """Of what each table's boundary left."""
         self._made: dict[Buffer, Rows] = {}
         """What stages have made and not freed yet."""
-        self.runs = SegmentRuns(home, self.segments, self.keys, self.tables, training=training)
-        self.order = ChunkOrder(home, self.segments, self.tables, self.grads)
+        self.runs = SegmentRuns(runtime, self.segments, self.keys, self.tables, training=training)
+        self.order = ChunkOrder(runtime, self.segments, self.tables, self.grads)
 
     def forward(self) -> Rows:
         """The logits [n, C] of this rank's rows."""
         with torch.no_grad():
             if self.stages.once:
-                if self.home.constant is None:
-                    with self.home.meter.during("setup"):
+                if self.runtime.constant is None:
+                    with self.runtime.meter.during("setup"):
                         self.order.forward([0], self._works(self.stages.once, self._forward))
-                    self.home.constant = self.tables.pop()
+                    self.runtime.constant = self.tables.pop()
                     self._made.clear()
-                self.tables.append(self.home.constant)
+                self.tables.append(self.runtime.constant)
                 self.order.ended.add(0)
             numbers = sorted({stage.number for stage in self.stages.forward})
             self.order.forward(numbers, self._works(self.stages.forward, self._forward))
@@ -75,7 +75,7 @@ class Pass:
 
     def end(self, but: Rows | None = None) -> None:
         """Gives back what the pass has on the host, but for some rows."""
-        self.home.pool.free(*(rows for rows in self._made.values() if rows is not but))
+        self.runtime.pool.free(*(rows for rows in self._made.values() if rows is not but))
         self._made.clear()
         self.tables.clear()
         self.runs.end()
@@ -86,13 +86,13 @@ class Pass:
 
     def _alloc(self, stage: Stage, kind: str) -> list[Rows]:
         """The rows of a kind that a stage makes."""
-        found = [(one, self.home.pool.alloc(one.num_rows, one.width)) for one in stage.makes if one.kind == kind]
+        found = [(one, self.runtime.pool.alloc(one.num_rows, one.width)) for one in stage.makes if one.kind == kind]
         self._made.update(found)
         return [rows for _, rows in found]
 
     def _free(self, stage: Stage) -> None:
         """Gives back what a stage frees."""
-        self.home.pool.free(*(self._made.pop(one) for one in stage.frees))
+        self.runtime.pool.free(*(self._made.pop(one) for one in stage.frees))
 
     def _forward(self, number: int, stages: list[Stage]) -> Work:
         """Segment `number`, or what it reads, chunk by chunk."""
@@ -121,7 +121,7 @@ class Pass:
 
         def go_on(chunk: int, round_: PlacedRound, loaded: Loaded, result: Tensor) -> None:
             for made in between:
-                self.home.store(made, round_.targets, result)
+                self.runtime.store(made, round_.targets, result)
                 self.order.made((level[0], level[1] + 1), round_.targets, [result])
             if stage.runs:
                 self._advance(stage.number, chunk, round_.targets, loaded.own, result, table)
@@ -132,14 +132,14 @@ class Pass:
 
     def _run(self, stage: Stage, table: BoundaryRows) -> Work:
         """A segment, range by range, behind what is known."""
-        home, number = self.home, stage.number
+        runtime, number = self.runtime, stage.number
         before = self.tables[number - 1] if number else None
 
         def go_on(chunk: int, span: slice, known: Known) -> None:
             self._count(*known)
             self._advance(number, chunk, span, *known, table)
 
-        brought = home.ahead(home.spans(home.num_rows(self.segments[number].hop)), partial(self._rows, before))
+        brought = runtime.ahead(runtime.spans(runtime.num_rows(self.segments[number].hop)), partial(self._rows, before))
         return chunk_by_chunk(number, brought, partial(self.order.can_begin, number), go_on)
 
     def _advance(
@@ -148,11 +148,11 @@ class Pass:
         """Runs a segment on a range of rows and leaves on the host what it gives."""
         reached = self.runs.forward(number, chunk, span, own, result)
         if not isinstance(reached, Boundary):
-            self.home.store(table.arrays[0], span, reached)
+            self.runtime.store(table.arrays[0], span, reached)
             return
         left = left_by(reached, table.segment)
         for port, rows in left.items():
-            self.home.store(table.arrays[port], span, rows)
+            self.runtime.store(table.arrays[port], span, rows)
         if table.op is None:  # the same for all ranges
             table.shared = {**reached.request.shared, **reached.shared}
             table.op, table.context, table.on_result = stepwise(reached).request.op, reached.context, reached.on_result
@@ -164,7 +164,7 @@ class Pass:
     def _aggregates(self, number: int) -> ChunkAggregates:
         boundary = self.segments[number].boundary
         assert boundary is not None
-        return ChunkAggregates(self.home, self.tables[number], self.keys[boundary.stage])
+        return ChunkAggregates(self.runtime, self.tables[number], self.keys[boundary.stage])
 
     def _backward(self, number: int, stages: list[Stage]) -> Work:
         """Segment `number` and the aggregate before it: from the gradients of what it gave, those of what it read."""
@@ -198,29 +198,29 @@ class Pass:
         grads: of what it made, if another step read that. to: where those go of what an earlier one made.
         """
         number, out = stage.number, self.grads[stage.number]
-        last_chunk = len(self.home.rounds(step.segment.hop + step.step)) - 1
+        last_chunk = len(self.runtime.rounds(step.segment.hop + step.step)) - 1
 
-        def back(chunk: int, round_: PlacedRound, loaded: Loaded, again: Again) -> None:
-            span, result = round_.targets, again.result
+        def back(chunk: int, round_: PlacedRound, loaded: Loaded, backward: RoundBackward) -> None:
+            span, result = round_.targets, backward.result
             if stage.runs:
                 last = chunk == last_chunk
                 grad = self.runs.backward(number, chunk, span, loaded.own, result, out, into, last=last)
             else:
                 assert grads is not None
-                grad = self.home.read_grads(grads, span)
-            again.back(grad)
+                grad = self.runtime.read_grads(grads, span)
+            backward.back(grad)
             self.order.went_back((number - 1, step.step), chunk, to)
 
         ready: Callable[[int], bool] = partial(self.order.can_go_back, number)
         if grads is not None:
             ready = partial(self.order.can_add, (number - 1, step.step + 1), grads=[grads])
-        rounds = self._aggregates(number - 1).again(step, into, into=to)
+        rounds = self._aggregates(number - 1).backward(step, into, into=to)
         return chunk_by_chunk(number, rounds, ready, back)
 
     def _run_back(self, number: int, into: Grads) -> Work:
         """A segment that no aggregate comes before, range by range."""
-        home, out = self.home, self.grads[number]
-        spans = home.spans(home.num_rows(self.segments[number].hop))
+        runtime, out = self.runtime, self.grads[number]
+        spans = runtime.spans(runtime.num_rows(self.segments[number].hop))
 
         def back(chunk: int, span: slice, known: Known) -> None:
             self._count(*known)
@@ -228,21 +228,21 @@ class Pass:
             into.add_total(self.runs.backward(number, chunk, span, *known, out, into, last=last))
 
         load = partial(self._rows, self.tables[number - 1] if number and not self.runs.retains else None)
-        yield from chunk_by_chunk(number, home.ahead(spans, load), partial(self.order.can_go_back, number), back)
+        yield from chunk_by_chunk(number, runtime.ahead(spans, load), partial(self.order.can_go_back, number), back)
         into.total = None if into.total is None else self.group.all_reduce(into.total, tag="statistics")
 
     def _rows(self, table: BoundaryRows | None, span: slice) -> Known:
         """What goes on with a range of rows behind a boundary whose result is known."""
         if table is None:
             return {}, None
-        read = self.home.read
+        read = self.runtime.read
         own = {port: read(table.arrays[port], span) for port in sorted(set(table.segment.rows.values()))}
         return own, table.total if table.result is None else read(table.result, span)
 
     def _count(self, own: Own, result: Tensor | None) -> None:
         """Notes what `_rows` has brought."""
         rows = (*own.values(), *(() if result is None or result.dim() < 2 else (result,)))
-        self.home.transfer("rows", sum(one.nbytes for one in rows), 0)
+        self.runtime.transfer("rows", sum(one.nbytes for one in rows), 0)
 
 
 def chunk_by_chunk(

@@ -46,7 +46,7 @@ class RowPool:
                 self._free[one.num_rows, one.width].append(one)
 
 
-class Home(ABC):
+class Runtime(ABC):
     """What aggregates are made with, round by round.
 
     device: of the aggregates. folder: of the files; None: that for temporary ones. in_memory: rows and rounds are in
@@ -154,7 +154,7 @@ class Fetcher(Protocol):
         ...
 
 
-class PlacedChunks(Home):
+class PlacedChunks(Runtime):
     """What a pass needs on its rank.
 
     model: the rank's own. embedded_halo: None where every rank has its vertices' embedded rows. folder: of the files;

@@ -40,16 +40,16 @@ class SegmentRuns:
 
     def __init__(
         self,
-        home: PlacedChunks,
+        runtime: PlacedChunks,
         segments: Sequence[Segment],
         keys: Sequence[int],
         tables: list[BoundaryRows],
         *,
         training: bool,
     ) -> None:
-        self.home, self.segments, self.keys, self.tables = home, segments, keys, tables
-        self.model, self.embedded = cast(PhasedModel, home.model), EmbeddedRows(home, training=training)
-        self.retains = training and home.in_memory
+        self.runtime, self.segments, self.keys, self.tables = runtime, segments, keys, tables
+        self.model, self.embedded = cast(PhasedModel, runtime.model), EmbeddedRows(runtime, training=training)
+        self.retains = training and runtime.in_memory
         """Whether segments stay as they were run, so that the backward pass need not run them again."""
         self._retained: dict[tuple[int, int], SegmentRun] = {}
         """By segment and range."""
@@ -88,7 +88,7 @@ class SegmentRuns:
             self.embedded.collect(span)
         for port, rows in run.own.items():
             if rows.grad is not None:
-                self.home.deposit(into.live[port], span, rows.grad)
+                self.runtime.deposit(into.live[port], span, rows.grad)
         for name, value in run.shared.items():
             into.add_shared(name, value.grad)
         return None if run.result is None else run.result.grad
@@ -99,7 +99,7 @@ class SegmentRuns:
 
     def num_own(self, span: slice) -> int:
         """How many of a range of rows belong to vertices that this rank results for: a total counts them once."""
-        num_own: int = min(span.stop, self.home.num_own) - span.start
+        num_own: int = min(span.stop, self.runtime.num_own) - span.start
         return max(0, num_own)
 
     def _shared_before(self, number: int) -> dict[str, Tensor]:
@@ -109,9 +109,11 @@ class SegmentRuns:
     def _resume(
         self, number: int, span: slice, own: Own, result: Tensor | None, shared: dict[str, Tensor]
     ) -> Boundary | Tensor:
-        home, segment = self.home, self.segments[number]
-        inputs = home.inputs_of(span) if number == 0 else Inputs(optimisations=home.optimisations)
-        make = partial(RowsView, home.topology, home.row_ids[span], home.graph.num_vertices, meter=home.meter)
+        runtime, segment = self.runtime, self.segments[number]
+        inputs = runtime.inputs_of(span) if number == 0 else Inputs(optimisations=runtime.optimisations)
+        make = partial(
+            RowsView, runtime.topology, runtime.row_ids[span], runtime.graph.num_vertices, meter=runtime.meter
+        )
         calls, embedded = zip(self.keys, segment.calls, strict=True), partial(self.embedded.of, span)
         views = [make(key=key, calls=c, inputs=inputs, embedded=embedded) for key, c in calls]
         if number == 0:
@@ -141,12 +143,12 @@ class SegmentRuns:
             if reached.requires_grad:
                 grad = out.live[0][span].to(reached.device)
                 release(out.live[0])
-                self.home.transfer("gradients", grad.nbytes, 0)
+                self.runtime.transfer("gradients", grad.nbytes, 0)
                 yield reached, grad
             return
         for port, rows in left_by(reached, segment).items():
             if port in out.live and rows.requires_grad:
-                yield rows, self.home.read_grads(out.live[port], span)
+                yield rows, self.runtime.read_grads(out.live[port], span)
         if out.total is not None:
             assert isinstance(reached.request.op, Total)
             grad = torch.zeros_like(reached.request.rows["x"])

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from weft.chunks.placed import Home
+from weft.chunks.placed import Runtime
 from weft.chunks.slots import PlacedRound
 from weft.chunks.tables import Rows
 
@@ -40,14 +40,14 @@ class Source:
 class SlotExchange:
     """What crosses between the slots of ranks before and after a round of an aggregate, whose number is `hop`."""
 
-    def __init__(self, home: Home, hop: int) -> None:
-        self.home, self.hop = home, hop
+    def __init__(self, runtime: Runtime, hop: int) -> None:
+        self.runtime, self.hop = runtime, hop
 
     def fetch(self, round_: PlacedRound, index: dict[str, Tensor], sources: Sequence[Source]) -> None:
         """Rows of other ranks come into their slots, from the slots, or the host, of those that have them."""
         if not round_.exchanges:
             return
-        share, segments = self.home.optimisations.share, []
+        share, segments = self.runtime.optimisations.share, []
         for source in sources:
             if share:
                 segments.append(source.values.index_select(0, index["serve"]))
@@ -59,16 +59,18 @@ class SlotExchange:
 
     def _read_for_each(self, rows: Rows, wanted: Tensor, counts: Sequence[int]) -> Tensor:
         """Rows for every receiver apart, each as often as it is wanted: [w, F]."""
-        out = torch.empty(len(wanted), rows.width, dtype=self.home.dtype, device=self.home.device)
+        out = torch.empty(len(wanted), rows.width, dtype=self.runtime.dtype, device=self.runtime.device)
         for ids, segment in zip(wanted.split(list(counts)), out.split(list(counts)), strict=True):
             rows.gather(ids, segment)
-        self.home.transfer("sources", out.nbytes, 0)
+        self.runtime.transfer("sources", out.nbytes, 0)
         return out
 
     def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], what: str) -> Tensor:
-        width, key = rows.shape[1], self.home.group.next_key(f"halo {self.hop} {what}")
+        width, key = rows.shape[1], self.runtime.group.next_key(f"halo {self.hop} {what}")
         counts = ([number * width for number in numbers] for numbers in (sent, received))
-        return self.home.group.all_to_all_async(rows.reshape(-1), *counts, tag="halo", key=key).wait().view(-1, width)
+        return (
+            self.runtime.group.all_to_all_async(rows.reshape(-1), *counts, tag="halo", key=key).wait().view(-1, width)
+        )
 
     def leave(self, round_: PlacedRound, index: dict[str, Tensor], sources: Sequence[Source]) -> None:
         """Gradients of rows that the next round does not hold go to the ranks that own them, and to the host."""
@@ -84,7 +86,7 @@ class SlotExchange:
         for source in sources:
             assert source.grads is not None
             assert source.into is not None
-            self.home.give(source.into, index["flush"], source.grads, index["flush_slots"])
+            self.runtime.give(source.into, index["flush"], source.grads, index["flush_slots"])
             for name in ("flush_slots", "give_slots"):
                 source.grads.index_fill_(0, index[name], 0)
 
@@ -94,7 +96,7 @@ class SlotExchange:
         assert source.into is not None
         counts = list(round_.take_counts)
         for segment, rows in zip(added.split(counts), index["take"].split(counts), strict=True):
-            if self.home.optimisations.share:
+            if self.runtime.optimisations.share:
                 source.grads.index_add_(0, rows, segment)
             else:
-                self.home.give(source.into, rows, segment.contiguous())
+                self.runtime.give(source.into, rows, segment.contiguous())

@@ -16,7 +16,7 @@ from weft.nn.dense import linear
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRelationRows:
-    """The m relation rows of the n vertices at home, by relation and then vertex, and their way to the vertices.
+    """The m relation rows of the n local vertices, by relation and then vertex, and their way to the vertices.
 
     counts: how many there are of each relation. sums: the edges from them, m sources, to the n targets.
     """
@@ -26,7 +26,7 @@ class OwnRelationRows:
 
     @cached_property
     def targets(self) -> Tensor:
-        """The vertex of each row at home: int64 [m]."""
+        """The vertex of each local row: int64 [m]."""
         source, target = self.sums.edges()
         return target[source.argsort()]
 
@@ -43,7 +43,7 @@ class OwnRelationRows:
 class RelationRows(OwnRelationRows):
     """The M rows of a vertex and a relation by which it has an in-edge: by part of the vertices, relation, vertex.
 
-    Each part is a range of the targets; one of them is at home here, with m rows. So there are never more rows than
+    Each part is a range of the targets; one of them is local, with m rows. So there are never more rows than
     edges, those of a relation lie side by side, and those of a part do.
 
     in_edges: of all rows, from s sources to M targets. bounds: where the rows of each part begin.
@@ -54,7 +54,7 @@ class RelationRows(OwnRelationRows):
 
     @classmethod
     def of(
-        cls, adjacency: Adjacency, edge_type: Tensor, num_relations: int, bounds: Sequence[int] = (), home: int = 0
+        cls, adjacency: Adjacency, edge_type: Tensor, num_relations: int, bounds: Sequence[int] = (), local: int = 0
     ) -> RelationRows:
         """The rows of edges [E] with these types [E]; bounds: of the parts of the targets; none: all are one part."""
         device, num_targets = adjacency.device, adjacency.num_targets
@@ -71,18 +71,18 @@ class RelationRows(OwnRelationRows):
         counts = torch.bincount(key // max(num_targets, 1), minlength=len(ends) * num_relations)
         counts = counts.view(len(ends), num_relations)
         starts = (0, *counts.sum(1).cumsum(0).tolist())
-        first, last = starts[home : home + 2]
-        begin = bounds[home] if bounds else 0
+        first, last = starts[local : local + 2]
+        begin = bounds[local] if bounds else 0
         sums = Adjacency.from_edges(
             torch.arange(last - first),
             key[first:last] % max(num_targets, 1) - begin,
             num_sources=last - first,
-            num_targets=int(ends[home]) - begin,
+            num_targets=int(ends[local]) - begin,
         )
         return cls(
             in_edges=in_edges.to(device),
             bounds=starts,
-            counts=tuple(counts[home].tolist()),
+            counts=tuple(counts[local].tolist()),
             sums=sums.to(device),
         )
 
@@ -119,7 +119,7 @@ class RelationIndex:
         row = torch.searchsorted(known, target * num_relations + edge_type.cpu())
         return Adjacency.from_edges(source, row, num_sources=block.num_sources, num_targets=len(known))
 
-    def at_home(self, rank: int, size: int, num_relations: int) -> tuple[OwnRelationRows, Tensor]:
+    def local(self, rank: int, size: int, num_relations: int) -> tuple[OwnRelationRows, Tensor]:
         """Those of the vertices rank, rank + size, ..., and where each stands among them: int64 [M], -1 elsewhere."""
         own = (self.vertex % size == rank).nonzero().view(-1)
         own = own[self.relation[own].argsort(stable=True)]

@@ -41,7 +41,7 @@ class Topology:
         self._edge_type, self.num_relations = edge_type, num_relations
         self._scales: dict[object, Scale] = {}
         self.target_parts: tuple[Sequence[int], int] = (), 0
-        """Bounds of ranges of targets, and which range is at home: relation rows stand by these. No bounds: all are."""
+        """Bounds of ranges of targets, and which range is local: relation rows stand by these. No bounds: all are."""
 
     def scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
         """The vertex scalings of a normalised sum, so that it needs no float per edge."""

@@ -39,7 +39,7 @@ class View(Protocol):
 
     @property
     def relation_rows(self) -> OwnRelationRows:
-        """The rows of vertices and relations that this rank has at home."""
+        """The rows of vertices and relations that are this rank's."""
         ...
 
     def propagate(

@@ -104,9 +104,9 @@ def make_dependencies(adj: Adjacency, part: Tensor, own: int, num_parts: int, ca
     if caching.ratio != 0:
         levels, num_bytes, limited = choose_cached(adj, part, own, caching)
     choice_seconds = time.perf_counter() - start
-    again = (levels >= 0).nonzero().view(-1)
-    again = again[levels[again].argsort(descending=True, stable=True)]
-    rows = torch.cat([mine, again])
+    recomputed = (levels >= 0).nonzero().view(-1)
+    recomputed = recomputed[levels[recomputed].argsort(descending=True, stable=True)]
+    rows = torch.cat([mine, recomputed])
     counts = [len(mine) + int((levels >= level).sum()) for level in range(num_hops)]
     blocks: dict[tuple[int, int], Hop] = {}
     hops = []

@@ -70,19 +70,19 @@ class MemoryProbe:
         return self._known[shape]
 
     def _work_on(self, shape: ChunkShape) -> float:
-        home = self._place(shape)
+        placed = self._place(shape)
         for training in (True, False):  # what is made once: constants, scalings
-            self._step(home, training)
-        home.model.zero_grad()
+            self._step(placed, training)
+        placed.model.zero_grad()
         with TensorPeak() as peak:
             for training in (True, False):
-                self._step(home, training)
+                self._step(placed, training)
         return float(peak.most)
 
-    def _step(self, home: Placed, training: bool) -> None:
-        logits = home.forward(Step(epoch=0, training=training))
+    def _step(self, placed: Placed, training: bool) -> None:
+        logits = placed.forward(Step(epoch=0, training=training))
         if training:
-            home.backward(logits, home.empty_rows(logits).zero_())
+            placed.backward(logits, placed.empty_rows(logits).zero_())
 
     def _place(self, shape: ChunkShape) -> Placed:
         graph, twin = self._graph(shape), copy.deepcopy(self.model)

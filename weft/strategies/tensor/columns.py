@@ -79,7 +79,7 @@ class Columns(Exchange):
 
     @property
     def relation_rows(self) -> OwnRelationRows:
-        return self.topology.relation_rows if self.assigned is None else self.assigned.home
+        return self.topology.relation_rows if self.assigned is None else self.assigned.local
 
     def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         if isinstance(op, EdgeSoftmax):

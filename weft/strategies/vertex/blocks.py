@@ -25,42 +25,42 @@ from weft.strategies.view import Exchange, PlacedView
 class Block(SubTopology):
     """A hop's in-edges on this rank.
 
-    rows: int64, the vertices of the rank's rows, of which the hop's inputs are the first. home: has the whole graph's
+    rows: int64, the vertices of the rank's rows, of which the hop's inputs are the first. placed: has the whole graph's
     topology and features, on the host. halo: None where no rank lacks any row.
     """
 
     sources: Tensor
     targets: Tensor
 
-    def __init__(self, hop: Hop, rows: Tensor, home: ResidentPlaced, halo: Halo | None) -> None:
-        self.device = home.group.device
+    def __init__(self, hop: Hop, rows: Tensor, placed: ResidentPlaced, halo: Halo | None) -> None:
+        self.device = placed.group.device
         sources = torch.cat([rows[: hop.num_inputs], hop.fetched])  # on the host
-        adjacency = hop.block.cast(home.work.dtype).to(self.device)
-        super().__init__(adjacency, sources, sources[: adjacency.num_targets], home.topology)
-        self.num_relations = len(home.graph.relations)
-        self.hop, self.home, self.halo = hop, home, halo
+        adjacency = hop.block.cast(placed.work.dtype).to(self.device)
+        super().__init__(adjacency, sources, sources[: adjacency.num_targets], placed.topology)
+        self.num_relations = len(placed.graph.relations)
+        self.hop, self.placed, self.halo = hop, placed, halo
         self._slices: dict[Sum, EdgeSlices] = {}
         self._places: dict[Block, Tensor] = {}
 
     @cached_property
     def features(self) -> Tensor:
         """The sources' features, for who needs them in every epoch."""
-        return self.home.features(self.sources)
+        return self.placed.features(self.sources)
 
     @cached_property
     def edge_type(self) -> Tensor | None:
-        types = self.home.graph.edge_type
+        types = self.placed.graph.edge_type
         return None if types is None else types[self.hop.edge_ids]
 
     @cached_property
     def edge_features(self) -> Tensor | None:
-        features = self.home.topology.edge_features_at(self.hop.edge_ids)
+        features = self.placed.topology.edge_features_at(self.hop.edge_ids)
         return None if features is None else features.to(self.device)
 
     def slices(self, op: Sum, dtype: torch.dtype) -> EdgeSlices:
         """A sum in slices: over the inputs, and over what each rank sends."""
         if op not in self._slices:
-            group, optimisations = self.home.group, self.home.work.optimisations
+            group, optimisations = self.placed.group, self.placed.work.optimisations
             ring = [(group.rank - step) % group.size for step in range(1, group.size)]
             self._slices[op] = slice_edges(
                 self.adjacency,
@@ -79,7 +79,7 @@ class Block(SubTopology):
     def places_in(self, other: Block) -> Tensor:
         """Where each of the sources stands among another block's, which has them all: int64."""
         if other not in self._places:
-            place = torch.empty(self.home.graph.num_vertices, dtype=torch.int64)
+            place = torch.empty(self.placed.graph.num_vertices, dtype=torch.int64)
             place[other.sources] = torch.arange(len(other.sources))
             self._places[other] = place[self.sources].to(self.device)
         return self._places[other]
@@ -160,7 +160,7 @@ class Halos(Exchange):
         """The rows of all sources of a block, from those of its inputs; `once`: constant ones need not be kept."""
         if view.origin(x) == "rows":
             return block.all_sources(x)
-        return view.constant(x, block.home.features(block.sources) if once else block.features, block.ids)
+        return view.constant(x, block.placed.features(block.sources) if once else block.features, block.ids)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from weft.strategies.base import Options, whole_topology
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.vertex.blocks import Block, BlockStats, Halos, operations
 from weft.strategies.vertex.costs import NOMINAL, fetched_width, is_fetched, level_costs
-from weft.strategies.vertex.embedded import EmbeddedHalo, again_by_owner
+from weft.strategies.vertex.embedded import EmbeddedHalo, recomputed_by_owner
 
 MAX_LEVELS = 100  # a level is a byte
 
@@ -127,12 +127,14 @@ class VertexPlan(ResidentPlan):
         if not embeddings(self.work.model):
             return BlockStats(num_edges=0)
         embedded = is_embedded(self.work.graph)
-        again = [again_by_owner(embedded, self.part, one.rows, one.num_own, self.size)[1] for one in self.everyone]
+        recomputed = [
+            recomputed_by_owner(embedded, self.part, one.rows, one.num_own, self.size)[1] for one in self.everyone
+        ]
         return BlockStats(
             num_edges=0,
-            num_sent=int(sum(counts[rank] for counts in again)),
-            num_received=int(again[rank].sum()),
-            exchanged=any(bool(counts.any()) for counts in again),
+            num_sent=int(sum(counts[rank] for counts in recomputed)),
+            num_received=int(recomputed[rank].sum()),
+            exchanged=any(bool(counts.any()) for counts in recomputed),
         )
 
     def level_rows(self, rank: int) -> Sequence[Tensor]:
@@ -251,11 +253,11 @@ def make_embedded_halo(plan: VertexPlan, group: Group) -> EmbeddedHalo | None:
     if not embeddings(plan.work.model):
         return None
     embedded, needed = is_embedded(plan.work.graph), plan.dependencies(group.rank)
-    again, counts = again_by_owner(embedded, plan.part, needed.rows, needed.num_own, group.size)
+    recomputed, counts = recomputed_by_owner(embedded, plan.part, needed.rows, needed.num_own, group.size)
     if not group.all_reduce(counts.sum().to(group.device), tag="route"):
         return None
     own = needed.own[embedded[needed.own]]
-    return EmbeddedHalo(again, counts, own, plan.part, group)
+    return EmbeddedHalo(recomputed, counts, own, plan.part, group)
 
 
 class CommunicatedPlan(VertexPlan):
