@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 PACKAGES := $(shell find weft -name __init__.py)
+# Also where the environment says not to, since each of many processes would compile all sources again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test campaign lint clean
 
