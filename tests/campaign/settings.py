@@ -96,6 +96,8 @@ def draw_placement(random: Random, strategies: tuple[str, ...] = STRATEGIES, max
     left_out = [one for one in OPTIMISATIONS if not foreign_flags(Config(strategy=strategy, disable=one), strategy)]
     if random.random() < 0.2:
         more += ["--disable", random.choice(left_out)]
+        if more[-1] in ("prefetch", "intra"):  # which are refused where rows are in memory
+            more += ["--device-memory", "1GB"]
     return Placement(strategy=strategy, workers=workers, more=tuple(more))
 
 

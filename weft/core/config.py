@@ -159,7 +159,7 @@ class Config:
     chunks: int = option(
         0,
         "tensor, offload, pipeline: parts that aggregates are made in, one by one; 0: as --device-memory needs, "
-        "under pipeline 2 to 8, by what there is to do",
+        "under pipeline 1 or 4 to 8, by what there is to do",
         least=0,
         most=1 << 20,
     )

@@ -16,8 +16,8 @@ from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.order import OrderedRank, halo_plan, order_ranks
 from weft.strategies.vertex.plan import CommunicatedPlan, VertexOptions, VertexPlan
 
-CHUNKS = range(2, 9)
-"""Of a rank, where nobody says how many: enough for the network to begin early, if there is work for so many."""
+CHUNKS = range(4, 9)
+"""Of a rank, where nobody says how many: enough for the network to begin early; one if there is work for fewer."""
 CHUNK_COST = 1 << 17
 """Edges of a chunk, a target as VERTEX_COST of them, beside which what a chunk costs in itself is little."""
 
@@ -45,7 +45,7 @@ class PipelinePlan(OffloadPlan):
     def least_chunks(self) -> int:
         stats = self.work.stats
         worth = (stats.num_edges + VERTEX_COST * stats.num_vertices) // (self.size * CHUNK_COST)
-        some = min(max(worth, CHUNKS[0]), CHUNKS[-1]) if self.size > 1 else 1
+        some = min(worth, CHUNKS[-1]) if self.size > 1 and worth >= CHUNKS[0] else 1
         return min(self.options.chunks or some, self.max_chunks)
 
     @cached_property
