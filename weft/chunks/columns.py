@@ -58,9 +58,11 @@ class ColumnRounds(Runtime):
         relations, every = None, torch.arange(self.num_rows)
         self.place: Tensor | None = None
         """Of results that are relation rows, int64, where each stands among the rank's own, if it is one of those."""
+        self.order: Tensor | None = None
+        """The other way round: of the rank's own ones, which result each is, if it is alone."""
         if isinstance(op, ByRelation):
             assigned = chunking.relations(group.rank, size)
-            relations, self.place = assigned.rows, assigned.place
+            relations, self.place, self.order = assigned.rows, assigned.place, assigned.place.argsort()
             self.num_results, self.num_local = len(assigned.place), sum(assigned.local.counts)
         self._rounds = [
             PlacedRound(one, chunking.hop, every, whole, (layout_of(op),), self.array_file, relations)
@@ -144,8 +146,8 @@ class ColumnPass:
                     self._free(*table.between[-1:])
                 table.between.append(y)
         rows = sends.finish() if sends else y.read(0, runtime.num_results)
-        if self.alone and runtime.place is not None:
-            rows = rows[runtime.place.argsort()]
+        if self.alone and runtime.order is not None:
+            rows = rows[runtime.order]
         self._free(y)
         if self.op.linear:
             self._free(*table.arrays, *table.between[-1:])  # of which the backward pass asks for the widths alone

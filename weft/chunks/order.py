@@ -42,13 +42,8 @@ class ChunkOrder:
         tables: list[BoundaryRows],
         grads: dict[int, Grads],
     ) -> None:
-        self.runtime, self.segments, self.tables, self.grads, self.group = (
-            runtime,
-            segments,
-            tables,
-            grads,
-            runtime.group,
-        )
+        self.runtime, self.group = runtime, runtime.group
+        self.segments, self.tables, self.grads = segments, tables, grads
         self.ended, self.ended_back = set[int](), set[int]()
         """Segments that are done, and that are done backward."""
         self._done, self._done_back = Counter[Level](), Counter[Level]()

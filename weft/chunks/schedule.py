@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.chunks.ranges import RankSide, chunk_sources, same_count
-from weft.chunks.rounds import Round, Schedule
+from weft.chunks.rounds import NOTHING, Round, Schedule
 from weft.chunks.sets import Changes, Sets, Slots, assign_slots, join, places_of, starts_of
 from weft.cost import Rates
 from weft.partition.dependencies import Hop
@@ -172,7 +172,6 @@ def _rounds(
 
     requests: what each rank fetches before each round, and gives after it, by round and then owner.
     """
-    nothing = torch.empty(0, dtype=torch.int64)
     local = held.numbers < hop.num_inputs
     ours, theirs = ([places_of(change & mask) for change in changes] for mask in (local, ~local))
     load, flush = (held.split(held.numbers, places) for places in ours)
@@ -195,7 +194,7 @@ def _rounds(
                 targets=targets,
                 edges=its_edges,
                 indices=slots.indices[its_edges],
-                own_slots=nothing if slots.own is None else slots.own[targets],
+                own_slots=NOTHING if slots.own is None else slots.own[targets],
                 held=numbers.new_full((slots.size,), -1).index_copy_(0, numbers_slots, numbers),
                 load=load[j],
                 load_slots=load_slots[j],
