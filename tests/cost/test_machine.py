@@ -31,7 +31,7 @@ def test_what_else_the_file_says_is_left_alone(tmp_path: Path) -> None:
         ("{", "", "JSONDecodeError"),
         ("0.0", "null", "TypeError"),
         ("0.0", '"fast"', "'fast'"),
-        ("seconds_per_edge", "seconds_per_edges", "KeyError('seconds_per_edge')"),
+        ("seconds_per_edge", "seconds_per_edges", "KeyError: 'seconds_per_edge'"),
         ("0.0", "-1e-9", "seconds_per_edge is -1e-09, not a number of at least 0"),
         ("0.0", "NaN", "seconds_per_edge is nan, not a number of at least 0"),
         ("0.0", "1e999", "seconds_per_edge is inf, not a number of at least 0"),
@@ -47,10 +47,9 @@ def test_refuses(tmp_path: Path, before: str, after: str, reason: str) -> None:
     assert str(caught.value).startswith(f"{path}: ")
 
 
-@pytest.mark.parametrize("content", [None, b"", b"[1, 2, 3]", b"\xff\xfe\x00"])
-def test_refuses_what_is_no_probe(tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize("content", [b"", b"[1, 2, 3]", b"[" * 100_000, b"\xff\xfe\x00"])
+def test_refuses_what_is_no_probe(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "probe.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match="cannot read the factors of a probe"):
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"cannot be read.*give the probe.json"):
         Machine.read(path)

@@ -64,7 +64,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["train", "digits", *HYBRID, "--cache-memory", "much"], "--cache-memory 'much': give an amount such as 512MB"),
         (["train", "digits", *HYBRID, "--cache-ratio", "1.5"], "--cache-ratio 1.5: give at most 1"),
         (["train", "digits", *HYBRID, "--cache-ratio", "-0.5"], "--cache-ratio -0.5: give a share from 0 to 1"),
-        (["train", "digits", *HYBRID, "--probe", "no.json"], "no.json: cannot read the factors of a probe"),
+        (["train", "digits", *HYBRID, "--probe", "no.json"], "no.json: No such file or directory"),
         (["train", "digits", "--strategy", "stale", "--refresh-every", "0"], "--refresh-every 0: give at least 1"),
         (["compare", "digits", "--strategies", "single,single"], "give different names"),
         (["compare", "digits", "--strategies", "single,tnesor"], "did you mean 'tensor'?"),

@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -145,3 +146,24 @@ def test_ranks_listen_to_nobody_else_and_end_with_their_launcher(tmp_path: Path,
     left = {path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor")}  # PyTorch's cache
     assert not left
     shutil.rmtree(temporary)
+
+
+def test_a_launcher_killed_while_imports_go_on_leaves_nothing(tmp_path: Path) -> None:
+    """Whoever is to clean up after it has imports to do, which are made not to end."""
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short enough for the address of a socket
+    slow = tmp_path / "torch" / "__init__.py"
+    slow.parent.mkdir()
+    slow.write_text(f"import os, time\nopen({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w')\ntime.sleep(100)\n")
+    environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(tmp_path)}
+    run = [sys.executable, "-m", "weft", "train", "digits", "--strategy", "tensor", "--workers", "2"]
+    process = subprocess.Popen(run, env=environment, cwd=tmp_path, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while len([path for path in tmp_path.iterdir() if path.name.isdigit()]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert any(temporary.iterdir())
+    process.kill()
+    process.wait()
+    while (members(process.pid) or any(temporary.iterdir())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not members(process.pid)
+    temporary.rmdir()

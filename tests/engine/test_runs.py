@@ -361,6 +361,13 @@ def test_dependencies(tmp_path: Path) -> None:
     assert [one["cached"] for one in placed[1]] == choice(first)
     assert max(one["probe_seconds"] for one in placed[1]) == 0  # the first run's is taken
 
+    (first.folder / "probe.json").write_text("[" * 100_000)
+    again = {"out": first.folder, "resume": True, "epochs": 9, "measure": True, **hybrid, **options, "quiet": False}
+    damaged = said_by_ranks(2, weft.train, "digits", **again)
+    assert damaged.err.count("probe.json is damaged: factors are found as in a new run") == 1
+    placed = [line["placement"] for line in damaged.result.records if line["kind"] == "config"]
+    assert min(one["probe_seconds"] for one in placed[2]) > 0
+
     options |= {"epochs": 1, "strategy": "hybrid", "cache_ratio": 1.0, "cache_memory": "1kB", "out": tmp_path / "few"}
     options |= {"quiet": False}
     few = said_by_ranks(2, weft.train, "digits", **options)

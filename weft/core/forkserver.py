@@ -8,8 +8,8 @@ from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.util import get_temp_dir
 
-FOLDER = "WEFT_FORKSERVER_FOLDER"
-"""The environment's name of the folder that the other process removes at its end, which is that of this one."""
+LAUNCHER = "WEFT_LAUNCHER"
+"""The environment's name of this process's id and temporary folder, which the other removes when this one is gone."""
 
 _started = False
 
@@ -20,12 +20,12 @@ def start_forkserver() -> None:
     For commands, whose environment does not change: ranks have that of this call.
     """
     global _started
-    multiprocessing.set_forkserver_preload(["weft.engine.forked"])
-    os.environ[FOLDER] = get_temp_dir()
+    multiprocessing.set_forkserver_preload(["weft.core.forked", "weft.engine.forked"])
+    os.environ[LAUNCHER] = f"{os.getpid()}:{get_temp_dir()}"
     with suppress(OSError):  # a socket's path has at most 107 letters, and TMPDIR may be long
         forkserver.ensure_running()
         _started = True
-    del os.environ[FOLDER]
+    del os.environ[LAUNCHER]
 
 
 def temporary_folder() -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from weft.core.errors import InputError
+from weft.core.errors import InputError, readable
 
 REMEDY = "give the probe.json of a hybrid run with --measure"
 
@@ -58,10 +58,8 @@ class Machine:
     @classmethod
     def read(cls, path: Path) -> Self:
         """The machine in a file; InputError if it holds none."""
-        try:
+        with readable(path, REMEDY):
             machine = cls.from_record(json.loads(path.read_text()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise InputError(f"{path}: cannot read the factors of a probe ({error!r}): {REMEDY}") from None
         for name, value in {**asdict(machine), **machine.rates._asdict()}.items():
             if name != "rates" and not (math.isfinite(value) and value >= 0):
                 raise InputError(f"{path}: {name} is {value}, not a number of at least 0: {REMEDY}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,8 +113,10 @@ def known_machine(config: Config, resumed: RunFolder | None = None) -> Machine |
     InputError for a file of --probe that cannot be read.
     """
     if resumed and resumed.probe.exists() and config.probe in ("", Config.read(resumed.config).probe):
-        with suppress(InputError):  # damaged
+        try:
             return Machine.read(resumed.probe)
+        except InputError:
+            print(f"weft: {resumed.probe} is damaged: factors are found as in a new run", file=sys.stderr)
     return Machine.read(Path(config.probe)) if config.probe else None
 
 
