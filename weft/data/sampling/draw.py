@@ -27,7 +27,7 @@ class SampledEdges:
     indptr: Tensor
     """int64 [n + 1]: where each target's sampled edges begin."""
     edge_ids: Tensor
-    """int32, int64 where the graph has 2**31 edges or more, [E]: positions in the graph; distinct, ascending in a row."""
+    """int32, int64 where the graph has 2**31 edges or more, [E]: positions in the graph, distinct, ascending by row."""
     sources: Tensor
     """int32 or int64, as the graph's indices, [E]: the vertex that each edge comes from."""
     row_scale: Tensor | None
@@ -116,9 +116,7 @@ def sample_layer(
     sources = torch.empty(num_edges, dtype=in_edges.indices.dtype)
     edge_scale = torch.empty(num_edges, dtype=torch.float64) if by_edge else None
     _native.fill_sample(*given, rows, indptr, edge_ids, sources, edge_scale, threads)
-    return SampledEdges(
-        indptr=indptr, edge_ids=edge_ids, sources=sources, row_scale=row_scale, edge_scale=edge_scale
-    )
+    return SampledEdges(indptr=indptr, edge_ids=edge_ids, sources=sources, row_scale=row_scale, edge_scale=edge_scale)
 
 
 def _given(

@@ -41,16 +41,16 @@ def _parse_number(word: str, least: int, text: str) -> int:
 
 
 def check_fanouts(fanouts: tuple[Fanout, ...], num_hops: int, num_relations: int = 0) -> tuple[Fanout, ...]:
-    """One fanout a hop, where a single ALL stands for all of them.
+    """One fanout a hop, where one alone stands for all of them.
 
     InputError where they are not as many as hops, or one by relation is not as long as the graph has relations.
     """
-    if fanouts == (ALL,):
-        return fanouts * num_hops
+    if len(fanouts) == 1:
+        fanouts *= num_hops
     if len(fanouts) != num_hops:
         raise InputError(
-            f"fanout has {len(fanouts)} {'number' if len(fanouts) == 1 else 'numbers'} for a model of {num_hops} "
-            f"{'hop' if num_hops == 1 else 'hops'}: give one for each, or 'all'"
+            f"fanout has {len(fanouts)} numbers for a model of {num_hops} {'hop' if num_hops == 1 else 'hops'}: give "
+            "one for each, or one for all"
         )
     for fanout in fanouts:
         if isinstance(fanout, tuple) and len(fanout) != num_relations:
