@@ -32,5 +32,3 @@ def epoch_batches(
 def layer_key(seed: int, epoch: int, batch: int, hop: int) -> int:
     """The 64-bit key of one hop's draws in one batch; `batch` counts from 0 in each epoch, `hop` from the batch out."""
     return key(seed, DRAW, epoch, batch, hop)
-
-
