@@ -30,7 +30,7 @@ class Subset {
     const bool left_out = k > d - k;
     const int64_t m = left_out ? d - k : k;
     if (d <= 64) return draw_word(d, m, word, left_out, visit);
-    if (d <= 64 * (2 * m + 2)) return draw_bits(d, m, word, left_out, visit);
+    if (left_out || d <= 64 * (2 * m + 2)) return draw_bits(d, m, word, left_out, visit);
     draw_table(d, m, word, visit);
   }
 

@@ -27,7 +27,7 @@ class SampledEdges:
     indptr: Tensor
     """int64 [n + 1]: where each target's sampled edges begin."""
     edge_ids: Tensor
-    """int32, int64 where the graph has 2**31 edges or more, [E]: positions in the graph, distinct, ascending by row."""
+    """int32, or int64 where the graph has 2**31 edges or more, [E]: positions in the graph, ascending in each row."""
     sources: Tensor
     """int32 or int64, as the graph's indices, [E]: the vertex that each edge comes from."""
     row_scale: Tensor | None
@@ -96,7 +96,8 @@ def sample_layer(
         in_edges: the whole graph's, on the CPU; its weights are read by `weighted` alone.
         targets: int64 [n], vertices.
         fanout: k, from 0, or ALL; or one for each relation.
-        key: 64 bits, of one hop of one batch.
+        key: 64 bits, of one hop of one batch, as weft.core.random.key mixes them (see `layer_key`): of small numbers,
+            key 1 would draw for vertex 0 what key 0 draws for vertex 1.
         ids: int64 [N], original ids (Graph.ids); None: the vertices' own numbers.
         edge_type: int16 or int32 [E_graph], each edge's relation; needed, and read, by fanouts by relation alone.
 
@@ -142,6 +143,7 @@ def _given(
     weight = in_edges.weight if method == "weighted" else None
     if method == "weighted" and weight is None:
         raise ValueError("sampling by weight needs edge weights: use uniform or labor")
+    weight = None if weight is None else weight.contiguous()
     kinds = edge_type.contiguous() if typed and edge_type is not None else None
     return (
         in_edges.indptr.contiguous(),
