@@ -25,6 +25,7 @@ RUNS = {
     "transfers": "--graphs rmat:vertices=300,edges=2k --ranks 2 --chunks 4 --epochs 1",
     "memory": "--graph rmat:vertices=3000,edges=20k,features=8,classes=3 --ranks 1 --strategies single,tensor",
     "partition": "--graphs rmat:vertices=300,edges=2k --parts 2,3",
+    "halo": "--graphs rmat:vertices=300,edges=2k --parts 2,3",
 }
 
 
