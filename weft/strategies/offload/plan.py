@@ -80,7 +80,9 @@ class OffloadPlan(Plan):
         caching = HybridOptions(
             partition=options.partition, cache_ratio=options.cache_ratio, cache_memory=options.cache_memory
         )
-        return (HybridPlan if by_cost else CommunicatedPlan)(self.work, self.size, caching, self.machine)
+        vertices = (HybridPlan if by_cost else CommunicatedPlan)(self.work, self.size, caching, self.machine)
+        vertices.covered = frozenset()  # chunks load the rows of sources alone
+        return vertices
 
     @property
     def cutters(self) -> list[Cutter]:

@@ -97,9 +97,21 @@ class VertexPlan(ResidentPlan):
     def dependencies(self, rank: int) -> Dependencies:
         """What a rank computes and fetches."""
         if rank not in self._dependencies:
-            edges = self.work.graph.in_edges
-            self._dependencies[rank] = make_dependencies(edges, self.part, rank, self.size, self.caching)
+            self._dependencies[rank] = self._dependencies_by(self.caching_of(rank), rank)
         return self._dependencies[rank]
+
+    def caching_of(self, rank: int) -> Caching:
+        """The costs of a rank, to which a fetched row of a sum is the share of one that its least halo sends."""
+        caching, covered = self.caching, sorted(self.covered)
+        if caching.ratio is not None or not covered:
+            return caching
+        (hop,) = self._dependencies_by(replace(caching, costs=caching.costs[:1], ratio=0.0), rank).hops
+        costs = caching.costs.clone()
+        costs[covered, 2] *= sum(hop.cover.received) / max(len(hop.fetched), 1)
+        return replace(caching, costs=costs)
+
+    def _dependencies_by(self, caching: Caching, rank: int) -> Dependencies:
+        return make_dependencies(self.work.graph.in_edges, self.part, rank, self.size, caching)
 
     @property
     def everyone(self) -> list[Dependencies]:
