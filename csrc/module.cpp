@@ -11,6 +11,7 @@ NB_MODULE(_native, module) {
   weft::bind_host(module);
   weft::bind_kernels(module);
   weft::bind_partition(module);
+  weft::bind_sampling(module);
   weft::bind_schedule(module);
   module.def("supported_isas", &weft::supported_isas);
   module.def("current_isa", &weft::current_isa);

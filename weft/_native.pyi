@@ -256,3 +256,54 @@ def add_file_rows(
 def read_bytes(file: int, offset: int, out: Tensor, num_threads: int) -> None: ...
 def write_bytes(file: int, offset: int, bytes: Tensor) -> None: ...
 def release_pages(address: int, num_bytes: int) -> None: ...
+def count_sample(
+    indptr: Tensor,
+    indices: Tensor,
+    weight32: Tensor | None,
+    weight64: Tensor | None,
+    type16: Tensor | None,
+    type32: Tensor | None,
+    ids: Tensor | None,
+    fanouts: Tensor,
+    method: int,
+    key: int,
+    next_key: int,
+    turn: float,
+    targets: Tensor,
+    rows: Tensor,
+    block: Tensor,
+    row_scale: Tensor | None,
+    num_threads: int,
+) -> None: ...
+def fill_sample(
+    indptr: Tensor,
+    indices: Tensor,
+    weight32: Tensor | None,
+    weight64: Tensor | None,
+    type16: Tensor | None,
+    type32: Tensor | None,
+    ids: Tensor | None,
+    fanouts: Tensor,
+    method: int,
+    key: int,
+    next_key: int,
+    turn: float,
+    rows: Tensor,
+    block: Tensor,
+    edge_ids: Tensor,
+    sources: Tensor,
+    scale: Tensor | None,
+    num_threads: int,
+) -> None: ...
+def mark_ids(words: Tensor, pages: Tensor, num_ids: int, first: Tensor, others: Tensor, num_threads: int) -> int: ...
+def place_ids(
+    words: Tensor,
+    pages: Tensor,
+    num_ids: int,
+    first: Tensor,
+    others: Tensor,
+    local: Tensor,
+    positions: Tensor,
+    fresh: Tensor,
+    num_threads: int,
+) -> None: ...

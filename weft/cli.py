@@ -46,6 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments: None for those of this process, which is the command's then.
     """
     try:
+        return _main(arguments)
+    except Stopped as stop:  # in the few lines below that end it
+        print(f"weft: {stop}", file=sys.stderr, flush=True)
+        return 128 + stop.signal
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    try:
         if arguments is None:
             _hear_signals()
             _warn_in_a_line()

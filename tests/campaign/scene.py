@@ -67,7 +67,7 @@ class Done:
         lines = [line for line in self.errors.splitlines() if line.strip()]
         for line in lines:
             require(line.startswith(("weft: ", "epoch ")), f"standard error has {self.last_of(line)}")
-        return [line for line in lines if line.startswith(("weft: error:", "weft: stopped by"))]
+        return [line for line in lines if line.startswith(("weft: error:", "weft: stopped "))]
 
     def last_of(self, line: str) -> str:
         """A line that should not be there; of a traceback also its end."""

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -43,6 +45,7 @@ class Group:
 
     Made by `join`, or directly for one rank, which talks to nobody. world_ranks: their numbers among all ranks; None:
     they are all. process_group: through which they talk. name: of the axis, as meters tell its collectives from others.
+    timeout: after which a peer that does not answer is lost.
     """
 
     def __init__(
@@ -55,11 +58,12 @@ class Group:
         world_ranks: Sequence[int] | None = None,
         process_group: dist.ProcessGroup | None = None,
         name: str = "",
+        timeout: timedelta | None = None,
     ) -> None:
         self.rank, self.size, self.device = rank, size, torch.device(device)
         self.world_ranks = tuple(range(size) if world_ranks is None else world_ranks)
         self.world_rank = self.world_ranks[rank]
-        self.process_group, self.name = process_group, name
+        self.process_group, self.name, self.timeout = process_group, name, timeout
         self.meter = meter or Meter()
         if self.device.type == "cuda":
             self.meter.use(EventClock.of(self.device))
@@ -80,7 +84,9 @@ class Group:
         numbers = torch.tensor(self.world_ranks).view(*sizes.values())
         for dim, (name, size) in enumerate(sizes.items()):
             for ranks in numbers.movedim(dim, -1).reshape(-1, size).tolist():
-                made = dist.new_group(ranks) if size > 1 else None  # every rank makes those of the others too
+                made = (
+                    dist.new_group(ranks, timeout=self.timeout) if size > 1 else None
+                )  # every rank makes those of the others too
                 if self.world_rank in ranks:
                     self._axes[name] = Group(
                         ranks.index(self.world_rank),
@@ -90,7 +96,16 @@ class Group:
                         world_ranks=ranks,
                         process_group=made,
                         name=f"{name} {ranks} ",
+                        timeout=self.timeout,
                     )
+
+    @cached_property
+    def beside(self) -> Group:
+        """The same ranks on the host, with connections and a meter of their own, for a thread; all ranks make it."""
+        ranks, made = list(self.world_ranks), None
+        if self.size > 1:
+            made = dist.new_group(ranks, timeout=self.timeout, backend="gloo")
+        return Group(self.rank, self.size, world_ranks=ranks, process_group=made, name="beside ", timeout=self.timeout)
 
     def axis(self, name: str) -> Group:
         """The ranks that differ from this one along an axis alone, and itself; what they exchange counts here too."""

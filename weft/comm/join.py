@@ -47,4 +47,4 @@ def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_meth
         raise RunError(
             f"rank {rank} did not meet the other {size - 1}{where}: given up after {seconds:.0f} s ({reason})"
         ) from error
-    return Group(rank, size, meter, device, process_group=dist.group.WORLD)
+    return Group(rank, size, meter, device, process_group=dist.group.WORLD, timeout=timeout)

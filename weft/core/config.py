@@ -124,13 +124,32 @@ class Config:
 
     strategy: str = option(
         "single",
-        "where rows, columns and edges live: single, tensor, communicated, cached, hybrid, stale, offload or pipeline",
+        "where rows, columns and edges live: single, tensor, communicated, cached, hybrid, stale, offload, "
+        "pipeline, split or sampled",
     )
     workers: int = option(1, "number of local ranks", least=1, most=4096)
     partition: str = option(
         "",
-        "communicated, cached, hybrid, stale, offload, pipeline: which rank has which vertex: a method of weft "
-        "partition, or a book's file; none: balanced for pipeline, else range",
+        "communicated, cached, hybrid, stale, offload, pipeline, split, sampled: which rank has which vertex: a method "
+        "of weft partition, or a book's file; none: balanced for pipeline, metis for split, else range",
+    )
+    batch_size: str = option(
+        "", "split, sampled: training vertices of a mini-batch on all ranks, or all; none: 1024", fixed=True
+    )
+    fanout: str = option(
+        "10",
+        "split, sampled: in-edges drawn for a vertex, a number for all layers or one for each, the first layer's "
+        "first, or all",
+        fixed=True,
+    )
+    sampling: str = option(
+        "uniform",
+        "split, sampled: how in-edges are drawn: uniform, labor (few vertices) or weighted (by edge weights)",
+        choices=("uniform", "labor", "weighted"),
+        fixed=True,
+    )
+    prefetch_batches: int = option(
+        2, "split, sampled: mini-batches that a thread makes ahead of their step; 0: none", least=0, most=1000
     )
     cache_ratio: float = option(
         -1.0,

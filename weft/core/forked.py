@@ -6,33 +6,27 @@ Imported by that process, and by nothing else, before the imports that take seco
 import atexit
 import ctypes
 import os
-import shutil
 import signal
 import sys
 
-from weft.core.forkserver import LAUNCHER
+from weft.core.forkserver import remove_launchers_folder, serve_launcher
 
 PARENT_DEATH_SIGNAL = 1
 """prctl's PR_SET_PDEATHSIG, of Linux."""
 
-_server = os.getpid()
-_launcher, _folder = os.environ.pop(LAUNCHER).split(":", 1)
+_server, _launcher = os.getpid(), serve_launcher()
 
 
 def _end_without_launcher(*_: object) -> None:
     """Ends the process in whatever it imports; with a launcher a signal is for the ranks, whose end that reports."""
-    if os.getpid() == _server and os.getppid() != int(_launcher):
-        _remove_folder()
+    if os.getpid() == _server and os.getppid() != _launcher:
+        remove_launchers_folder()
         os._exit(0)
 
 
-def _remove_folder() -> None:
-    shutil.rmtree(_folder, ignore_errors=True)
-
-
-atexit.register(_remove_folder)
-for one in (signal.SIGTERM, signal.SIGHUP):
-    signal.signal(one, _end_without_launcher)
+atexit.register(remove_launchers_folder)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)  # in ranks as well
+signal.signal(signal.SIGTERM, _end_without_launcher)
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
 _end_without_launcher()  # gone before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.util import get_temp_dir
@@ -12,6 +13,14 @@ LAUNCHER = "WEFT_LAUNCHER"
 """The environment's name of this process's id and temporary folder, which the other removes when this one is gone."""
 
 _started = False
+_launchers_folder = ""
+
+
+def serve_launcher() -> int:
+    """The id of the process that started this one; from now on this one knows that one's temporary folder."""
+    global _launchers_folder
+    launcher, _launchers_folder = os.environ.pop(LAUNCHER).split(":", 1)
+    return int(launcher)
 
 
 def start_forkserver() -> None:
@@ -26,6 +35,12 @@ def start_forkserver() -> None:
         forkserver.ensure_running()
         _started = True
     del os.environ[LAUNCHER]
+
+
+def remove_launchers_folder() -> None:
+    """Where the launcher is gone: what it has left, in a process that was forked from the one that it started."""
+    if _launchers_folder:
+        shutil.rmtree(_launchers_folder, ignore_errors=True)
 
 
 def temporary_folder() -> str | None:

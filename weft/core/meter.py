@@ -153,6 +153,12 @@ class Meter:
         for span in spans:
             self.note("compute", f"wait: {tag}", span)
 
+    def add(self, counts: Counts) -> None:
+        """Counts the exchanges of another thread, whose time is none of this one's."""
+        self.counts.collectives.update(counts.collectives)
+        self.counts.bytes_sent.update(counts.bytes_sent)
+        self.counts.bytes_received.update(counts.bytes_received)
+
     def aggregate(self, edges: int, width: int) -> None:
         """Counts an aggregate over `edges` edges on `width` columns."""
         self.counts.edges += edges * width

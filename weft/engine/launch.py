@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from weft.core.errors import InputError, RunError
 from weft.core.explain import explained
-from weft.core.forkserver import start_method
+from weft.core.forkserver import remove_launchers_folder, start_method
 from weft.core.meter import STATUS_BYTES, read_status
 from weft.core.stop import SIGNALS, handle_signals
 
@@ -220,4 +220,5 @@ def _end_with_parent(meeting: Meeting) -> None:
     assert parent is not None
     wait([parent.sentinel])
     shutil.rmtree(meeting.folder, ignore_errors=True)
+    remove_launchers_folder()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,6 @@ from weft.core.config import Config
 from weft.cost import Operation, Trace, all_reduce
 from weft.data import Adjacency, Links, negative_key
 from weft.engine.blocks import add_rows, take_rows, zeros
-from weft.engine.metrics import number_of_all
 from weft.engine.ranking import auc, filtered_ranks, rank_scores, ranking_operations
 from weft.kernels import spmm
 from weft.nn import Decoder
@@ -38,15 +37,9 @@ class LinkAssignment:
     num_negatives: int
     _by_rank: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def train(self, rank: int, *draw: int, sources: Tensor | None = None) -> Tensor:
-        """A rank's pairs [p (1 + K), 3] of a step, the p links first.
-
-        draw: the key of the step. sources: the vertices whose links it has; None: all of the rank.
-        """
-        links = self._of_rank(rank)
-        if sources is not None:
-            links = links[torch.isin(links[:, 0], sources)]
-        drawn = negative_key(self.seed, *draw)
+    def train(self, rank: int, *draw: int) -> Tensor:
+        """A rank's pairs [p (1 + K), 3] of a step, the p links first; draw: the key of the step."""
+        links, drawn = self._of_rank(rank), negative_key(self.seed, *draw)
         return torch.cat([links, *(self.links.negatives(links, drawn, k) for k in range(self.num_negatives))])
 
     def _of_rank(self, rank: int) -> Tensor:
@@ -176,8 +169,7 @@ class LinkTask:
     """Learns to tell a graph's links from pairs drawn by chance.
 
     The loss is the mean of the binary cross entropy over a step's training links and their negatives: a rank's part is
-    the sum over its pairs divided by the number of all. Negatives depend on seed, step and link, not on ranks. A step
-    of some rows has the links whose sources they are.
+    the sum over its pairs divided by the number of all. Negatives depend on seed, step and link, not on ranks.
     rows: the vertices this rank answers for. empty: makes memory for a gradient, like the rows that it is of.
     """
 
@@ -211,8 +203,7 @@ class LinkTask:
     def loss(self, z: Tensor, step: Step) -> tuple[float, Tensor]:
         """This rank's part of the loss, and its gradient [n, D] by the rows; the decoder's parameters get theirs."""
         with self.group.meter.timer("negatives"):
-            pairs = self.assignment.train(self.group.rank, *step.key, sources=self._sources(step))
-            number = number_of_all(step, len(pairs), self.num_pairs, self.group)
+            pairs = self.assignment.train(self.group.rank, *step.key)
             reach = LinkHalo(self.assignment, pairs, self.own, self.group, "training links")
             labels = z.new_zeros(len(pairs))
             labels[: len(pairs) // (1 + self.assignment.num_negatives)] = 1
@@ -227,7 +218,7 @@ class LinkTask:
                 rows = block.rows(z, fetched).requires_grad_()
                 scores = block.score(rows, self.decoder)
             logits = scores.detach().requires_grad_()
-            loss = functional.binary_cross_entropy_with_logits(logits, label, reduction="sum") / number
+            loss = functional.binary_cross_entropy_with_logits(logits, label, reduction="sum") / self.num_pairs
             (grad,) = torch.autograd.grad(loss, logits)
             total += loss.detach()
             with self.group.meter.timer("decode"):
@@ -239,22 +230,10 @@ class LinkTask:
                 grad_z += torch.autograd.grad(coming, leaf, grad_fetched)[0]
         return total.item(), grad_z
 
-    def _sources(self, step: Step) -> Tensor | None:
-        """The vertices of the rows that a step reads; None: all."""
-        return None if step.rows is None else self.own[step.rows.cpu()]
-
-    def _read_links(self, step: Step) -> list[Tensor]:
-        """Which validation and which test links a step's rows are the sources of, bool, the same on every rank."""
-        parts = (self.links.val, self.links.test)
-        if (sources := self._sources(step)) is None:
-            return [torch.ones(len(part), dtype=torch.bool) for part in parts]
-        found = torch.cat([torch.isin(part[:, 0], sources) for part in parts])
-        read = self.group.all_reduce(found.long().to(self.group.device), tag="rows").cpu() > 0
-        return list(read.split([len(part) for part in parts]))
-
     @torch.no_grad()
     def counts(self, z: Tensor, step: Step) -> dict[str, float | None]:
         """The scores, which every rank then has."""
+        del step
         scores = z.new_zeros(self.num_held_out)
         fetched = self.held_out.fetch(z)
         own = torch.cat([block.score(block.rows(z, fetched), self.decoder) for block in self.held_out.blocks])
@@ -263,11 +242,12 @@ class LinkTask:
         sizes = [len(part) for part in parts] * 2
         by_part = self.group.all_reduce(scores, tag="scores").cpu().split(sizes)
         found: dict[str, float | None] = {}
-        for side, (split, read) in enumerate(zip(("val", "test"), self._read_links(step), strict=True)):
-            if read.any():
-                found[f"{split}_auc"] = auc(by_part[side][read], by_part[2 + side][read])
-            if read.any() and self.ranked:
-                ranks = filtered_ranks(z, self.links, parts[side][read], self.place, self.decoder, self.group)
+        for side, split in enumerate(("val", "test")):
+            if not len(parts[side]):
+                continue
+            found[f"{split}_auc"] = auc(by_part[side], by_part[2 + side])
+            if self.ranked:
+                ranks = filtered_ranks(z, self.links, parts[side], self.place, self.decoder, self.group)
                 found |= rank_scores(split, ranks)
         return found
 

@@ -71,17 +71,20 @@ class NodeTask:
                 self.chosen[split] = mask[rows].nonzero().view(-1).to(device)
         self.score = "micro_f1" if self.multilabel else "accuracy"
         self.validation = f"val_{self.score}" if self.num_labelled.get("val", 0) else None
-        self.y = graph.y[rows].to(device)
+        self.graph_y, self.y = graph.y, graph.y[rows].to(device)
 
     def loss(self, logits: Tensor, step: Step) -> tuple[float, Tensor]:
         """This rank's part of the loss, and its gradient [n, C] by the logits."""
         logits = logits.detach()
-        grad, chosen, total = self.empty(logits), self._chosen("train", step), logits.new_zeros(())
-        number = number_of_all(step, len(chosen), self.num_labelled["train"], self.group)
+        grad, total = self.empty(logits), logits.new_zeros(())
+        chosen, y, number = self.chosen["train"], self.y, self.num_labelled["train"]
+        if step.vertices is not None:
+            y = self.graph_y[step.vertices].to(logits.device)
+            chosen, number = torch.arange(len(y), device=logits.device), step.batch_size
         for block, (part,) in row_blocks([chosen], logits, grad):
             rows = chosen[part] - block.start
             here = logits[block].index_select(0, rows).requires_grad_()
-            loss = self._sum(here, self.y[chosen[part]]) / number
+            loss = self._sum(here, y[chosen[part]]) / number
             (grad_here,) = torch.autograd.grad(loss, here)
             grad[block].zero_().index_copy_(0, rows, grad_here)
             total += loss.detach()
@@ -89,10 +92,10 @@ class NodeTask:
 
     def counts(self, logits: Tensor, step: Step) -> Counts:
         """Per split, the two sums whose ratio is the score: correct and all, or 2 TP and 2 TP + FP + FN."""
-        by_split = {split: self._chosen(split, step) for split in self.chosen}
-        sums = {split: self.y.new_zeros(2, dtype=torch.int64) for split in by_split}
-        for block, parts in row_blocks(list(by_split.values()), logits):
-            for (split, chosen), part in zip(by_split.items(), parts, strict=True):
+        del step
+        sums = {split: self.y.new_zeros(2, dtype=torch.int64) for split in self.chosen}
+        for block, parts in row_blocks(list(self.chosen.values()), logits):
+            for (split, chosen), part in zip(self.chosen.items(), parts, strict=True):
                 here = logits[block].index_select(0, chosen[part] - block.start)
                 sums[split] += self._pair(here, self.y[chosen[part]])
         return {split: (int(pair[0]), int(pair[1])) for split, pair in sums.items()}
@@ -100,11 +103,6 @@ class NodeTask:
     def scores(self, counts: list[Counts]) -> dict[str, float | None]:
         """The accuracy, or micro-F1, of each split; None where it is empty."""
         return {f"{split}_{self.score}": score(counts, split) for split in SPLITS}
-
-    def _chosen(self, split: str, step: Step) -> Tensor:
-        """The rows of a split that a step reads, int64, ascending."""
-        chosen = self.chosen[split]
-        return chosen if step.rows is None else chosen[torch.isin(chosen, step.rows.to(chosen.device))]
 
     def _sum(self, logits: Tensor, y: Tensor) -> Tensor:
         """The loss of rows, not yet divided by their number."""
@@ -118,13 +116,6 @@ class NodeTask:
             return torch.stack([correct.sum(), torch.ones_like(correct).sum()])
         predicted, true = logits > 0, y > 0.5
         return torch.stack([2 * (predicted & true).sum(), predicted.sum() + true.sum()])
-
-
-def number_of_all(step: Step, here: int, most: int, group: Group) -> int:
-    """How many items a step's loss is the mean of: `most` where it reads all rows, else those of all ranks, or 1."""
-    if step.rows is None:
-        return most
-    return max(1, int(group.all_reduce(torch.tensor(here, device=group.device), tag="rows")))
 
 
 def score(counts: list[Counts], split: str) -> float | None:

@@ -6,6 +6,7 @@ from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.plan import PipelinePlan
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.single import SinglePlan
+from weft.strategies.split.plan import SampledPlan, SplitPlan
 from weft.strategies.tensor.plan import TensorPlan
 from weft.strategies.vertex.plan import CachedPlan, CommunicatedPlan, HybridPlan, VertexOptions
 from weft.strategies.vertex.stale import StalePlan
@@ -13,7 +14,18 @@ from weft.strategies.view import Exchange, PlacedView
 
 STRATEGIES: dict[str, type[Plan]] = {
     plan.name: plan
-    for plan in (SinglePlan, TensorPlan, CommunicatedPlan, CachedPlan, HybridPlan, StalePlan, OffloadPlan, PipelinePlan)
+    for plan in (
+        SinglePlan,
+        TensorPlan,
+        CommunicatedPlan,
+        CachedPlan,
+        HybridPlan,
+        StalePlan,
+        OffloadPlan,
+        PipelinePlan,
+        SplitPlan,
+        SampledPlan,
+    )
 }
 
 

@@ -7,7 +7,7 @@ knows), Step.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,8 +33,10 @@ class Step:
     epoch: int
     number: int = 0
     """Which step of the epoch this is."""
-    rows: Tensor | None = None
-    """int64, ascending: which of the rows that the rank answers for the loss or the scores read; None: all."""
+    vertices: Tensor | None = None
+    """int64 [n], ascending: those that the rank answers for in this step, of a mini-batch; None: all of its rows."""
+    batch_size: int = 0
+    """Vertices of the mini-batch on all ranks, each of which the loss reads."""
     training: bool
 
     @property
@@ -65,6 +67,8 @@ class Plan(ABC):
     partition: ClassVar[str] = "range"
     """The method by which it divides the vertices, where nobody says another and it divides them."""
     max_ranks: ClassVar[int | None] = None
+    tasks: ClassVar[tuple[str, ...]] = ("node", "link")
+    """What it can train."""
 
     def __init__(
         self,
@@ -126,7 +130,7 @@ class Placed(ABC):
         """What of this rank's placement is worth a record; `summary` in it is a line for a person."""
         return {}
 
-    def steps(self, epoch: int) -> Sequence[Step]:
+    def steps(self, epoch: int) -> Iterable[Step]:
         """The training steps of an epoch."""
         return [Step(epoch=epoch, training=True)]
 
@@ -136,7 +140,7 @@ class Placed(ABC):
 
     @abstractmethod
     def forward(self, step: Step) -> Tensor:
-        """Logits [n, C] of the rows this rank answers for."""
+        """Logits [n, C] of the rows this rank answers for, in this step."""
 
     @property
     def rows_device(self) -> torch.device:

@@ -146,11 +146,15 @@ class ResidentPlaced(Placed):
         """The view of one stage, whose dropout masks depend on `view_key`."""
         return PlacedView(self.exchange(stage), self.plan.traits, key=view_key, inputs=self.inputs)
 
+    def views(self, step: Step) -> list[PlacedView]:
+        """The views of a step's stages, which share their inputs."""
+        return [self.view(stage, key(self.seed, *step.key, stage)) for stage in self.stages]
+
     def forward(self, step: Step) -> Tensor:
         self.model.train(step.training)
-        views = [self.view(stage, key(self.seed, *step.key, stage)) for stage in self.stages]
+        views = self.views(step)
         with torch.set_grad_enabled(step.training):
-            logits: Tensor = self.model(views, self.inputs.rows)
+            logits: Tensor = self.model(views, views[0].inputs.rows)
         return logits
 
     def backward(self, logits: Tensor, grad: Tensor) -> None:

@@ -142,6 +142,10 @@ class Halos(Exchange):
     def embed(self, weight: Tensor) -> Tensor:
         return self.embedded.fetch(weight) if self.embedded else weight
 
+    def crosses(self, view: PlacedView, x: Tensor) -> bool:
+        """Whether rows of other ranks come over the network, since they are not made here of constant features."""
+        return view.origin(x) == "rows"
+
     def block(self, view: PlacedView, x: Tensor) -> tuple[Tensor, Tensor, int]:
         (block,) = self.blocks
         return self._sources(view, x, block, once=False), block.edge_index, len(block.targets)
@@ -152,7 +156,7 @@ class Halos(Exchange):
             return self._aggregate_several(view, op, rows, steps)
         once = view.origin(x) == "inputs" and view.inputs.optimisations.reuse
         for block in self.blocks[:steps]:
-            if isinstance(op, Sum) and block.sums_fetch and view.origin(x) == "rows":
+            if isinstance(op, Sum) and block.sums_fetch and self.crosses(view, x):
                 x = block.product(view, op, x)
             else:
                 x = view.run(op, {op.first: self._sources(view, x, block, once=once)}, 1, block)
@@ -185,7 +189,7 @@ class Halos(Exchange):
 
     def _sources(self, view: PlacedView, x: Tensor, block: Block, *, once: bool) -> Tensor:
         """The rows of all sources of a block, from those of its inputs; `once`: constant ones need not be kept."""
-        if view.origin(x) == "rows":
+        if self.crosses(view, x):
             return block.all_sources(x)
         return view.constant(x, block.placed.features(block.sources) if once else block.features, block.ids)
 
@@ -208,11 +212,16 @@ class BlockStats:
         return Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received)
 
 
-def operations(op: GraphOperation, blocks: Mapping[int, BlockStats], itemsize: int) -> list[Operation]:
-    """What a rank does forward for an aggregate, block by block: a halo, where rows are missing, and the edges."""
+def operations(
+    op: GraphOperation, blocks: Mapping[int, BlockStats], itemsize: int, *, constants: bool = False
+) -> list[Operation]:
+    """What a rank does forward for an aggregate, block by block: a halo, where rows are missing, and the edges.
+
+    constants: whether constant features cross as well.
+    """
     made = []
     for number in op.hops:
-        if blocks[number].exchanged and is_fetched(op, number):
+        if blocks[number].exchanged and (constants or is_fetched(op, number)):
             made.append(blocks[number].fetch(fetched_width(op, number) * itemsize))
         if op.is_aggregate:
             made.append(Operation(kind="aggregate", edges=blocks[number].num_edges * op.width))

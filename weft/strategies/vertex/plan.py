@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
@@ -175,6 +175,13 @@ class VertexPlan(ResidentPlan):
     def level_blocks(self, rank: int) -> Sequence[BlockSize]:
         return [BlockSize.of(hop.block) for hop in self.dependencies(rank).hops]
 
+    def stage_hops(self) -> list[list[int]]:
+        """The aggregates of each of the model's stages, by their numbers."""
+        spans = [set[int]() for _ in range(cast(int, self.work.model.num_stages))]
+        for op in self.work.outline(self.traits, training=True):
+            spans[op.stage] |= set(op.hops)
+        return [sorted(span) for span in spans]
+
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         itemsize = self.work.itemsize
         if op.op == "embed":
@@ -234,8 +241,7 @@ class PlacedVertices(ResidentPlaced):
         self.fetching = [
             any(number in op.hops and is_fetched(op, number) for op in asked) for number in range(len(blocks))
         ]
-        spans = [[op.hops for op in asked if op.stage == stage] for stage in self.stages]
-        self.blocks = [tuple(blocks[hop] for hop in sorted(set().union(*span))) for span in spans]
+        self.blocks = [tuple(blocks[hop] for hop in hops) for hops in plan.stage_hops()]
         self.halos = [Halos(blocks, self.topology, row_ids, needed.num_own, group, embedded) for blocks in self.blocks]
 
     @cached_property

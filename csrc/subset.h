@@ -1,0 +1,111 @@
+// Random subsets without bias, and the words that they are drawn from.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace weft {
+
+// The finaliser of SplitMix64 (Steele, Lea, Flood 2014), as weft.core.random.mix64.
+inline uint64_t mix_word(uint64_t value) {
+  value += 0x9E3779B97F4A7C15u;
+  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
+  value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
+  return value ^ (value >> 31);
+}
+
+// A number below `count` from a random word: all alike but for count / 2^64.
+inline uint64_t below(uint64_t word, uint64_t count) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<uint64_t>((static_cast<Wide>(word) * count) >> 64);
+}
+
+// k of 0 to d - 1, ascending, each set alike, in O(k) expected time. Floyd's algorithm: the i-th draw is one of the
+// first d - k + i + 1 numbers, or the last of them if it was drawn before. Where most are taken, those left out are drawn.
+class Subset {
+ public:
+  template <class Visit>
+  void draw(int64_t d, int64_t k, uint64_t word, Visit visit) {
+    const bool left_out = k > d - k;
+    const int64_t m = left_out ? d - k : k;
+    if (d <= 64) return draw_word(d, m, word, left_out, visit);
+    if (left_out || d <= 64 * (2 * m + 2)) return draw_bits(d, m, word, left_out, visit);
+    draw_table(d, m, word, visit);
+  }
+
+ private:
+  static int length(uint64_t number) { return number == 0 ? 0 : 64 - __builtin_clzll(number); }
+
+  static uint64_t ones(int64_t count) { return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1; }
+
+  template <class Visit>
+  static void visit_bits(uint64_t bits, int64_t first, Visit& visit) {
+    for (; bits != 0; bits &= bits - 1) visit(first + __builtin_ctzll(bits));
+  }
+
+  template <class Visit>
+  static void draw_word(int64_t d, int64_t m, uint64_t word, bool left_out, Visit& visit) {
+    uint64_t bits = 0;
+    for (int64_t i = 0; i < m; ++i) {
+      const int64_t last = d - m + i;
+      const uint64_t bit = uint64_t{1} << below(mix_word(word ^ static_cast<uint64_t>(i)), last + 1);
+      bits |= (bits & bit) != 0 ? uint64_t{1} << last : bit;
+    }
+    visit_bits(left_out ? ~bits & ones(d) : bits, 0, visit);
+  }
+
+  template <class Visit>
+  void draw_bits(int64_t d, int64_t m, uint64_t word, bool left_out, Visit& visit) {
+    const int64_t num_words = (d + 63) / 64;
+    bits_.assign(num_words, 0);
+    for (int64_t i = 0; i < m; ++i) {
+      const int64_t last = d - m + i;
+      const int64_t drawn = below(mix_word(word ^ static_cast<uint64_t>(i)), last + 1);
+      const bool taken = bits_[drawn / 64] >> (drawn % 64) & 1;
+      const int64_t chosen = taken ? last : drawn;
+      bits_[chosen / 64] |= uint64_t{1} << (chosen % 64);
+    }
+    for (int64_t at = 0; at < num_words; ++at) {
+      const uint64_t bits = left_out ? ~bits_[at] & ones(d - 64 * at) : bits_[at];
+      visit_bits(bits, 64 * at, visit);
+    }
+  }
+
+  // A hash table that keeps the numbers' order but within a run of neighbours: what is drawn is spread evenly.
+  template <class Visit>
+  void draw_table(int64_t d, int64_t m, uint64_t word, Visit& visit) {
+    const int shift = std::max(0, length(d - 1) - length(m) - 1);
+    const int64_t num_slots = ((d - 1) >> shift) + 1 + m;  // of which m are room for the last run
+    slots_.assign(num_slots, -1);
+    const auto add = [&](int64_t number) {
+      int64_t slot = number >> shift;
+      while (slots_[slot] >= 0 && slots_[slot] != number) ++slot;
+      const bool fresh = slots_[slot] < 0;
+      slots_[slot] = number;
+      return fresh;
+    };
+    for (int64_t i = 0; i < m; ++i) {
+      const int64_t last = d - m + i;
+      if (!add(below(mix_word(word ^ static_cast<uint64_t>(i)), last + 1))) add(last);
+    }
+    int64_t count = 0;
+    for (int64_t slot = 0; slot < num_slots; ++slot) {
+      const int64_t number = slots_[slot];
+      slots_[count] = number;
+      count += number >= 0;
+    }
+    for (int64_t i = 0; i < count; ++i) {  // nearly sorted
+      const int64_t number = slots_[i];
+      int64_t at = i;
+      for (; at > 0 && slots_[at - 1] > number; --at) slots_[at] = slots_[at - 1];
+      slots_[at] = number;
+    }
+    for (int64_t i = 0; i < count; ++i) visit(slots_[i]);
+  }
+
+  std::vector<uint64_t> bits_;
+  std::vector<int64_t> slots_;
+};
+
+}  // namespace weft

@@ -1,0 +1,92 @@
+"""The draws of csrc/sampling.cpp once more, one edge at a time, as plainly as Python says them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from weft.core.random import MASK64, mix64
+from weft.data import Adjacency
+from weft.data.sampling import ALL, Fanout, Turn
+
+Edge = tuple[int, float]  # position in the graph, 1 / probability
+
+
+def floyd(d: int, k: int, word: int) -> list[int]:
+    """k of 0 to d - 1, ascending."""
+    m = min(k, d - k)
+    chosen: set[int] = set()
+    for i in range(m):
+        last = d - m + i
+        number = mix64(word ^ i) * (last + 1) >> 64
+        chosen.add(last if number in chosen else number)
+    return sorted(set(range(d)) - chosen if k > d - k else chosen)
+
+
+def variate(key: int, vertex: int, turn: Turn | None) -> float:
+    """LABOR's number in [0, 1) of a source."""
+    if turn is None:
+        return mix64(key ^ vertex) / 2**64
+    angle = math.pi / 2 * turn.share
+    z = math.cos(angle) * normal(key, vertex) + math.sin(angle) * normal(turn.next_key, vertex)
+    return math.erfc(-z / math.sqrt(2)) / 2
+
+
+def normal(key: int, vertex: int) -> float:
+    word = mix64(key ^ vertex)
+    radius, angle = ((mix64(word ^ i) >> 11) / 2**53 for i in range(2))
+    return math.sqrt(-2 * math.log(1 - radius)) * math.cos(2 * math.pi * angle)
+
+
+def probabilities(weights: Sequence[float], k: int) -> list[float]:
+    """min(1, c w) with the sum k, by trying how many of the heaviest are at 1."""
+    positive = sorted((w for w in weights if w > 0), reverse=True)
+    if len(positive) <= k:
+        return [float(w > 0) for w in weights]
+    for certain in range(k):
+        c = (k - certain) / math.fsum(positive[certain:])
+        if c * positive[certain] < 1:
+            break
+    return [min(1.0, c * w) for w in weights]
+
+
+def sample(
+    in_edges: Adjacency,
+    targets: Sequence[int],
+    fanout: Fanout,
+    *,
+    key: int,
+    method: str,
+    turn: Turn | None = None,
+    ids: Sequence[int] | None = None,
+    edge_type: Sequence[int] | None = None,
+) -> list[list[Edge]]:
+    """Each target's sampled edges."""
+    named: Callable[[int], int] = (lambda v: v) if ids is None else ids.__getitem__
+    indptr, indices = in_edges.indptr.tolist(), in_edges.indices.tolist()
+    weight = [1.0] * len(indices) if in_edges.weight is None else in_edges.weight.tolist()
+    found = []
+    for v in targets:
+        word = mix64(key & MASK64 ^ named(v))
+        row = range(indptr[v], indptr[v + 1])
+        groups = [(list(row), fanout, word)]
+        if isinstance(fanout, tuple):
+            assert edge_type is not None
+            groups = [([e for e in row if edge_type[e] == r], k, mix64(word ^ r)) for r, k in enumerate(fanout)]
+        edges: list[Edge] = []
+        for group, k, draws in groups:
+            d = len(group)
+            if k == ALL or d <= k:
+                edges += [(e, 1.0) for e in group]
+            elif not k:
+                continue
+            elif method == "uniform":
+                edges += [(group[i], d / k) for i in floyd(d, k, draws)]
+            elif method == "labor":
+                edges += [(e, d / k) for e in group if variate(key, named(indices[e]), turn) < k / d]
+            else:
+                for e, p in zip(group, probabilities([weight[e] for e in group], k), strict=True):
+                    if (mix64(word ^ (e - row.start)) >> 11) / 2**53 < p:
+                        edges.append((e, 1 / p))
+        found.append(sorted(edges))
+    return found

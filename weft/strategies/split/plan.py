@@ -1,0 +1,225 @@
+"""The plans of mini-batch strategies: what a step of a batch does on a rank, and an evaluation on the whole graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from weft.comm import Group
+from weft.core.errors import InputError
+from weft.core.meter import Counts, Meter
+from weft.core.random import key
+from weft.cost import Trace
+from weft.data.sampling import check_fanouts, parse_fanouts
+from weft.nn import Aggregate, ByRelation, GraphOperation, Sum, Total, Workload, embeddings, is_embedded
+from weft.partition import Dependencies
+from weft.strategies.base import Step
+from weft.strategies.split.batch import Batch
+from weft.strategies.split.loader import ahead
+from weft.strategies.split.sampler import BatchSampler, ask_each_other, ask_ranks, level_counts
+from weft.strategies.split.step import BatchPlan
+from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions
+from weft.strategies.view import PlacedView
+
+DEFAULT_BATCH_SIZE = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(VertexOptions):
+    """What can be said of mini-batches."""
+
+    batch_size: str = ""
+    """Training vertices of a batch on all ranks, or `all`; '': 1024, or all where there are fewer."""
+    fanout: str = "10"
+    """In-edges drawn for a vertex: one number for all hops, or one for each from the batch outward, or `all`."""
+    sampling: str = "uniform"
+    """How they are drawn."""
+    prefetch_batches: int = 2
+    """Batches that are made ahead of their step, while others train; 0: none."""
+    seed: int = 0
+    """Of what is drawn."""
+
+
+class MiniBatchPlan(CommunicatedPlan):
+    """Mini-batches in training; evaluations go over the whole graph, as in `communicated`."""
+
+    options_type: ClassVar[type[BatchOptions]] = BatchOptions
+    exact = False
+    tasks = ("node",)
+    options: BatchOptions
+    splits: ClassVar[bool]
+    """Whether the ranks split a batch by who owns a vertex; else each has a micro-batch of its own."""
+
+    def decide(self, decisions: Any) -> None:
+        super().decide(decisions)
+        asked = self.batch_work.outline(BatchPlan.traits, training=True)
+        self.sampler  # noqa: B018  # refuses what it cannot have
+        if self.size > 1:
+            (self._refuse_steps if self.splits else self._refuse_own)(asked)
+        if any(isinstance(one, tuple) for one in self.sampler.fanouts) or self.options.sampling == "weighted":
+            self._refuse_unscaled(asked)
+
+    def _refuse_steps(self, asked: Sequence[GraphOperation]) -> None:
+        """InputError where weights of all steps are those of the first one's sources, which are not all here."""
+        if any(isinstance(op.op, Aggregate) and not op.op.plain and len(op.hops) > 1 for op in asked):
+            raise InputError(f"--strategy {self.name}: no --decoupled model with attention runs under it: leave it out")
+
+    def _refuse_own(self, asked: Sequence[GraphOperation]) -> None:
+        """InputError for what each vertex is to have once, where ranks compute it several times."""
+        if any(isinstance(op.op, Total) for op in asked):
+            raise InputError(
+                f"--strategy {self.name}: batch norm would count a vertex once for each rank that computes it: give "
+                "--strategy split, or another --norm"
+            )
+        if embeddings(self.work.model):
+            raise InputError(
+                f"--strategy {self.name}: vertices without features have rows on one rank alone: give --strategy split"
+            )
+
+    def _refuse_unscaled(self, asked: Sequence[GraphOperation]) -> None:
+        """InputError for sums that would have a bias, where edges of a row are drawn with different chances."""
+        weighted = self.options.sampling == "weighted"
+        for op in asked:
+            if (isinstance(op.op, Sum) and not op.op.weighted) or (isinstance(op.op, ByRelation) and weighted):
+                flag = "--sampling weighted" if weighted else f"--fanout {self.options.fanout}"
+                remedy = "--sampling uniform or labor" if weighted else "one number for each hop"
+                raise InputError(f"{flag}: edges are drawn unevenly, and the model sums them evenly: give {remedy}")
+
+    @cached_property
+    def batch_work(self) -> Workload:
+        """The workload of a step, in which nothing is constant from step to step."""
+        optimisations = replace(self.work.optimisations, reuse=False, sparse=False)
+        graph = self.work.graph if self.work.has_graph else self.work.stats
+        return Workload(self.work.model, graph, optimisations, num_classes=self.work.num_classes)
+
+    @cached_property
+    def batch_plan(self) -> BatchPlan:
+        """What all steps have in common."""
+        return BatchPlan(self.batch_work, self.size)
+
+    @cached_property
+    def sampler(self) -> BatchSampler:
+        """InputError for fanouts or a batch that the graph or the model has not."""
+        options, graph = self.options, self.work.graph
+        sampler = BatchSampler(
+            graph=graph,
+            size=self.size,
+            part=self.part if self.splits else None,
+            fanouts=check_fanouts(parse_fanouts(options.fanout), self.batch_plan.num_hops, len(graph.relations)),
+            batch_size=batch_size_of(options.batch_size),
+            method=options.sampling,
+            seed=options.seed,
+        )
+        most = len(sampler.training_vertices)
+        if options.batch_size and (sampler.batch_size or 0) > most:
+            raise InputError(f"--batch-size {sampler.batch_size}: {graph.name} has {most} training vertices: give all")
+        if options.sampling == "weighted" and graph.in_edges.weight is None:
+            raise InputError(f"--sampling weighted: {graph.name} has no edge weights: give uniform or labor")
+        return sampler
+
+    def drawn(self, epoch: int, number: int) -> list[Dependencies]:
+        """A batch of an epoch on all ranks."""
+        vertices = self.sampler.batches(epoch)[number]
+        return ask_each_other([self.sampler.draw(vertices, rank, epoch, number) for rank in range(self.size)])
+
+    def trace(self, rank: int = 0, *, training: bool, epoch: int = 0, number: int = 0) -> Trace:
+        """What a training step does, that of the first batch or another, or an evaluation."""
+        if not training:
+            return super().trace(rank, training=False)
+        return BatchPlan.of(self.batch_work, self.size, self.drawn(epoch, number)).trace(rank, training=True)
+
+    def place(self, group: Group, *, seed: int = 0) -> PlacedBatches:
+        return PlacedBatches(self, group, seed=seed)
+
+
+class SplitPlan(MiniBatchPlan):
+    """A mini-batch is split by who owns a vertex: each is drawn, loaded and computed once (GSplit, sections 3, 4)."""
+
+    name = "split"
+    partition = "metis"
+    splits = True
+
+
+class SampledPlan(MiniBatchPlan):
+    """Data parallelism: each rank draws and computes all that its share of the batch needs (GSplit, section 2.2)."""
+
+    name = "sampled"
+    splits = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchStep(Step):
+    """A step on a mini-batch that has been made."""
+
+    batch: Batch
+
+
+class PlacedBatches(PlacedVertices):
+    """A rank's vertices, as in `communicated`, and the mini-batches that it has a share of."""
+
+    plan: MiniBatchPlan
+
+    def __init__(self, plan: MiniBatchPlan, group: Group, *, seed: int) -> None:
+        super().__init__(plan, group, seed=seed)
+        self.beside = group.beside
+        """The same ranks, for the thread that makes batches."""
+
+    def steps(self, epoch: int) -> Iterator[BatchStep]:
+        for step, counts in ahead(self._made(epoch), self.plan.options.prefetch_batches, self.group.meter):
+            self.group.meter.add(counts)
+            yield step
+
+    def _made(self, epoch: int) -> Iterator[tuple[BatchStep, Counts]]:
+        sampler, group = replace(self.plan.sampler), self.beside  # one for this thread
+        stage_hops, work = self.plan.batch_plan.stage_hops(), self.plan.batch_work
+        for number, vertices in enumerate(sampler.batches(epoch)):
+            group.meter = Meter()
+            drawn = ask_ranks(sampler.draw(vertices, group.rank, epoch, number), group)
+            num_rows = group.all_reduce(torch.tensor(level_counts(drawn)), tag="sampling").tolist()
+            batch = Batch(drawn, num_rows, stage_hops, self._embedded_places(drawn.rows), self, work)
+            step = BatchStep(
+                epoch=epoch,
+                number=number,
+                training=True,
+                vertices=batch.vertices,
+                batch_size=len(vertices),
+                batch=batch,
+            )
+            yield step, group.meter.counts
+
+    def views(self, step: Step) -> list[PlacedView]:
+        if not isinstance(step, BatchStep):
+            return super().views(step)
+        keys = (key(self.seed, *step.key, stage) for stage in self.stages)
+        traits, inputs = self.plan.batch_plan.traits, step.batch.inputs
+        made = zip(step.batch.exchanges, keys, strict=True)
+        return [PlacedView(exchange, traits, key=one, inputs=inputs) for exchange, one in made]
+
+    def _embedded_places(self, vertices: Tensor) -> Tensor:
+        """Which of the rows that the rank keeps of an embedding are those of some of its vertices: int64."""
+        return self._embedded_place[vertices[self._is_embedded[vertices]]]
+
+    @cached_property
+    def _is_embedded(self) -> Tensor:
+        return is_embedded(self.graph)
+
+    @cached_property
+    def _embedded_place(self) -> Tensor:
+        place = torch.zeros(self.graph.num_vertices, dtype=torch.int64)
+        own = self.dependencies.own[self._is_embedded[self.dependencies.own]]
+        place[own] = torch.arange(len(own))
+        return place
+
+
+def batch_size_of(text: str) -> int | None:
+    """A number of at least 1, or None for all; InputError for another text."""
+    if text == "all":
+        return None
+    if text and not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) > 0):
+        raise InputError(f"--batch-size {text}: give a number of vertices from 1, or all")
+    return int(text or DEFAULT_BATCH_SIZE)

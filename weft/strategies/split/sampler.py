@@ -1,0 +1,204 @@
+"""A mini-batch: its vertices, and the in-edges drawn for each, hop by hop from the last (GSplit, sections 3 and 4).
+
+A rank draws for its own vertices alone, and tells the owners of the sources that it has not: they draw for those at the
+next hop. What is drawn is keyed by seed, step, hop and vertex, so it is the same on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from weft.comm import Group, Route
+from weft.data import Adjacency, Graph
+from weft.data.sampling import Fanout, Relabeller, SampledEdges, epoch_batches, layer_key, sample_layer
+from weft.partition import Dependencies, Hop
+
+Value = TypeVar("Value")
+
+
+class Requests(NamedTuple):
+    """Vertices whose rows a rank asks others for, or is asked for by them."""
+
+    vertices: Tensor
+    """int64 [h], by the other rank, ascending for each."""
+    counts: list[int]
+    """How many of them are of each rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledHop(Hop):
+    """A hop over some of the in-edges."""
+
+    sample: SampledEdges
+    crosses: bool
+    """Whether rows cross the network before it."""
+    asked: Requests
+    """The vertices that other ranks read of this one."""
+    asked_rows: Tensor
+    """int64, where these stand among the inputs."""
+
+    @cached_property
+    def edge_ids(self) -> Tensor:
+        return self.sample.edge_ids
+
+    @property
+    def route(self) -> Route:
+        """Which rows go where."""
+        sent = tuple(self.asked.counts)
+        return Route(rows=self.asked_rows, sent=sent, received=self.received, num_rows=self.num_inputs)
+
+
+Asking = Generator[Requests, Requests, Value]
+"""Yields what a rank asks the others for, and is sent what they ask of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSampler:
+    """Draws mini-batches of a graph's training vertices."""
+
+    graph: Graph
+    size: int
+    """Ranks."""
+    part: Tensor | None
+    """int32 [N], who owns each vertex; None: each rank draws for all sources of its own share of the batch."""
+    fanouts: Sequence[Fanout]
+    """In-edges that are drawn for a vertex, from the batch's own vertices outward."""
+    batch_size: int | None
+    """Vertices of a batch on all ranks; None: all."""
+    method: str
+    seed: int
+
+    @cached_property
+    def training_vertices(self) -> Tensor:
+        """Those with a label to learn from: int64, ascending."""
+        graph = self.graph
+        assert graph.y is not None
+        assert graph.train_mask is not None
+        labelled = graph.train_mask if graph.multilabel else graph.train_mask & (graph.y >= 0)
+        return labelled.nonzero().view(-1)
+
+    @property
+    def num_batches(self) -> int:
+        """Steps of an epoch."""
+        return -(-len(self.training_vertices) // (self.batch_size or len(self.training_vertices)))
+
+    def batches(self, epoch: int) -> list[Tensor]:
+        """The vertices of each batch of an epoch, int64, ascending; one batch of all is in no other order."""
+        return epoch_batches(
+            self.training_vertices,
+            self.batch_size or len(self.training_vertices),
+            seed=self.seed,
+            epoch=epoch,
+            ids=self.graph.ids,
+        )
+
+    def own(self, vertices: Tensor, rank: int) -> Tensor:
+        """Those of a batch's vertices that a rank answers for."""
+        return vertices[rank :: self.size] if self.part is None else vertices[self.part[vertices] == rank]
+
+    def draw(self, vertices: Tensor, rank: int, epoch: int, number: int) -> Asking[Dependencies]:
+        """A rank's share of a batch of some vertices, int64, all of whose ranks draw at once."""
+        own = rows = self.own(vertices, rank)
+        hops: list[Hop] = []
+        for hop, fanout in enumerate(self.fanouts):
+            made, rows = yield from self._hop(rows, rank, fanout, layer_key(self.seed, epoch, number, hop))
+            hops.insert(0, made)
+        return Dependencies(
+            rows=rows, num_own=len(own), hops=tuple(hops), cached_bytes=0, limited=False, choice_seconds=0.0
+        )
+
+    def _hop(self, targets: Tensor, rank: int, fanout: Fanout, drawn: int) -> Asking[tuple[SampledHop, Tensor]]:
+        """The block of one aggregate, and the vertices of its inputs."""
+        graph, edges = self.graph, self.graph.in_edges
+        sample = sample_layer(
+            edges, targets, fanout, key=drawn, method=self.method, ids=graph.ids, edge_type=graph.edge_type
+        )
+        places, found = self._relabeller.relabel(targets, sample.sources)
+        owner = torch.full((len(found),), rank) if self.part is None else self.part[found]
+        here, others = owner == rank, (owner != rank).nonzero().view(-1)
+        others = others[owner[others].argsort(stable=True)]
+        fetched = Requests(found[others], torch.bincount(owner[others], minlength=self.size).tolist())
+        asked = Requests(found[:0], [0] * self.size) if self.part is None else (yield fetched)
+        rows, more = self._relabeller.relabel(targets, torch.cat([found[here], asked.vertices]))
+        inputs = torch.cat([targets, more])
+        own_rows, asked_rows = rows.split([len(found) - len(others), len(asked.vertices)])
+        num_sources = len(inputs) + len(others)
+        place = torch.empty(len(found), dtype=torch.int32)
+        place[here], place[others] = own_rows, torch.arange(len(inputs), num_sources, dtype=torch.int32)
+        place = torch.cat([torch.arange(len(targets), dtype=torch.int32), place])
+        block = Adjacency(
+            indptr=sample.indptr,
+            indices=place[places],
+            num_sources=num_sources,
+            weight=self._weight(sample),
+        )
+        hop = SampledHop(
+            block=block,
+            num_inputs=len(inputs),
+            fetched=fetched.vertices,
+            received=tuple(fetched.counts),
+            first_edges=sample.indptr[:-1],
+            sample=sample,
+            crosses=self.part is not None and self.size > 1,
+            asked=asked,
+            asked_rows=asked_rows.long(),
+        )
+        return hop, inputs
+
+    @cached_property
+    def _relabeller(self) -> Relabeller:
+        return Relabeller(self.graph.num_vertices)
+
+    def _weight(self, sample: SampledEdges) -> Tensor | None:
+        """The weights of the edges, by one over the chance of each to be drawn where that differs in a row."""
+        weight = self.graph.in_edges.weight
+        weight = None if weight is None else weight[sample.edge_ids]
+        if sample.edge_scale is None:
+            return weight
+        return sample.edge_scale if weight is None else weight * sample.edge_scale.to(weight.dtype)
+
+
+def ask_ranks(asking: Asking[Value], group: Group) -> Value:
+    """Runs one rank's generator, whose requests go to the other ranks; all of them call it."""
+    one_each = [1] * group.size
+    reply: Requests | None = None
+    while True:
+        try:
+            wanted = next(asking) if reply is None else asking.send(reply)
+        except StopIteration as done:
+            value: Value = done.value
+            return value
+        counts = group.all_to_all(torch.tensor(wanted.counts), one_each, one_each, tag="sampling").tolist()
+        vertices = group.all_to_all(wanted.vertices, wanted.counts, counts, tag="sampling")
+        reply = Requests(vertices, counts)
+
+
+def ask_each_other(asking: Sequence[Asking[Value]]) -> list[Value]:
+    """Runs the generators of all ranks in one process."""
+    found: dict[int, Value] = {}
+    replies: list[Requests | None] = [None] * len(asking)
+    while len(found) < len(asking):
+        wanted = []
+        for rank, (one, reply) in enumerate(zip(asking, replies, strict=True)):
+            try:
+                wanted.append(next(one) if reply is None else one.send(reply))
+            except StopIteration as done:
+                found[rank] = done.value
+        replies = [_asked_of(wanted, rank) for rank in range(len(wanted))] if wanted else replies
+    return [found[rank] for rank in range(len(asking))]
+
+
+def _asked_of(wanted: Sequence[Requests], rank: int) -> Requests:
+    parts = [one.vertices.split(one.counts)[rank] for one in wanted]
+    return Requests(torch.cat(parts), [len(part) for part in parts])
+
+
+def level_counts(drawn: Dependencies) -> list[int]:
+    """A rank's vertices at each level of a batch."""
+    return [*(hop.num_inputs for hop in drawn.hops), drawn.num_own]
