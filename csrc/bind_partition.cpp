@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "bindings.h"
+#include "cover.h"
 #include "dependencies.h"
 #include "partition.h"
 #include "working_set.h"
@@ -65,6 +66,33 @@ void bind_dependencies(nb::module_& module) {
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "part"_a.noconvert(), "inputs"_a.noconvert(), "num_targets"_a,
       "positions"_a.noconvert(), "fetched"_a.noconvert());
+}
+
+template <class Index>
+void bind_cover(nb::module_& module) {
+  module.def(
+      "least_cover",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<Index, 1> indices, int64_t first, ConstArray<int64_t, 1> bounds,
+         Array<uint8_t, 1> taken, int num_threads) {
+        const size_t num_targets = indptr.shape(0) - 1, num_parts = bounds.shape(0) - 1;
+        require(indptr.shape(0) >= 1 && bounds.shape(0) >= 1 && first >= 0 && num_threads >= 1,
+                "indptr and bounds must not be empty, first not be below 0, num_threads not below 1");
+        require(bounds(0) == 0 && std::is_sorted(bounds.data(), bounds.data() + num_parts + 1) &&
+                    static_cast<size_t>(bounds(num_parts)) == taken.shape(0),
+                "bounds must ascend from 0 to the length of taken");
+        require(indptr(0) == 0 && std::is_sorted(indptr.data(), indptr.data() + num_targets + 1) &&
+                    static_cast<size_t>(indptr(num_targets)) == indices.shape(0),
+                "indptr must ascend from 0 to the number of indices");
+        const int64_t num_sources = first + bounds(num_parts);
+        const auto in_range = [=](Index u) { return u >= 0 && u < num_sources; };
+        require(std::all_of(indices.data(), indices.data() + indices.shape(0), in_range),
+                "indices must lie below first and the last of bounds together");
+        nb::gil_scoped_release release;
+        least_cover(indptr.data(), indices.data(), static_cast<int64_t>(num_targets), first, bounds.data(),
+                    static_cast<int64_t>(num_parts), taken.data(), num_threads);
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "first"_a, "bounds"_a.noconvert(), "taken"_a.noconvert(),
+      "num_threads"_a);
 }
 
 template <class Index>
@@ -163,6 +191,8 @@ void bind_partition(nb::module_& module) {
   bind_methods<int64_t>(module);
   bind_dependencies<int32_t>(module);
   bind_dependencies<int64_t>(module);
+  bind_cover<int32_t>(module);
+  bind_cover<int64_t>(module);
 }
 
 }  // namespace weft

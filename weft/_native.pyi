@@ -199,6 +199,9 @@ def gather_block(
     positions: Tensor,
     fetched: Tensor,
 ) -> int: ...
+def least_cover(
+    indptr: Tensor, indices: Tensor, first: int, bounds: Tensor, taken: Tensor, num_threads: int
+) -> None: ...
 def cut_rows(
     indptr: Tensor,
     indices: Tensor,

@@ -14,10 +14,12 @@ from weft.comm.exchange import (
     sum_over_ranks,
     sum_shared,
 )
-from weft.comm.group import Group, Key, Pending
-from weft.comm.halo import EdgeSlices, Halo, PendingRows, Route, make_route, slice_edges
+from weft.comm.group import Group, Pending
+from weft.comm.halo import EdgeSlices, Halo, PendingRows, slice_edges
 from weft.comm.join import join
+from weft.comm.key import Key
 from weft.comm.messages import Expected, Messages
+from weft.comm.route import Route, make_route, make_sum_route
 
 __all__ = [
     "ColsToRows",
@@ -39,6 +41,7 @@ __all__ = [
     "even_bounds",
     "join",
     "make_route",
+    "make_sum_route",
     "rows_to_cols",
     "slice_edges",
     "sum_gradients",

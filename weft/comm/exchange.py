@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from weft.comm.group import Group, Key, Pending
+from weft.comm.group import Group, Pending
+from weft.comm.key import Key
 
 Range = tuple[int, int]
 Place = tuple[slice, int]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,32 +11,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from weft.comm.key import Key
 from weft.comm.missing import missing_ranks
 from weft.core.clock import EventClock
 from weft.core.errors import InputError, RunError
 from weft.core.meter import Meter, Span
-
-NUM_SLOTS = 1 << 31  # of gloo's tags, by which messages between two ranks are told apart
-
-
-class Key(NamedTuple):
-    """Which exchange of a group this is, said alike by its ranks: those under way at once have different keys."""
-
-    what: str
-    """Of what: tag, layer, direction."""
-    number: int
-    """Which of those: a chunk, or a count."""
-
-    @property
-    def slot(self) -> int:
-        """The tag of its messages."""
-        return (zlib.crc32(self.what.encode()) + self.number) % NUM_SLOTS
 
 
 class Group:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -12,44 +11,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from weft.comm.group import Exchange, Group, Key
+from weft.comm.group import Exchange, Group
+from weft.comm.key import Key
+from weft.comm.route import Route
 from weft.data import Adjacency
 from weft.kernels import Scale, spmm, spmm_transposed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Route:
-    """Which of its rows a rank sends to whom, and how many it gets from each rank."""
-
-    rows: Tensor
-    """int64, positions of the rows sent, by receiver, in rank order."""
-    sent: tuple[int, ...]
-    """How many of them each rank gets."""
-    received: tuple[int, ...]
-    """How many rows each rank sends here."""
-    num_rows: int
-    """Of this rank, of which those sent are some."""
-
-    @cached_property
-    def senders(self) -> Adjacency:
-        """The sent rows as sources, the rows they were taken from as targets: the adjoint of taking them."""
-        places = torch.arange(len(self.rows), device=self.rows.device)
-        return Adjacency.from_edges(places, self.rows, num_sources=len(places), num_targets=self.num_rows)
-
-
-def make_route(fetched: Tensor, received: Sequence[int], own: Tensor, num_rows: int, group: Group) -> Route:
-    """Tells every rank which of its vertices the others lack; all ranks call it.
-
-    fetched: int64, the vertices lacking here, by owner; received: how many each rank owns. own: int64, the vertices of
-    this rank, which are the first of its `num_rows` rows.
-    """
-    one_each = [1] * group.size
-    counts = torch.tensor(received, device=group.device)
-    sent = group.all_to_all(counts, one_each, one_each, tag="route").tolist()
-    asked = group.all_to_all(fetched.to(group.device), received, sent, tag="route")
-    ascending, places = own.to(group.device).sort()
-    rows = places[torch.searchsorted(ascending, asked)]
-    return Route(rows=rows, sent=tuple(sent), received=tuple(received), num_rows=num_rows)
 
 
 class PendingRows(Protocol):
@@ -89,10 +55,9 @@ class Halo:
     def __init__(self, route: Route, group: Group, *, name: str, ring: bool = True, overlap: bool = True) -> None:
         self.route, self.group, self.name, self.ring, self.overlap = route, group, name, ring, overlap
 
-    def start(self, x: Tensor) -> PendingRows:
-        """Sends what others lack of the rows x [n, F], and begins to receive [h, F]."""
-        route = self.route
-        return self._exchange(x.index_select(0, route.rows), route.sent, route.received, "rows")
+    def start(self, rows: Tensor) -> PendingRows:
+        """Sends what the route takes of a rank's rows, [k, F] by receiver, and begins to receive [h, F]."""
+        return self._exchange(rows, self.route.sent, self.route.received, "rows")
 
     def start_back(self, grad: Tensor, history: Any) -> PendingRows:
         """Sends the gradients [h, F] of received rows back, and begins to receive those of sent rows.
@@ -111,7 +76,10 @@ class Halo:
         return _Fetch.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def product(self, x: Tensor, slices: EdgeSlices) -> Tensor:
-        """`A x` [n, F] over the rows x that are here and those that come."""
+        """`A x` [n, F] over the rows x that are here and those that come.
+
+        What comes where the route has sums has the factors of its sources already, and 1 for them in `slices`.
+        """
         return _Product.apply(x, self, slices)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -176,7 +144,7 @@ def slice_edges(
 class _Fetch(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, halo: Halo) -> Tensor:
-        pending = halo.start(x)
+        pending = halo.start(halo.route.take(x))
         ctx.args = halo, pending.history
         return pending.wait()
 
@@ -190,7 +158,7 @@ class _Fetch(Function):
 class _Product(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, halo: Halo, slices: EdgeSlices) -> Tensor:
-        pending = halo.start(x)
+        pending = halo.start(halo.route.take(x, slices.scale.source, weighted=slices.weighted))
         ctx.args = halo, slices, pending.history
         if not halo.overlap:
             pending.wait()
@@ -215,4 +183,5 @@ class _Product(Function):
         if not halo.overlap:
             returning.wait()
         grad_x = spmm_transposed(slices.here, grad_y, scale=slices.scale, weighted=slices.weighted)
-        return grad_x.add_(spmm(halo.route.senders, returning.wait())), None, None
+        rows, source = returning.wait(), slices.scale.source
+        return halo.route.add_back(rows, grad_x, source, weighted=slices.weighted), None, None

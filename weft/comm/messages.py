@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.comm.group import Group, Key
+from weft.comm.group import Group
+from weft.comm.key import Key
 from weft.core.meter import Span
 
 

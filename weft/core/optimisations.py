@@ -17,6 +17,7 @@ class Optimisations:
     onednn: maps of rows by oneDNN (weft.nn.dense).
     ring: fetch halos rank by rank, and add up what each sends as it arrives.
     overlap: multiply what is here while halos are on their way.
+    cover: fetch halos by the fewest rows: of sources, or partial results where these add up.
     pipeline: with chunks, exchange the rows of those before and after while one is multiplied.
     share: under offload, load a row that several ranks read at once, and send it to the others.
     keep: under offload, keep on the device what the next chunk reads as well.
@@ -36,6 +37,7 @@ class Optimisations:
     onednn: bool = True
     ring: bool = True
     overlap: bool = True
+    cover: bool = True
     pipeline: bool = True
     share: bool = True
     keep: bool = True

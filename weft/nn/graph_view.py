@@ -220,12 +220,12 @@ class GraphView(View):
     def run(self, op: Aggregate, prepared: Rows, steps: int, topology: Topology) -> Tensor:
         """An aggregate of prepared rows on the columns at hand, counted forward and backward."""
         y = op.run(topology, prepared, steps)
-        self.count(y, topology, steps)
+        self.count(y, topology.adjacency.num_edges * steps)
         return y
 
-    def count(self, y: Tensor, topology: Topology, steps: int) -> None:
-        """Counts an aggregate of y's columns now, and the transposed one when y's gradient arrives."""
-        meter, edges, width = self.meter, topology.adjacency.num_edges * steps, y.shape[1]
+    def count(self, y: Tensor, edges: int) -> None:
+        """Counts an aggregate of y's columns over `edges` now, and the transposed one when y's gradient arrives."""
+        meter, width = self.meter, y.shape[1]
         meter.aggregate(edges, width)
         if y.requires_grad:
             y.register_hook(lambda _: meter.aggregate(edges, width))

@@ -3,12 +3,14 @@
 from weft.core.config import PartitionOptions
 from weft.partition.assign import METHODS
 from weft.partition.book import PartitionBook, make_book
+from weft.partition.cover import Cover
 from weft.partition.dependencies import Caching, Dependencies, Hop, make_dependencies, range_bounds, range_parts
 from weft.partition.quality import Quality
 
 __all__ = [
     "METHODS",
     "Caching",
+    "Cover",
     "Dependencies",
     "Hop",
     "PartitionBook",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft.core import native
 from weft.data import Adjacency
+from weft.partition.cover import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,11 @@ class Hop:
     def edge_ids(self) -> Tensor:
         """Where each edge of the block stands in the whole graph: int64 [E]."""
         return edge_positions(self.block.indptr, self.first_edges)
+
+    @cached_property
+    def cover(self) -> Cover:
+        """The same edges over the fewest rows of others, where partial results add."""
+        return Cover.of(self.block, self.received)
 
 
 @dataclass(frozen=True, kw_only=True)

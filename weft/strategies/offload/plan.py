@@ -34,13 +34,8 @@ from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.moves import Moves, MoveSizes
 from weft.strategies.offload.options import ChunkOptions, OffloadOptions
 from weft.strategies.offload.placed import PlacedOffload
-from weft.strategies.vertex.plan import (
-    CommunicatedPlan,
-    HybridOptions,
-    HybridPlan,
-    VertexPlan,
-    make_embedded_halo,
-)
+from weft.strategies.vertex.embedded import make_embedded_halo
+from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, VertexPlan
 
 SOME_CHUNKS = 64  # whose memory is named where a limit is below what any chunk takes
 MARGIN = 0.91  # of a limit is filled: what is found scaled down has been up to 8 % below what chunks then took
@@ -85,7 +80,9 @@ class OffloadPlan(Plan):
         caching = HybridOptions(
             partition=options.partition, cache_ratio=options.cache_ratio, cache_memory=options.cache_memory
         )
-        return (HybridPlan if by_cost else CommunicatedPlan)(self.work, self.size, caching, self.machine)
+        vertices = (HybridPlan if by_cost else CommunicatedPlan)(self.work, self.size, caching, self.machine)
+        vertices.covered = frozenset()  # chunks load the rows of sources alone
+        return vertices
 
     @property
     def cutters(self) -> list[Cutter]:
@@ -282,14 +279,14 @@ class OffloadPlan(Plan):
         return replace(made, device=self.memory_probe.most(chunks.chunks))
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedOffload:
-        foreseen = self._cuts().get("forecasts")
+        foreseen, vertices = self._cuts().get("forecasts"), self.vertices
         placed = PlacedOffload(
             self.work,
             self.chunks(group.rank),
             group,
             seed=seed,
             folder=self.options.scratch,
-            embedded_halo=make_embedded_halo(self.vertices, group),
+            embedded_halo=make_embedded_halo(self.work, vertices.dependencies(group.rank), vertices.part, group),
             forecast=Forecast(**foreseen[group.rank]) if foreseen else None,
         )
         self.forget()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from weft.cost import Operation, Trace, all_reduce
 from weft.nn import SPREAD, GraphOperation, Levels, Workload
@@ -33,9 +34,14 @@ class BatchPlan(VertexPlan):
     def dependencies(self, rank: int) -> Dependencies:
         return self._drawn[rank]
 
-    def blocks(self, rank: int) -> list[BlockStats]:
-        made = zip(super().blocks(rank), self._drawn[rank].hops, strict=True)
-        return [replace(stats, exchanged=isinstance(hop, SampledHop) and hop.crosses) for stats, hop in made]
+    @cached_property
+    def covered(self) -> frozenset[int]:
+        """None: a batch's halos are of sources, since a matching for every step is not made."""
+        return frozenset()
+
+    def block(self, rank: int, op: GraphOperation, number: int) -> BlockStats:
+        hop = self._drawn[rank].hops[number]
+        return replace(super().block(rank, op, number), exchanged=isinstance(hop, SampledHop) and hop.crosses)
 
     def levels(self, rank: int) -> Levels:
         levels, types = super().levels(rank), self.work.graph.edge_type
@@ -50,7 +56,10 @@ class BatchPlan(VertexPlan):
         return BlockStats(num_edges=0)
 
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
-        return [] if op.op == "embed" else operations(op, self.blocks(rank), self.work.itemsize, constants=True)
+        if op.op == "embed":
+            return []
+        blocks = {number: self.block(rank, op, number) for number in op.hops}
+        return operations(op, blocks, self.work.itemsize, constants=True)
 
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
         """Drawing's own exchanges as well: who asks whom for what, hop by hop from the last, and the rows of all."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,19 +26,22 @@ class Block(SubTopology):
     """A hop's in-edges on this rank.
 
     rows: int64, the vertices of the rank's rows, of which the hop's inputs are the first. placed: has the whole graph's
-    topology and features, on the host. halo: None where no rank lacks any row.
+    topology and features, on the host. halo: None where no rank lacks any row, or none is asked for. least: the halo of
+    the hop's cover, where sums have one.
     """
 
     sources: Tensor
     targets: Tensor
 
-    def __init__(self, hop: Hop, rows: Tensor, placed: ResidentPlaced, halo: Halo | None) -> None:
+    def __init__(
+        self, hop: Hop, rows: Tensor, placed: ResidentPlaced, halo: Halo | None, least: Halo | None = None
+    ) -> None:
         self.device = placed.group.device
         sources = torch.cat([rows[: hop.num_inputs], hop.fetched])  # on the host
         adjacency = hop.block.cast(placed.work.dtype).to(self.device)
         super().__init__(adjacency, sources, sources[: adjacency.num_targets], placed.topology)
         self.num_relations = len(placed.graph.relations)
-        self.hop, self.placed, self.halo = hop, placed, halo
+        self.hop, self.placed, self.halo, self.least = hop, placed, halo, least
         self._slices: dict[Sum, EdgeSlices] = {}
         self._places: dict[Block, Tensor] = {}
 
@@ -57,16 +60,41 @@ class Block(SubTopology):
         features = self.placed.topology.edge_features_at(self.hop.edge_ids)
         return None if features is None else features.to(self.device)
 
+    @property
+    def sums_fetch(self) -> bool:
+        """Whether sums over computed rows lack any."""
+        return self.least is not None or self.halo is not None
+
+    def product(self, view: PlacedView, op: Sum, x: Tensor) -> Tensor:
+        """A sum over the inputs' rows x and those that come, counted."""
+        halo, num_edges = self.least, self.adjacency.num_edges
+        if halo is None:
+            halo = self.halo
+        else:
+            num_edges = self.hop.cover.block.num_edges + halo.route.num_summed
+        assert halo is not None
+        y = halo.product(x, self.slices(op, x.dtype))
+        view.count(y, num_edges)
+        return y
+
     def slices(self, op: Sum, dtype: torch.dtype) -> EdgeSlices:
         """A sum in slices: over the inputs, and over what each rank sends."""
         if op not in self._slices:
             group, optimisations = self.placed.group, self.placed.work.optimisations
             ring = [(group.rank - step) % group.size for step in range(1, group.size)]
+            block, received = self.adjacency, self.hop.received
+            scale = self.scale(op.norm, op.weighted, dtype)
+            if self.least is not None:
+                cover = self.hop.cover
+                block, received = cover.block.cast(self.placed.work.dtype).to(self.device), cover.received
+                if scale.source is not None:  # what comes has its sources' factors already
+                    inputs = scale.source[: self.hop.num_inputs]
+                    scale = scale._replace(source=torch.cat([inputs, inputs.new_ones(sum(received))]))
             self._slices[op] = slice_edges(
-                self.adjacency,
+                block,
                 self.hop.num_inputs,
-                self.hop.received,
-                self.scale(op.norm, op.weighted, dtype),
+                received,
+                scale,
                 weighted=op.weighted and self.has_weight,
                 by_rank=ring if optimisations.ring else (),
             )
@@ -128,9 +156,8 @@ class Halos(Exchange):
             return self._aggregate_several(view, op, rows, steps)
         once = view.origin(x) == "inputs" and view.inputs.optimisations.reuse
         for block in self.blocks[:steps]:
-            if isinstance(op, Sum) and block.halo is not None and self.crosses(view, x):
-                x = block.halo.product(x, block.slices(op, x.dtype))
-                view.count(x, block, 1)
+            if isinstance(op, Sum) and block.sums_fetch and self.crosses(view, x):
+                x = block.product(view, op, x)
             else:
                 x = view.run(op, {op.first: self._sources(view, x, block, once=once)}, 1, block)
         return x
@@ -172,6 +199,7 @@ class BlockStats:
     """As much of one aggregate's block on a rank as a trace needs."""
 
     num_edges: int
+    """Those of its sums for others included."""
     num_sent: int = 0
     """Rows that the rank sends."""
     num_received: int = 0
@@ -185,7 +213,7 @@ class BlockStats:
 
 
 def operations(
-    op: GraphOperation, blocks: Sequence[BlockStats], itemsize: int, *, constants: bool = False
+    op: GraphOperation, blocks: Mapping[int, BlockStats], itemsize: int, *, constants: bool = False
 ) -> list[Operation]:
     """What a rank does forward for an aggregate, block by block: a halo, where rows are missing, and the edges.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from weft.cost import Machine
-from weft.nn import GraphOperation, Workload
+from weft.nn import GraphOperation, Sum, Workload
 from weft.partition import Caching
 
 EDGE_BYTES = 12  # of a cached row's in-edge: two ids, forward and transposed, and its place
@@ -59,6 +59,11 @@ def level_costs(
 def is_fetched(asked: GraphOperation, hop: int) -> bool:
     """Whether sources of this aggregate cross the network: all but the constant features, and what is made of them."""
     return hop > asked.hop or asked.origin == "rows"
+
+
+def is_sum(asked: GraphOperation, hop: int) -> bool:
+    """Whether it adds up sources that cross the network, so that partial results may cross instead."""
+    return isinstance(asked.op, Sum) and is_fetched(asked, hop)
 
 
 def fetched_width(asked: GraphOperation, hop: int) -> int:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group, Halo, make_route
+from weft.nn import Workload, embeddings, is_embedded
+from weft.partition import Dependencies
 
 
 def recomputed_by_owner(embedded: Tensor, part: Tensor, rows: Tensor, num_own: int, size: int) -> tuple[Tensor, Tensor]:
@@ -33,3 +35,15 @@ class EmbeddedHalo:
     def fetch(self, weight: Tensor) -> Tensor:
         """The rows of all embedded vertices of the rank, in the order of its rows, from those that it keeps."""
         return torch.cat([weight, self._halo.fetch(weight).index_select(0, self._order)])
+
+
+def make_embedded_halo(work: Workload, needed: Dependencies, part: Tensor, group: Group) -> EmbeddedHalo | None:
+    """What fetches embedded rows of vertices that a rank computes again; None where no rank lacks any."""
+    if not embeddings(work.model):
+        return None
+    embedded = is_embedded(work.graph)
+    recomputed, counts = recomputed_by_owner(embedded, part, needed.rows, needed.num_own, group.size)
+    if not group.all_reduce(counts.sum().to(group.device), tag="route"):
+        return None
+    own = needed.own[embedded[needed.own]]
+    return EmbeddedHalo(recomputed, counts, own, part, group)

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, cast
 
-import torch
 from torch import Tensor
 
-from weft.comm import Group, Halo, Route, make_route
+from weft.comm import Group, Halo, Route
 from weft.core.errors import InputError
 from weft.cost import Operation
 from weft.nn import (
@@ -30,12 +29,13 @@ from weft.nn import (
     is_embedded,
     kernel_footprint,
 )
-from weft.partition import Caching, Dependencies, Hop, make_dependencies, range_parts
+from weft.partition import Caching, Dependencies, make_dependencies, range_parts
 from weft.strategies.base import Options, whole_topology
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
-from weft.strategies.vertex.blocks import Block, BlockStats, Halos, operations
-from weft.strategies.vertex.costs import NOMINAL, fetched_width, is_fetched, level_costs
-from weft.strategies.vertex.embedded import EmbeddedHalo, recomputed_by_owner
+from weft.strategies.vertex.blocks import BlockStats, Halos, operations
+from weft.strategies.vertex.costs import NOMINAL, fetched_width, is_fetched, is_sum, level_costs
+from weft.strategies.vertex.embedded import make_embedded_halo, recomputed_by_owner
+from weft.strategies.vertex.setup import make_blocks
 
 MAX_LEVELS = 100  # a level is a byte
 
@@ -62,7 +62,7 @@ class VertexPlan(ResidentPlan):
     """One program on P ranks, exact, that caches a share of the remote sources and fetches the others."""
 
     options_type: ClassVar[type[Options]] = VertexOptions
-    optimisations = ("ring", "overlap")
+    optimisations = ("ring", "overlap", "cover")
     traits = SPREAD._replace(shrinks_rows=True)
     ratio: ClassVar[float | None] = None
     """The share of remote sources that is cached; None: as the person says, or by cost."""
@@ -97,9 +97,21 @@ class VertexPlan(ResidentPlan):
     def dependencies(self, rank: int) -> Dependencies:
         """What a rank computes and fetches."""
         if rank not in self._dependencies:
-            edges = self.work.graph.in_edges
-            self._dependencies[rank] = make_dependencies(edges, self.part, rank, self.size, self.caching)
+            self._dependencies[rank] = self._dependencies_by(self.caching_of(rank), rank)
         return self._dependencies[rank]
+
+    def caching_of(self, rank: int) -> Caching:
+        """The costs of a rank, to which a fetched row of a sum is the share of one that its least halo sends."""
+        caching, covered = self.caching, sorted(self.covered)
+        if caching.ratio is not None or not covered:
+            return caching
+        (hop,) = self._dependencies_by(replace(caching, costs=caching.costs[:1], ratio=0.0), rank).hops
+        costs = caching.costs.clone()
+        costs[covered, 2] *= sum(hop.cover.received) / max(len(hop.fetched), 1)
+        return replace(caching, costs=costs)
+
+    def _dependencies_by(self, caching: Caching, rank: int) -> Dependencies:
+        return make_dependencies(self.work.graph.in_edges, self.part, rank, self.size, caching)
 
     @property
     def everyone(self) -> list[Dependencies]:
@@ -110,17 +122,36 @@ class VertexPlan(ResidentPlan):
         """Lets go of dependencies, which grow with the graph and can be made again."""
         self._dependencies.clear()
 
-    def blocks(self, rank: int) -> list[BlockStats]:
-        """The blocks of a rank, aggregate by aggregate."""
-        return [
-            BlockStats(
-                num_edges=each[rank].block.num_edges,
-                num_sent=sum(hop.received[rank] for hop in each),
-                num_received=len(each[rank].fetched),
-                exchanged=any(len(hop.fetched) for hop in each),
+    @cached_property
+    def covered(self) -> frozenset[int]:
+        """The aggregates that are sums over fetched rows, of which the fewest are fetched."""
+        if not self.work.optimisations.cover:
+            return frozenset()
+        asked = self.work.outline(self.traits, training=True)
+        return frozenset(number for op in asked for number in op.hops if is_sum(op, number))
+
+    def is_covered(self, op: GraphOperation, number: int) -> bool:
+        """Whether an aggregate takes partial results of others at one of its hops."""
+        return number in self.covered and is_sum(op, number)
+
+    def block(self, rank: int, op: GraphOperation, number: int) -> BlockStats:
+        """A rank's block of one hop, as an aggregate has it."""
+        hops = [needed.hops[number] for needed in self.everyone]
+        exchanged = any(len(hop.fetched) for hop in hops)
+        if self.is_covered(op, number):
+            covers = [hop.cover for hop in hops]
+            return BlockStats(
+                num_edges=covers[rank].block.num_edges + sum(cover.summed[rank] for cover in covers),
+                num_sent=sum(cover.received[rank] for cover in covers),
+                num_received=sum(covers[rank].received),
+                exchanged=exchanged,
             )
-            for each in zip(*(needed.hops for needed in self.everyone), strict=True)
-        ]
+        return BlockStats(
+            num_edges=hops[rank].block.num_edges,
+            num_sent=sum(hop.received[rank] for hop in hops),
+            num_received=len(hops[rank].fetched),
+            exchanged=exchanged,
+        )
 
     def embedded(self, rank: int) -> BlockStats:
         """The rows of embeddings that a rank sends and receives, from what all ranks compute."""
@@ -156,13 +187,13 @@ class VertexPlan(ResidentPlan):
         if op.op == "embed":
             embedded = self.embedded(rank)
             return [embedded.fetch(op.width * itemsize)] if embedded.exchanged else []
-        return operations(op, self.blocks(rank), itemsize)
+        return operations(op, {number: self.block(rank, op, number) for number in op.hops}, itemsize)
 
     def footprint(self, op: GraphOperation, rank: int) -> Footprint:
         """That of the kernels on the rank's block; rows on their way; of an attention, those of all sources at once."""
         assert isinstance(op.op, Aggregate)
         itemsize, hops = self.work.itemsize, self.dependencies(rank).hops
-        hop, block = hops[op.hops[0]], self.blocks(rank)[op.hops[0]]
+        hop, block = hops[op.hops[0]], self.block(rank, op, op.hops[0])
         steps = len(op.hops)
         made = kernel_footprint(
             op.op,
@@ -177,7 +208,8 @@ class VertexPlan(ResidentPlan):
         sent, received = (n * row * crosses for n in (block.num_sent, block.num_received))
         if op.op.plain:
             added = targets if isinstance(op.op, Sum) else sources  # what those that came make, or all side by side
-            back = max(2 * received + targets, received + sent + own)
+            given_back = 0 if self.is_covered(op, op.hops[0]) else own  # sums add to the rows' own gradients at once
+            back = max(2 * received + targets, received + sent + given_back)
             return made.moved(forward=sent + received + added, backward=back) if crosses else made
         right = hop.block.num_targets * op.logit_width * itemsize
         several = len(op.op.source) > 1
@@ -202,8 +234,14 @@ class PlacedVertices(ResidentPlaced):
     def __init__(self, plan: VertexPlan, group: Group, *, seed: int) -> None:
         self.dependencies = needed = plan.dependencies(group.rank)
         super().__init__(plan, group, needed.own, seed=seed, input_rows=needed.rows)
-        row_ids, embedded = self.topology.ids[needed.rows].to(group.device), make_embedded_halo(plan, group)
-        self.blocks = self._make_blocks()
+        row_ids = self.topology.ids[needed.rows].to(group.device)
+        embedded = make_embedded_halo(plan.work, needed, plan.part, group)
+        asked = plan.work.outline(plan.traits, training=True)
+        blocks = make_blocks(self, needed, asked, plan.covered, plan.make_halo)
+        self.fetching = [
+            any(number in op.hops and is_fetched(op, number) for op in asked) for number in range(len(blocks))
+        ]
+        self.blocks = [tuple(blocks[hop] for hop in hops) for hops in plan.stage_hops()]
         self.halos = [Halos(blocks, self.topology, row_ids, needed.num_own, group, embedded) for blocks in self.blocks]
 
     @cached_property
@@ -219,7 +257,10 @@ class PlacedVertices(ResidentPlaced):
         return summary | {
             "vertices": needed.num_own,
             "cached": [hop.num_inputs - needed.num_own for hop in needed.hops],
-            "fetched": [len(hop.fetched) * fetching for hop, fetching in zip(needed.hops, self.fetching, strict=True)],
+            "fetched": [
+                sum(hop.cover.received if number in self.plan.covered else hop.received) * self.fetching[number]
+                for number, hop in enumerate(needed.hops)
+            ],
             "cached_bytes": needed.cached_bytes,
             "limited": needed.limited,
             "choice_seconds": needed.choice_seconds,
@@ -227,43 +268,6 @@ class PlacedVertices(ResidentPlaced):
 
     def exchange(self, stage: int) -> Halos:
         return self.halos[stage]
-
-    def _make_blocks(self) -> list[tuple[Block, ...]]:
-        """The blocks of each stage's aggregates; those that have the same rows on every rank are one."""
-        group, hops = self.group, self.dependencies.hops
-        fetched = [len(hop.fetched) for hop in hops]
-        repeated = [int(number > 0 and hop is hops[number - 1]) for number, hop in enumerate(hops)]
-        counts = torch.tensor([fetched, repeated], dtype=torch.int64, device=group.device)
-        exchanged, shared = group.all_reduce(counts, tag="route").tolist()
-        blocks: list[Block] = []
-        for number, hop in enumerate(hops):
-            if shared[number] == group.size:
-                blocks.append(blocks[-1])
-            else:
-                halo = self._halo(hop, f"halo {number}") if exchanged[number] else None
-                blocks.append(Block(hop, self.dependencies.rows, self, halo))
-        operations = self.work.outline(self.plan.traits, training=True)
-        self.fetching = [
-            any(number in one.hops and is_fetched(one, number) for one in operations) for number in range(len(hops))
-        ]
-        return [tuple(blocks[hop] for hop in hops) for hops in self.plan.stage_hops()]
-
-    def _halo(self, hop: Hop, name: str) -> Halo:
-        own = self.dependencies.own
-        route = make_route(hop.fetched, hop.received, own, hop.num_inputs, self.group)
-        return self.plan.make_halo(route, self.group, name)
-
-
-def make_embedded_halo(plan: VertexPlan, group: Group) -> EmbeddedHalo | None:
-    """What fetches embedded rows of vertices that a rank computes again; None where no rank lacks any."""
-    if not embeddings(plan.work.model):
-        return None
-    embedded, needed = is_embedded(plan.work.graph), plan.dependencies(group.rank)
-    recomputed, counts = recomputed_by_owner(embedded, plan.part, needed.rows, needed.num_own, group.size)
-    if not group.all_reduce(counts.sum().to(group.device), tag="route"):
-        return None
-    own = needed.own[embedded[needed.own]]
-    return EmbeddedHalo(recomputed, counts, own, plan.part, group)
 
 
 class CommunicatedPlan(VertexPlan):

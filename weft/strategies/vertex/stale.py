@@ -75,22 +75,22 @@ class StaleHalo(Halo):
         self.training = training
         self._num_calls = 0
 
-    def start(self, x: Tensor) -> PendingRows:
+    def start(self, rows: Tensor) -> PendingRows:
         if not self.training:
-            return super().start(x)
+            return super().start(rows)
         call, self._num_calls = self._num_calls, self._num_calls + 1
         if call == len(self._histories):
             self._histories.append(HaloHistory())
         history = self._histories[call]
         history.age += 1
-        history.fresh = history.rows is None or history.age >= self.every or self._changed(x, history)
+        history.fresh = history.rows is None or history.age >= self.every or self._changed(rows, history)
         if not history.fresh:
             assert history.rows is not None
             return CachedRows(history.rows, self.route.received, history)
         history.age = 0
         if self.bound:
-            history.sent = x.index_select(0, self.route.rows)
-        return RecordedRows(super().start(x), history, "rows")
+            history.sent = rows
+        return RecordedRows(super().start(rows), history, "rows")
 
     def start_back(self, grad: Tensor, history: Any) -> PendingRows:
         if history is None:
@@ -100,12 +100,12 @@ class StaleHalo(Halo):
             return CachedRows(history.gradients, self.route.sent, history)
         return RecordedRows(super().start_back(grad, history), history, "gradients")
 
-    def _changed(self, x: Tensor, history: HaloHistory) -> bool:
+    def _changed(self, rows: Tensor, history: HaloHistory) -> bool:
         """Whether the ranks' rows, taken together, have moved by more than the bound."""
         if not self.bound:
             return False
         assert history.sent is not None
-        moved = (x.index_select(0, self.route.rows) - history.sent).square().sum()
+        moved = (rows - history.sent).square().sum()
         both = self.group.all_reduce(torch.stack([moved, history.sent.square().sum()]), tag="staleness")
         return bool(both[0] > self.bound**2 * both[1])
 

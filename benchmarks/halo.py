@@ -1,0 +1,119 @@
+"""Rows that cross between parts: of sources alone, partial results alone, and the least cover of both (weft.partition).
+
+    WEFT_DATA=shared/data python benchmarks/halo.py --graphs "tolokers;topo_dblp-2010" --parts 4,8 --out NAME
+
+Rows are those of one aggregate over all pairs of parts, in one direction; backward as many go back. Every least cover
+is held against a maximum matching of SciPy's. Seconds are those of the part that plans longest, on one thread.
+`benchmarks/dependencies.py` has the epochs: --contenders communicated-cover,communicated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from kernels import save
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import maximum_bipartite_matching
+
+import weft
+from weft.partition import Caching, Cover, Hop, make_book, make_dependencies
+
+GRAPHS = "tolokers;topo_dblp-2010;topo_cnr-2000;topo_soc-Slashdot0902;coauthor_physics;amazon_photo"
+NO_CACHING = Caching(costs=torch.zeros(1, 5, dtype=torch.float64), ratio=0.0)
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    for name in options.graphs.split(";"):
+        graph = weft.load(name)
+        for method in options.methods.split(","):
+            for num_parts in map(int, options.parts.split(",")):
+                part = make_book(graph, num_parts, method=method).part
+                hops = [
+                    make_dependencies(graph.in_edges, part, own, num_parts, NO_CACHING).hops[0]
+                    for own in range(num_parts)
+                ]
+                found = counted(hops, check=not options.no_check)
+                rows.append({"graph": name, "method": method, "parts": num_parts, **found})
+                print(line(rows[-1], options.width), flush=True)
+    if options.out:
+        save(options.out, {"options": vars(options), "rows": rows})
+
+
+def counted(hops: list[Hop], *, check: bool) -> dict[str, Any]:
+    """The rows of every way, and what planning the least takes."""
+    seconds, least, summed = [], 0, 0
+    for hop in hops:
+        start = time.perf_counter()
+        cover = Cover.of(hop.block, hop.received)
+        seconds.append(time.perf_counter() - start)
+        least, summed = least + sum(cover.received), summed + sum(cover.summed)
+        if check and matched(hop) != cover.received:
+            raise SystemExit(f"the cover has {cover.received} rows, a maximum matching {matched(hop)} edges")
+    return {
+        "edges": sum(hop.block.num_edges for hop in hops),
+        "sources": sum(sum(hop.received) for hop in hops),
+        "partials": sum(num_partials(hop) for hop in hops),
+        "least": least,
+        "summed_edges": summed,
+        "seconds": max(seconds),
+    }
+
+
+def owner_of(hop: Hop) -> torch.Tensor:
+    """The part that each fetched source belongs to."""
+    return torch.arange(len(hop.received)).repeat_interleave(torch.tensor(hop.received))
+
+
+def num_partials(hop: Hop) -> int:
+    """Targets with a remote source, once for each part that has any."""
+    source, target = hop.block.edges()
+    remote = source >= hop.num_inputs
+    return len((owner_of(hop)[source[remote] - hop.num_inputs] * hop.block.num_targets + target[remote]).unique())
+
+
+def matched(hop: Hop) -> tuple[int, ...]:
+    """The sizes of maximum matchings of the edges from each part, by SciPy."""
+    source, target = hop.block.edges()
+    sizes = []
+    for first, end in pairwise([0, *torch.tensor(hop.received).cumsum(0).tolist()]):
+        here = (source >= hop.num_inputs + first) & (source < hop.num_inputs + end)
+        rows, columns = (source[here] - hop.num_inputs - first).numpy(), target[here].numpy()
+        shape = end - first, hop.block.num_targets
+        edges = csr_matrix((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=shape)
+        sizes.append(int((maximum_bipartite_matching(edges, perm_type="column") >= 0).sum()))
+    return tuple(sizes)
+
+
+def line(row: dict[str, Any], width: int) -> str:
+    ways = "  ".join(
+        f"{way} {row[way]:>9,} ({row[way] * width * 4 / 1e6:7.1f} MB)" for way in ("sources", "partials", "least")
+    )
+    of_sources, of_partials = (row[way] / max(row["least"], 1) for way in ("sources", "partials"))
+    return (
+        f"{row['graph']:>22} {row['method']:>8} {row['parts']:2}: {ways}  sources {of_sources:5.2f}x, partials "
+        f"{of_partials:5.2f}x of the least  sums for others "
+        f"{row['summed_edges'] / max(row['edges'], 1):6.1%} of the edges  {row['seconds']:6.2f} s"
+    )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", default=GRAPHS, help="separated by semicolons")
+    parser.add_argument("--methods", default="metis,balanced,range")
+    parser.add_argument("--parts", default="4,8")
+    parser.add_argument("--width", type=int, default=64, help="columns of a row in float32, for the bytes")
+    parser.add_argument("--no-check", action="store_true", help="leave SciPy's matchings out")
+    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
