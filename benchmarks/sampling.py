@@ -39,6 +39,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for name in options.graphs.split(";"):
         graph = weft.load(name)
+        graph.in_edges.indices.sum()  # what a store maps is read before the first batch
         print(f"{name}: {graph.num_vertices:,} vertices, {graph.num_edges:,} edges", flush=True)
         for fanouts in options.fanouts.split(";"):
             samplers = {

@@ -30,11 +30,15 @@ class Subset {
     const bool left_out = k > d - k;
     const int64_t m = left_out ? d - k : k;
     if (d <= 64) return draw_word(d, m, word, left_out, visit);
+    const bool few = !left_out && m <= kFew && d >= 4 * m * m && d < (int64_t{1} << 31);
+    if (few && draw_few(d, m, word, visit)) return;
     if (left_out || d <= 64 * (2 * m + 2)) return draw_bits(d, m, word, left_out, visit);
     draw_table(d, m, word, visit);
   }
 
  private:
+  static constexpr int64_t kFew = 32;
+
   static int length(uint64_t number) { return number == 0 ? 0 : 64 - __builtin_clzll(number); }
 
   static uint64_t ones(int64_t count) { return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1; }
@@ -53,6 +57,31 @@ class Subset {
       bits |= (bits & bit) != 0 ? uint64_t{1} << last : bit;
     }
     visit_bits(left_out ? ~bits & ones(d) : bits, 0, visit);
+  }
+
+  // Few of many are distinct as a rule, and then each is put where as many are below it: no branch that depends on them.
+  // False, without a visit, if two are alike.
+  template <class Visit>
+  static bool draw_few(int64_t d, int64_t m, uint64_t word, Visit& visit) {
+    constexpr int64_t kLanes = 4;
+    int32_t drawn[kFew], rank[kFew] = {}, alike[kFew] = {}, sorted[kFew];
+    const int64_t padded = (m + kLanes - 1) / kLanes * kLanes;
+    for (int64_t i = 0; i < padded; ++i) {
+      const uint64_t number = below(mix_word(word ^ static_cast<uint64_t>(i)), d - m + i + 1);
+      drawn[i] = i < m ? static_cast<int32_t>(number) : -1;
+    }
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < padded; ++j) {
+        rank[j] += drawn[i] < drawn[j];
+        alike[j] += drawn[i] == drawn[j];
+      }
+    }
+    int32_t num_alike = 0;
+    for (int64_t i = 0; i < m; ++i) num_alike += alike[i];
+    if (num_alike != m) return false;
+    for (int64_t i = 0; i < m; ++i) sorted[rank[i]] = drawn[i];
+    for (int64_t i = 0; i < m; ++i) visit(int64_t{sorted[i]});
+    return true;
   }
 
   template <class Visit>

@@ -23,6 +23,10 @@ from weft.strategies.single import SinglePlan
 
 OTHER = {
     "partition": "metis",
+    "batch_size": "all",
+    "fanout": "15,10",
+    "sampling": "labor",
+    "prefetch_batches": 0,
     "cache_ratio": 0.5,
     "cache_memory": "1MB",
     "probe": "probe.json",

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.ranks import on_ranks
 from tests.strategies.cases import Case, cases, chosen, point, pyg_cases, typed_cases
+from tests.strategies.graphs import NUM_FEATURES
 from tests.strategies.session import Flops, Given, check_close, check_counts, check_flops, part_by, reference, workload
 from weft.comm import Group
 from weft.core.errors import InputError
+from weft.data.sampling import layer_key
 from weft.engine.metrics import NodeTask
-from weft.nn import embeddings
+from weft.nn import Stack, Sum, View, Workload, embeddings
 from weft.nn.families import ATTENTION
+from weft.nn.topology import Norm
+from weft.strategies.split import sampler
+from weft.strategies.split.batch import SampledBlock
+from weft.strategies.split.sampler import SampledHop
+from weft.strategies.vertex.blocks import Block
 
 STEPS = 5
 EPOCHS = 8
+DRAWS = 300
+CASE = Case(model="gcn")
+PLAIN = Given(batch_size="4", fanout="2", seed=5, prefetch_batches=0)
 
 
 @dataclass(frozen=True)
@@ -138,3 +148,95 @@ def test_one_batch_of_everything_is_single(case: Case) -> None:
     check_close(seen.losses[: case.steps], expected.losses[: case.steps], "losses")
     for name, gradient in expected.gradients.items():
         check_close(seen.gradients[name], gradient, f"gradient of {name}")
+
+
+def epochs(group: Group, case: Case, given: Given) -> list[float]:
+    """The losses of two whole epochs without an optimiser."""
+    work = workload(case)
+    placed = given.plan("split", work, group.size).place(group, seed=7)
+    task, losses = NodeTask(work.graph, placed.rows, group), []
+    for epoch in range(2):
+        for step in placed.steps(epoch):
+            rows = placed.forward(step)
+            loss, grad = task.loss(rows, step)
+            placed.backward(rows, grad)
+            losses.append(loss)
+    return losses
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_batches_made_ahead_are_the_same(size: int) -> None:
+    case = Case(model="sage")
+    found = [
+        on_ranks(size, epochs, case, Given(batch_size="4", fanout="2", seed=5, prefetch_batches=most))
+        for most in (0, 1, 3)
+    ]
+    assert found[0] == found[1] == found[2]
+    assert len(found[0][0]) > 2
+
+
+def estimate(case: Case, model: Stack, number: int, fanout: str, sampling: str) -> Tensor:
+    """One aggregate of the training vertices' in-neighbours by a draw."""
+    work = Workload(model, case.build()[0])
+    given = Given(batch_size="all", fanout=fanout, sampling=sampling, seed=number, prefetch_batches=0)
+    placed = given.plan("split", work).place(Group())
+    (step,) = placed.steps(0)
+    with torch.no_grad():
+        return placed.forward(step)
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "labor", "weighted"])
+@pytest.mark.parametrize("norm", [None, "gcn", "mean"])
+def test_sums_over_samples_have_no_bias(norm: Norm, sampling: str) -> None:
+    case = Case(model="gcn", weighted=True, num_vertices=60)
+    graph, _ = case.build()
+    model = Stack([Sums(norm)]).double()
+    draws = torch.stack([estimate(case, model, number, "3", sampling) for number in range(DRAWS)])
+    whole = estimate(case, model, 0, "all", "uniform")
+    error = (draws.mean(0) - whole).abs() / (draws.std(0) / DRAWS**0.5 + 1e-12)
+    assert draws.std(0).max() > 0.01
+    assert error.max() < 5, f"{graph.name}: an estimate is {error.max():.1f} standard errors off"
+    assert sampling == "weighted" or (error**2).mean() < 1.5
+
+
+class Sums(nn.Module):
+    """The sum over in-neighbours, and nothing else."""
+
+    def __init__(self, norm: Norm) -> None:
+        super().__init__()
+        self.norm, self.out_width = norm, NUM_FEATURES
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        y: Tensor = view.aggregate(Sum(self.norm, weighted=True), {"x": x * self.scale})
+        return y
+
+
+def check_planted(group: Group, error: str, expected: Seen) -> None:
+    """An error on the last rank shows."""
+    patch = pytest.MonkeyPatch()
+    if group.rank == group.size - 1:
+        plant(error, patch)
+    try:
+        seen = train(group, CASE, "split", PLAIN)
+    except AssertionError:
+        return
+    finally:
+        patch.undo()
+    with pytest.raises(AssertionError):
+        check_same(seen, expected, error)
+
+
+def plant(error: str, patch: pytest.MonkeyPatch) -> None:
+    if error == "another draw":
+        patch.setattr(sampler, "layer_key", lambda *parts: layer_key(*parts) ^ 1)
+    elif error == "a row of another vertex":
+        right = SampledHop.route.fget
+        patch.setattr(SampledHop, "route", property(lambda hop: replace(right(hop), rows=right(hop).rows.flip(0))))
+    else:
+        patch.setattr(SampledBlock, "_scale", Block._scale)
+
+
+@pytest.mark.parametrize("error", ["another draw", "a row of another vertex", "no scale"])
+def test_a_planted_error_shows(error: str) -> None:
+    on_ranks(2, check_planted, error, train(Group(), CASE, "split", PLAIN))

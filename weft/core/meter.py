@@ -28,6 +28,8 @@ class Counts:
     """Bytes that came from the host to the device: rows, sources of edges, gradients, edges."""
     to_host: Counter[str] = field(default_factory=Counter)
     """Bytes that went from the device to the host."""
+    sampled: Counter[str] = field(default_factory=Counter)
+    """Of mini-batches: edges drawn, vertices computed at all levels, rows of features loaded."""
     seconds: float = 0.0
     """Time in the phase, without the phases inside it."""
     edges: int = 0
@@ -154,7 +156,8 @@ class Meter:
             self.note("compute", f"wait: {tag}", span)
 
     def add(self, counts: Counts) -> None:
-        """Counts the exchanges of another thread, whose time is none of this one's."""
+        """Counts the exchanges and samples of another thread, whose time is none of this one's."""
+        self.counts.sampled.update(counts.sampled)
         self.counts.collectives.update(counts.collectives)
         self.counts.bytes_sent.update(counts.bytes_sent)
         self.counts.bytes_received.update(counts.bytes_received)

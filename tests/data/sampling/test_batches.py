@@ -63,9 +63,10 @@ def test_fanouts() -> None:
 def test_fanouts_fit_the_model() -> None:
     assert check_fanouts((15, 10), 2) == (15, 10)
     assert check_fanouts((ALL,), 3) == (ALL,) * 3
+    assert check_fanouts((15,), 2) == (15, 15)
     assert check_fanouts(((15, 5), 10), 2, num_relations=2) == ((15, 5), 10)
     for fanouts, hops, relations, words in (
-        ((15,), 2, 0, "1 number for a model of 2 hops"),
+        ((15, 10, 5), 2, 0, "3 numbers for a model of 2 hops"),
         ((15, 10), 1, 0, "2 numbers for a model of 1 hop:"),
         (((15, ALL),), 1, 0, "'15:all' is for 2 relations and the graph has none"),
         (((15, 5),), 1, 3, "the graph has 3"),

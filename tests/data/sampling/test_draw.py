@@ -67,10 +67,10 @@ def test_draws_of_the_reference(method: str, k: int) -> None:
         assert_equals_reference(graph(), targets, k, key=KEY, method=method, turn=TURN, ids=ids)
 
 
-@pytest.mark.parametrize("k", [1, 20, 300, 2000, 19_999])
+@pytest.mark.parametrize("k", [1, 5, 20, 32, 33, 300, 2000, 19_999])
 def test_draws_of_the_reference_from_a_hub(k: int) -> None:
-    """Every way to keep what was drawn: one word, a bitmap, a table; what is taken, or what is left out."""
-    for d in (63, 64, 65, 128, 384, 385, 2690, 20_000):
+    """Every way to keep what was drawn: one word, ranks, a bitmap, a table; what is taken, or what is left out."""
+    for d in (63, 64, 65, 100, 128, 384, 385, 2690, 20_000):
         hub = Adjacency(indptr=torch.tensor([0, 0, d]), indices=torch.zeros(d, dtype=torch.int32), num_sources=2)
         for key in range(3):
             assert_equals_reference(hub, torch.tensor([1]), k, key=key, method="uniform")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,12 @@ from weft.data.adjacency import Adjacency
 from weft.data.sampling.fanouts import Fanout
 
 METHODS = {"uniform": 0, "labor": 1, "weighted": 2}  # as csrc/sampling.h numbers them
+
+
+MaybeTensor = Tensor | None
+Given = tuple[
+    Tensor, Tensor, MaybeTensor, MaybeTensor, MaybeTensor, MaybeTensor, MaybeTensor, Tensor, int, int, int, float
+]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -128,7 +133,7 @@ def _given(
     method: str,
     turn: Turn | None,
     ids: Tensor | None,
-) -> tuple[Any, ...]:
+) -> Given:
     """What both passes read, as csrc/sampling.h has it."""
     if method not in METHODS:
         raise unknown("sampling method", method, METHODS)

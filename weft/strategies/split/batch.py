@@ -51,8 +51,7 @@ class BatchHalos(Halos):
         embedded: Tensor,
     ) -> None:
         super().__init__(blocks, whole, row_ids, len(row_ids), group, None)
-        self.num_vertices, self._num_results = num_rows
-        self._embedded = embedded
+        self.num_rows, self.num_vertices, self._embedded = num_rows, num_rows[0], embedded
 
     def crosses(self, view: PlacedView, x: Tensor) -> bool:
         del view, x
@@ -63,12 +62,12 @@ class BatchHalos(Halos):
 
     def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         y = super().aggregate(view, op, rows, steps)
-        self.num_vertices = self._num_results
+        self.num_vertices = self.num_rows[1]
         return y
 
     def block(self, view: PlacedView, x: Tensor) -> tuple[Tensor, Tensor, int]:
         found = super().block(view, x)
-        self.num_vertices = self._num_results
+        self.num_vertices = self.num_rows[1]
         return found
 
 
@@ -111,3 +110,8 @@ class Batch:
             stage = tuple(blocks[hop] for hop in hops)
             self.exchanges.append(BatchHalos(stage, placed.topology, row_ids, counts, group, embedded))
             level = behind
+
+    def rewind(self) -> None:
+        """Before each forward pass: no aggregate has been made."""
+        for exchange in self.exchanges:
+            exchange.num_vertices = exchange.num_rows[0]

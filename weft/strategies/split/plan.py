@@ -21,7 +21,7 @@ from weft.partition import Dependencies
 from weft.strategies.base import Step
 from weft.strategies.split.batch import Batch
 from weft.strategies.split.loader import ahead
-from weft.strategies.split.sampler import BatchSampler, ask_each_other, ask_ranks, level_counts
+from weft.strategies.split.sampler import BatchSampler, ask_each_other, ask_ranks, level_counts, sample_counts
 from weft.strategies.split.step import BatchPlan
 from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions
 from weft.strategies.view import PlacedView
@@ -92,8 +92,9 @@ class MiniBatchPlan(CommunicatedPlan):
 
     @cached_property
     def batch_work(self) -> Workload:
-        """The workload of a step, in which nothing is constant from step to step."""
-        optimisations = replace(self.work.optimisations, reuse=False, sparse=False)
+        """The workload of a step. What it reads is constant only where every step reads all."""
+        reuse = self.work.optimisations.reuse and self.sampler.whole
+        optimisations = replace(self.work.optimisations, reuse=reuse, sparse=False)
         graph = self.work.graph if self.work.has_graph else self.work.stats
         return Workload(self.work.model, graph, optimisations, num_classes=self.work.num_classes)
 
@@ -110,7 +111,7 @@ class MiniBatchPlan(CommunicatedPlan):
             graph=graph,
             size=self.size,
             part=self.part if self.splits else None,
-            fanouts=check_fanouts(parse_fanouts(options.fanout), self.batch_plan.num_hops, len(graph.relations)),
+            fanouts=check_fanouts(parse_fanouts(options.fanout), self.num_hops, len(graph.relations)),
             batch_size=batch_size_of(options.batch_size),
             method=options.sampling,
             seed=options.seed,
@@ -131,7 +132,8 @@ class MiniBatchPlan(CommunicatedPlan):
         """What a training step does, that of the first batch or another, or an evaluation."""
         if not training:
             return super().trace(rank, training=False)
-        return BatchPlan.of(self.batch_work, self.size, self.drawn(epoch, number)).trace(rank, training=True)
+        drawn = self.drawn(epoch, number)
+        return BatchPlan.of(self.batch_work, self.size, drawn, draws=not self.sampler.whole).trace(rank, training=True)
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedBatches:
         return PlacedBatches(self, group, seed=seed)
@@ -166,19 +168,26 @@ class PlacedBatches(PlacedVertices):
 
     def __init__(self, plan: MiniBatchPlan, group: Group, *, seed: int) -> None:
         super().__init__(plan, group, seed=seed)
-        self.beside = group.beside
+        self._beside = group.beside
         """The same ranks, for the thread that makes batches."""
+        self._whole = next(self._made(0)) if plan.sampler.whole else None
+        if self._whole:
+            group.meter.add(self._whole[1])
 
     def steps(self, epoch: int) -> Iterator[BatchStep]:
+        if self._whole:
+            yield replace(self._whole[0], epoch=epoch)
+            return
         for step, counts in ahead(self._made(epoch), self.plan.options.prefetch_batches, self.group.meter):
             self.group.meter.add(counts)
             yield step
 
     def _made(self, epoch: int) -> Iterator[tuple[BatchStep, Counts]]:
-        sampler, group = replace(self.plan.sampler), self.beside  # one for this thread
+        sampler, group = replace(self.plan.sampler), self._beside  # one for this thread
         stage_hops, work = self.plan.batch_plan.stage_hops(), self.plan.batch_work
         for number, vertices in enumerate(sampler.batches(epoch)):
             group.meter = Meter()
+            group.meter.where = f"epoch {epoch}, drawing batch {number}"
             drawn = ask_ranks(sampler.draw(vertices, group.rank, epoch, number), group)
             num_rows = group.all_reduce(torch.tensor(level_counts(drawn)), tag="sampling").tolist()
             batch = Batch(drawn, num_rows, stage_hops, self._embedded_places(drawn.rows), self, work)
@@ -190,6 +199,7 @@ class PlacedBatches(PlacedVertices):
                 batch_size=len(vertices),
                 batch=batch,
             )
+            group.meter.counts.sampled.update(sample_counts(drawn))
             yield step, group.meter.counts
 
     def views(self, step: Step) -> list[PlacedView]:
@@ -197,6 +207,7 @@ class PlacedBatches(PlacedVertices):
             return super().views(step)
         keys = (key(self.seed, *step.key, stage) for stage in self.stages)
         traits, inputs = self.plan.batch_plan.traits, step.batch.inputs
+        step.batch.rewind()
         made = zip(step.batch.exchanges, keys, strict=True)
         return [PlacedView(exchange, traits, key=one, inputs=inputs) for exchange, one in made]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.comm import Group, Route
 from weft.data import Adjacency, Graph
-from weft.data.sampling import Fanout, Relabeller, SampledEdges, epoch_batches, layer_key, sample_layer
+from weft.data.sampling import ALL, Fanout, Relabeller, SampledEdges, epoch_batches, layer_key, sample_layer
 from weft.partition import Dependencies, Hop
 
 Value = TypeVar("Value")
@@ -84,9 +84,10 @@ class BatchSampler:
         return labelled.nonzero().view(-1)
 
     @property
-    def num_batches(self) -> int:
-        """Steps of an epoch."""
-        return -(-len(self.training_vertices) // (self.batch_size or len(self.training_vertices)))
+    def whole(self) -> bool:
+        """Whether every step is on all training vertices and whole neighbourhoods."""
+        all_edges = (one == ALL if isinstance(one, int) else set(one) == {ALL} for one in self.fanouts)
+        return self.batch_size is None and all(all_edges)
 
     def batches(self, epoch: int) -> list[Tensor]:
         """The vertices of each batch of an epoch, int64, ascending; one batch of all is in no other order."""
@@ -202,3 +203,9 @@ def _asked_of(wanted: Sequence[Requests], rank: int) -> Requests:
 def level_counts(drawn: Dependencies) -> list[int]:
     """A rank's vertices at each level of a batch."""
     return [*(hop.num_inputs for hop in drawn.hops), drawn.num_own]
+
+
+def sample_counts(drawn: Dependencies) -> dict[str, int]:
+    """What a rank has of a batch, as its record says it."""
+    edges = sum(hop.block.num_edges for hop in drawn.hops)
+    return {"edges": edges, "vertices": sum(level_counts(drawn)), "rows_loaded": len(drawn.rows)}

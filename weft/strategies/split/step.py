@@ -21,12 +21,14 @@ class BatchPlan(VertexPlan):
     traits = SPREAD._replace(shrinks_rows=True)
     ratio = 0.0
     _drawn: Sequence[Dependencies]
+    draws: bool
+    """Whether the step draws, or has been drawn once for all."""
 
     @classmethod
-    def of(cls, work: Workload, size: int, drawn: Sequence[Dependencies]) -> BatchPlan:
+    def of(cls, work: Workload, size: int, drawn: Sequence[Dependencies], *, draws: bool) -> BatchPlan:
         """drawn: the batch on each rank."""
         plan = cls(work, size)
-        plan._drawn = drawn
+        plan._drawn, plan.draws = drawn, draws
         return plan
 
     def dependencies(self, rank: int) -> Dependencies:
@@ -62,7 +64,7 @@ class BatchPlan(VertexPlan):
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
         """Drawing's own exchanges as well: who asks whom for what, hop by hop from the last, and the rows of all."""
         made, drawn = list[Operation](), self._drawn[rank]
-        if self.size > 1:
+        if self.size > 1 and self.draws:
             for hop in reversed(drawn.hops):
                 assert isinstance(hop, SampledHop)
                 if hop.crosses:

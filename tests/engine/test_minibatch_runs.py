@@ -1,0 +1,65 @@
+"""Runs on mini-batches from the command line: killed in the middle of an epoch, resumed, and refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import weft
+from tests.engine.running import command, finish, losses, ranks, start, train, wait_for_epoch
+from weft.cli import main
+
+OPTIONS = {"model": "sage", "fanout": "4,3", "batch_size": "64", "hidden": 16, "dtype": "float64"}
+RUN = ["train", "digits", *(word for name, value in OPTIONS.items() for word in (f"--{name.replace('_', '-')}", value))]
+
+
+def test_killed_in_an_epoch_and_resumed(tmp_path: Path) -> None:
+    """While a thread draws batches: one line, nothing left; resumed on as many ranks bit for bit, on one to 1e-9."""
+    out = tmp_path / "killed"
+    run = [*map(str, RUN), "--strategy", "split", "--workers", "2", "--checkpoint-every", "2", "--out", out]
+    process = start(*run, "--epochs", "100000")
+    wait_for_epoch(process, out, 4)
+    time.sleep(0.02)
+    os.kill(ranks(process)[1], signal.SIGKILL)
+    code, errors = finish(process)
+    assert code == 1
+    (said,) = (line for line in errors.splitlines() if not line.startswith("epoch "))
+    assert "was killed by SIGKILL" in said
+    assert "in epoch" in said
+    assert said.endswith(f"continue with --resume --out {out}")
+
+    newest = max(int(path.name.removeprefix("epoch-")) for path in (out / "checkpoints").iterdir())
+    epochs = newest + 2
+    assert command(*run, "--resume", "--epochs", str(epochs), workers=2).result == 0
+    unbroken = train("digits", out=tmp_path / "unbroken", epochs=epochs, strategy="split", workers=2, **OPTIONS)
+    assert losses(out) == losses(unbroken.folder)
+    alone = weft.train("digits", out=tmp_path / "alone", epochs=epochs, strategy="sampled", quiet=True, **OPTIONS)
+    assert losses(out) == pytest.approx(losses(alone.folder), rel=1e-9)
+    drawn = [line["sampled"] for line in alone.records if line.get("phase") == "train"]
+    assert all(one["edges"] > one["vertices"] > one["rows_loaded"] > 0 for one in drawn)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--fanout 5,5,5", "fanout has 3 numbers for a model of 2 hops: give one for each, or one for all"),
+        ("--fanout 5,x", "'x' is neither a number from 1"),
+        ("--fanout 5:5", "is for 2 relations and the graph has none"),
+        ("--batch-size 100000", "--batch-size 100000: digits has 200 training vertices: give all"),
+        ("--batch-size 0", "--batch-size 0: give a number of vertices from 1, or all"),
+        ("--sampling weighted", "--sampling weighted: digits has no edge weights: give uniform or labor"),
+        ("--task link", "--task link: strategy split has none of it yet"),
+        ("--workers 2 --strategy sampled --norm batch", "--strategy sampled: batch norm would count a vertex once"),
+        ("--workers 2 --decoupled --model gat", "--strategy split: no --decoupled model with attention"),
+    ],
+)
+def test_refused_in_one_line(flags: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "digits", "--strategy", "split", "--epochs", "1", "--out", str(out), *flags.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not out.exists()
