@@ -21,8 +21,8 @@ from weft.core.config import Config, PartitionOptions
 from weft.core.errors import InputError, RunError, Stopped, printable
 from weft.core.explain import explained
 from weft.core.forkserver import start_forkserver
-from weft.core.memory import HELD_BACK, start_anew_to_keep_pages
-from weft.core.stop import handle_signals
+from weft.core.memory import start_anew_to_keep_pages
+from weft.core.stop import SIGNALS, handle_signals
 from weft.parser import Parser, add_options, given, whole
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _main(arguments)
     except Stopped as stop:  # in the few lines below that end it
+        if arguments is None:
+            handle_signals(signal.SIG_IGN)
         print(f"weft: {stop}", file=sys.stderr, flush=True)
         return 128 + stop.signal
 
@@ -71,8 +73,6 @@ def _main(arguments: Sequence[str] | None) -> int:
     except Stopped as stop:
         print(f"weft: {stop}", file=sys.stderr, flush=True)
         return 128 + stop.signal
-    except KeyboardInterrupt:
-        code, text = 128 + signal.SIGINT, "interrupted"
     except Exception as error:
         code, text = 1, explained(error)
     finally:
@@ -89,8 +89,8 @@ def _hear_signals() -> None:
         raise Stopped(f"stopped by {signal.Signals(number).name}", number)
 
     faulthandler.register(signal.SIGUSR1)
-    handle_signals(stop, HELD_BACK)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)  # see start_anew_to_keep_pages
+    handle_signals(stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see start_anew_to_keep_pages
 
 
 def _warn_in_a_line() -> None:

@@ -7,15 +7,19 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tests.engine.running import command, finish, start
+from weft import cli
 from weft.cli import main
 from weft.core import forkserver
+from weft.core.stop import SIGNALS, handle_signals
 from weft.data import Graph, load
 from weft.engine import run
 
@@ -265,6 +269,26 @@ def handled(pid: int) -> set[int]:
     """The signals that a process has a handler for."""
     mask = int(Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0], 16)
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+
+def stop_at_the_last_line(number: int) -> None:
+    """This process is told to stop just before it ignores that."""
+    told: list[int] = []
+
+    def handled_late(handler: Any) -> Any:
+        if handler is signal.SIG_IGN and not told:
+            told.append(number)
+            os.kill(os.getpid(), number)
+        return handle_signals(handler)
+
+    cli.handle_signals = handled_late
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_told_to_stop_in_its_last_lines(number: signal.Signals) -> None:
+    code, errors = finish(start("data", "info", "nowhere", prepare=partial(stop_at_the_last_line, number)))
+    assert code == 128 + number, errors
+    assert errors == f"weft: stopped by {number.name}\n"
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.2, 0.5])

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 from weft.core.errors import InputError
+from weft.core.stop import SIGNALS
 from weft.core.units import format_bytes
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # glibc's malloc.h
 NEVER = -1  # a large number would still trim a heap that ends in 2 GiB of free memory
 STEP_BYTES = 64 << 20
-HELD_BACK = (signal.SIGTERM, signal.SIGHUP)  # while a process replaces itself
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 TUNABLES, NO_SMALL_CACHES = "GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"
 
@@ -55,7 +55,7 @@ def start_anew_to_keep_pages() -> None:
     """
     if TUNABLES not in os.environ and "CS_GNU_LIBC_VERSION" in os.confstr_names:
         os.environ[TUNABLES] = NO_SMALL_CACHES
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)  # until the new one listens
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the new one listens
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

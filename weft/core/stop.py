@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -14,10 +14,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def handle_signals(
-    handler: Callable[[int, FrameType | None], None] | signal.Handlers, numbers: Sequence[signal.Signals] = SIGNALS
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers,
 ) -> dict[signal.Signals, Any]:
-    """Sets a handler for some signals but a SIGHUP that is ignored, as under nohup; what they had before."""
-    heard = [one for one in numbers if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
+    """Sets a handler for SIGNALS but a SIGHUP that is ignored, as under nohup; what they had before."""
+    heard = [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heard}
 
 
