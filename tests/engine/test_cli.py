@@ -316,6 +316,7 @@ def test_told_to_stop_before_it_trains(seconds: float, tmp_path: Path) -> None:
         (["--lr", "nan"], "--lr nan: give a finite number"),
         (["--layers", "2147483648"], "--layers 2147483648: give at most 1000"),
         (["--workers", "1000000000"], "--workers 1000000000: give at most 4096"),
+        (["--chunks", "20000"], "--chunks 20000: give at most 16384"),
         (["--partition", "no\nfile.safetensors"], "no\\nfile.safetensors"),
     ],
 )

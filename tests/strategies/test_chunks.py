@@ -142,6 +142,12 @@ def test_a_single_target_can_take_no_less_than_the_least() -> None:
         assert working_bytes(needs, sides.schedule(0), ahead=False) == least_bytes(hop.block, op, needs)
 
 
+def test_no_more_chunks_than_targets() -> None:
+    graph, op = Case(model="gcn").build()[0], Max()
+    cut = Chunking(graph, count=100 * graph.num_vertices).cut(op, needs_of(op))
+    assert len(cut.bounds) == graph.num_vertices + 1
+
+
 def test_neighbouring_rounds_share_rows() -> None:
     """What the next chunk reads too stays in its slot, and backward what the one before reads does."""
     graph, op = Case(model="gcn").build()[0], Sum(norm="gcn")

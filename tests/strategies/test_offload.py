@@ -410,11 +410,6 @@ def test_rows_are_where_they_are_read(model: str) -> None:
     check_numbers(placed)
 
 
-def test_too_many_chunks_are_refused() -> None:
-    with pytest.raises(InputError, match="--chunks 20000: give at most 16384"):
-        plan_of(Case(model="gcn"), chunks=20000)
-
-
 def test_float32_equals_single_as_far_as_it_goes() -> None:
     """A sum of some 30 numbers of size 1 is exact to 1e-6 or so, whatever its order; three layers make it 1e-5."""
     for model in ("gcn", "sage", "gat"):

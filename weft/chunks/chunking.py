@@ -40,12 +40,13 @@ class Cut(NamedTuple):
 class Chunking:
     """How the aggregates over a graph are cut into chunks, the same on every rank.
 
-    limit: of bytes on the device; None: none. count: of chunks at least. pipeline: whether the rows of neighbouring
-    chunks cross the network while one is worked on.
+    limit: of bytes on the device; None: none. count: of chunks at least; not more than one for each target. pipeline:
+    whether the rows of neighbouring chunks cross the network while one is worked on.
     """
 
     def __init__(self, graph: Graph, *, limit: int | None = None, count: int = 0, pipeline: bool = True) -> None:
-        self.graph, self.limit, self.count, self.pipeline = graph, limit, count, pipeline
+        self.graph, self.limit, self.pipeline = graph, limit, pipeline
+        self.count = min(count, graph.num_vertices)
         edges, nothing = graph.in_edges, torch.empty(0, dtype=torch.int64)
         self.hop = Hop(
             block=edges, num_inputs=edges.num_sources, fetched=nothing, received=(0,), first_edges=edges.indptr[:-1]

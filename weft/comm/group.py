@@ -68,9 +68,8 @@ class Group:
         numbers = torch.tensor(self.world_ranks).view(*sizes.values())
         for dim, (name, size) in enumerate(sizes.items()):
             for ranks in numbers.movedim(dim, -1).reshape(-1, size).tolist():
-                made = (
-                    dist.new_group(ranks, timeout=self.timeout) if size > 1 else None
-                )  # every rank makes those of the others too
+                # every rank makes those of the others too
+                made = dist.new_group(ranks, timeout=self.timeout) if size > 1 else None
                 if self.world_rank in ranks:
                     self._axes[name] = Group(
                         ranks.index(self.world_rank),

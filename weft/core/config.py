@@ -138,8 +138,8 @@ class Config:
     )
     fanout: str = option(
         "10",
-        "split, sampled: in-edges drawn for a vertex, a number for all layers or one for each, the first layer's "
-        "first, or all",
+        "split, sampled: in-edges drawn for a vertex, a number for all layers or one for each from the batch "
+        "outward, or all",
         fixed=True,
     )
     sampling: str = option(
@@ -180,7 +180,7 @@ class Config:
         "tensor, offload, pipeline: parts that aggregates are made in, one by one; 0: as --device-memory needs, "
         "under pipeline 1 or 4 to 8, by what there is to do",
         least=0,
-        most=1 << 20,
+        most=1 << 14,
     )
     intermediates: str = option(
         "auto",

@@ -28,7 +28,7 @@ from weft.nn import SPREAD, Workload, embeddings
 from weft.partition import Dependencies, make_dependencies
 from weft.store.files import free_bytes
 from weft.strategies.base import Options, Plan
-from weft.strategies.offload.cut import MAX_CHUNKS, Cutter, Orders
+from weft.strategies.offload.cut import Cutter, Orders
 from weft.strategies.offload.forecast import Forecast, forecast
 from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.moves import Moves, MoveSizes
@@ -55,9 +55,7 @@ class OffloadPlan(Plan):
     options: ChunkOptions
 
     def decide(self, decisions: Any) -> None:
-        work, options = self.work, self.options
-        if options.chunks > MAX_CHUNKS:
-            raise InputError(f"--chunks {options.chunks}: give at most {MAX_CHUNKS}")
+        work = self.work
         tracer = ProgramTracer(work.graph, work.model, work.optimisations)
         self.programs = {training: tracer.program(training=training) for training in (True, False)}
         self.vertices = self.make_vertices()
