@@ -23,12 +23,12 @@ from weft.core.explain import explained
 from weft.core.forkserver import start_forkserver
 from weft.core.memory import start_anew_to_keep_pages
 from weft.core.stop import SIGNALS, handle_signals
-from weft.parser import Parser, add_options, given, whole
+from weft.parser import Parser, add_options, contenders, given, whole
 
 if TYPE_CHECKING:
     from weft.data import Graph
 
-WIDE = 130
+MOST_WIDE = 10_000
 DATA_OPTIONS = (
     "split",
     "normalize_features",
@@ -130,9 +130,12 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("compare", help="train the same model under several strategies")
     add_options(command, leave_out=("strategy",))
-    contenders = command.add_mutually_exclusive_group(required=True)
-    contenders.add_argument("--strategies", help="names, separated by commas")
-    contenders.add_argument(
+    which = command.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--strategies",
+        help="names, separated by commas; a flag of one follows it by a colon, as in split,split:sampling=labor",
+    )
+    which.add_argument(
         "--ablate", action="store_true", help="the parts of strategy tensor, one by one, from communicated on"
     )
     command.add_argument("--out", type=Path, help="folder of the runs (default: a new one in runs/)")
@@ -190,7 +193,7 @@ def _compare(options: argparse.Namespace) -> int:
     if options.ablate:
         runs = engine.ablate(config, options.out)
     else:
-        runs = engine.compare(config, options.strategies.split(","), options.out)
+        runs = engine.compare(config, contenders(options.strategies), options.out)
     if not is_main_process():
         return 0
     summaries = {name: done.summary for name, done in runs.items()}
@@ -221,7 +224,7 @@ def _print(table: Table) -> None:
     """Prints a table, as wide as it needs to be where the output is no terminal."""
     console = Console()
     if not console.is_terminal:
-        console.width = WIDE
+        console.width = console.measure(table, options=console.options.update(width=MOST_WIDE)).maximum
     console.print(table)
 
 

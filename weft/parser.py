@@ -75,6 +75,26 @@ def add_options(
             parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
+def contenders(text: str) -> dict[str, dict[str, Any]]:
+    """What `--strategies` says: by each name as it stands, the strategy and the flags that follow it by colons.
+
+    InputError for the same twice, and for a flag or a value that there is not.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in text.split(","):
+        strategy, *flags = name.split(":")
+        parser = Parser(prog="weft compare")
+        add_options(parser, leave_out=("graph", "strategy"))
+        try:
+            values = parser.parse_args([f"--{flag}" for flag in flags])
+        except InputError as error:
+            raise InputError(f"--strategies {name}: {error}") from error
+        if name in found:
+            raise InputError(f"--strategies {text}: give different names, separated by commas")
+        found[name] = {"strategy": strategy, **given(values, Config)}
+    return found
+
+
 def given(options: argparse.Namespace, schema: type[Config | PartitionOptions]) -> dict[str, Any]:
     """The fields of a schema that a command line gives."""
     names = {spec.name for spec in dataclasses.fields(schema)}

@@ -167,7 +167,7 @@ def test_an_output_folder_of_another_run(
     capsys.readouterr()
     monkeypatch.setattr(run, "make_plan", None)  # what takes long comes later
     assert "holds another run" in mistake(capsys, "train", store, "--epochs", "5", "--out", out)
-    assert "has finished its 3 epochs: give more --epochs or --patience" in mistake(
+    assert "has finished its 3 epochs: give more --epochs, --patience or --until" in mistake(
         capsys, "train", store, "--resume", "--out", out
     )
     changed = mistake(capsys, "train", store, "--resume", "--out", out, "--hidden", "8", "--epochs", "5")
@@ -215,6 +215,20 @@ def test_a_book_that_does_not_fit(capsys: pytest.CaptureFixture[str], store: Pat
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("split,split", "--strategies split,split: give different names"),
+        ("split:sampling=none", "unknown --sampling 'none'"),
+        ("split:samplings=labor", "--strategies split:samplings=labor: unknown flag --samplings"),
+        ("split:lr=0.1", "--strategies split:lr=0.1: --lr is no flag of split alone: give it to all contenders"),
+        ("tensor:fanout=3", "--strategies tensor:fanout=3: --fanout is no flag of tensor alone"),
+    ],
+)
+def test_contenders_that_cannot_be(capsys: pytest.CaptureFixture[str], store: Path, names: str, said: str) -> None:
+    assert said in mistake(capsys, "compare", store, "--strategies", names)
+
+
 def test_compare(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, store: Path, tmp_path: Path
 ) -> None:
@@ -240,6 +254,21 @@ def test_compare(
     table = capsys.readouterr().out
     assert "single" in table
     assert "tensor" in table
+
+
+def test_compare_one_strategy_with_several_flags(
+    capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "compare"
+    names = "single,split:batch-size=all:fanout=all,split:fanout=2"
+    train = ["--epochs", "3", "--dtype", "float64", "--until", "val_accuracy=1", "--out", str(out)]
+    assert main(["compare", str(store), "--strategies", names, *train]) == 0
+    lines = [json.loads(line) for line in (out / "compare.jsonl").read_text().splitlines()]
+    assert [line["strategy"] for line in lines] == names.split(",")
+    single, whole, drawn = (line["summary"]["loss"] for line in lines)
+    assert whole == pytest.approx(single, rel=1e-9)
+    assert drawn != pytest.approx(single, rel=1e-3)
+    assert "not reached" in capsys.readouterr().out
 
 
 def test_compare_plans_for_the_ranks_of_torchrun(store: Path, tmp_path: Path) -> None:
@@ -281,6 +310,7 @@ def stop_at_the_last_line(number: int) -> None:
             os.kill(os.getpid(), number)
         return handle_signals(handler)
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run without a terminal
     cli.handle_signals = handled_late
 
 

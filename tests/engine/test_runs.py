@@ -236,6 +236,36 @@ def test_patience(tmp_path: Path) -> None:
     assert run.summary["val_accuracy"] == max(line["val_accuracy"] for line in epochs)
 
 
+def test_until(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options: dict[str, Any] = {"out": out, "quiet": True, "epochs": 500, "lr": 0.05}
+    run = weft.train("digits", **options, until="val_accuracy=0.6")
+    epochs = [line for line in run.records if line["kind"] == "epoch"]
+    assert [line["val_accuracy"] >= 0.6 for line in epochs] == [False] * (len(epochs) - 1) + [True]
+    assert run.summary["goal_seconds"] == pytest.approx(sum(line["seconds"] for line in epochs))
+    with pytest.raises(InputError, match=r"has finished its \d+ epochs: give more --epochs, --patience or --until"):
+        weft.train("digits", **options, until="val_accuracy=0.6", resume=True)
+    more = weft.train("digits", **options, until="val_accuracy=0.7", resume=True)
+    assert more.summary["epochs"] > len(epochs)
+    assert more.summary["goal_seconds"] > run.summary["goal_seconds"]
+    never = weft.train("digits", out=tmp_path / "never", quiet=True, epochs=2, until="val_accuracy=1")
+    assert never.summary["goal_seconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("until", "said"),
+    [
+        ("0.9", "--until 0.9: give a score and its value up to 1, such as val_accuracy=0.9"),
+        ("val_accuracy=90", "--until val_accuracy=90: give a score and its value up to 1"),
+        ("test_accuracy=0.9", "the validation score is val_accuracy: give val_accuracy=..."),
+    ],
+)
+def test_a_score_that_cannot_be_reached(until: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        weft.train("digits", out=tmp_path / "run", quiet=True, until=until)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     weft.train("digits", out=folder, quiet=True, epochs=4, checkpoint_every=2)

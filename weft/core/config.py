@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -121,6 +122,7 @@ class Config:
     dtype: str = option("float32", "floating-point type", choices=("float32", "float64"), fixed=True)
     eval_every: int = option(1, "epochs between evaluations; the last epoch is always evaluated", least=1, fixed=True)
     patience: int = option(0, "stop after this many epochs without a better validation score; 0: never", least=0)
+    until: str = option("", "stop as soon as the validation score is reached, such as val_accuracy=0.9; none: never")
 
     strategy: str = option(
         "single",
@@ -208,6 +210,14 @@ class Config:
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
             object.__setattr__(self, spec.name, _checked(spec, getattr(self, spec.name)))
+        if self.until and self.goal is None:
+            raise InputError(f"--until {self.until}: give a score and its value up to 1, such as val_accuracy=0.9")
+
+    @property
+    def goal(self) -> tuple[str, float] | None:
+        """The score that a run trains until it is reached, by name, and its value; None: there is none."""
+        found = re.fullmatch(r"([a-z0-9_]+)=(0?\.[0-9]+|[01](?:\.0*)?)", self.until, re.ASCII)
+        return (found[1], float(found[2])) if found else None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str) -> Config:

@@ -14,6 +14,7 @@ from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.data import DataWarning, Graph
 from weft.engine.options import rows_device
+from weft.engine.tasks import validation_score
 from weft.engine.torchrun import is_main_process
 from weft.nn import ONE_DEVICE, GraphOperation, TypedInput, Workload, idle_parameters, require_independent_rows
 from weft.strategies import get_strategy
@@ -29,9 +30,13 @@ def check(config: Config, work: Workload, *, launched: bool, own_model: bool = F
     if config.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
     check_input(graph, model)
-    if config.patience and not has_validation(graph, config):
-        what = "vertices" if config.task == "node" else "links"
-        raise InputError(f"--patience {config.patience}: {graph.name} has no validation {what}; leave it out")
+    validation = validation_score(graph, config)
+    for flag, asked in (("--patience", config.patience), ("--until", config.until)):
+        if asked and validation is None:
+            what = "vertices" if config.task == "node" else "links"
+            raise InputError(f"{flag} {asked}: {graph.name} has no validation {what}; leave it out")
+    if config.goal and config.goal[0] != validation:
+        raise InputError(f"--until {config.until}: the validation score is {validation}: give {validation}=...")
     plan = get_strategy(config.strategy)
     plan.check_size(config.workers)
     if config.task not in plan.tasks:
@@ -54,12 +59,6 @@ def check(config: Config, work: Workload, *, launched: bool, own_model: bool = F
             raise InputError(
                 f"the model cannot be sent to local ranks ({error}): define its parts in a module"
             ) from error
-
-
-def has_validation(graph: Graph, config: Config) -> bool:
-    """Whether the graph has anything to choose the best weights by."""
-    marks = graph.val_mask if config.task == "node" else graph.val_links
-    return marks is not None and bool(marks.any() if config.task == "node" else len(marks))
 
 
 def check_input(graph: Graph, model: nn.Module) -> None:

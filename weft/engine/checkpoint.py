@@ -36,8 +36,9 @@ class Progress:
     """Epochs from the best to the last evaluation."""
 
     def is_over(self, config: Config) -> bool:
-        """Whether the epochs, or the patience for a better validation score, are at an end."""
-        return self.epoch >= config.epochs or 0 < config.patience <= self.waited
+        """Whether the epochs, or the patience for a better validation score, are at an end, or the goal is reached."""
+        reached = config.goal is not None and self.best_score >= config.goal[1]
+        return self.epoch >= config.epochs or 0 < config.patience <= self.waited or reached
 
 
 @dataclass(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from weft.core.errors import InputError
 from weft.core.record import Recorder
 from weft.engine.check import check
 from weft.engine.folder import new_folder
-from weft.engine.options import refuse_foreign_flags, without_foreign_flags
+from weft.engine.options import own_flags, refuse_foreign_flags, without_foreign_flags
 from weft.engine.rank import Job, make_plan, make_workload, prepare_process
 from weft.engine.run import Run, load_graph, run_checked
 from weft.engine.tasks import prepared, task_model
@@ -22,18 +23,35 @@ from weft.strategies import Plan, get_strategy
 ABLATION_CHUNKS = 4
 
 
-def compare(config: Config, strategies: list[str], out: Path | None = None, *, quiet: bool = False) -> dict[str, Run]:
-    """Trains the same model once per strategy, `single` on one rank; see `run_all`. InputError for a wrong name."""
-    if not strategies or len(set(strategies)) < len(strategies):
+def compare(
+    config: Config,
+    strategies: Sequence[str] | Mapping[str, Mapping[str, Any]],
+    out: Path | None = None,
+    *,
+    quiet: bool = False,
+) -> dict[str, Run]:
+    """Trains the same model once per strategy, `single` on one rank; see `run_all`. InputError for a wrong name.
+
+    strategies: their names; or, by names of one's own, the `strategy` and fields of the configuration that belong to
+    it, which this contender has another value of.
+    """
+    if isinstance(strategies, Mapping):
+        given = {name: dict(fields) for name, fields in strategies.items()}
+    else:
+        given = {name: {"strategy": name} for name in strategies}
+    if not strategies or len(given) < len(strategies):
         raise InputError(f"--strategies {','.join(strategies)}: give different names, separated by commas")
-    most = {name: get_strategy(name).max_ranks for name in strategies}
-    workers = {name: min(config.workers, most[name] or config.workers) for name in strategies}
-    refuse_foreign_flags(config, tuple(strategies))
-    return run_all(
-        {name: replace(without_foreign_flags(config, name), workers=workers[name]) for name in strategies},
-        out,
-        quiet=quiet,
-    )
+    plans = {name: get_strategy(fields["strategy"]) for name, fields in given.items()}
+    refuse_foreign_flags(config, tuple(dict.fromkeys(plan.name for plan in plans.values())))
+    contenders = {}
+    for name, plan in plans.items():
+        if foreign := given[name].keys() - {"strategy", "disable", *own_flags(plan)}:
+            flag = "--" + min(foreign).replace("_", "-")
+            raise InputError(f"--strategies {name}: {flag} is no flag of {plan.name} alone: give it to all contenders")
+        workers = min(config.workers, plan.max_ranks or config.workers)
+        contenders[name] = replace(without_foreign_flags(config, plan.name), workers=workers, **given[name])
+        refuse_foreign_flags(contenders[name])
+    return run_all(contenders, out, quiet=quiet)
 
 
 def ablate(config: Config, out: Path | None = None, *, quiet: bool = False) -> dict[str, Run]:

@@ -69,7 +69,7 @@ class RunFolder:
         if found and found.progress.is_over(config) and self._has_summary():
             epochs = found.progress.epoch
             raise InputError(
-                f"--resume: {self.path} has finished its {epochs} epochs: give more --epochs or --patience"
+                f"--resume: {self.path} has finished its {epochs} epochs: give more --epochs, --patience or --until"
             )
         return found
 

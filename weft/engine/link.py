@@ -184,7 +184,6 @@ class LinkTask:
     ) -> None:
         self.links, self.decoder, self.group, self.empty = links, decoder, group, empty
         self.ranked = config.metric == "mrr"
-        self.validation = f"val_{config.metric}" if len(links.val) else None
         self.own = torch.arange(links.num_vertices)[rows]
         owner = torch.zeros(links.num_vertices, dtype=torch.int64, device=group.device)
         owner[self.own] = group.rank

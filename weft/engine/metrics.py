@@ -21,11 +21,6 @@ Counts = dict[str, tuple[int, int]]
 class Task(Protocol):
     """A loss and scores of the rows that a strategy's forward pass gives, as the trainer knows them."""
 
-    @property
-    def validation(self) -> str | None:
-        """The score that chooses the best weights, from 0 to 1; None where nothing validates."""
-        ...
-
     def loss(self, rows: Tensor, step: Step) -> tuple[float, Tensor]:
         """This rank's part of a step's loss, and its gradient by the rows; the ranks' parts add up."""
         ...
@@ -69,8 +64,7 @@ class NodeTask:
                 mask = mask & labelled
                 self.num_labelled[split] = int(mask.sum())
                 self.chosen[split] = mask[rows].nonzero().view(-1).to(device)
-        self.score = "micro_f1" if self.multilabel else "accuracy"
-        self.validation = f"val_{self.score}" if self.num_labelled.get("val", 0) else None
+        self.score = score_of(graph)
         self.graph_y, self.y = graph.y, graph.y[rows].to(device)
 
     def loss(self, logits: Tensor, step: Step) -> tuple[float, Tensor]:
@@ -116,6 +110,11 @@ class NodeTask:
             return torch.stack([correct.sum(), torch.ones_like(correct).sum()])
         predicted, true = logits > 0, y > 0.5
         return torch.stack([2 * (predicted & true).sum(), predicted.sum() + true.sum()])
+
+
+def score_of(graph: Graph) -> str:
+    """What node classification on a graph is scored by."""
+    return "micro_f1" if graph.multilabel else "accuracy"
 
 
 def score(counts: list[Counts], split: str) -> float | None:

@@ -17,7 +17,7 @@ from weft.data import (
     with_inverse_relations,
 )
 from weft.engine.link import LinkTask
-from weft.engine.metrics import NodeTask, Task
+from weft.engine.metrics import NodeTask, Task, score_of
 from weft.nn import LinkModel, from_config, make_decoder
 from weft.strategies import Placed
 
@@ -52,6 +52,16 @@ def task_model(model: nn.Module | None, graph: Graph, config: Config) -> nn.Modu
 
 def _from_config(config: Config, graph: Graph, out_width: int) -> nn.Module:
     return from_config(config, graph.num_features, out_width, graph.num_edge_features, graph.typed)
+
+
+def validation_score(graph: Graph, config: Config) -> str | None:
+    """The score, from 0 to 1, that chooses the best weights, by name; None where nothing validates."""
+    if config.task == "link":
+        return f"val_{config.metric}" if graph.val_links is not None and len(graph.val_links) else None
+    marked = graph.val_mask
+    if marked is not None and graph.y is not None and not graph.multilabel:
+        marked = marked & (graph.y >= 0)
+    return f"val_{score_of(graph)}" if marked is not None and bool(marked.any()) else None
 
 
 DECODER = 1

@@ -15,6 +15,7 @@ from weft.core.stop import StopRequest
 from weft.engine import checkpoint, embedded
 from weft.engine.checkpoint import Checkpoint, Progress
 from weft.engine.metrics import Task
+from weft.engine.tasks import validation_score
 from weft.engine.writer import RunWriter
 from weft.nn import embeddings
 from weft.strategies import Placed, Step
@@ -31,6 +32,7 @@ class Trainer:
         self.model, self.group, self.meter = strategy.model, strategy.group, strategy.group.meter
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
         self.progress = Progress()
+        self.validation = validation_score(strategy.graph, config)
         self.best = checkpoint.model_tensors(self.model)
         self._timeline_until = 0
 
@@ -151,7 +153,7 @@ class Trainer:
         counts = [report["counts"] for report in reports]
         if counts[0] is None:
             return {}
-        scores, validation = self.task.scores(counts), self.task.validation
+        scores, validation = self.task.scores(counts), self.validation
         val = (scores[validation] or 0.0) if validation else 0.0
         if val > self.progress.best_score or not validation:
             self.progress.best_score, self.progress.best_epoch = val, epoch

@@ -92,7 +92,7 @@ class RunWriter:
         """The run has reached its end: writes the best weights, and the summary that it returns as the last line."""
         with replaced(self.folder.model, "the weights") as draft:
             save_tensors(best, draft)
-        summary = summarise(record.read(self.folder.metrics), progress)
+        summary = summarise(record.read(self.folder.metrics), progress, self.config.goal)
         self.recorder.write("summary", **summary)
         return summary
 
@@ -113,12 +113,16 @@ def replaced(path: Path, what: str) -> Iterator[Path]:
         raise RunError(f"{path}: cannot write {what} ({error.strerror})") from error
 
 
-def summarise(records: list[dict[str, Any]], progress: Progress) -> dict[str, Any]:
+def summarise(
+    records: list[dict[str, Any]], progress: Progress, goal: tuple[str, float] | None = None
+) -> dict[str, Any]:
     """A run in one object: scores at the best validation epoch, and medians over the epochs, also by rank.
 
-    Of a resumed run, seconds and ranks are of the epochs since it went on, which may be under another strategy.
+    Of a resumed run, seconds and ranks are of the epochs since it went on, which may be under another strategy. goal:
+    a score that the run trained until it was reached; the seconds of training up to then are of all its epochs.
     """
     losses = [line["loss"] for line in records if line["kind"] == "epoch"]
+    goal_seconds = {"goal_seconds": seconds_until(records, *goal)} if goal else {}
     begun = max(number for number, line in enumerate(records) if line["kind"] == "config")
     records = records[begun:] if any(line["kind"] == "epoch" for line in records[begun:]) else records
     epochs = [line for line in records if line["kind"] == "epoch"]
@@ -148,8 +152,16 @@ def summarise(records: list[dict[str, Any]], progress: Progress) -> dict[str, An
         "epochs": progress.epoch,
         "loss": losses[-1],
         "epoch_seconds": statistics.median(line["seconds"] for line in epochs),
+        **goal_seconds,
         "ranks": ranks,
     }
+
+
+def seconds_until(records: list[dict[str, Any]], score: str, value: float) -> float | None:
+    """Seconds of training, without evaluations, until a score was reached; None: it was not."""
+    epochs = [line for line in records if line["kind"] == "epoch"]
+    reached = next((number for number, line in enumerate(epochs) if line.get(score, -1.0) >= value), None)
+    return None if reached is None else math.fsum(line["seconds"] for line in epochs[: reached + 1])
 
 
 KINDS = ("compute", "communication", "waiting")

@@ -17,9 +17,11 @@ STAGES = ("negatives", "encode", "decode", "loss", "update")
 def run_table(summary: Mapping[str, Any]) -> Table:
     """One run: scores, epoch time and its stages above, a line for each rank below."""
     stages = ", ".join(f"{stage} {_seconds(seconds)}" for stage, seconds in _stages(summary).items())
+    goal = f"goal {_goal(summary)}\n" if "goal_seconds" in summary else ""
     title = (
         f"{_scores(summary)} (after {summary['best_epoch'] + 1} of {summary['epochs']} epochs, the best)\n"
-        f"epoch {_seconds(summary['epoch_seconds'])}; its stages, each in the rank that is longest at it:\n{stages}\n"
+        f"{goal}epoch {_seconds(summary['epoch_seconds'])}; its stages, each in the rank that is longest at it:\n"
+        f"{stages}\n"
         "per rank and training step, seconds as medians:"
     )
     table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -54,6 +56,9 @@ def run_table(summary: Mapping[str, Any]) -> Table:
 def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     """Runs on one graph, each against the first; and how even its ranks' loads are."""
     title = "max/min over the ranks: of edges x width, of bytes sent, of seconds of compute"
+    goal = any("goal_seconds" in summary for summary in summaries.values())
+    if goal:
+        title += "; goal: in seconds of training"
     table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (
         "strategy",
@@ -66,6 +71,7 @@ def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
         "sent by all",
         "max/min",
         "memory",
+        *(("epochs", "goal") if goal else ()),
     ):
         table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
     first = next(iter(summaries.values()))
@@ -84,6 +90,7 @@ def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
             format_bytes(sum(rank["bytes_sent"] for rank in ranks)),
             " ".join(f"{max(load) / min(load):.2f}" if min(load) else "-" for load in loads),
             format_bytes(max(rank["peak_memory_bytes"] for rank in ranks)),
+            *((str(summary["epochs"]), _goal(summary)) if goal else ()),
         )
     return table
 
@@ -135,6 +142,11 @@ def _scores(summary: Mapping[str, Any]) -> str:
             if name.startswith(f"{split}_") and value is not None:
                 kinds.setdefault(name.removeprefix(f"{split}_"), []).append(f"{split} {value:.4f}")
     return "\n".join(f"{kind} {', '.join(values)}" for kind, values in kinds.items()) or "no score"
+
+
+def _goal(summary: Mapping[str, Any]) -> str:
+    seconds = summary.get("goal_seconds")
+    return "not reached" if seconds is None else f"reached in {_seconds(seconds)}"
 
 
 def _seconds(value: float) -> str:
