@@ -88,7 +88,7 @@ def _hear_signals() -> None:
     def stop(number: int, _frame: object) -> NoReturn:
         raise Stopped(f"stopped by {signal.Signals(number).name}", number)
 
-    faulthandler.register(signal.SIGUSR1)
+    faulthandler.register(signal.SIGUSR1, file=os.dup(sys.stderr.fileno()))  # also while gloo's lines are left out
     handle_signals(stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see start_anew_to_keep_pages
 

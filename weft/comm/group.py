@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from weft.comm.connecting import new_group
 from weft.comm.key import Key
 from weft.comm.missing import missing_ranks
 from weft.core.clock import EventClock
@@ -68,8 +69,7 @@ class Group:
         numbers = torch.tensor(self.world_ranks).view(*sizes.values())
         for dim, (name, size) in enumerate(sizes.items()):
             for ranks in numbers.movedim(dim, -1).reshape(-1, size).tolist():
-                # every rank makes those of the others too
-                made = dist.new_group(ranks, timeout=self.timeout) if size > 1 else None
+                made = new_group(ranks, self.timeout) if size > 1 else None  # also those of others
                 if self.world_rank in ranks:
                     self._axes[name] = Group(
                         ranks.index(self.world_rank),
@@ -85,9 +85,8 @@ class Group:
     @cached_property
     def beside(self) -> Group:
         """The same ranks on the host, with connections and a meter of their own, for a thread; all ranks make it."""
-        ranks, made = list(self.world_ranks), None
-        if self.size > 1:
-            made = dist.new_group(ranks, timeout=self.timeout, backend="gloo")
+        ranks = list(self.world_ranks)
+        made = new_group(ranks, self.timeout, backend="gloo") if self.size > 1 else None
         return Group(self.rank, self.size, world_ranks=ranks, process_group=made, name="beside ", timeout=self.timeout)
 
     def axis(self, name: str) -> Group:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
+from weft.comm.connecting import without_gloo_lines
 from weft.comm.group import Group
 from weft.core.errors import InputError, RunError
 from weft.core.meter import Meter
@@ -40,7 +41,8 @@ def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_meth
             store.set_timeout(timeout)
             restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store has the addresses of all
             store = distributed_c10d.PrefixStore(f"restart {restart}", store)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+            with without_gloo_lines():
+                dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError, dist.DistError) as error:
         reason, seconds = str(error).splitlines()[0], time.perf_counter() - started
         where = "" if init_method == "env://" else f" by {init_method}"

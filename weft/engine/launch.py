@@ -201,7 +201,7 @@ def _run_rank(
     """`entry` on a rank, which tells the launcher of its error, and ends with it."""
     for number in (signal.SIGTERM, signal.SIGINT):  # ignored where a rank is forked from; until the run listens
         signal.signal(number, signal.SIG_DFL)
-    faulthandler.register(signal.SIGUSR1)
+    faulthandler.register(signal.SIGUSR1, file=os.dup(sys.stderr.fileno()))  # also while gloo's lines are left out
     threading.Thread(target=_end_with_parent, args=(meeting,), daemon=True).start()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), LOCAL_WORLD_SIZE=str(workers))
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # ranks of one host listen to nobody else
