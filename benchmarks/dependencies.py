@@ -40,6 +40,7 @@ from weft.engine.tasks import make_task
 from weft.engine.writer import communication_seconds
 from weft.nn import Workload, make_model
 from weft.partition import make_book
+from weft.strategies import Step
 from weft.strategies.probe import probe
 
 TOLERANCE = 1e-3  # of float32 logits, relative to the largest: contenders sum in different orders
@@ -171,7 +172,7 @@ class Runner:
         start = time.perf_counter()
         with self.group.meter.during("train"):
             self.optimizer.zero_grad()
-            train_step(self.placed, self.task, epoch=len(self.epochs))
+            train_step(self.placed, self.task, Step(epoch=len(self.epochs), training=True))
             self.optimizer.step()
         seconds = time.perf_counter() - start
         counts = self.group.meter.take("train")

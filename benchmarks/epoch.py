@@ -1,11 +1,13 @@
 """Times training epochs of weft and PyG (and DGL where it is installed): one graph, one model, the same weights.
 
     python benchmarks/epoch.py --model gcn --graph rmat:vertices=200k,edges=4.65m,features=128,classes=40 --out NAME
+    python benchmarks/epoch.py --model sage --fanout 15,10,5 --contenders weft,dgl
 
 Every contender lives in a process of its own, with that library's own settings, and they take turns (A B C A B C ...),
 so that a machine that slows down slows all of them and peak memory is each one's own. Logits are compared first, and no
 ratio is reported where they differ. An epoch is forward, loss, backward and Adam. The first rounds warm up and do not
-count. --operations tells what weft's epoch consists of, in further epochs under PyTorch's profiler.
+count. With --fanout an epoch is of sampled mini-batches, by each library's own loader; logits are those of the whole
+graph. --operations tells what weft's epoch consists of, in further epochs under PyTorch's profiler.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import torch
 from kernels import save
 from operations import profile, table
 from processes import ask, start, take_turns
-from rivals import Forward, run_dgl, run_pyg
+from rivals import Forward, run_dgl, run_dgl_batches, run_pyg
 from steps import make_plan, train_step
 from torch import nn
 
@@ -35,6 +37,7 @@ from weft.core.config import Config
 from weft.core.memory import NO_SMALL_CACHES, TUNABLES, keep_pages, peak_memory_bytes
 from weft.core.optimisations import Optimisations
 from weft.data import Adjacency, Graph
+from weft.data.sampling import Fanout, parse_fanouts
 from weft.engine.tasks import make_task
 from weft.nn import Workload, use_onednn
 from weft.strategies import Step
@@ -74,6 +77,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", default="rmat:vertices=200k,edges=4.65m,features=128,classes=40")
     parser.add_argument("--model", default="gcn", choices=("gcn", "sage", "gat"))
+    parser.add_argument("--fanout", help="in-edges drawn for a vertex, by layer from the batch outward; none: all")
+    parser.add_argument("--batch-size", type=int, default=1024, help="training vertices of a step, with --fanout")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--contenders", default="weft,pyg-csr,pyg-edges,dgl", help="weft-without-reuse is an ablation")
@@ -82,7 +87,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--operations", action="store_true", help="what weft's epoch consists of")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.fanout and options.model != "sage":
+        parser.error("--fanout: libraries scale sums over samples in other ways; give --model sage")
+    return options
 
 
 def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> float:
@@ -102,14 +110,18 @@ def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
     graph = load(options["graph"])
     torch.manual_seed(0)
     widths = graph.num_features, graph.num_classes
-    model = weft.nn.make_model(
-        options["model"], widths[0], widths[1], hidden=options["hidden"], heads=options["heads"], dropout=0.0
-    )
+    fanouts = parse_fanouts(options["fanout"]) if options["fanout"] else ()
+    shape = {"hidden": options["hidden"], "heads": options["heads"], "layers": len(fanouts) or 2}
+    model = weft.nn.make_model(options["model"], *widths, dropout=0.0, **shape)
     base = resident_bytes()
     with suppress(OSError):  # a kernel that cannot forget the load's own peak leaves it in ours
         Path("/proc/self/clear_refs").write_text("5")
     try:
-        epoch, logits = CONTENDERS[name.partition("-")[0]](graph, model, name)
+        if fanouts:
+            make, told = LOADERS[name.partition("-")[0]], (fanouts, options["batch_size"])
+        else:
+            make, told = CONTENDERS[name.partition("-")[0]], ()
+        epoch, logits = make(graph, model, name, *told)
     except ImportError:
         pipe.send({"absent": True})
         return
@@ -148,21 +160,36 @@ def resident_bytes() -> int:
 
 def run_weft(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:
     """weft's own loop: a strategy's step, a task's loss."""
-    optimisations = optimisations_of(name)
+    return loop("single", graph, model, optimisations_of(name))
+
+
+def run_weft_batches(
+    graph: Graph, model: nn.Module, name: str, fanouts: tuple[Fanout, ...], batch_size: int
+) -> tuple[Callable[[], object], Forward]:
+    """Mini-batches on one rank, which a thread makes ahead."""
+    fanout = ",".join(map(str, fanouts))
+    return loop("split", graph, model, optimisations_of(name), fanout=fanout, batch_size=str(batch_size))
+
+
+def loop(
+    strategy: str, graph: Graph, model: nn.Module, optimisations: Optimisations, **options: Any
+) -> tuple[Callable[[], object], Forward]:
     use_onednn(optimisations.onednn)
-    placed = make_plan("single", Workload(model, graph, optimisations)).place(Group())
+    placed = make_plan(strategy, Workload(model, graph, optimisations), **options).place(Group())
     task = make_task(Config(), placed)
     optimizer = torch.optim.Adam(placed.model.parameters(), lr=0.01)
 
     def epoch() -> None:
-        optimizer.zero_grad()
-        train_step(placed, task, epoch=0)
-        optimizer.step()
+        for step in placed.steps(0):
+            optimizer.zero_grad()
+            train_step(placed, task, step)
+            optimizer.step()
 
     return epoch, lambda: placed.forward(Step(epoch=0, training=False))
 
 
 CONTENDERS = {"weft": run_weft, "pyg": run_pyg, "dgl": run_dgl}
+LOADERS = {"weft": run_weft_batches, "dgl": run_dgl_batches}
 
 
 def report(

@@ -72,7 +72,7 @@ class Contender:
         """Seconds of a training step."""
         start = time.perf_counter()
         self.placed.model.zero_grad()
-        train_step(self.placed, self.task, epoch)
+        train_step(self.placed, self.task, Step(epoch=epoch, training=True))
         return time.perf_counter() - start
 
 
@@ -179,7 +179,7 @@ def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) 
         peak.most = peak.alive
     counts = group.meter.take("train")
     start = time.perf_counter()
-    train_step(placed, task, epoch=2)
+    train_step(placed, task, Step(epoch=2, training=True))
     seconds = time.perf_counter() - start
     moved = counts.to_device.total(), counts.to_host.total()
     return {**foreseen, "seen": most - held, "held": held, "moved": moved, "seconds": seconds}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weft.data import Graph
+from weft.data.sampling import Fanout
 
 Forward = Callable[[], Tensor]
 
@@ -75,28 +77,78 @@ def pyg_forward(
     return x
 
 
-def run_dgl(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:  # noqa: ARG001
-    """DGL's layers with weft's weights."""
+def dgl_graph(graph: Graph, *, loops: bool) -> Any:
+    """DGL's form of a graph. loops: with a loop at each vertex."""
     import dgl
+
+    made = dgl.graph(graph.in_edges.edges(), num_nodes=graph.num_vertices)
+    made = dgl.add_self_loop(dgl.remove_self_loop(made)) if loops else made
+    made.create_formats_()
+    return made
+
+
+def dgl_sage(model: nn.Module) -> nn.ModuleList:
+    """DGL's layers with weft's weights."""
     from dgl import nn as dgl_nn
 
-    source, target = graph.in_edges.edges()
-    sage = hasattr(model.layers[0], "weight_self")
-    blocks = dgl.graph((source, target), num_nodes=graph.num_vertices)
-    if not sage:
-        blocks = dgl.add_self_loop(dgl.remove_self_loop(blocks))
-    blocks.create_formats_()
-    layers: list[nn.Module] = []
+    layers = []
     for ours in model.layers:
+        layer = dgl_nn.SAGEConv(ours.in_width, ours.out_width, "mean")
+        layer.fc_neigh.weight.data = ours.weight.data.t().contiguous()
+        layer.fc_self.weight.data = ours.weight_self.data.t().contiguous()
+        layer.fc_self.bias.data.zero_()
+        layers.append(layer)
+    return nn.ModuleList(layers)
+
+
+def run_dgl_batches(
+    graph: Graph, model: nn.Module, name: str, fanouts: tuple[Fanout, ...], batch_size: int
+) -> tuple[Callable[[], object], Forward]:
+    """DGL's loader and layers with weft's weights. dgl-1 draws in a process of its own, dgl between steps."""
+    import dgl
+
+    assert graph.x is not None
+    assert graph.y is not None
+    assert graph.train_mask is not None
+    x, y = graph.x, graph.y
+    whole, layers = dgl_graph(graph, loops=False), dgl_sage(model)
+    optimizer = torch.optim.Adam(layers.parameters(), lr=0.01)
+    loader = dgl.dataloading.DataLoader(
+        whole,
+        graph.train_mask.nonzero().view(-1),
+        dgl.dataloading.NeighborSampler(list(fanouts)[::-1]),
+        batch_size=batch_size,
+        shuffle=True,
+        num_workers=int(name.partition("-")[2] or 0),
+    )
+
+    def forward(blocks: Sequence[Any], rows: Tensor) -> Tensor:
+        for stage, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
+            rows = layer(block, rows)
+            rows = torch.relu(rows) if stage + 1 < len(layers) else rows
+        return rows
+
+    def epoch() -> None:
+        for sources, targets, blocks in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(forward(blocks, x[sources]), y[targets]).backward()
+            optimizer.step()
+
+    return epoch, lambda: forward([whole] * len(layers), x)
+
+
+def run_dgl(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:  # noqa: ARG001
+    """DGL's layers with weft's weights."""
+    from dgl import nn as dgl_nn
+
+    sage = hasattr(model.layers[0], "weight_self")
+    blocks = dgl_graph(graph, loops=not sage)
+    layers: list[nn.Module] = list(dgl_sage(model)) if sage else []
+    for ours in () if sage else model.layers:
         if hasattr(ours, "heads"):
             layer = dgl_nn.GATConv(ours.in_width, ours.head_width, ours.heads, allow_zero_in_degree=True)
             layer.fc.weight.data = ours.weight.data.t().contiguous()
             layer.attn_l.data, layer.attn_r.data = ours.attention_src.data[None], ours.attention_dst.data[None]
-        elif sage:
-            layer = dgl_nn.SAGEConv(ours.in_width, ours.out_width, "mean")
-            layer.fc_neigh.weight.data = ours.weight.data.t().contiguous()
-            layer.fc_self.weight.data = ours.weight_self.data.t().contiguous()
-            layer.fc_self.bias.data.zero_()
         else:
             norm = "none"
             layer = dgl_nn.GraphConv(ours.in_width, ours.out_width, norm=norm, allow_zero_in_degree=True)

@@ -19,9 +19,8 @@ def make_plan(strategy: str, work: Workload, size: int = 1, **options: Any) -> P
     return kind(work, size, kind.options_type(**{name: value for name, value in options.items() if name in known}))
 
 
-def train_step(placed: Placed, task: Task, epoch: int) -> None:
+def train_step(placed: Placed, task: Task, step: Step) -> None:
     """A training step but for the optimiser's: adds to the parameters' gradients."""
-    step = Step(epoch=epoch, training=True)
     logits = placed.forward(step)
     with record_function("loss"):
         _, grad = task.loss(logits, step)
