@@ -102,9 +102,13 @@ def dgl_sage(model: nn.Module) -> nn.ModuleList:
 
 
 def run_dgl_batches(
-    graph: Graph, model: nn.Module, name: str, fanouts: tuple[Fanout, ...], batch_size: int
+    graph: Graph,
+    model: nn.Module,
+    name: str,  # noqa: ARG001
+    fanouts: tuple[Fanout, ...],
+    batch_size: int,
 ) -> tuple[Callable[[], object], Forward]:
-    """DGL's loader and layers with weft's weights. dgl-1 draws in a process of its own, dgl between steps."""
+    """DGL's loader, which draws between steps, and layers with weft's weights."""
     import dgl
 
     assert graph.x is not None
@@ -119,7 +123,6 @@ def run_dgl_batches(
         dgl.dataloading.NeighborSampler(list(fanouts)[::-1]),
         batch_size=batch_size,
         shuffle=True,
-        num_workers=int(name.partition("-")[2] or 0),
     )
 
     def forward(blocks: Sequence[Any], rows: Tensor) -> Tensor:
