@@ -11,7 +11,7 @@ from rich.table import Table
 from weft.core.units import format_bytes
 
 EXCHANGES = ("rows_to_cols", "cols_to_rows", "halo")  # collectives that move rows
-STAGES = ("negatives", "encode", "decode", "loss", "update")
+STAGES = ("batches", "negatives", "encode", "decode", "loss", "update")
 
 
 def run_table(summary: Mapping[str, Any]) -> Table:
@@ -22,7 +22,7 @@ def run_table(summary: Mapping[str, Any]) -> Table:
         f"{_scores(summary)} (after {summary['best_epoch'] + 1} of {summary['epochs']} epochs, the best)\n"
         f"{goal}epoch {_seconds(summary['epoch_seconds'])}; its stages, each in the rank that is longest at it:\n"
         f"{stages}\n"
-        "per rank and training step, seconds as medians:"
+        "per rank and epoch of training, seconds as medians:"
     )
     table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (
@@ -101,10 +101,12 @@ def stage_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     Shares are of the stages' sum, as in table 4 of NeutronTP.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("strategy", *_stages(next(iter(summaries.values())))):
+    found = {name: _stages(summary) for name, summary in summaries.items()}
+    known = [stage for stage in STAGES if any(stage in stages for stages in found.values())]
+    for name in ("strategy", *known):
         table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
-    for name, summary in summaries.items():
-        seconds = _stages(summary).values()
+    for name, stages in found.items():
+        seconds = [stages.get(stage, 0.0) for stage in known]
         table.add_row(name, *(f"{_seconds(one)} {one / sum(seconds):4.0%}" for one in seconds))
     return table
 
@@ -130,8 +132,8 @@ def partition_table(quality: Mapping[str, Any]) -> Table:
 
 def _stages(summary: Mapping[str, Any]) -> dict[str, float]:
     """Seconds of each stage, in the rank that takes longest for it."""
-    found = summary["ranks"][0]["stages"]
-    return {stage: max(rank["stages"][stage] for rank in summary["ranks"]) for stage in STAGES if stage in found}
+    known = summary["ranks"][0]["stages"]
+    return {stage: max(rank["stages"][stage] for rank in summary["ranks"]) for stage in STAGES if stage in known}
 
 
 def _scores(summary: Mapping[str, Any]) -> str:
