@@ -1,9 +1,12 @@
 """Rows that cross between parts: of sources alone, partial results alone, and the least cover of both (weft.partition).
 
     WEFT_DATA=shared/data python benchmarks/halo.py --graphs "tolokers;topo_dblp-2010" --parts 4,8 --out NAME
+    WEFT_DATA=shared/data python benchmarks/halo.py --fanout 15,10,5 --methods metis --parts 4
 
-Rows are those of one aggregate over all pairs of parts, in one direction; backward as many go back. Every least cover
-is held against a maximum matching of SciPy's. Seconds are those of the part that plans longest, on one thread.
+Rows are those of one aggregate over all pairs of parts, in one direction; backward as many go back. With --fanout they
+are those of all hops of some mini-batches (weft.strategies.split). `by pair`: of sources, or of partial results where
+these are fewer between two parts. Every least cover is held against a maximum matching of SciPy's. Seconds are those of
+the part that plans longest, and of all parts, on one thread.
 `benchmarks/dependencies.py` has the epochs: --contenders communicated-cover,communicated.
 """
 
@@ -19,9 +22,13 @@ import torch
 from kernels import save
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
+from torch import Tensor
 
 import weft
+from weft.data import Graph
+from weft.data.sampling import parse_fanouts
 from weft.partition import Caching, Cover, Hop, make_book, make_dependencies
+from weft.strategies.split.sampler import BatchSampler, ask_each_other
 
 GRAPHS = "tolokers;topo_dblp-2010;topo_cnr-2000;topo_soc-Slashdot0902;coauthor_physics;amazon_photo"
 NO_CACHING = Caching(costs=torch.zeros(1, 5, dtype=torch.float64), ratio=0.0)
@@ -32,38 +39,64 @@ def main() -> None:
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     for name in options.graphs.split(";"):
-        graph = weft.load(name)
+        bare = name.startswith(("topo_", "rmat"))
+        graph = weft.load(name, random_classes=16 if bare else 0, random_features=1 if bare else 0)
         for method in options.methods.split(","):
             for num_parts in map(int, options.parts.split(",")):
                 part = make_book(graph, num_parts, method=method).part
-                hops = [
-                    make_dependencies(graph.in_edges, part, own, num_parts, NO_CACHING).hops[0]
-                    for own in range(num_parts)
-                ]
-                found = counted(hops, check=not options.no_check)
+                if options.fanout:
+                    hops, drawing = drawn(graph, part, num_parts, options)
+                else:
+                    drawing = 0.0
+                    hops = [
+                        make_dependencies(graph.in_edges, part, own, num_parts, NO_CACHING).hops[0]
+                        for own in range(num_parts)
+                    ]
+                found = counted(hops, check=not options.no_check) | {"drawing_seconds": drawing}
                 rows.append({"graph": name, "method": method, "parts": num_parts, **found})
                 print(line(rows[-1], options.width), flush=True)
     if options.out:
         save(options.out, {"options": vars(options), "rows": rows})
 
 
+def drawn(graph: Graph, part: Tensor, num_parts: int, options: argparse.Namespace) -> tuple[list[Hop], float]:
+    """The hops of some mini-batches on all parts, and the seconds of drawing them."""
+    sampler = BatchSampler(
+        graph=graph,
+        size=num_parts,
+        part=part,
+        fanouts=parse_fanouts(options.fanout),
+        batch_size=min(options.batch_size, int(graph.train_mask.sum())),
+        method="uniform",
+        seed=0,
+    )
+    start, hops = time.perf_counter(), list[Hop]()
+    for number, vertices in enumerate(sampler.batches(0)[: options.batches]):
+        batch = ask_each_other([sampler.draw(vertices, rank, 0, number) for rank in range(num_parts)])
+        hops += [hop for one in batch for hop in one.hops]
+    return hops, time.perf_counter() - start
+
+
 def counted(hops: list[Hop], *, check: bool) -> dict[str, Any]:
     """The rows of every way, and what planning the least takes."""
-    seconds, least, summed = [], 0, 0
+    seconds, least, summed, by_pair = [], 0, 0, 0
     for hop in hops:
         start = time.perf_counter()
         cover = Cover.of(hop.block, hop.received)
         seconds.append(time.perf_counter() - start)
         least, summed = least + sum(cover.received), summed + sum(cover.summed)
+        by_pair += sum(map(min, hop.received, num_partials(hop)))
         if check and matched(hop) != cover.received:
             raise SystemExit(f"the cover has {cover.received} rows, a maximum matching {matched(hop)} edges")
     return {
         "edges": sum(hop.block.num_edges for hop in hops),
         "sources": sum(sum(hop.received) for hop in hops),
-        "partials": sum(num_partials(hop) for hop in hops),
+        "partials": sum(sum(num_partials(hop)) for hop in hops),
+        "by pair": by_pair,
         "least": least,
         "summed_edges": summed,
         "seconds": max(seconds),
+        "all_seconds": sum(seconds),
     }
 
 
@@ -72,11 +105,13 @@ def owner_of(hop: Hop) -> torch.Tensor:
     return torch.arange(len(hop.received)).repeat_interleave(torch.tensor(hop.received))
 
 
-def num_partials(hop: Hop) -> int:
-    """Targets with a remote source, once for each part that has any."""
+def num_partials(hop: Hop) -> list[int]:
+    """Targets with a source of each part."""
     source, target = hop.block.edges()
     remote = source >= hop.num_inputs
-    return len((owner_of(hop)[source[remote] - hop.num_inputs] * hop.block.num_targets + target[remote]).unique())
+    pairs = (owner_of(hop)[source[remote] - hop.num_inputs] * hop.block.num_targets + target[remote]).unique()
+    parts: list[int] = torch.bincount(pairs // max(hop.block.num_targets, 1), minlength=len(hop.received)).tolist()
+    return parts
 
 
 def matched(hop: Hop) -> tuple[int, ...]:
@@ -94,13 +129,15 @@ def matched(hop: Hop) -> tuple[int, ...]:
 
 def line(row: dict[str, Any], width: int) -> str:
     ways = "  ".join(
-        f"{way} {row[way]:>9,} ({row[way] * width * 4 / 1e6:7.1f} MB)" for way in ("sources", "partials", "least")
+        f"{way} {row[way]:>9,} ({row[way] * width * 4 / 1e6:7.1f} MB)"
+        for way in ("sources", "partials", "by pair", "least")
     )
     of_sources, of_partials = (row[way] / max(row["least"], 1) for way in ("sources", "partials"))
     return (
         f"{row['graph']:>22} {row['method']:>8} {row['parts']:2}: {ways}  sources {of_sources:5.2f}x, partials "
         f"{of_partials:5.2f}x of the least  sums for others "
-        f"{row['summed_edges'] / max(row['edges'], 1):6.1%} of the edges  {row['seconds']:6.2f} s"
+        f"{row['summed_edges'] / max(row['edges'], 1):6.1%} of the edges  {row['seconds']:6.2f} s, "
+        f"{row['all_seconds']:.2f} s of all parts, drawing {row['drawing_seconds']:.2f} s"
     )
 
 
@@ -109,6 +146,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--graphs", default=GRAPHS, help="separated by semicolons")
     parser.add_argument("--methods", default="metis,balanced,range")
     parser.add_argument("--parts", default="4,8")
+    parser.add_argument("--fanout", help="of mini-batches, from the batch outward; none: the whole graph")
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--batches", type=int, default=8, help="that are drawn")
     parser.add_argument("--width", type=int, default=64, help="columns of a row in float32, for the bytes")
     parser.add_argument("--no-check", action="store_true", help="leave SciPy's matchings out")
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
