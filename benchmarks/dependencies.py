@@ -4,13 +4,14 @@
     python benchmarks/dependencies.py --graphs tolokers --contenders hybrid,hybrid@0,hybrid@0.5,hybrid@1
     python benchmarks/dependencies.py --graphs cora --contenders communicated,communicated-overlap,communicated-ring
     python benchmarks/dependencies.py --contenders communicated,communicated:range,pipeline#8:balanced
+    python benchmarks/dependencies.py --contenders split,sampled --batch-size 4096 --fanout 15,10,5
 
 A contender is a strategy, with @ and a share of sources to cache (hybrid), # and a number of chunks (tensor, pipeline),
 : and a partition other than --partition, + and decoupled for the decoupled model, and - and an optimisation that it is
 to do without, in this order.
-Every rank has all contenders, which take turns with training steps. Their logits are compared first. An epoch's seconds
-are those of the slowest rank. Exposed is the network's part of them: of each collective the shortest stay of any rank,
-since the last one to come waits for nobody; waiting is what ranks stay there beyond that, on the mean.
+Every rank has all contenders, which take turns with epochs of training. Their logits are compared first. An epoch is as
+long as in the slowest rank. Exposed is the network's part of it: of each collective the shortest stay of any rank, as
+the last one to come waits for nobody; waiting is what ranks stay there beyond that, on the mean.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,6 @@ from weft.engine.tasks import make_task
 from weft.engine.writer import communication_seconds
 from weft.nn import Workload, make_model
 from weft.partition import make_book
-from weft.strategies import Step
 from weft.strategies.probe import probe
 
 TOLERANCE = 1e-3  # of float32 logits, relative to the largest: contenders sum in different orders
@@ -151,7 +152,14 @@ class Runner:
             input_dropout=options["input_dropout"],
         )
         work = Workload(model, graph, Optimisations.without(",".join([*without, options["disable"]])))
-        given = {"partition": part, "cache_ratio": float(ratio) if ratio else None, "chunks": int(chunks or 0)}
+        self.batches = options["batches"]
+        given = {
+            "partition": part,
+            "batch_size": options["batch_size"],
+            "fanout": options["fanout"],
+            "cache_ratio": float(ratio) if ratio else None,
+            "chunks": int(chunks or 0),
+        }
         group.all_gather_object({})
         start = time.perf_counter()
         self.plan = make_plan(kind, work, group.size, **given)
@@ -166,14 +174,15 @@ class Runner:
         self.epochs: list[dict[str, Any]] = []
 
     def epoch(self) -> None:
-        """One training step, which all ranks begin together."""
+        """One epoch of training, which all ranks begin together: a step, or those of some mini-batches."""
         self.group.all_gather_object({})
         self.group.meter.take("train")
         start = time.perf_counter()
         with self.group.meter.during("train"):
-            self.optimizer.zero_grad()
-            train_step(self.placed, self.task, Step(epoch=len(self.epochs), training=True))
-            self.optimizer.step()
+            for step in islice(self.placed.steps(len(self.epochs)), self.batches):
+                self.optimizer.zero_grad()
+                train_step(self.placed, self.task, step)
+                self.optimizer.step()
         seconds = time.perf_counter() - start
         counts = self.group.meter.take("train")
         self.epochs.append(
@@ -258,6 +267,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--features", type=int, default=64)
+    parser.add_argument("--batch-size", default="", help="split, sampled: training vertices of a step")
+    parser.add_argument("--fanout", default="10", help="split, sampled: from the batch outward")
+    parser.add_argument("--batches", type=int, help="split, sampled: steps of an epoch, at most")
     parser.add_argument("--input-dropout", type=float, default=0.0)
     parser.add_argument("--disable", default="", help="optimisations that all do without")
     parser.add_argument("--without", dest="disable", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
