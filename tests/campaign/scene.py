@@ -203,9 +203,9 @@ class Scene:
         return found + [f"{path.relative_to(self.folder)}" for path in files]
 
     def remove_temporary_files(self) -> None:
-        """What commands have left whose every process was killed."""
+        """What commands have left whose every process was killed; one that is just ending may remove it as well."""
         for path in self.temporary.iterdir():
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)
 
     def require_nothing_left(self) -> None:
         """Broken if a process or a temporary file is there after a while."""

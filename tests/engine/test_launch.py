@@ -148,21 +148,24 @@ def test_ranks_listen_to_nobody_else_and_end_with_their_launcher(tmp_path: Path,
     shutil.rmtree(temporary)
 
 
-def test_a_launcher_killed_while_imports_go_on_leaves_nothing(tmp_path: Path) -> None:
-    """Whoever is to clean up after it has imports to do, which are made not to end."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_launcher_ended_while_imports_go_on_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """Whoever is to clean up after it has imports to do, which are made not to end. Ctrl-C is told to all processes."""
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short enough for the address of a socket
     slow = tmp_path / "torch" / "__init__.py"
     slow.parent.mkdir()
     slow.write_text(f"import os, time\nopen({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w')\ntime.sleep(100)\n")
     environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(tmp_path)}
     run = [sys.executable, "-m", "weft", "train", "digits", "--strategy", "tensor", "--workers", "2"]
-    process = subprocess.Popen(run, env=environment, cwd=tmp_path, start_new_session=True)
+    process = subprocess.Popen(
+        run, env=environment, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 60
     while len([path for path in tmp_path.iterdir() if path.name.isdigit()]) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert any(temporary.iterdir())
-    process.kill()
-    process.wait()
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    assert process.communicate()[1] == ("weft: stopped by SIGINT\n" if number == signal.SIGINT else "")
     while (members(process.pid) or any(temporary.iterdir())) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not members(process.pid)

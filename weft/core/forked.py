@@ -10,6 +10,7 @@ import signal
 import sys
 
 from weft.core.forkserver import remove_launchers_folder, serve_launcher
+from weft.core.stop import SIGNALS
 
 PARENT_DEATH_SIGNAL = 1
 """prctl's PR_SET_PDEATHSIG, of Linux."""
@@ -26,7 +27,9 @@ def _end_without_launcher(*_: object) -> None:
 
 atexit.register(remove_launchers_folder)
 signal.signal(signal.SIGHUP, signal.SIG_IGN)  # in ranks as well
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's to answer
 signal.signal(signal.SIGTERM, _end_without_launcher)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see start_forkserver
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
 _end_without_launcher()  # gone before
