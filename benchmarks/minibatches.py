@@ -24,7 +24,7 @@ import weft
 from weft.data import Graph
 from weft.data.sampling import parse_fanouts
 from weft.partition import Dependencies, make_book
-from weft.strategies.split.sampler import BatchSampler, SampledHop, ask_each_other
+from weft.strategies.split.sampler import BatchSampler, Drawn, ask_each_other
 
 SHARES = (0.0, 0.1, 0.25)
 BEFORE, NOW = 0, 1  # epochs: what is cached is chosen by the one, and counted in the other
@@ -102,11 +102,11 @@ def edges(drawn: Dependencies) -> int:
     return sum(hop.block.num_edges for hop in drawn.hops)
 
 
-def balance(batches: Sequence[Sequence[Dependencies]]) -> dict[str, float]:
+def balance(batches: Sequence[Sequence[Drawn]]) -> dict[str, float]:
     """Edge skew, the mean over batches of (most - least) / mean of the ranks' edges; and the share of local edges."""
     loads = torch.tensor([[edges(one) for one in batch] for batch in batches], dtype=torch.float64)
     skew = ((loads.amax(1) - loads.amin(1)) / loads.mean(1)).mean().item()
-    hops = [hop for batch in batches for one in batch for hop in one.hops if isinstance(hop, SampledHop)]
+    hops = [hop for batch in batches for one in batch for hop in one.hops]
     local = sum(int((hop.block.indices < hop.num_inputs).sum()) for hop in hops)
     return {"edge skew": skew, "local edges": local / loads.sum().item()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.ranks import on_ranks
 from tests.strategies.cases import Case, cases, chosen, point, pyg_cases, typed_cases
 from tests.strategies.graphs import NUM_FEATURES
 from tests.strategies.session import Flops, Given, check_close, check_counts, check_flops, part_by, reference, workload
-from weft.comm import Group
+from weft.comm import Group, Route
 from weft.core.errors import InputError
 from weft.data.sampling import layer_key
 from weft.engine.metrics import NodeTask
@@ -23,7 +23,6 @@ from weft.nn.families import ATTENTION
 from weft.nn.topology import Norm
 from weft.strategies.split import sampler
 from weft.strategies.split.batch import SampledBlock
-from weft.strategies.split.sampler import SampledHop
 from weft.strategies.vertex.blocks import Block
 
 STEPS = 5
@@ -231,8 +230,7 @@ def plant(error: str, patch: pytest.MonkeyPatch) -> None:
     if error == "another draw":
         patch.setattr(sampler, "layer_key", lambda *parts: layer_key(*parts) ^ 1)
     elif error == "a row of another vertex":
-        right = SampledHop.route.fget
-        patch.setattr(SampledHop, "route", property(lambda hop: replace(right(hop), rows=right(hop).rows.flip(0))))
+        patch.setattr(sampler, "Route", lambda *, rows, **rest: Route(rows=rows.flip(0), **rest))
     else:
         patch.setattr(SampledBlock, "_scale", Block._scale)
 

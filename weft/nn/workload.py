@@ -139,6 +139,13 @@ class Workload:
         )
         return tuple(made)
 
+    def stage_hops(self, traits: ViewTraits) -> list[list[int]]:
+        """The aggregates of each of the model's stages, by their numbers."""
+        spans = [set[int]() for _ in range(cast(int, self.model.num_stages))]
+        for op in self.outline(traits, training=True):
+            spans[op.stage] |= set(op.hops)
+        return [sorted(span) for span in spans]
+
     def block_flops(self, name: str, width: int, *, training: bool, gradient: bool) -> BlockFlops:
         """Those of the PyG convolution of that name on rows of this width; gradient: whether these want one."""
         key = name, width, training, gradient

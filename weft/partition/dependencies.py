@@ -37,7 +37,7 @@ class Caching:
 class Hop:
     """One aggregate's block on one part: the first rows of its inputs as targets, inputs and fetched rows as sources.
 
-    block: all in-edges of the targets, in the whole graph's order. Its first `num_inputs` sources are the inputs.
+    block: in-edges of the targets, here all, in the whole graph's order. Its first `num_inputs` sources are the inputs.
     fetched: int64 [h], the vertices of the other sources, by owner, ascending in each. received: how many of each part.
     first_edges: int64 [targets], where each target's in-edges begin in the whole graph.
     """
@@ -72,9 +72,9 @@ class Dependencies:
     rows: Tensor
     num_own: int
     hops: tuple[Hop, ...]
-    cached_bytes: int
-    limited: bool
-    choice_seconds: float
+    cached_bytes: int = 0
+    limited: bool = False
+    choice_seconds: float = 0.0
 
     @property
     def own(self) -> Tensor:

@@ -42,6 +42,12 @@ MARGIN = 0.91  # of a limit is filled: what is found scaled down has been up to 
 ATTENTION_COST = 3  # an edge of attention costs as much as so many of a sum
 
 
+class ChunkVertices(HybridPlan):
+    """Where the vertices of chunks live, and which sources are cached."""
+
+    optimisations = ()  # no cover: chunks load the rows of sources alone
+
+
 class OffloadPlan(Plan):
     """Rows, and what their gradients need, on the host; on the device, one chunk of the edges at a time, exact."""
 
@@ -78,9 +84,7 @@ class OffloadPlan(Plan):
         caching = HybridOptions(
             partition=options.partition, cache_ratio=options.cache_ratio, cache_memory=options.cache_memory
         )
-        vertices = (HybridPlan if by_cost else CommunicatedPlan)(self.work, self.size, caching, self.machine)
-        vertices.covered = frozenset()  # chunks load the rows of sources alone
-        return vertices
+        return (ChunkVertices if by_cost else CommunicatedPlan)(self.work, self.size, caching, self.machine)
 
     @property
     def cutters(self) -> list[Cutter]:

@@ -11,8 +11,7 @@ from weft.comm import Group, Halo
 from weft.kernels import Scale
 from weft.nn import Aggregate, Inputs, Rows, Topology, Workload, typed_rows
 from weft.nn.topology import Norm
-from weft.partition import Dependencies
-from weft.strategies.split.sampler import SampledHop
+from weft.strategies.split.sampler import Drawn, SampledHop
 from weft.strategies.vertex.blocks import Block, Halos
 from weft.strategies.vertex.plan import PlacedVertices
 from weft.strategies.view import PlacedView
@@ -81,7 +80,7 @@ class Batch:
 
     def __init__(
         self,
-        drawn: Dependencies,
+        drawn: Drawn,
         num_rows: Sequence[int],
         stage_hops: Sequence[Sequence[int]],
         embedded: Tensor,
@@ -97,8 +96,7 @@ class Batch:
         )
         blocks = []
         for number, hop in enumerate(drawn.hops):
-            assert isinstance(hop, SampledHop)
-            halo = Halo(hop.route, group, name=f"batch {number}") if hop.crosses else None
+            halo = Halo(hop.route, group, name=f"batch {number}") if hop.route else None
             blocks.append(SampledBlock(hop, rows, placed, halo))
             blocks[-1].adjacency.transpose  # noqa: B018  # here, ahead of the step
         row_ids = placed.topology.ids[rows].to(group.device)

@@ -17,11 +17,10 @@ from weft.core.random import key
 from weft.cost import Trace
 from weft.data.sampling import check_fanouts, parse_fanouts
 from weft.nn import Aggregate, ByRelation, GraphOperation, Sum, Total, Workload, embeddings, is_embedded
-from weft.partition import Dependencies
 from weft.strategies.base import Step
 from weft.strategies.split.batch import Batch
 from weft.strategies.split.loader import ahead
-from weft.strategies.split.sampler import BatchSampler, ask_each_other, ask_ranks, level_counts, sample_counts
+from weft.strategies.split.sampler import BatchSampler, Drawn, ask_each_other, ask_ranks
 from weft.strategies.split.step import BatchPlan
 from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions
 from weft.strategies.view import PlacedView
@@ -99,18 +98,13 @@ class MiniBatchPlan(CommunicatedPlan):
         return Workload(self.work.model, graph, optimisations, num_classes=self.work.num_classes)
 
     @cached_property
-    def batch_plan(self) -> BatchPlan:
-        """What all steps have in common."""
-        return BatchPlan(self.batch_work, self.size)
-
-    @cached_property
     def sampler(self) -> BatchSampler:
         """InputError for fanouts or a batch that the graph or the model has not."""
         options, graph = self.options, self.work.graph
         sampler = BatchSampler(
             graph=graph,
             size=self.size,
-            part=self.part if self.splits else None,
+            part=self.part if self.splits and self.size > 1 else None,
             fanouts=check_fanouts(parse_fanouts(options.fanout), self.num_hops, len(graph.relations)),
             batch_size=batch_size_of(options.batch_size),
             method=options.sampling,
@@ -123,7 +117,7 @@ class MiniBatchPlan(CommunicatedPlan):
             raise InputError(f"--sampling weighted: {graph.name} has no edge weights: give uniform or labor")
         return sampler
 
-    def drawn(self, epoch: int, number: int) -> list[Dependencies]:
+    def drawn(self, epoch: int, number: int) -> list[Drawn]:
         """A batch of an epoch on all ranks."""
         vertices = self.sampler.batches(epoch)[number]
         return ask_each_other([self.sampler.draw(vertices, rank, epoch, number) for rank in range(self.size)])
@@ -133,7 +127,7 @@ class MiniBatchPlan(CommunicatedPlan):
         if not training:
             return super().trace(rank, training=False)
         drawn = self.drawn(epoch, number)
-        return BatchPlan.of(self.batch_work, self.size, drawn, draws=not self.sampler.whole).trace(rank, training=True)
+        return BatchPlan(self.batch_work, drawn, draws=not self.sampler.whole).trace(rank, training=True)
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedBatches:
         return PlacedBatches(self, group, seed=seed)
@@ -184,12 +178,13 @@ class PlacedBatches(PlacedVertices):
 
     def _made(self, epoch: int) -> Iterator[tuple[BatchStep, Counts]]:
         sampler, group = replace(self.plan.sampler), self._beside  # one for this thread
-        stage_hops, work = self.plan.batch_plan.stage_hops(), self.plan.batch_work
+        work = self.plan.batch_work
+        stage_hops = work.stage_hops(BatchPlan.traits)
         for number, vertices in enumerate(sampler.batches(epoch)):
             group.meter = Meter()
             group.meter.where = f"epoch {epoch}, drawing batch {number}"
             drawn = ask_ranks(sampler.draw(vertices, group.rank, epoch, number), group)
-            num_rows = group.all_reduce(torch.tensor(level_counts(drawn)), tag="sampling").tolist()
+            num_rows = group.all_reduce(torch.tensor(drawn.level_counts), tag="sampling").tolist()
             batch = Batch(drawn, num_rows, stage_hops, self._embedded_places(drawn.rows), self, work)
             step = BatchStep(
                 epoch=epoch,
@@ -199,17 +194,17 @@ class PlacedBatches(PlacedVertices):
                 batch_size=len(vertices),
                 batch=batch,
             )
-            group.meter.counts.sampled.update(sample_counts(drawn))
+            group.meter.counts.sampled.update(drawn.counts)
             yield step, group.meter.counts
 
     def views(self, step: Step) -> list[PlacedView]:
         if not isinstance(step, BatchStep):
             return super().views(step)
         keys = (key(self.seed, *step.key, stage) for stage in self.stages)
-        traits, inputs = self.plan.batch_plan.traits, step.batch.inputs
+        inputs = step.batch.inputs
         step.batch.rewind()
         made = zip(step.batch.exchanges, keys, strict=True)
-        return [PlacedView(exchange, traits, key=one, inputs=inputs) for exchange, one in made]
+        return [PlacedView(exchange, BatchPlan.traits, key=one, inputs=inputs) for exchange, one in made]
 
     def _embedded_places(self, vertices: Tensor) -> Tensor:
         """Which of the rows that the rank keeps of an embedding are those of some of its vertices: int64."""

@@ -36,22 +36,30 @@ class SampledHop(Hop):
     """A hop over some of the in-edges."""
 
     sample: SampledEdges
-    crosses: bool
-    """Whether rows cross the network before it."""
-    asked: Requests
-    """The vertices that other ranks read of this one."""
-    asked_rows: Tensor
-    """int64, where these stand among the inputs."""
+    route: Route | None
+    """Which rows go where before it; None: no rank asks for any."""
 
     @cached_property
     def edge_ids(self) -> Tensor:
         return self.sample.edge_ids
 
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn(Dependencies):
+    """A rank's share of a batch."""
+
+    hops: tuple[SampledHop, ...]
+
     @property
-    def route(self) -> Route:
-        """Which rows go where."""
-        sent = tuple(self.asked.counts)
-        return Route(rows=self.asked_rows, sent=sent, received=self.received, num_rows=self.num_inputs)
+    def level_counts(self) -> list[int]:
+        """Its vertices at each level."""
+        return [*(hop.num_inputs for hop in self.hops), self.num_own]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How much it is, as the record says it."""
+        edges = sum(hop.block.num_edges for hop in self.hops)
+        return {"edges": edges, "vertices": sum(self.level_counts), "rows_loaded": len(self.rows)}
 
 
 Asking = Generator[Requests, Requests, Value]
@@ -66,7 +74,7 @@ class BatchSampler:
     size: int
     """Ranks."""
     part: Tensor | None
-    """int32 [N], who owns each vertex; None: each rank draws for all sources of its own share of the batch."""
+    """int32 [N], who draws for each vertex; None: each rank for all sources of its own share of the batch."""
     fanouts: Sequence[Fanout]
     """In-edges that are drawn for a vertex, from the batch's own vertices outward."""
     batch_size: int | None
@@ -103,16 +111,14 @@ class BatchSampler:
         """Those of a batch's vertices that a rank answers for."""
         return vertices[rank :: self.size] if self.part is None else vertices[self.part[vertices] == rank]
 
-    def draw(self, vertices: Tensor, rank: int, epoch: int, number: int) -> Asking[Dependencies]:
+    def draw(self, vertices: Tensor, rank: int, epoch: int, number: int) -> Asking[Drawn]:
         """A rank's share of a batch of some vertices, int64, all of whose ranks draw at once."""
         own = rows = self.own(vertices, rank)
-        hops: list[Hop] = []
+        hops: list[SampledHop] = []
         for hop, fanout in enumerate(self.fanouts):
             made, rows = yield from self._hop(rows, rank, fanout, layer_key(self.seed, epoch, number, hop))
             hops.insert(0, made)
-        return Dependencies(
-            rows=rows, num_own=len(own), hops=tuple(hops), cached_bytes=0, limited=False, choice_seconds=0.0
-        )
+        return Drawn(rows=rows, num_own=len(own), hops=tuple(hops))
 
     def _hop(self, targets: Tensor, rank: int, fanout: Fanout, drawn: int) -> Asking[tuple[SampledHop, Tensor]]:
         """The block of one aggregate, and the vertices of its inputs."""
@@ -139,16 +145,19 @@ class BatchSampler:
             num_sources=num_sources,
             weight=self._weight(sample),
         )
+        received = tuple(fetched.counts)
+        route = None
+        if self.part is not None:
+            sent = tuple(asked.counts)
+            route = Route(rows=asked_rows.long(), sent=sent, received=received, num_rows=len(inputs))
         hop = SampledHop(
             block=block,
             num_inputs=len(inputs),
             fetched=fetched.vertices,
-            received=tuple(fetched.counts),
-            first_edges=sample.indptr[:-1],
+            received=received,
+            first_edges=edges.indptr[targets],
             sample=sample,
-            crosses=self.part is not None and self.size > 1,
-            asked=asked,
-            asked_rows=asked_rows.long(),
+            route=route,
         )
         return hop, inputs
 
@@ -198,14 +207,3 @@ def ask_each_other(asking: Sequence[Asking[Value]]) -> list[Value]:
 def _asked_of(wanted: Sequence[Requests], rank: int) -> Requests:
     parts = [one.vertices.split(one.counts)[rank] for one in wanted]
     return Requests(torch.cat(parts), [len(part) for part in parts])
-
-
-def level_counts(drawn: Dependencies) -> list[int]:
-    """A rank's vertices at each level of a batch."""
-    return [*(hop.num_inputs for hop in drawn.hops), drawn.num_own]
-
-
-def sample_counts(drawn: Dependencies) -> dict[str, int]:
-    """What a rank has of a batch, as its record says it."""
-    edges = sum(hop.block.num_edges for hop in drawn.hops)
-    return {"edges": edges, "vertices": sum(level_counts(drawn)), "rows_loaded": len(drawn.rows)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -62,7 +62,7 @@ class VertexPlan(ResidentPlan):
     """One program on P ranks, exact, that caches a share of the remote sources and fetches the others."""
 
     options_type: ClassVar[type[Options]] = VertexOptions
-    optimisations = ("ring", "overlap", "cover")
+    optimisations: ClassVar[tuple[str, ...]] = ("ring", "overlap", "cover")
     traits = SPREAD._replace(shrinks_rows=True)
     ratio: ClassVar[float | None] = None
     """The share of remote sources that is cached; None: as the person says, or by cost."""
@@ -125,7 +125,7 @@ class VertexPlan(ResidentPlan):
     @cached_property
     def covered(self) -> frozenset[int]:
         """The aggregates that are sums over fetched rows, of which the fewest are fetched."""
-        if not self.work.optimisations.cover:
+        if "cover" not in self.optimisations or not self.work.optimisations.cover:
             return frozenset()
         asked = self.work.outline(self.traits, training=True)
         return frozenset(number for op in asked for number in op.hops if is_sum(op, number))
@@ -174,13 +174,6 @@ class VertexPlan(ResidentPlan):
 
     def level_blocks(self, rank: int) -> Sequence[BlockSize]:
         return [BlockSize.of(hop.block) for hop in self.dependencies(rank).hops]
-
-    def stage_hops(self) -> list[list[int]]:
-        """The aggregates of each of the model's stages, by their numbers."""
-        spans = [set[int]() for _ in range(cast(int, self.work.model.num_stages))]
-        for op in self.work.outline(self.traits, training=True):
-            spans[op.stage] |= set(op.hops)
-        return [sorted(span) for span in spans]
 
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         itemsize = self.work.itemsize
@@ -241,7 +234,7 @@ class PlacedVertices(ResidentPlaced):
         self.fetching = [
             any(number in op.hops and is_fetched(op, number) for op in asked) for number in range(len(blocks))
         ]
-        self.blocks = [tuple(blocks[hop] for hop in hops) for hops in plan.stage_hops()]
+        self.blocks = [tuple(blocks[hop] for hop in hops) for hops in plan.work.stage_hops(plan.traits)]
         self.halos = [Halos(blocks, self.topology, row_ids, needed.num_own, group, embedded) for blocks in self.blocks]
 
     @cached_property
