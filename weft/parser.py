@@ -83,10 +83,10 @@ def contenders(text: str) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name in text.split(","):
         strategy, *flags = name.split(":")
-        parser = Parser(prog="weft compare")
+        parser = Parser(prog="weft compare", add_help=False)
         add_options(parser, leave_out=("graph", "strategy"))
         try:
-            values = parser.parse_args([f"--{flag}" for flag in flags])
+            values = parser.parse_args([f"--{flag}" if flag else "" for flag in flags])
         except InputError as error:
             raise InputError(f"--strategies {name}: {error}") from error
         if name in found:

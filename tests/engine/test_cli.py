@@ -221,6 +221,8 @@ def test_a_book_that_does_not_fit(capsys: pytest.CaptureFixture[str], store: Pat
         ("split,split", "--strategies split,split: give different names"),
         ("split:sampling=none", "unknown --sampling 'none'"),
         ("split:samplings=labor", "--strategies split:samplings=labor: unknown flag --samplings"),
+        ("split:help", "--strategies split:help: unrecognized arguments: --help"),
+        ("split:", "--strategies split:: unrecognized arguments:"),
         ("split:lr=0.1", "--strategies split:lr=0.1: --lr is no flag of split alone: give it to all contenders"),
         ("tensor:fanout=3", "--strategies tensor:fanout=3: --fanout is no flag of tensor alone"),
     ],
