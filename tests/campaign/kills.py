@@ -176,8 +176,8 @@ def allowed_codes(number: int, target: str, *, lost: bool) -> set[int]:
 
     lost: others may have given up waiting.
     """
-    if number == signal.SIGSTOP:
-        return {0, 1} if lost and target == "rank" else {0}
+    if number == signal.SIGSTOP:  # gloo counts the time in which all stand still, too
+        return {0, 1} if lost and target in ("rank", "group") else {0}
     if target in ("launcher", "group"):  # as told, or by the signal's own doing: a shell says 128 + number for both
         return {0, -number} if number == signal.SIGKILL else {0, 128 + number, -number}
     return {0, 1, 128 + number} if number in (signal.SIGTERM, signal.SIGINT) else {0, 1}

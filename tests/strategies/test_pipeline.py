@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tests.ranks import on_ranks, spawn
@@ -133,6 +134,25 @@ def test_a_peer_lost_while_it_sends_is_named(number: int) -> None:
     assert said.startswith("rank 0 lost rank 1 in "), said
     assert "messages 'halo'" in said
     assert "\n" not in said
+
+
+def lose_connections(group: Group, what: str) -> str:
+    """Gloo has closed the ranks' connections, since it waited for longer than it may: as after Ctrl-Z and fg."""
+    placed = Session(Case(model="gcn"), "pipeline", group, Given(chunks=3))
+
+    def closed(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Application timeout caused pair closure")
+
+    with replaced(dist, what, closed), pytest.raises(RunError) as caught:
+        placed.step(0)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["isend", "irecv"])
+def test_closed_connections_are_a_lost_peer(what: str) -> None:
+    for rank, said in enumerate(spawn(2, lose_connections, what, timeout_seconds=5)):
+        assert said.startswith(f"rank {rank} lost a peer that lives but is late in "), said
+        assert said.endswith("(Application timeout caused pair closure)")
 
 
 @pytest.mark.parametrize("priority", [True, False])

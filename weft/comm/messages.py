@@ -47,17 +47,20 @@ class Messages:
         self._threads = [threading.Thread(target=self._see_off, daemon=True)]
         for rank, ones in expected.items():
             coming = [(one.key, torch.empty(one.numbers, dtype=dtype, device=group.device)) for one in ones]
-            works = [
-                dist.irecv(buffer, group=group.process_group, group_src=rank, tag=key.slot) for key, buffer in coming
-            ]
+            with group.named("messages", tag):
+                works = [
+                    dist.irecv(buffer, group=group.process_group, group_src=rank, tag=key.slot)
+                    for key, buffer in coming
+                ]
             self._threads.append(threading.Thread(target=self._listen, args=(rank, coming, works), daemon=True))
         for thread in self._threads:
             thread.start()
 
     def send(self, rank: int, key: Key, values: Tensor) -> None:
-        """Begins to send a contiguous tensor, which is not to be changed."""
+        """Begins to send a contiguous tensor, which is not to be changed. RunError where a peer is lost."""
         since = self._group.meter.stamp()
-        work = dist.isend(values, group=self._group.process_group, group_dst=rank, tag=key.slot)
+        with self._group.named("messages", self._tag):
+            work = dist.isend(values, group=self._group.process_group, group_dst=rank, tag=key.slot)
         self._leaving.put((rank, key, values, work, since))
 
     def here(self, rank: int, key: Key) -> bool:
