@@ -233,6 +233,17 @@ def quick_size(name: str, case: Case) -> int | None:
     return SIZES[-1] if small else SIZES[turn(f"{name}-{case.id}", 3)]
 
 
+def quick_cases(of: list[Case], shares: dict[int, float]) -> list[tuple[Case, int]]:
+    """A share of the cases by number of ranks, and on the first of these numbers one of each model that is left."""
+    found = []
+    for size, share in shares.items():
+        quick = chosen([f"{case.id}-P{size}" for case in of], share)
+        found += [(case, size) for case in of if f"{case.id}-P{size}" in quick]
+    models = {case.model for case, _ in found}
+    left = {case.model: case for case in of if case.model not in models}
+    return found + [(case, next(iter(shares))) for case in left.values()]
+
+
 def chosen(names: Collection[str], share: float) -> set[str]:
     """A share of the names, rounded up, by their hashes; another name changes one of them at most."""
     ranked = sorted(names, key=lambda name: turn(name, 1 << 60))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.ranks import on_ranks
-from tests.strategies.cases import Case, cases, chosen, point, pyg_cases, turn, typed_cases
+from tests.strategies.cases import Case, cases, chosen, point, pyg_cases, quick_cases, turn, typed_cases
 from tests.strategies.graphs import NUM_FEATURES
 from tests.strategies.planted import check_planted, replaced
 from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
@@ -99,12 +99,9 @@ def given(case: Case, chunks: int, intermediates: str, saving: str, size: int) -
 def matrix() -> list[Any]:
     """Some cases in one of the ways; and every case in every number of chunks, an optimisation left out in turn."""
     points: dict[str, Any] = {}
-    for size, share in SHARES.items():
-        quick = chosen([f"{case.id}-P{size}" for case in all_cases()], share)
-        for case in all_cases():
-            if f"{case.id}-P{size}" in quick:
-                name, values = given(case, *WAYS[turn(f"{case.id}-P{size}", len(WAYS))], size)
-                points[name] = point(*values, name=name, quick=True)
+    for case, size in quick_cases(all_cases(), SHARES):
+        name, values = given(case, *WAYS[turn(f"{case.id}-P{size}", len(WAYS))], size)
+        points[name] = point(*values, name=name, quick=True)
     for size, case, chunks, intermediates in product((1, 2, 3, 4), all_cases(), CHUNKS, INTERMEDIATES):
         saving = WITHOUT[turn(f"{case.id}-{chunks}-{intermediates}-P{size}", len(WITHOUT))]
         name, values = given(case, chunks, intermediates, saving, size)

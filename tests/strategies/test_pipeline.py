@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.ranks import on_ranks, spawn
-from tests.strategies.cases import Case, cases, chosen, point, pyg_cases, turn, typed_cases
+from tests.strategies.cases import Case, cases, point, pyg_cases, quick_cases, turn, typed_cases
 from tests.strategies.planted import check_planted, replaced
 from tests.strategies.session import Given, Session, check_on_ranks, part_by
 from weft.chunks.aggregates import ChunkAggregates
@@ -48,12 +48,9 @@ def matrix() -> list[Any]:
     """Some cases in one of the ways; and every case in every number of chunks, an optimisation left out in turn."""
     points: dict[str, Any] = {}
     ways = list(product(CHUNKS, WITHOUT))
-    for size, share in SHARES.items():
-        quick = chosen([f"{case.id}-P{size}" for case in all_cases()], share)
-        for case in all_cases():
-            if f"{case.id}-P{size}" in quick:
-                name, values = given(case, *ways[turn(f"{case.id}-P{size}", len(ways))], size)
-                points[name] = point(*values, name=name, quick=True)
+    for case, size in quick_cases(all_cases(), SHARES):
+        name, values = given(case, *ways[turn(f"{case.id}-P{size}", len(ways))], size)
+        points[name] = point(*values, name=name, quick=True)
     for size, case, chunks, saving in product((1, 2, 3, 4), all_cases(), CHUNKS, WITHOUT):
         name, values = given(case, chunks, saving, size)
         points.setdefault(name, point(*values, name=name, quick=False))
