@@ -36,7 +36,7 @@ class SegmentFlops:
     """Counts those of a program's segments on a rank that has so much of everything, all of its chunks together."""
 
     def __init__(self, work: Workload, program: Program, levels: Levels, *, training: bool) -> None:
-        self.work, self.segments, self.levels = work, program.segments, levels
+        self.work, self.segments, self.levels, self.training = work, program.segments, levels, training
         self.counter = FlopCounter()
         self.twin = counted_twin(work, self.counter, training=training)
         self._known: dict[tuple[int, ...], MapFlops] = {}
@@ -77,8 +77,7 @@ class SegmentFlops:
             results += [request.rows["x"]] if isinstance(request.op, Total) else []
             named = {**request.shared, **reached.shared}
             results += [one for name, one in named.items() if shared and segment.shared[name]]
-        backward_flops(self.counter, 0, results)
-        return MapFlops(forward, self.counter.total - start - forward)
+        return self._with_backward(start, forward, results)
 
     def _reach(self, number: int, num_rows: int) -> tuple[Boundary | Tensor, int]:
         """What a segment gives for so many rows, and what had been counted before."""
@@ -129,7 +128,12 @@ class SegmentFlops:
             x = torch.empty(levels.rows[0], read[0].width, dtype=self.twin.dtype)
             y = op.layer(view, x.requires_grad_(any(rows.differentiable for rows in read)))
         forward = self.counter.total - start
-        backward_flops(self.counter, 0, [y])
+        return self._with_backward(start, forward, [y])
+
+    def _with_backward(self, start: int, forward: int, results: list[Tensor]) -> MapFlops:
+        """Those of a call, in a training step with those of its backward pass from some results."""
+        if self.training:
+            backward_flops(self.counter, 0, results)
         return MapFlops(forward, self.counter.total - start - forward)
 
 
