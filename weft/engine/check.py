@@ -34,8 +34,6 @@ def check(config: Config, work: Workload, *, launched: bool, own_model: bool = F
         raise InputError(f"--patience {config.patience}: {graph.name} has no validation {what}; leave it out")
     plan = get_strategy(config.strategy)
     plan.check_size(config.workers)
-    if config.task not in plan.tasks:
-        raise InputError(f"--task {config.task}: strategy {plan.name} has none of it yet: give another --strategy")
     operations = work.outline(plan.traits, training=True)
     rows_device(config)
     if own_model:
