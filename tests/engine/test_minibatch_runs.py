@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,21 @@ import weft
 from tests.engine.running import command, finish, losses, ranks, start, train, wait_for_epoch
 from weft.cli import main
 
-OPTIONS = {"model": "sage", "fanout": "4,3", "batch_size": "64", "hidden": 16, "dtype": "float64"}
-RUN = ["train", "digits", *(word for name, value in OPTIONS.items() for word in (f"--{name.replace('_', '-')}", value))]
+OPTIONS = {"model": "sage", "fanout": "4,3", "hidden": 16, "dtype": "float64"}
+BATCHES = {"node": {"batch_size": "64"}, "link": {"task": "link", "batch_size": "2048"}}
 
 
-def test_killed_in_an_epoch_and_resumed(tmp_path: Path) -> None:
+def words(options: dict[str, Any]) -> list[str]:
+    """The command that trains with some options."""
+    flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items())
+    return ["train", "digits", *(word for pair in flags for word in pair)]
+
+
+@pytest.mark.parametrize("task", ["node", pytest.param("link", marks=pytest.mark.slow)])
+def test_killed_in_an_epoch_and_resumed(task: str, tmp_path: Path) -> None:
     """While a thread draws batches: one line, nothing left; resumed on as many ranks bit for bit, on one to 1e-9."""
-    out = tmp_path / "killed"
-    run = [*map(str, RUN), "--strategy", "split", "--workers", "2", "--checkpoint-every", "2", "--out", out]
+    out, options = tmp_path / "killed", OPTIONS | BATCHES[task]
+    run = [*words(options), "--strategy", "split", "--workers", "2", "--checkpoint-every", "2", "--out", out]
     process = start(*run, "--epochs", "100000")
     wait_for_epoch(process, out, 4)
     time.sleep(0.02)
@@ -35,9 +43,9 @@ def test_killed_in_an_epoch_and_resumed(tmp_path: Path) -> None:
     newest = max(int(path.name.removeprefix("epoch-")) for path in (out / "checkpoints").iterdir())
     epochs = newest + 2
     assert command(*run, "--resume", "--epochs", str(epochs), workers=2).result == 0
-    unbroken = train("digits", out=tmp_path / "unbroken", epochs=epochs, strategy="split", workers=2, **OPTIONS)
+    unbroken = train("digits", out=tmp_path / "unbroken", epochs=epochs, strategy="split", workers=2, **options)
     assert losses(out) == losses(unbroken.folder)
-    alone = weft.train("digits", out=tmp_path / "alone", epochs=epochs, strategy="sampled", quiet=True, **OPTIONS)
+    alone = weft.train("digits", out=tmp_path / "alone", epochs=epochs, strategy="sampled", quiet=True, **options)
     assert losses(out) == pytest.approx(losses(alone.folder), rel=1e-9)
     drawn = [line["sampled"] for line in alone.records if line.get("phase") == "train"]
     assert all(one["edges"] > one["vertices"] > one["rows_loaded"] > 0 for one in drawn)
@@ -50,9 +58,9 @@ def test_killed_in_an_epoch_and_resumed(tmp_path: Path) -> None:
         ("--fanout 5,x", "'x' is neither a number from 1"),
         ("--fanout 5:5", "is for 2 relations and the graph has none"),
         ("--batch-size 100000", "--batch-size 100000: digits has 200 training vertices: give all"),
-        ("--batch-size 0", "--batch-size 0: give a number of vertices from 1, or all"),
+        ("--batch-size 0", "--batch-size 0: give a number from 1, or all"),
         ("--sampling weighted", "--sampling weighted: digits has no edge weights: give uniform or labor"),
-        ("--task link", "--task link: strategy split has none of it yet"),
+        ("--task link --batch-size 100000", "--batch-size 100000: digits has 4852 training links: give all"),
         ("--workers 2 --strategy sampled --norm batch", "--strategy sampled: batch norm would count a vertex once"),
         ("--workers 2 --decoupled --model gat", "--strategy split: no --decoupled model with attention"),
     ],

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import cycle, product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.engine.test_link import CASES as LINK_CASES
+from tests.engine.test_link import WIDTH
+from tests.engine.test_link import Case as LinkCase
 from tests.ranks import on_ranks
 from tests.strategies.cases import Case, cases, chosen, point, pyg_cases, typed_cases
 from tests.strategies.graphs import NUM_FEATURES
 from tests.strategies.session import Flops, Given, check_close, check_counts, check_flops, part_by, reference, workload
 from weft.comm import Group, Route
 from weft.core.errors import InputError
+from weft.cost import Trace
+from weft.data import negative_key
 from weft.data.sampling import layer_key
+from weft.engine.link import batch_trace
 from weft.engine.metrics import NodeTask
-from weft.nn import Stack, Sum, View, Workload, embeddings
+from weft.engine.tasks import make_task
+from weft.nn import MODELS, Stack, Sum, View, Workload, embeddings
 from weft.nn.families import ATTENTION
 from weft.nn.topology import Norm
+from weft.strategies import CandidateLinks
 from weft.strategies.split import sampler
 from weft.strategies.split.batch import SampledBlock
 from weft.strategies.vertex.blocks import Block
@@ -30,6 +38,7 @@ EPOCHS = 8
 DRAWS = 300
 CASE = Case(model="gcn")
 PLAIN = Given(batch_size="4", fanout="2", seed=5, prefetch_batches=0)
+AnyCase = Case | LinkCase
 
 
 @dataclass(frozen=True)
@@ -41,13 +50,14 @@ class Seen:
     losses: Tensor
 
 
-def train(group: Group, case: Case, name: str, given: Given) -> Seen:
+def train(group: Group, case: AnyCase, name: str, given: Given) -> Seen:
     """Some steps of Adam, whose counts are held against the trace of each."""
-    work = workload(case)
+    of_links = isinstance(case, LinkCase)
+    work = link_workload(case) if of_links else workload(case)
     plan = given.plan(name, work, group.size)
     placed = plan.place(group, seed=7)
     meter, model = group.meter, placed.model
-    task = NodeTask(work.graph, placed.rows, group)
+    task = make_task(case.config, placed) if of_links else NodeTask(work.graph, placed.rows, group)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=1e-3)
     logits, losses, gradients = list[Tensor](), list[float](), dict[str, Tensor]()
     meter.take("train")
@@ -61,16 +71,20 @@ def train(group: Group, case: Case, name: str, given: Given) -> Seen:
                 rows = placed.forward(step)
                 loss, grad = task.loss(rows, step)
                 placed.backward(rows, grad)
-            trace = plan.trace(group.rank, training=True, epoch=epoch, number=step.number)
-            check_counts(meter.take("train"), trace, case)
-            check_flops(flops, trace, case)
+            vertices, counts = placed.rows if step.vertices is None else step.vertices, meter.take("train")
+            if step.vertices is not None:
+                trace = plan.trace(group.rank, training=True, epoch=epoch, number=step.number)
+                if step.links:
+                    trace = Trace(operations=(*trace.operations, *batch_trace(step.links, WIDTH, 8).operations))
+                check_counts(counts, trace, case)
+                check_flops(flops, trace, case)
             gradients = gradients or {
                 name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
             }
-            whole = rows.new_zeros(work.graph.num_vertices, rows.shape[1])
-            assert step.vertices is not None
-            whole[step.vertices] = rows.detach()
-            logits.append(group.all_reduce(whole, tag="test"))
+            whole = rows.new_zeros(work.graph.num_vertices, rows.shape[1] + 1)
+            whole[vertices] = torch.cat([rows.detach(), rows.new_ones(len(rows), 1)], 1)
+            whole = group.all_reduce(whole, tag="test")
+            logits.append(whole[:, :-1] / whole[:, -1:].clamp(min=1))  # ends of links may be on several ranks
             losses.append(float(group.all_reduce(torch.tensor(loss, dtype=torch.float64), tag="test")))
             optimizer.step()
     for parameter in embeddings(model):
@@ -78,6 +92,11 @@ def train(group: Group, case: Case, name: str, given: Given) -> Seen:
         whole[placed.embedded] = gradients[parameter]
         gradients[parameter] = group.all_reduce(whole, tag="test")
     return Seen(logits, gradients, torch.tensor(losses, dtype=torch.float64))
+
+
+def link_workload(case: LinkCase) -> Workload:
+    graph, model = case.build()
+    return Workload(model, graph)
 
 
 def check_same(seen: Seen, expected: Seen, what: str) -> None:
@@ -89,11 +108,11 @@ def check_same(seen: Seen, expected: Seen, what: str) -> None:
         check_close(seen.gradients[name], gradient, f"{what}: gradient of {name}")
 
 
-def check_rank(group: Group, case: Case, name: str, given: Given, expected: Seen) -> None:
+def check_rank(group: Group, case: AnyCase, name: str, given: Given, expected: Seen) -> None:
     check_same(train(group, case, name, given), expected, f"{name}-{case.id}-P{group.size}")
 
 
-def check(case: Case, name: str, size: int, given: Given) -> None:
+def check(case: AnyCase, name: str, size: int, given: Given) -> None:
     expected = train(Group(), case, "split", Given(**{**given, "partition": None}))
     on_ranks(size, check_rank, case, name, given, expected)
 
@@ -147,6 +166,43 @@ def test_one_batch_of_everything_is_single(case: Case) -> None:
     check_close(seen.losses[: case.steps], expected.losses[: case.steps], "losses")
     for name, gradient in expected.gradients.items():
         check_close(seen.gradients[name], gradient, f"gradient of {name}")
+
+
+def link_given(case: LinkCase, **options: Any) -> Given:
+    return Given(task="link", negatives=case.negatives, seed=case.config.seed, prefetch_batches=0, **options)
+
+
+def link_cases() -> list[LinkCase]:
+    """Those of the full graph, and every model on some graph."""
+    graphs = ("directed", "knowledge", "bipartite", "symmetric")
+    of_models = [LinkCase(graph=graph, model=model) for model, graph in zip(MODELS, cycle(graphs), strict=False)]
+    return [*LINK_CASES, *of_models, LinkCase(graph="knowledge", model="rgcn", decoder="distmult", negatives=2)]
+
+
+def link_matrix() -> list[Any]:
+    named = {
+        f"{name}-{case.id}-P{size}": (name, case, size)
+        for name, size, case in product(("split", "sampled"), (1, 2, 3, 4), link_cases())
+    }
+    quick = chosen([one for one, (*_, size) in named.items() if size in (2, 3)], 1 / 12)
+    return [point(*one, name=name, quick=name in quick) for name, one in named.items()]
+
+
+@pytest.mark.parametrize(("name", "case", "size"), link_matrix())
+def test_links_equal_one_rank(name: str, case: LinkCase, size: int) -> None:
+    part = part_by("random", case, size) if size > 1 else None
+    check(case, name, size, link_given(case, batch_size="60", fanout="2", partition=part))
+
+
+@pytest.mark.parametrize("case", link_cases(), ids=lambda case: case.id)
+def test_one_batch_of_all_links_is_single(case: LinkCase) -> None:
+    """Dropout and negatives included."""
+    seen = train(Group(), case, "split", link_given(case, batch_size="all", fanout="all"))
+    expected = train(Group(), case, "single", Given())
+    for number, (one, other) in enumerate(zip(seen.logits, expected.logits, strict=True)):
+        ends = one.abs().sum(1).nonzero().view(-1)
+        check_close(one[ends], other[ends], f"rows of step {number}")
+    check_same(replace(seen, logits=[]), replace(expected, logits=[]), case.id)
 
 
 def epochs(group: Group, case: Case, given: Given) -> list[float]:
@@ -211,13 +267,13 @@ class Sums(nn.Module):
         return y
 
 
-def check_planted(group: Group, error: str, expected: Seen) -> None:
+def check_planted(group: Group, case: AnyCase, error: str, given: Given, expected: Seen) -> None:
     """An error on the last rank shows."""
     patch = pytest.MonkeyPatch()
     if group.rank == group.size - 1:
         plant(error, patch)
     try:
-        seen = train(group, CASE, "split", PLAIN)
+        seen = train(group, case, "split", given)
     except AssertionError:
         return
     finally:
@@ -231,10 +287,25 @@ def plant(error: str, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(sampler, "layer_key", lambda *parts: layer_key(*parts) ^ 1)
     elif error == "a row of another vertex":
         patch.setattr(sampler, "Route", lambda *, rows, **rest: Route(rows=rows.flip(0), **rest))
+    elif error == "other negatives":
+        patch.setattr(sampler, "negative_key", lambda *parts: negative_key(*parts) ^ 1)
+    elif error == "an end of another link":
+        patch.setattr(sampler, "CandidateLinks", with_another_end)
     else:
         patch.setattr(SampledBlock, "_scale", Block._scale)
 
 
 @pytest.mark.parametrize("error", ["another draw", "a row of another vertex", "no scale"])
 def test_a_planted_error_shows(error: str) -> None:
-    on_ranks(2, check_planted, error, train(Group(), CASE, "split", PLAIN))
+    on_ranks(2, check_planted, CASE, error, PLAIN, train(Group(), CASE, "split", PLAIN))
+
+
+def with_another_end(*, pairs: Tensor, route: Route) -> CandidateLinks:
+    return CandidateLinks(pairs=pairs, route=replace(route, rows=route.rows.flip(0)))
+
+
+@pytest.mark.parametrize("error", ["other negatives", pytest.param("an end of another link", marks=pytest.mark.slow)])
+def test_an_error_planted_in_links_shows(error: str) -> None:
+    case = LINK_CASES[0]
+    given = link_given(case, batch_size="60", fanout="2")
+    on_ranks(2, check_planted, case, error, given, train(Group(), case, "split", given))

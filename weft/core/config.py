@@ -136,7 +136,7 @@ class Config:
         "of weft partition, or a book's file; none: balanced for pipeline, metis for split, else range",
     )
     batch_size: str = option(
-        "", "split, sampled: training vertices of a mini-batch on all ranks, or all; none: 1024", fixed=True
+        "", "split, sampled: training vertices, or links, of a mini-batch on all ranks, or all; none: 1024", fixed=True
     )
     fanout: str = option(
         "10",

@@ -136,6 +136,10 @@ class Links:
             ends = [torch.where((word < 0) == bool(side), ends[side], links[:, side]) for side in (0, 1)]
         return torch.stack([*ends, links[:, 2]], 1)
 
+    def candidates_of(self, links: Tensor, draw: int, count: int) -> Tensor:
+        """The candidate links [p (1 + K), 3] of p links: these, and then K = `count` pairs drawn for each."""
+        return torch.cat([links, *(self.negatives(links, draw, number) for number in range(count))])
+
     def non_edges(self, links: Tensor, draw: int) -> Tensor:
         """A pair [m, 3] for each link as `negatives`, that is no known link and no loop."""
         drawn = self.negatives(links, draw, 0)

@@ -39,8 +39,6 @@ def check(config: Config, work: Workload, *, launched: bool, own_model: bool = F
         raise InputError(f"--until {config.until}: the validation score is {validation}: give {validation}=...")
     plan = get_strategy(config.strategy)
     plan.check_size(config.workers)
-    if config.task not in plan.tasks:
-        raise InputError(f"--task {config.task}: strategy {plan.name} has none of it yet: give another --strategy")
     operations = work.outline(plan.traits, training=True)
     rows_device(config)
     if own_model:

@@ -18,7 +18,7 @@ from weft.engine.blocks import add_rows, take_rows, zeros
 from weft.engine.ranking import auc, filtered_ranks, rank_scores, ranking_operations
 from weft.kernels import spmm
 from weft.nn import Decoder
-from weft.strategies import Step
+from weft.strategies import CandidateLinks, Step
 
 MAX_PAIRS = 1 << 16  # scored at once
 
@@ -37,10 +37,9 @@ class LinkAssignment:
     num_negatives: int
     _by_rank: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def train(self, rank: int, *draw: int) -> Tensor:
-        """A rank's pairs [p (1 + K), 3] of a step, the p links first; draw: the key of the step."""
-        links, drawn = self._of_rank(rank), negative_key(self.seed, *draw)
-        return torch.cat([links, *(self.links.negatives(links, drawn, k) for k in range(self.num_negatives))])
+    def train(self, rank: int, epoch: int) -> Tensor:
+        """A rank's pairs [p (1 + K), 3] of an epoch, the p links first."""
+        return self.links.candidates_of(self._of_rank(rank), negative_key(self.seed, epoch), self.num_negatives)
 
     def _of_rank(self, rank: int) -> Tensor:
         """A rank's training links, found once."""
@@ -88,6 +87,15 @@ class LinkAssignment:
         ids = halo(received, rank, 8, tag="route").mirrored()
         rows = halo(received, rank, width * itemsize)
         return Trace(operations=(counts, ids, rows, rows.mirrored()))
+
+
+def batch_trace(links: CandidateLinks, width: int, itemsize: int) -> Trace:
+    """What a task exchanges in a training step on a mini-batch, whose routes the strategy has made."""
+    if links.route is None:
+        return Trace(operations=())
+    sent, received = (sum(counts) * width * itemsize for counts in (links.route.sent, links.route.received))
+    rows = Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received)
+    return Trace(operations=(rows, rows.mirrored()))
 
 
 def halo(received: list[list[int]], rank: int, row_bytes: int, *, tag: str = "halo") -> Operation:
@@ -138,26 +146,29 @@ class EndpointBatch(NamedTuple):
 class LinkHalo:
     """The rows at the ends of a rank's pairs: those that are here, and those of other ranks, fetched once each.
 
-    blocks: the pairs, so many at a time that the rows of their ends take little memory. name: of the exchanges.
+    links: the pairs, and where their ends are. blocks: as many of them at a time as take little memory by the rows of
+    their ends. num_own: rows of this rank. name: of the exchanges.
     """
 
-    def __init__(self, assignment: LinkAssignment, pairs: Tensor, own: Tensor, group: Group, name: str) -> None:
-        fetched, received = assignment.missing(pairs, group.rank)
-        num_rows = len(own) + len(fetched)
-        self.halo: Halo | None = None
-        if group.size > 1:
-            self.halo = Halo(make_route(fetched, received, own, len(own), group), group, name=name)
-        place = torch.empty(len(assignment.owner), dtype=torch.int64)
-        place[own] = torch.arange(len(own))
-        place[fetched] = torch.arange(len(own), num_rows)
+    def __init__(self, links: CandidateLinks, num_own: int, group: Group, name: str) -> None:
+        self.halo = Halo(links.route, group, name=name) if links.route else None
         self.blocks = [
-            EndpointBatch.of(place[block[:, :2]], block[:, 2], len(own), group.device)
-            for block in pairs.split(MAX_PAIRS)
+            EndpointBatch.of(block[:, :2], block[:, 2], num_own, group.device) for block in links.pairs.split(MAX_PAIRS)
         ]
 
     def fetch(self, z: Tensor) -> Tensor:
         """The rows [h, D] of other ranks that the pairs need, from each rank's z [n, D]."""
         return self.halo.fetch(z) if self.halo else z[:0]
+
+
+def find_ends(assignment: LinkAssignment, pairs: Tensor, own: Tensor, group: Group) -> CandidateLinks:
+    """Where the ends of a rank's pairs are; all ranks call it. own: int64 [n], the vertices of its rows."""
+    fetched, received = assignment.missing(pairs, group.rank)
+    route = make_route(fetched, received, own, len(own), group) if group.size > 1 else None
+    place = torch.empty(len(assignment.owner), dtype=torch.int64)
+    place[own] = torch.arange(len(own))
+    place[fetched] = torch.arange(len(own), len(own) + len(fetched))
+    return CandidateLinks(pairs=torch.cat([place[pairs[:, :2]], pairs[:, 2:]], 1), route=route)
 
 
 def one_each(places: Tensor, num_rows: int) -> Adjacency:
@@ -169,7 +180,7 @@ class LinkTask:
     """Learns to tell a graph's links from pairs drawn by chance.
 
     The loss is the mean of the binary cross entropy over a step's training links and their negatives: a rank's part is
-    the sum over its pairs divided by the number of all. Negatives depend on seed, step and link, not on ranks.
+    the sum over its pairs divided by the number of all. Negatives depend on seed, epoch and link, not on ranks.
     rows: the vertices this rank answers for. empty: makes memory for a gradient, like the rows that it is of.
     """
 
@@ -191,21 +202,21 @@ class LinkTask:
         self.assignment = LinkAssignment(
             links=links, owner=owner, size=group.size, seed=config.seed, num_negatives=config.negatives
         )
-        self.num_pairs = len(links.train) * (1 + config.negatives)
         self.place = torch.full((links.num_vertices,), -1)
         self.place[self.own] = torch.arange(len(self.own))
         pairs = self.assignment.held_out()
         self.num_held_out = len(pairs)
         self.assigned = self.assignment.assigned(pairs, group.rank)
-        self.held_out = LinkHalo(self.assignment, pairs[self.assigned], self.own, group, "held-out links")
+        ends = find_ends(self.assignment, pairs[self.assigned], self.own, group)
+        self.held_out = LinkHalo(ends, len(self.own), group, "held-out links")
 
     def loss(self, z: Tensor, step: Step) -> tuple[float, Tensor]:
         """This rank's part of the loss, and its gradient [n, D] by the rows; the decoder's parameters get theirs."""
         with self.group.meter.timer("negatives"):
-            pairs = self.assignment.train(self.group.rank, *step.key)
-            reach = LinkHalo(self.assignment, pairs, self.own, self.group, "training links")
-            labels = z.new_zeros(len(pairs))
-            labels[: len(pairs) // (1 + self.assignment.num_negatives)] = 1
+            links, num_links = self._links_of(step)
+            reach, each = LinkHalo(links, len(z), self.group, "training links"), 1 + self.assignment.num_negatives
+            labels = z.new_zeros(len(links.pairs))
+            labels[: len(links.pairs) // each] = 1
         with self.group.meter.timer("decode"):
             leaf = z.detach().requires_grad_()
             coming = reach.fetch(leaf)
@@ -217,7 +228,7 @@ class LinkTask:
                 rows = block.rows(z, fetched).requires_grad_()
                 scores = block.score(rows, self.decoder)
             logits = scores.detach().requires_grad_()
-            loss = functional.binary_cross_entropy_with_logits(logits, label, reduction="sum") / self.num_pairs
+            loss = functional.binary_cross_entropy_with_logits(logits, label, reduction="sum") / (num_links * each)
             (grad,) = torch.autograd.grad(loss, logits)
             total += loss.detach()
             with self.group.meter.timer("decode"):
@@ -228,6 +239,13 @@ class LinkTask:
             if reach.halo:
                 grad_z += torch.autograd.grad(coming, leaf, grad_fetched)[0]
         return total.item(), grad_z
+
+    def _links_of(self, step: Step) -> tuple[CandidateLinks, int]:
+        """This rank's candidate links of a step, and how many links all ranks have in it."""
+        if step.links is not None:
+            return step.links, step.batch_size
+        pairs = self.assignment.train(self.group.rank, step.epoch)
+        return find_ends(self.assignment, pairs, self.own, self.group), len(self.links.train)
 
     @torch.no_grad()
     def counts(self, z: Tensor, step: Step) -> dict[str, float | None]:

@@ -26,7 +26,7 @@ MODEL_FLAGS = {"heads": ("gat", "gatv2")}
 
 def own_flags(plan: type[Plan]) -> set[str]:
     """The fields of Config that a strategy has and that not all have."""
-    every = {"device", "seed"}  # also where they are options
+    every = {"device", "seed", "task", "negatives"}  # also where they are options
     return {*configured_options(plan), *plan.flags} - every
 
 

@@ -9,7 +9,6 @@ from weft.core.config import Config
 from weft.core.random import key
 from weft.data import (
     Graph,
-    Links,
     forward_relations,
     require_links,
     require_trainable,
@@ -74,4 +73,4 @@ def make_task(config: Config, strategy: Placed) -> Task:
     if config.task == "node":
         return NodeTask(graph, strategy.rows, group, strategy.empty_rows, strategy.rows_device)
     assert isinstance(model, LinkModel)
-    return LinkTask(config, Links.of(graph), model.decoder, strategy.rows, group, strategy.empty_rows)
+    return LinkTask(config, strategy.links, model.decoder, strategy.rows, group, strategy.empty_rows)

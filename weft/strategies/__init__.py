@@ -1,7 +1,7 @@
 """Where rows, columns and edges live: a folder per strategy, one table of names."""
 
 from weft.core.errors import unknown
-from weft.strategies.base import Options, Placed, Plan, Step
+from weft.strategies.base import CandidateLinks, Options, Placed, Plan, Step
 from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.plan import PipelinePlan
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
@@ -44,6 +44,7 @@ def get_strategy(name: str) -> type[Plan]:
 
 __all__ = [
     "STRATEGIES",
+    "CandidateLinks",
     "Exchange",
     "Options",
     "Placed",

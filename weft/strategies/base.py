@@ -14,16 +14,27 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from weft.comm import Group
+from weft.comm import Group, Route
 from weft.core.errors import InputError
 from weft.cost import Machine, Trace
-from weft.data import Graph
+from weft.data import Graph, Links
 from weft.nn import SPREAD, Topology, ViewTraits, Workload, with_own_rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What a person may say to a strategy: a field for each of its flags, which no other strategy accepts."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CandidateLinks:
+    """The candidate links that a rank scores in a step on a mini-batch of links."""
+
+    pairs: Tensor
+    """int64 [p (1 + K), 3], the p links first: where source and target stand among the rank's rows and then those that
+    other ranks send; the relation."""
+    route: Route | None
+    """Which rows go where for that; None: each rank has those of all its ends."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,8 +46,10 @@ class Step:
     """Which step of the epoch this is."""
     vertices: Tensor | None = None
     """int64 [n], ascending: those that the rank answers for in this step, of a mini-batch; None: all of its rows."""
+    links: CandidateLinks | None = None
+    """What the rank scores in this step, of a mini-batch of links."""
     batch_size: int = 0
-    """Vertices of the mini-batch on all ranks, each of which the loss reads."""
+    """Vertices of the mini-batch on all ranks, each of which the loss reads; or its links."""
     training: bool
 
     @property
@@ -67,8 +80,6 @@ class Plan(ABC):
     partition: ClassVar[str] = "range"
     """The method by which it divides the vertices, where nobody says another and it divides them."""
     max_ranks: ClassVar[int | None] = None
-    tasks: ClassVar[tuple[str, ...]] = ("node", "link")
-    """What it can train."""
 
     def __init__(
         self,
@@ -137,6 +148,11 @@ class Placed(ABC):
     def evaluation(self, epoch: int) -> Step:
         """The step that gives the logits of every vertex, without dropout."""
         return Step(epoch=epoch, training=False)
+
+    @property
+    def links(self) -> Links:
+        """The links of a graph that has held-out ones."""
+        return Links.of(self.graph)
 
     @abstractmethod
     def forward(self, step: Step) -> Tensor:

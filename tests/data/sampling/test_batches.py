@@ -11,10 +11,10 @@ from weft.data.sampling import ALL, check_fanouts, epoch_batches, layer_key, par
 
 
 def test_every_vertex_once() -> None:
-    train = torch.tensor([3, 900, 17, 4, 250, 8, 77])
+    train = torch.tensor([3, 4, 8, 17, 77, 250, 900])
     batches = epoch_batches(train, 3, seed=1, epoch=0)
     assert [len(batch) for batch in batches] == [3, 3, 1]
-    assert torch.equal(torch.cat(batches).sort().values, train.sort().values)
+    assert torch.equal(torch.cat(batches).sort().values, train)
     assert all((batch.diff() > 0).all() for batch in batches)
     assert [len(batch) for batch in epoch_batches(train, 100, seed=1, epoch=0)] == [7]
     assert epoch_batches(train[:0], 3, seed=1, epoch=0) == []
@@ -29,12 +29,26 @@ def test_order_is_keyed() -> None:
         torch.cat(epoch_batches(train, 10, seed=seed, epoch=epoch)).tolist() for seed, epoch in ((0, 0), (0, 1), (1, 0))
     )
     assert len({tuple(order) for order in (first, other_epoch, other_seed)}) == 3
-    assert torch.cat(epoch_batches(train.flip(0), 10, seed=0, epoch=0)).tolist() == first
+    turned = epoch_batches(train.flip(0), 10, seed=0, epoch=0)
+    assert torch.cat([batch.flip(0) for batch in turned]).tolist() == first
     ids = torch.randperm(100, generator=torch.Generator().manual_seed(0))
     for mine, original in zip(
         epoch_batches(train, 10, seed=0, epoch=0, ids=ids), epoch_batches(train, 10, seed=0, epoch=0), strict=True
     ):
         assert torch.equal(ids[mine].sort().values, original)
+
+
+def test_links_are_in_batches_as_vertices_are() -> None:
+    """Each once, in their order, and by original ids."""
+    links = torch.cartesian_prod(torch.arange(5), torch.arange(4), torch.arange(2))
+    batches = epoch_batches(links, 7, seed=0, epoch=0)
+    assert [len(batch) for batch in batches] == [7] * 5 + [5]
+    assert torch.equal(torch.cat(batches).unique(dim=0), links)
+    assert all(torch.equal(batch, batch.unique(dim=0)) for batch in batches)
+    ids = torch.tensor([3, 0, 4, 2, 1])
+    numbered = torch.cat([ids.argsort()[links[:, :2]], links[:, 2:]], 1)
+    for mine, original in zip(epoch_batches(numbered, 7, seed=0, epoch=0, ids=ids), batches, strict=True):
+        assert torch.equal(torch.cat([ids[mine[:, :2]], mine[:, 2:]], 1), original)
 
 
 def test_first_of_an_epoch_is_anyone() -> None:

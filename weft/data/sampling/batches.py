@@ -1,4 +1,4 @@
-"""The order of an epoch's training vertices, and the keys that its batches draw by."""
+"""The order of an epoch's training examples, and the keys that its batches draw by."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ ORDER, DRAW = 0x6F72646572, 0x64726177  # so that no two purposes share a key
 
 
 def epoch_batches(
-    train_ids: Tensor, batch_size: int, *, seed: int, epoch: int, ids: Tensor | None = None
+    examples: Tensor, batch_size: int, *, seed: int, epoch: int, ids: Tensor | None = None
 ) -> list[Tensor]:
-    """The training vertices in a random order, cut into batches, each of which ascends; the last may be shorter.
+    """Vertices or links in a random order, cut into batches; the last may be shorter.
 
     Args:
-        train_ids: int64 [t], distinct.
+        examples: distinct: int64 [t], vertices, or [t, 3], links as rows (source, target, relation).
         ids: int64 [N], original ids that key the order (Graph.ids); None: the vertices' own numbers.
 
     Returns:
-        int64 tensors; the same on all ranks, and however the graph is numbered but for their order within a batch.
-        ValueError where batch_size is below 1.
+        Some of the examples each, in their order; the same on all ranks, and however the graph is numbered but for the
+        order within a batch. ValueError where batch_size is below 1.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: give 1 or more")
-    named = train_ids if ids is None else ids[train_ids]
-    order = keyed_words(key(seed, ORDER, epoch), named).argsort()  # distinct ids have distinct words
-    return [batch.sort().values for batch in train_ids[order].split(batch_size)] if len(train_ids) else []
+    columns = (examples,) if examples.dim() == 1 else examples.unbind(1)
+    if ids is not None:
+        columns = *(ids[one] for one in columns[:2]), *columns[2:]
+    order = keyed_words(key(seed, ORDER, epoch), *columns).argsort()  # distinct vertices have distinct words
+    return [examples[batch.sort().values] for batch in order.split(batch_size)] if len(examples) else []
 
 
 def layer_key(seed: int, epoch: int, batch: int, hop: int) -> int:

@@ -88,7 +88,6 @@ class Batch:
         work: Workload,
     ) -> None:
         group, rows = placed.group, drawn.rows
-        self.vertices = drawn.own
         self.inputs = Inputs(
             rows=placed.features(rows),
             optimisations=work.optimisations,

@@ -15,6 +15,7 @@ from weft.core.errors import InputError
 from weft.core.meter import Counts, Meter
 from weft.core.random import key
 from weft.cost import Trace
+from weft.data import Links
 from weft.data.sampling import check_fanouts, parse_fanouts
 from weft.nn import Aggregate, ByRelation, GraphOperation, Sum, Total, Workload, embeddings, is_embedded
 from weft.strategies.base import Step
@@ -32,8 +33,12 @@ DEFAULT_BATCH_SIZE = 1024
 class BatchOptions(VertexOptions):
     """What can be said of mini-batches."""
 
+    task: str = "node"
+    """What batches are of: of vertices (node) or links (link)."""
+    negatives: int = 1
+    """Pairs drawn for each link."""
     batch_size: str = ""
-    """Training vertices of a batch on all ranks, or `all`; '': 1024, or all where there are fewer."""
+    """Training vertices, or links, of a batch on all ranks, or `all`; '': 1024, or all where there are fewer."""
     fanout: str = "10"
     """In-edges drawn for a vertex: one number for all hops, or one for each from the batch outward, or `all`."""
     sampling: str = "uniform"
@@ -49,7 +54,6 @@ class MiniBatchPlan(CommunicatedPlan):
 
     options_type: ClassVar[type[BatchOptions]] = BatchOptions
     exact = False
-    tasks = ("node",)
     options: BatchOptions
     splits: ClassVar[bool]
     """Whether the ranks split a batch by who owns a vertex; else each has a micro-batch of its own."""
@@ -109,18 +113,24 @@ class MiniBatchPlan(CommunicatedPlan):
             batch_size=batch_size_of(options.batch_size),
             method=options.sampling,
             seed=options.seed,
+            links=Links.of(graph) if options.task == "link" else None,
+            num_negatives=options.negatives,
         )
-        most = len(sampler.training_vertices)
+        most, what = len(sampler.examples), "vertices" if sampler.links is None else "links"
         if options.batch_size and (sampler.batch_size or 0) > most:
-            raise InputError(f"--batch-size {sampler.batch_size}: {graph.name} has {most} training vertices: give all")
+            raise InputError(f"--batch-size {sampler.batch_size}: {graph.name} has {most} training {what}: give all")
         if options.sampling == "weighted" and graph.in_edges.weight is None:
             raise InputError(f"--sampling weighted: {graph.name} has no edge weights: give uniform or labor")
         return sampler
 
     def drawn(self, epoch: int, number: int) -> list[Drawn]:
         """A batch of an epoch on all ranks."""
-        vertices = self.sampler.batches(epoch)[number]
-        return ask_each_other([self.sampler.draw(vertices, rank, epoch, number) for rank in range(self.size)])
+        examples = self.sampler.batches(epoch)[number]
+        return ask_each_other([self.sampler.draw(examples, rank, epoch, number) for rank in range(self.size)])
+
+    def forget(self) -> None:
+        super().forget()
+        self.__dict__.pop("sampler", None)
 
     def trace(self, rank: int = 0, *, training: bool, epoch: int = 0, number: int = 0) -> Trace:
         """What a training step does, that of the first batch or another, or an evaluation."""
@@ -168,6 +178,10 @@ class PlacedBatches(PlacedVertices):
         if self._whole:
             group.meter.add(self._whole[1])
 
+    @property
+    def links(self) -> Links:
+        return self.plan.sampler.links or super().links
+
     def steps(self, epoch: int) -> Iterator[BatchStep]:
         if self._whole:
             yield replace(self._whole[0], epoch=epoch)
@@ -180,18 +194,19 @@ class PlacedBatches(PlacedVertices):
         sampler, group = replace(self.plan.sampler), self._beside  # one for this thread
         work = self.plan.batch_work
         stage_hops = work.stage_hops(BatchPlan.traits)
-        for number, vertices in enumerate(sampler.batches(epoch)):
+        for number, examples in enumerate(sampler.batches(epoch)):
             group.meter = Meter()
             group.meter.where = f"epoch {epoch}, drawing batch {number}"
-            drawn = ask_ranks(sampler.draw(vertices, group.rank, epoch, number), group)
+            drawn = ask_ranks(sampler.draw(examples, group.rank, epoch, number), group)
             num_rows = group.all_reduce(torch.tensor(drawn.level_counts), tag="sampling").tolist()
             batch = Batch(drawn, num_rows, stage_hops, self._embedded_places(drawn.rows), self, work)
             step = BatchStep(
                 epoch=epoch,
                 number=number,
                 training=True,
-                vertices=batch.vertices,
-                batch_size=len(vertices),
+                vertices=drawn.own,
+                links=drawn.links,
+                batch_size=len(examples),
                 batch=batch,
             )
             group.meter.counts.sampled.update(drawn.counts)
@@ -227,5 +242,5 @@ def batch_size_of(text: str) -> int | None:
     if text == "all":
         return None
     if text and not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) > 0):
-        raise InputError(f"--batch-size {text}: give a number of vertices from 1, or all")
+        raise InputError(f"--batch-size {text}: give a number from 1, or all")
     return int(text or DEFAULT_BATCH_SIZE)

@@ -1,4 +1,4 @@
-"""A mini-batch: its vertices, and the in-edges drawn for each, hop by hop from the last (GSplit, sections 3 and 4).
+"""A mini-batch: its vertices or links, and the in-edges drawn, hop by hop from the last (GSplit, sections 3 and 4).
 
 A rank draws for its own vertices alone, and tells the owners of the sources that it has not: they draw for those at the
 next hop. What is drawn is keyed by seed, step, hop and vertex, so it is the same on any number of ranks.
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group, Route
-from weft.data import Adjacency, Graph
+from weft.data import Adjacency, Graph, Links, negative_key
 from weft.data.sampling import ALL, Fanout, Relabeller, SampledEdges, epoch_batches, layer_key, sample_layer
 from weft.partition import Dependencies, Hop
+from weft.strategies.base import CandidateLinks
 
 Value = TypeVar("Value")
 
@@ -49,11 +50,19 @@ class Drawn(Dependencies):
     """A rank's share of a batch."""
 
     hops: tuple[SampledHop, ...]
+    links: CandidateLinks | None
+    """What it scores, in a batch of links."""
 
     @property
     def level_counts(self) -> list[int]:
         """Its vertices at each level."""
         return [*(hop.num_inputs for hop in self.hops), self.num_own]
+
+    @property
+    def routes(self) -> list[Route]:
+        """Which rows go where, as ranks ask for them."""
+        found = [self.links.route if self.links else None, *(hop.route for hop in reversed(self.hops))]
+        return [route for route in found if route]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -62,13 +71,28 @@ class Drawn(Dependencies):
         return {"edges": edges, "vertices": sum(self.level_counts), "rows_loaded": len(self.rows)}
 
 
+class Found(NamedTuple):
+    """Where vertices are that a rank reads."""
+
+    inputs: Tensor
+    """int64 [n]: targets, and then those that it has for itself, or for other ranks; ascending behind the targets."""
+    fetched: Tensor
+    """int64 [h], those that other ranks have, by owner, ascending in each."""
+    received: tuple[int, ...]
+    """How many of them are of each rank."""
+    places: Tensor
+    """int32 [E], where each that was asked for stands among the inputs and then the fetched."""
+    route: Route | None
+    """Which rows go where; None: no rank asks for any."""
+
+
 Asking = Generator[Requests, Requests, Value]
 """Yields what a rank asks the others for, and is sent what they ask of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSampler:
-    """Draws mini-batches of a graph's training vertices."""
+    """Draws mini-batches of a graph's training vertices, or of its links."""
 
     graph: Graph
     size: int
@@ -78,9 +102,13 @@ class BatchSampler:
     fanouts: Sequence[Fanout]
     """In-edges that are drawn for a vertex, from the batch's own vertices outward."""
     batch_size: int | None
-    """Vertices of a batch on all ranks; None: all."""
+    """Vertices of a batch on all ranks, or links; None: all."""
     method: str
     seed: int
+    links: Links | None = None
+    """What batches are of; None: of vertices."""
+    num_negatives: int = 1
+    """Pairs drawn for each link."""
 
     @cached_property
     def training_vertices(self) -> Tensor:
@@ -92,33 +120,38 @@ class BatchSampler:
         return labelled.nonzero().view(-1)
 
     @property
+    def examples(self) -> Tensor:
+        """What is trained: int64 [t], vertices, or [t, 3], links."""
+        return self.training_vertices if self.links is None else self.links.train
+
+    @property
     def whole(self) -> bool:
-        """Whether every step is on all training vertices and whole neighbourhoods."""
+        """Whether every step is on the same vertices, all that train, and whole neighbourhoods. Negatives change."""
         all_edges = (one == ALL if isinstance(one, int) else set(one) == {ALL} for one in self.fanouts)
-        return self.batch_size is None and all(all_edges)
+        return self.links is None and self.batch_size is None and all(all_edges)
 
     def batches(self, epoch: int) -> list[Tensor]:
-        """The vertices of each batch of an epoch, int64, ascending; one batch of all is in no other order."""
-        return epoch_batches(
-            self.training_vertices,
-            self.batch_size or len(self.training_vertices),
-            seed=self.seed,
-            epoch=epoch,
-            ids=self.graph.ids,
-        )
+        """The examples of each batch of an epoch, in their order."""
+        size = self.batch_size or len(self.examples)
+        return epoch_batches(self.examples, size, seed=self.seed, epoch=epoch, ids=self.graph.ids)
 
-    def own(self, vertices: Tensor, rank: int) -> Tensor:
-        """Those of a batch's vertices that a rank answers for."""
-        return vertices[rank :: self.size] if self.part is None else vertices[self.part[vertices] == rank]
+    def own(self, examples: Tensor, rank: int) -> Tensor:
+        """Those of a batch's vertices that a rank answers for, or its links whose sources it answers for."""
+        first = examples if self.links is None else examples[:, 0]
+        return examples[rank :: self.size] if self.part is None else examples[self.part[first] == rank]
 
-    def draw(self, vertices: Tensor, rank: int, epoch: int, number: int) -> Asking[Drawn]:
-        """A rank's share of a batch of some vertices, int64, all of whose ranks draw at once."""
-        own = rows = self.own(vertices, rank)
-        hops: list[SampledHop] = []
+    def draw(self, examples: Tensor, rank: int, epoch: int, number: int) -> Asking[Drawn]:
+        """A rank's share of a batch, all of whose ranks draw at once."""
+        own, links = self.own(examples, rank), None
+        if self.links is not None:
+            pairs = self.links.candidates_of(own, negative_key(self.seed, epoch), self.num_negatives)
+            own, _, _, places, route = yield from self._find(own.new_empty(0), pairs[:, :2].reshape(-1), rank)
+            links = CandidateLinks(pairs=torch.cat([places.view(-1, 2), pairs[:, 2:]], 1), route=route)
+        rows, hops = own, list[SampledHop]()
         for hop, fanout in enumerate(self.fanouts):
             made, rows = yield from self._hop(rows, rank, fanout, layer_key(self.seed, epoch, number, hop))
             hops.insert(0, made)
-        return Drawn(rows=rows, num_own=len(own), hops=tuple(hops))
+        return Drawn(rows=rows, num_own=len(own), hops=tuple(hops), links=links)
 
     def _hop(self, targets: Tensor, rank: int, fanout: Fanout, drawn: int) -> Asking[tuple[SampledHop, Tensor]]:
         """The block of one aggregate, and the vertices of its inputs."""
@@ -126,40 +159,45 @@ class BatchSampler:
         sample = sample_layer(
             edges, targets, fanout, key=drawn, method=self.method, ids=graph.ids, edge_type=graph.edge_type
         )
-        places, found = self._relabeller.relabel(targets, sample.sources)
-        owner = torch.full((len(found),), rank) if self.part is None else self.part[found]
-        here, others = owner == rank, (owner != rank).nonzero().view(-1)
-        others = others[owner[others].argsort(stable=True)]
-        fetched = Requests(found[others], torch.bincount(owner[others], minlength=self.size).tolist())
-        asked = Requests(found[:0], [0] * self.size) if self.part is None else (yield fetched)
-        rows, more = self._relabeller.relabel(targets, torch.cat([found[here], asked.vertices]))
-        inputs = torch.cat([targets, more])
-        own_rows, asked_rows = rows.split([len(found) - len(others), len(asked.vertices)])
-        num_sources = len(inputs) + len(others)
-        place = torch.empty(len(found), dtype=torch.int32)
-        place[here], place[others] = own_rows, torch.arange(len(inputs), num_sources, dtype=torch.int32)
-        place = torch.cat([torch.arange(len(targets), dtype=torch.int32), place])
-        block = Adjacency(
-            indptr=sample.indptr,
-            indices=place[places],
-            num_sources=num_sources,
-            weight=self._weight(sample),
-        )
-        received = tuple(fetched.counts)
-        route = None
-        if self.part is not None:
-            sent = tuple(asked.counts)
-            route = Route(rows=asked_rows.long(), sent=sent, received=received, num_rows=len(inputs))
+        inputs, fetched, received, places, route = yield from self._find(targets, sample.sources, rank)
         hop = SampledHop(
-            block=block,
+            block=Adjacency(
+                indptr=sample.indptr,
+                indices=places,
+                num_sources=len(inputs) + len(fetched),
+                weight=self._weight(sample),
+            ),
             num_inputs=len(inputs),
-            fetched=fetched.vertices,
+            fetched=fetched,
             received=received,
             first_edges=edges.indptr[targets],
             sample=sample,
             route=route,
         )
         return hop, inputs
+
+    def _find(self, targets: Tensor, vertices: Tensor, rank: int) -> Asking[Found]:
+        """Where vertices are that a rank reads: among its targets, others of its own, or with other ranks, as it asks.
+
+        targets: int64, distinct. vertices: int32 or int64 [E].
+        """
+        places, found = self._relabeller.relabel(targets, vertices)
+        owner = torch.full((len(found),), rank) if self.part is None else self.part[found]
+        here, others = owner == rank, (owner != rank).nonzero().view(-1)
+        others = others[owner[others].argsort(stable=True)]
+        fetched = Requests(found[others], torch.bincount(owner[others], minlength=self.size).tolist())
+        asked = Requests(found[:0], [0] * self.size) if self.part is None else (yield fetched)
+        rows, more = self._relabeller.relabel(targets, torch.cat([found[here], asked.vertices]))
+        own_rows, asked_rows = rows.split([len(found) - len(others), len(asked.vertices)])
+        inputs, received = torch.cat([targets, more]), tuple(fetched.counts)
+        place = torch.arange(len(targets) + len(found), dtype=torch.int32)
+        place[len(targets) :][here] = own_rows
+        place[len(targets) :][others] = torch.arange(len(others), dtype=torch.int32) + len(inputs)
+        route = None
+        if self.part is not None:
+            sent = tuple(asked.counts)
+            route = Route(rows=asked_rows.long(), sent=sent, received=received, num_rows=len(inputs))
+        return Found(inputs, fetched.vertices, received, place[places], route)
 
     @cached_property
     def _relabeller(self) -> Relabeller:

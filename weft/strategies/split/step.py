@@ -56,7 +56,7 @@ class BatchPlan(VertexPlan):
         """Drawing's own exchanges as well: who asks whom for what, hop by hop from the last, and the rows of all."""
         made, drawn = list[Operation](), self.drawn[rank]
         if self.size > 1 and self.draws:
-            for route in filter(None, (hop.route for hop in reversed(drawn.hops))):
+            for route in drawn.routes:
                 asking, wanted, asked = (8 * count for count in (self.size - 1, sum(route.received), sum(route.sent)))
                 made += [
                     Operation(kind="collective", tag="sampling", bytes_sent=asking, bytes_received=asking),
