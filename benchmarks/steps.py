@@ -9,7 +9,7 @@ from torch.profiler import record_function
 
 from weft.engine.metrics import Task
 from weft.nn import Workload
-from weft.strategies import Placed, Plan, Step, get_strategy
+from weft.strategies import Placed, Plan, get_strategy
 
 
 def make_plan(strategy: str, work: Workload, size: int = 1, **options: Any) -> Plan:
@@ -21,7 +21,7 @@ def make_plan(strategy: str, work: Workload, size: int = 1, **options: Any) -> P
 
 def train_step(placed: Placed, task: Task, epoch: int) -> None:
     """A training step but for the optimiser's: adds to the parameters' gradients."""
-    step = Step(epoch=epoch, training=True)
+    (step,) = placed.steps(epoch)
     logits = placed.forward(step)
     with record_function("loss"):
         _, grad = task.loss(logits, step)

@@ -18,6 +18,7 @@ class BatchPlan(VertexPlan):
     """One step on a mini-batch that is drawn already, of which everything on all ranks is known."""
 
     name = "batch"
+    optimisations = ()
     traits = SPREAD._replace(shrinks_rows=True)
     ratio = 0.0
     _drawn: Sequence[Dependencies]
