@@ -44,3 +44,8 @@ class Reach:
         rows = tuple(int((levels >= level).sum()) for level in range(num_hops + 1))
         edges = tuple(int(adj.degree[levels > hop].sum()) for hop in range(num_hops))
         return cls(vertices=vertices, levels=levels, rows=rows, edges=edges)
+
+    @property
+    def counts(self) -> dict[str, tuple[int, ...]]:
+        """The rows of each level and the edges of each hop, as a record has them."""
+        return {"rows": self.rows, "edges": self.edges}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,11 @@ def find_reach(work: Workload, traits: ViewTraits, *, training: bool) -> Reach |
     reach = Reach.of(work.graph.in_edges, vertices, hops)
     if not len(vertices) or sum(reach.edges) >= (1 - LEAST_SAVED) * hops * work.graph.num_edges:
         return ""
+    return why_all(work, traits, training=training) or reach
+
+
+def why_all(work: Workload, traits: ViewTraits, *, training: bool) -> str:
+    """Why a step needs all rows whatever it is of; '': it does not."""
     try:
         asked = work.outline(reaching(traits), training=training)
         if traits == ONE_DEVICE:  # others have refused models whose rows know each other
@@ -35,7 +42,7 @@ def find_reach(work: Workload, traits: ViewTraits, *, training: bool) -> Reach |
     except InputError as error:
         return str(error).rpartition(": ")[0]
     coupling = [op.layer for op in asked if isinstance(op.op, Total)]
-    return f"{coupling[0]} takes its statistics over all rows" if coupling else reach
+    return f"{coupling[0]} takes its statistics over all rows" if coupling else ""
 
 
 def reaching(traits: ViewTraits) -> ViewTraits:
@@ -51,3 +58,10 @@ def labelled_vertices(graph: Graph, splits: str) -> Tensor:
         if mask is not None:
             found |= mask
     return found.nonzero().view(-1)
+
+
+def describe_reach(known: dict[str, Reach | str], *, said: bool) -> dict[str, Any]:
+    """What steps read, by what they are called, for a record; said: with a line on what reads all rows, and why."""
+    found = {what: reach.counts if isinstance(reach, Reach) else reach for what, reach in known.items() if reach}
+    lines = [f"{what} reads all rows: {why}" for what, why in found.items() if isinstance(why, str)]
+    return ({"reach": found} if found else {}) | ({"summary": "; ".join(lines)} if lines and said else {})

@@ -34,7 +34,7 @@ from weft.nn import (
 )
 from weft.partition import Reach
 from weft.strategies.base import Placed, Plan, Step, whole_topology
-from weft.strategies.reach import find_reach
+from weft.strategies.reach import describe_reach, find_reach
 from weft.strategies.view import Exchange, PlacedView
 
 
@@ -194,16 +194,9 @@ class ResidentPlaced(Placed):
 
     def describe(self) -> dict[str, Any]:
         """What steps reach, where they leave rows out; rank 0 says why they do not, where a person may wonder."""
-        known: dict[str, Any] = {}
-        for training, found in self.plan.reaches.items():
-            what = "training" if training else "evaluation"
-            if isinstance(found, Reach):
-                known[what] = {"rows": found.rows, "edges": found.edges}
-            elif found:
-                known[what] = found
-        why = {what: said for what, said in known.items() if isinstance(said, str)}
-        lines = [f"{what} reads all rows: {said}" for what, said in why.items()] if self.group.rank == 0 else []
-        return ({"reach": known} if known else {}) | ({"summary": "; ".join(lines)} if lines else {})
+        names = {True: "training", False: "evaluation"}
+        known = {names[training]: found for training, found in self.plan.reaches.items()}
+        return describe_reach(known, said=self.group.rank == 0)
 
     def make_inputs(self, vertices: slice | Tensor) -> Inputs:
         """The constant features of some vertices, and what is made of them only once."""
