@@ -3,7 +3,7 @@
     WEFT_DATA=shared/data python benchmarks/reach.py --graphs "cora;rmat:vertices=2m,edges=40m,features=64,classes=16" \
         --labelled 0,0.01 --out NAME
 
-Strategies run on one rank (`benchmarks/dependencies.py --labelled 0.01 --contenders hybrid,hybrid-reach` has several).
+Strategies run on one rank (`dependencies.py --labelled 0.01 --contenders hybrid,hybrid-reach` has several).
 Losses and gradients are compared first; then steps with and without take turns. Rows and edges are those of a training
 step, of all levels and hops together. Memory is what a step makes, as foreseen.
 """
@@ -25,10 +25,12 @@ from weft.comm import Group
 from weft.core.config import Config
 from weft.core.optimisations import Optimisations
 from weft.data import Graph
+from weft.engine.metrics import NodeTask
 from weft.engine.tasks import make_task
 from weft.nn import Workload, make_model
 from weft.partition import Reach
 from weft.strategies import ResidentPlan
+from weft.strategies.offload.plan import OffloadPlan
 
 TOLERANCE = 1e-3  # of float32 losses and gradients, relative to the largest: sums have another order
 
@@ -63,6 +65,7 @@ class Runner:
         self.placed = self.plan.place(Group())
         self.setup_seconds = time.perf_counter() - start
         self.task = make_task(Config(), self.placed)
+        assert isinstance(self.task, NodeTask)
         self.optimizer = torch.optim.Adam(self.placed.model.parameters(), lr=0.01)
         self.seconds: list[float] = []
 
@@ -94,18 +97,19 @@ def measure(graph: Graph, strategy: str, options: argparse.Namespace) -> dict[st
         for runner in runners.values():
             runner.seconds.append(runner.step(epoch))
     plan = runners[""].plan
-    assert isinstance(plan, ResidentPlan)
-    reach = plan.reaches[True]
-    hops = plan.num_hops
-    read = (sum(reach.rows), sum(reach.edges)) if isinstance(reach, Reach) else (-1, -1)
+    assert isinstance(plan, ResidentPlan | OffloadPlan)
+    reach = plan.reach if isinstance(plan, OffloadPlan) else plan.reaches[True]
+    if not isinstance(reach, Reach):
+        raise SystemExit(f"{strategy}: nothing is left out: {reach or 'that saves little'}")
+    plans = [runner.plan for runner in runners.values()]
     return {
         "vertices": graph.num_vertices,
-        "training": int(graph.train_mask.sum()) if graph.train_mask is not None else 0,
-        "rows": [read[0], (hops + 1) * graph.num_vertices],
-        "edges": [read[1], hops * graph.num_edges],
-        "edges_x_width": [runner.plan.trace(training=True).edges for runner in runners.values()],
-        "flops": [runner.plan.trace(training=True).flops for runner in runners.values()],
-        "step_bytes": [runner.plan.memory() for runner in runners.values()],
+        "training": runners[""].task.num_labelled["train"],
+        "rows": [sum(reach.rows), len(reach.rows) * graph.num_vertices],
+        "edges": [sum(reach.edges), len(reach.edges) * graph.num_edges],
+        "edges_x_width": [one.trace(training=True).edges for one in plans],
+        "flops": [one.trace(training=True).flops for one in plans],
+        "step_bytes": [one.memory() for one in plans if isinstance(one, ResidentPlan)],
         "setup_seconds": [runner.setup_seconds for runner in runners.values()],
         "seconds": [runner.seconds[1:] for runner in runners.values()],
     }
@@ -115,12 +119,15 @@ def report(row: dict[str, Any]) -> None:
     """One line."""
     with_it, without = row["seconds"]
     ratio = statistics.median(slow / fast for fast, slow in zip(with_it, without, strict=True))
-    shares = ", ".join(f"{kind} {row[kind][0] / max(row[kind][1], 1):.1%}" for kind in ("rows", "edges", "flops"))
+    shares = ", ".join(
+        f"{kind} {row[kind][0] / max(row[kind][1], 1):.1%}" for kind in ("rows", "edges", "edges_x_width", "flops")
+    )
+    memory = " of ".join(f"{taken / 1e6:.0f} MB" for taken in row["step_bytes"])
     print(
         f"{row['graph']} ({row['vertices']:,} vertices, {row['training']:,} to train on), {row['strategy']}: "
         f"{statistics.median(with_it):.4f} s ({min(with_it):.4f} to {max(with_it):.4f}) against "
         f"{statistics.median(without):.4f} s ({min(without):.4f} to {max(without):.4f}): {ratio:.2f}x  "
-        f"reads {shares}  memory {row['step_bytes'][0] / 1e6:.0f} of {row['step_bytes'][1] / 1e6:.0f} MB  "
+        f"has {shares}  {f'a step makes {memory}  ' if memory else ''}"
         f"setup {row['setup_seconds'][0]:.2f} against {row['setup_seconds'][1]:.2f} s",
         flush=True,
     )

@@ -87,11 +87,12 @@ def test_it_aggregates_fewer_edges_and_maps_fewer_rows(name: str) -> None:
     plan, without = (
         Given(machine=MACHINE).plan(name, workload(replace(CASE, without=one)), size) for one in ("", "reach")
     )
-    for training, rank in product((True, False), range(size)):
-        trace, whole = plan.trace(rank, training=training), without.trace(rank, training=training)
-        assert trace.edges < whole.edges / 2
-        assert trace.flops < whole.flops / 2
-        assert sum(trace.bytes_sent.values()) <= sum(whole.bytes_sent.values())
+    for training in (True, False):
+        traces, wholes = ([one.trace(rank, training=training) for rank in range(size)] for one in (plan, without))
+        assert sum(one.edges for one in traces) < sum(one.edges for one in wholes) / 2
+        assert sum(one.flops for one in traces) < sum(one.flops for one in wholes) / 2
+        sent, of_all = (sum(sum(one.bytes_sent.values()) for one in each) for each in (traces, wholes))
+        assert sent < of_all or not of_all
     assert name == "offload" or plan.memory() < without.memory()
 
 
