@@ -22,6 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from weft.engine.tasks import make_task
 from weft.engine.writer import communication_seconds
 from weft.nn import Workload, make_model
 from weft.partition import make_book
+from weft.strategies import Step
 from weft.strategies.probe import probe
 
 TOLERANCE = 1e-3  # of float32 logits, relative to the largest: contenders sum in different orders
@@ -70,7 +72,7 @@ def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All rates on one graph."""
     rows = []
     with tempfile.TemporaryDirectory() as folder, Cluster(ranks=options.ranks, rate="1gbit") as cluster:
-        graph = load(name, options.features)
+        graph = with_labels(load(name, options.features), options.labelled)
         graph.save(Path(folder) / "graph")
         methods = {partition_of(one, options.partition) for one in options.contenders.split(",")}
         books = {method: make_book(graph, options.ranks, method=method) for method in sorted(methods)}
@@ -108,6 +110,17 @@ def load(name: str, features: int) -> Graph:
     """A graph with labels and a split, with random features and classes where it has none."""
     bare = name.startswith(("topo_", "rmat")) and "features=" not in name
     return weft.load(name, random_features=features if bare else 0, random_classes=CLASSES if bare else 0)
+
+
+def with_labels(graph: Graph, share: float) -> Graph:
+    """The graph with a share of its vertices, by chance, to train on and as many to validate on; 0: as it is."""
+    if not share:
+        return graph
+    chosen = torch.randperm(graph.num_vertices, generator=torch.Generator().manual_seed(0))
+    number, masks = round(share * graph.num_vertices), torch.zeros(2, graph.num_vertices, dtype=torch.bool)
+    for side, mask in enumerate(masks):
+        mask[chosen[side * number : (side + 1) * number]] = True
+    return replace(graph, train_mask=masks[0], val_mask=masks[1], test_mask=None)
 
 
 def race(options: dict[str, Any]) -> None:
@@ -223,7 +236,7 @@ def compare_logits(runners: dict[str, Runner], group: Group) -> None:
     """Stops if the exact contenders' logits differ on any vertex."""
     first: dict[str, torch.Tensor] = {}
     for runner in runners.values():
-        logits = runner.placed.forward(runner.placed.evaluation(0))
+        logits = runner.placed.forward(Step(epoch=0, training=False))
         whole = torch.zeros(runner.placed.graph.num_vertices, logits.shape[1])
         whole[runner.placed.rows] = logits
         whole = group.all_reduce(whole, tag="check")
@@ -270,6 +283,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", default="", help="split, sampled: training vertices of a step")
     parser.add_argument("--fanout", default="10", help="split, sampled: from the batch outward")
     parser.add_argument("--batches", type=int, help="split, sampled: steps of an epoch, at most")
+    parser.add_argument("--labelled", type=float, default=0.0, help="the share to train on; 0: the graph's own")
     parser.add_argument("--input-dropout", type=float, default=0.0)
     parser.add_argument("--disable", default="", help="optimisations that all do without")
     parser.add_argument("--without", dest="disable", default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from kernels import save
 from processes import start
-from steps import make_plan, train_step
+from steps import make_plan, train_step, whole_step
 
 import weft
 from weft.comm import Group, join
@@ -26,7 +26,7 @@ from weft.core.meter import Meter
 from weft.core.tensor_peak import TensorPeak
 from weft.engine.metrics import NodeTask
 from weft.nn import Workload, make_model
-from weft.strategies import STRATEGIES, ResidentPlan, Step, get_strategy
+from weft.strategies import STRATEGIES, ResidentPlan, get_strategy
 
 STEPS = 5
 """The first makes what is kept from epoch to epoch; stale exchanges in the last."""
@@ -84,7 +84,7 @@ def cases(group: Group, options: argparse.Namespace) -> Iterator[dict]:
             for epoch in range(STEPS):
                 placed.model.zero_grad()
                 with TensorPeak() as peak:
-                    train_step(placed, task, Step(epoch=epoch, training=True))
+                    train_step(placed, task, whole_step(placed, epoch))
                 seen.append(peak.most)
             foreseen = plan.memory(group.rank)
             yield {"strategy": strategy, "model": model, "foreseen": foreseen, "seen": max(seen[1:])}

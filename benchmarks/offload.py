@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from kernels import save
-from steps import make_plan, train_step
+from steps import make_plan, train_step, whole_step
 
 import weft
 from weft.comm import Group
@@ -72,7 +72,7 @@ class Contender:
         """Seconds of a training step."""
         start = time.perf_counter()
         self.placed.model.zero_grad()
-        train_step(self.placed, self.task, Step(epoch=epoch, training=True))
+        train_step(self.placed, self.task, whole_step(self.placed, epoch))
         return time.perf_counter() - start
 
 
@@ -179,7 +179,7 @@ def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) 
         peak.most = peak.alive
     counts = group.meter.take("train")
     start = time.perf_counter()
-    train_step(placed, task, Step(epoch=2, training=True))
+    train_step(placed, task, whole_step(placed, 2))
     seconds = time.perf_counter() - start
     moved = counts.to_device.total(), counts.to_host.total()
     return {**foreseen, "seen": most - held, "held": held, "moved": moved, "seconds": seconds}

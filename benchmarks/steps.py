@@ -19,6 +19,12 @@ def make_plan(strategy: str, work: Workload, size: int = 1, **options: Any) -> P
     return kind(work, size, kind.options_type(**{name: value for name, value in options.items() if name in known}))
 
 
+def whole_step(placed: Placed, epoch: int) -> Step:
+    """The step of an epoch on the whole graph."""
+    (step,) = placed.steps(epoch)
+    return step
+
+
 def train_step(placed: Placed, task: Task, step: Step) -> None:
     """A training step but for the optimiser's: adds to the parameters' gradients."""
     logits = placed.forward(step)

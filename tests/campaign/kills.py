@@ -23,7 +23,7 @@ from tests.campaign.scene import (
     until,
 )
 from tests.campaign.settings import Placement, draw_placement, draw_setting
-from tests.engine.running import Command, members, ranks
+from tests.engine.running import Command, handled, members, ranks
 from weft.engine.lock import NAME as LOCK
 
 EPOCHS = 24
@@ -109,7 +109,9 @@ def strike(random: Random, scene: Scene, placement: Placement, run: tuple[object
 
 
 def wait_for(moment: str, random: Random, process: Command, out: Path, scene: Scene, executed: bool) -> None:
-    """Until a moment of a run has come."""
+    """Until a moment of a run has come; in a new Python, not before that has begun to run weft."""
+    if executed:
+        until(lambda: signal.SIGTERM in handled(process.pid), process)
     epoch, part, more = random.randrange(EPOCHS - 5), random.random(), random.random()
     if moment == "instant":
         time.sleep(part * (RUN_SECONDS + START_SECONDS * executed))

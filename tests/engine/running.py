@@ -138,6 +138,12 @@ def _fork_server(code: str, kept: Sequence[int]) -> int:
     return pid
 
 
+def handled(pid: int) -> set[int]:
+    """The signals that a process has a handler for."""
+    mask = int(Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0], 16)
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+
 def start(*arguments: str | Path, prepare: Callable[[], None] | None = None) -> Command:
     """A command that goes on; prepare: what its process is to do first."""
     return Command([str(one) for one in arguments], prepare)

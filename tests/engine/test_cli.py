@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.running import command, finish, start
+from tests.engine.running import command, finish, handled, start
 from weft import cli
 from weft.cli import main
 from weft.core import forkserver
@@ -295,12 +295,6 @@ def test_ablate(store: Path, tmp_path: Path) -> None:
     exchanges = [line["summary"]["ranks"][0]["collectives"] for line in lines]
     assert exchanges[3]["rows_to_cols"] == 4 * exchanges[2]["rows_to_cols"]
     assert "pipeline" in said.out
-
-
-def handled(pid: int) -> set[int]:
-    """The signals that a process has a handler for."""
-    mask = int(Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0], 16)
-    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
 def stop_at_the_last_line(number: int) -> None:

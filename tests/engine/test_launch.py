@@ -35,7 +35,7 @@ from tests.engine.running import (
 from tests.strategies.cases import EXACT
 from weft.core import forkserver
 from weft.core.errors import InputError, RunError
-from weft.engine.launch import Meeting, launch
+from weft.engine.launch import Meeting, _is_gone, launch
 
 
 def fail(what: str, meeting: Meeting) -> None:
@@ -146,6 +146,16 @@ def test_ranks_listen_to_nobody_else_and_end_with_their_launcher(tmp_path: Path,
     left = {path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor")}  # PyTorch's cache
     assert not left
     shutil.rmtree(temporary)
+
+
+def test_files_of_a_launcher_that_lives_are_its_own_to_remove() -> None:
+    """It lets go of ranks whose start failed, and then its own end fails where its folder is gone already."""
+    process = subprocess.Popen(["sleep", "100"])
+    assert not _is_gone(process.pid)
+    process.kill()
+    assert _is_gone(process.pid), "it has ended, though nobody has asked how"
+    process.wait()
+    assert _is_gone(process.pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -57,14 +57,14 @@ def test_sparse_features_are_mapped_by_their_nonzeros(model: str, monkeypatch: p
         seen.clear()
         session = Session(Case(model=model, layers=2, sparse=True, without=without), "single", Group())
         session.step(0)
-        inputs = session.strategy.inputs
+        inputs = session.inputs
         assert sum(adj.num_sources == 300 for adj in seen) == (not without)
         assert bool(inputs.kept) == (model != "gat" and without == "sparse")
-    assert not Session(Case(model=model), "single", Group()).strategy.inputs.sparse
+    assert not Session(Case(model=model), "single", Group()).inputs.sparse
 
 
 def test_names() -> None:
     assert Optimisations.without("reuse,pages") == Optimisations(reuse=False, pages=False)
-    resident = ("reuse", "swap", "sparse", "fuse", "onednn", "ring", "overlap", "cover", "pipeline")
+    resident = ("reuse", "swap", "sparse", "fuse", "onednn", "reach", "ring", "overlap", "cover", "pipeline")
     chunked = ("share", "keep", "reorder", "prefetch", "inter", "intra", "priority", "eager", "pages")
     assert (*resident, *chunked) == OPTIMISATIONS

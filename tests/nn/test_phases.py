@@ -12,7 +12,6 @@ from tests.strategies.cases import Case
 from tests.strategies.graphs import make_graph
 from tests.strategies.session import Session
 from weft.comm import Group
-from weft.core.random import key
 from weft.nn import (
     BatchNorm,
     Decoupled,
@@ -29,16 +28,18 @@ from weft.nn import (
 )
 from weft.nn.decoder import Dot
 from weft.nn.phases import Boundary, PhasedModel
+from weft.strategies import ResidentPlaced, Step
 
 
 def boundaries(case: Case, *, training: bool) -> list[Boundary]:
     """The boundaries that a case's model comes to."""
     placed = Session(case, "single", Group())
     model, strategy, found = placed.model.train(training), placed.strategy, []
-    views = [strategy.view(stage, key(7, 0, stage)) for stage in strategy.stages]
     assert isinstance(model, PhasedModel)
-    assert strategy.inputs.rows is not None
-    reached = model.begin(views, strategy.inputs.rows)
+    assert isinstance(strategy, ResidentPlaced)
+    views = strategy.views(Step(epoch=0, training=training))
+    assert views[0].inputs.rows is not None
+    reached = model.begin(views, views[0].inputs.rows)
     while isinstance(reached, Boundary):
         found.append(reached)
         reached = model.resume(views, reached.cross(views[reached.stage]))

@@ -21,6 +21,7 @@ from tests.strategies.graphs import (
     NUM_FEATURES_SPARSE,
     make_graph,
     make_typed_graph,
+    with_few_labels,
 )
 from weft.cost import Machine
 from weft.data import Graph, TypedShape, reorder
@@ -64,6 +65,8 @@ class Case:
     bases: int = 0
     blocks: int = 0
     one_hot: bool = False
+    labels: int = 0
+    """Training vertices, and as many that are scored besides; 0: two of three, and all the others."""
     typed: str = ""
     """What vertices of a typed graph have, see make_typed_graph; '' for a graph without types."""
     steps: int = 2
@@ -102,6 +105,8 @@ class Case:
                 sparse=self.sparse,
             )
         )
+        if self.labels:
+            graph = with_few_labels(graph, self.labels)
         torch.manual_seed(5)
         model = self.make_pyg_stack() if self.model in PYG else self.make_model(graph.typed)
         if self.frozen:

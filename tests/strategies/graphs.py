@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -49,6 +51,15 @@ def make_graph(
         train_mask=train,
         val_mask=~train,
     )
+
+
+def with_few_labels(graph: Graph, number: int) -> Graph:
+    """With so many of the training vertices, evenly spread, and as many to validate on beside them."""
+    assert graph.train_mask is not None
+    vertices, masks = graph.train_mask.nonzero().view(-1), torch.zeros(2, graph.num_vertices, dtype=torch.bool)
+    for side, mask in enumerate(masks):
+        mask[vertices[side + torch.arange(number) * len(vertices) // number]] = True
+    return replace(graph, train_mask=masks[0], val_mask=masks[1])
 
 
 def sparse_features(num_vertices: int, random: torch.Generator) -> Tensor:

@@ -68,7 +68,7 @@ def wrong_flow(take: Callable[..., Iterator[tuple[Any, Tensor]]]) -> Callable[..
 def wrong_ids(place: Callable[..., None]) -> Callable[..., None]:
     def wrong(home: PlacedVertices, *arguments: Any, **options: Any) -> None:
         place(home, *arguments, **options)
-        home.halos[0].row_ids[home.dependencies.num_own :] += 1  # which all stages share
+        home.whole.exchanges[0].row_ids[home.whole.needed.num_own :] += 1  # which all stages share
 
     return wrong
 

@@ -22,13 +22,12 @@ from tests.strategies.cases import Case
 from weft.comm import Group
 from weft.core.meter import Counts
 from weft.core.optimisations import Optimisations
-from weft.core.random import key
 from weft.cost import Trace
 from weft.engine.metrics import NodeTask
-from weft.nn import GraphOperation, MapFlops, Workload, embeddings
+from weft.nn import GraphOperation, Inputs, MapFlops, Workload, embeddings
 from weft.nn.workload import MapsKey, OutlineKey
 from weft.partition import make_book
-from weft.strategies import Placed, ResidentPlaced, Step, get_strategy
+from weft.strategies import Placed, ResidentPlaced, get_strategy
 from weft.strategies.offload.plan import OffloadPlan
 
 REFERENCES = "WEFT_TEST_REFERENCES"
@@ -107,11 +106,23 @@ class Session:
         """One training step without the optimiser's: logits of this rank's rows and its part of the loss."""
         self.model.zero_grad()
         with self.meter.during("train"):
-            step = Step(epoch=epoch, training=True)
+            (step,) = self.strategy.steps(epoch)
             logits = self.strategy.forward(step)
             loss, grad = self.task.loss(logits, step)
             self.strategy.backward(logits, grad)
         return logits.detach(), loss
+
+    def rows(self, *, training: bool) -> slice | Tensor:
+        """The vertices whose logits this rank gives in a step."""
+        (step,) = self.strategy.steps(0) if training else (self.strategy.evaluation(0),)
+        return self.strategy.rows if step.vertices is None else step.vertices
+
+    @property
+    def inputs(self) -> Inputs:
+        """The constant features of a resident strategy's training steps."""
+        assert isinstance(self.strategy, ResidentPlaced)
+        (step,) = self.strategy.steps(0)
+        return self.strategy.share(step).inputs
 
     def gradients(self) -> dict[str, Tensor]:
         return {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
@@ -125,19 +136,19 @@ class Session:
         self.model.zero_grad()
         if self.graph.x is None:
             return torch.empty(0)
+        (step,) = self.strategy.steps(0)
         if not isinstance(self.strategy, ResidentPlaced):
-            self.strategy.forward(Step(epoch=0, training=True))
+            self.strategy.forward(step)
             return None
-        views = [self.strategy.view(stage, key(7, 0, stage)) for stage in self.strategy.stages]
-        rows = self.strategy.inputs.rows
-        assert rows is not None
-        x = rows.clone().requires_grad_()
-        logits = self.model(views, x)
-        _, grad = self.task.loss(logits, Step(epoch=0, training=True))
+        share = self.strategy.share(step)
+        assert share.inputs.rows is not None
+        x = share.inputs.rows.clone().requires_grad_()
+        logits = self.model(self.strategy.views(step), x)
+        _, grad = self.task.loss(logits, step)
         logits.backward(grad)
         assert x.grad is not None
         whole = x.new_zeros(self.graph.num_vertices, x.shape[1])
-        whole[self.strategy.input_rows] = x.grad
+        whole[share.input_rows] = x.grad
         total = self.group.all_reduce(whole, tag="test")
         return total[self.graph.ids.argsort()] if self.graph.ids is not None else total
 
@@ -162,7 +173,7 @@ class Session:
 
     def evaluation(self) -> Tensor:
         with self.meter.during("eval"):
-            return self.strategy.forward(Step(epoch=0, training=False))
+            return self.strategy.forward(self.strategy.evaluation(0))
 
     def trace(self, *, training: bool) -> Trace:
         """What this rank is to do in a training step, or in an evaluation."""
@@ -178,7 +189,7 @@ def workload(case: Case) -> Workload:
 
 @dataclass(frozen=True)
 class Reference:
-    """What `single` gives for a case, with the vertices as they were first numbered and with every optimisation."""
+    """What `single` gives for all vertices of a case, as they were first numbered, with every other optimisation."""
 
     logits: Tensor
     evaluation: Tensor
@@ -188,7 +199,7 @@ class Reference:
 
     @classmethod
     def of(cls, case: Case) -> Reference:
-        whole = Session(replace(case, order="none", without=""), "single", Group())
+        whole = Session(replace(case, order="none", without="reach"), "single", Group())
         logits, loss = whole.step(0)
         gradients, input_gradient = whole.gradients(), whole.input_gradient()
         assert input_gradient is not None
@@ -236,14 +247,14 @@ def _check_rank(group: Group, case: Case, name: str, given: Given, planned: Plan
 def check_case(group: Group, case: Case, name: str, given: Given = NOTHING, planned: Planned | None = None) -> Session:
     """Logits, every gradient, losses and scores of `name` equal single's; its counts equal its trace."""
     expected, placed = reference(case), Session(case, name, group, given, planned, traced=True)
-    rows = placed.strategy.topology.ids[placed.strategy.rows]
+    ids = placed.strategy.topology.ids
 
     placed.meter.take("train")
     with Flops() as flops:
         logits, loss = placed.step(0)
     check_counts(placed.meter.take("train"), placed.trace(training=True), case)
     check_flops(flops, placed.trace(training=True), case)
-    check_close(logits, expected.logits[rows], f"{case}: logits")
+    check_close(logits, expected.logits[ids[placed.rows(training=True)]], f"{case}: logits")
     gradients = placed.gradients()
     assert gradients.keys() == expected.gradients.keys(), f"{case}: other parameters have gradients"
     for parameter, gradient in expected.gradients.items():
@@ -257,7 +268,7 @@ def check_case(group: Group, case: Case, name: str, given: Given = NOTHING, plan
     placed.meter.take("eval")
     with Flops() as flops:
         evaluation = placed.evaluation()
-    check_close(evaluation, expected.evaluation[rows], f"{case}: evaluation")
+    check_close(evaluation, expected.evaluation[ids[placed.rows(training=False)]], f"{case}: evaluation")
     check_counts(placed.meter.take("eval"), placed.trace(training=False), case)
     check_flops(flops, placed.trace(training=False), case)
 

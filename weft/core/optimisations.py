@@ -15,6 +15,7 @@ class Optimisations:
     sparse: map constant features by their nonzeros where there are few.
     fuse: ReLU and dropout in one pass.
     onednn: maps of rows by oneDNN (weft.nn.dense).
+    reach: leave out the rows on which no training vertex's loss depends, or no scored vertex's result.
     ring: fetch halos rank by rank, and add up what each sends as it arrives.
     overlap: multiply what is here while halos are on their way.
     cover: fetch halos by the fewest rows: of sources, or partial results where these add up.
@@ -35,6 +36,7 @@ class Optimisations:
     sparse: bool = True
     fuse: bool = True
     onednn: bool = True
+    reach: bool = True
     ring: bool = True
     overlap: bool = True
     cover: bool = True

@@ -86,6 +86,13 @@ class Graph(GraphFields):
             return 0
         return self.y.shape[1] if self.multilabel else int(self.y.max()) + 1
 
+    def labelled(self, split: str) -> Tensor | None:
+        """The vertices of a split, 'train', 'val' or 'test', that have a label: bool [N]; None: not known."""
+        mask: Tensor | None = getattr(self, f"{split}_mask")
+        if mask is None or self.y is None:
+            return None
+        return mask if self.multilabel else mask & (self.y >= 0)
+
     @cached_property
     def density(self) -> float:
         """The share of x that is not zero, among the first vertices; the same on every rank. 0 without x."""

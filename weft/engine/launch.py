@@ -32,6 +32,8 @@ UNKNOWN = 255
 """What `multiprocessing` says of a rank when the process that it was forked from, which would tell, is gone."""
 SERVER_KILLED = "the process that ranks are forked from was killed in {}; they were stopped"
 NO_ROOM = "{}: {}: name a folder with room in TMPDIR"
+ENDING_SECONDS = 1.0
+"""What a launcher takes at most to end when it has let go of its ranks; one that goes on removes its files itself."""
 AGAIN_SECONDS = 1.0
 """How often ranks are told to stop until they have."""
 
@@ -215,10 +217,21 @@ def _run_rank(
 
 
 def _end_with_parent(meeting: Meeting) -> None:
-    """Ends this rank at once when the launcher is gone, with what that has left."""
+    """Ends this rank at once when the launcher has let go of it; where that is gone, with what it has left."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
-    shutil.rmtree(meeting.folder, ignore_errors=True)
-    remove_launchers_folder()
+    if _is_gone(parent.pid or 0):
+        shutil.rmtree(meeting.folder, ignore_errors=True)
+        remove_launchers_folder()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether a process has ended, or does in a moment: its files are closed before it ends."""
+    if not hasattr(os, "pidfd_open"):  # not Linux
+        return True
+    try:
+        return bool(wait([os.pidfd_open(pid)], ENDING_SECONDS))
+    except ProcessLookupError:
+        return True

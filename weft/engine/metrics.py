@@ -55,15 +55,9 @@ class NodeTask:
         device = device or group.device
         self.group, self.empty = group, empty
         self.multilabel = graph.multilabel
-        labelled = torch.ones(graph.num_vertices, dtype=torch.bool) if self.multilabel else graph.y >= 0
-        self.chosen: dict[str, Tensor] = {}
-        self.num_labelled: dict[str, int] = {}
-        for split in SPLITS:
-            mask: Tensor | None = getattr(graph, f"{split}_mask")
-            if mask is not None:
-                mask = mask & labelled
-                self.num_labelled[split] = int(mask.sum())
-                self.chosen[split] = mask[rows].nonzero().view(-1).to(device)
+        self.labelled = {split: mask for split in SPLITS if (mask := graph.labelled(split)) is not None}
+        self.num_labelled = {split: int(mask.sum()) for split, mask in self.labelled.items()}
+        self.chosen = {split: mask[rows].nonzero().view(-1).to(device) for split, mask in self.labelled.items()}
         self.score = score_of(graph)
         self.graph_y, self.y = graph.y, graph.y[rows].to(device)
 
@@ -86,12 +80,17 @@ class NodeTask:
 
     def counts(self, logits: Tensor, step: Step) -> Counts:
         """Per split, the two sums whose ratio is the score: correct and all, or 2 TP and 2 TP + FP + FN."""
-        del step
-        sums = {split: self.y.new_zeros(2, dtype=torch.int64) for split in self.chosen}
-        for block, parts in row_blocks(list(self.chosen.values()), logits):
-            for (split, chosen), part in zip(self.chosen.items(), parts, strict=True):
+        chosen_of, y = self.chosen, self.y
+        if step.vertices is not None:
+            y, vertices = self.graph_y[step.vertices].to(logits.device), step.vertices
+            chosen_of = {
+                split: mask[vertices].nonzero().view(-1).to(logits.device) for split, mask in self.labelled.items()
+            }
+        sums = {split: self.y.new_zeros(2, dtype=torch.int64) for split in chosen_of}
+        for block, parts in row_blocks(list(chosen_of.values()), logits):
+            for (split, chosen), part in zip(chosen_of.items(), parts, strict=True):
                 here = logits[block].index_select(0, chosen[part] - block.start)
-                sums[split] += self._pair(here, self.y[chosen[part]])
+                sums[split] += self._pair(here, y[chosen[part]])
         return {split: (int(pair[0]), int(pair[1])) for split, pair in sums.items()}
 
     def scores(self, counts: list[Counts]) -> dict[str, float | None]:

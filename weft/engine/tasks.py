@@ -57,9 +57,7 @@ def validation_score(graph: Graph, config: Config) -> str | None:
     """The score, from 0 to 1, that chooses the best weights, by name; None where nothing validates."""
     if config.task == "link":
         return f"val_{config.metric}" if graph.val_links is not None and len(graph.val_links) else None
-    marked = graph.val_mask
-    if marked is not None and graph.y is not None and not graph.multilabel:
-        marked = marked & (graph.y >= 0)
+    marked = graph.labelled("val")
     return f"val_{score_of(graph)}" if marked is not None and bool(marked.any()) else None
 
 

@@ -4,18 +4,29 @@ from weft.core.config import PartitionOptions
 from weft.partition.assign import METHODS
 from weft.partition.book import PartitionBook, make_book
 from weft.partition.cover import Cover
-from weft.partition.dependencies import Caching, Dependencies, Hop, make_dependencies, range_bounds, range_parts
+from weft.partition.dependencies import (
+    Caching,
+    Choice,
+    Dependencies,
+    Hop,
+    make_dependencies,
+    range_bounds,
+    range_parts,
+)
 from weft.partition.quality import Quality
+from weft.partition.reach import Reach
 
 __all__ = [
     "METHODS",
     "Caching",
+    "Choice",
     "Cover",
     "Dependencies",
     "Hop",
     "PartitionBook",
     "PartitionOptions",
     "Quality",
+    "Reach",
     "make_book",
     "make_dependencies",
     "range_bounds",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -63,8 +64,9 @@ class Hop:
 class Dependencies:
     """One part's share of the work.
 
-    rows: int64, the inputs of the model: the `num_own` vertices of the part, ascending, then those that it computes
-    again, the longest needed first. So the rows of every level are the first of those of the level below.
+    rows: int64, the inputs of the model, the longest needed first: the `num_own` vertices that the part answers for,
+    ascending, then the others of its own and those that it computes again. So the rows of every level are the first of
+    those of the level below.
     cached_bytes: what the vertices that are computed again take. limited: whether a limit kept their number down.
     choice_seconds: what choosing them took.
     """
@@ -98,36 +100,83 @@ def range_parts(adj: Adjacency, parts: int, vertex_weight: int = 1) -> Tensor:
     return torch.arange(parts, dtype=torch.int32).repeat_interleave(bounds.diff())
 
 
-def make_dependencies(adj: Adjacency, part: Tensor, own: int, num_parts: int, caching: Caching) -> Dependencies:
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which remote vertices a part computes again."""
+
+    levels: Tensor
+    """int8 [N]: the highest level up to which it computes a vertex again, -1: none."""
+    num_bytes: float
+    """What they take."""
+    limited: bool
+    """Whether a limit kept their number down."""
+    seconds: float
+    """What choosing them took."""
+
+    @classmethod
+    def of(cls, adj: Adjacency, part: Tensor, own: int, caching: Caching) -> Choice:
+        """That of part `own`. part: int32 [N], the part of every vertex."""
+        start = time.perf_counter()
+        chosen = torch.full((len(part),), -1, dtype=torch.int8), 0.0, False
+        if caching.ratio != 0:
+            chosen = choose_cached(adj, part, own, caching)
+        levels, num_bytes, limited = chosen
+        return cls(levels=levels, num_bytes=num_bytes, limited=limited, seconds=time.perf_counter() - start)
+
+
+def make_dependencies(
+    adj: Adjacency,
+    part: Tensor,
+    own: int,
+    num_parts: int,
+    caching: Caching,
+    *,
+    choice: Choice | None = None,
+    reach: Tensor | None = None,
+) -> Dependencies:
     """What part `own` computes and what it fetches. part: int32 [N], the part of every vertex.
 
+    choice: of what it computes again, where that is made already. reach: int16 [N], up to which level each vertex is
+    read by anyone (Reach.levels); None: all of them in the end.
     Reads the in-edges of the part's vertices and of those that it computes again.
     """
-    mine = (part == own).nonzero().view(-1)
     num_hops = len(caching.costs)
-    start = time.perf_counter()
-    levels, num_bytes, limited = torch.full((len(part),), -1, dtype=torch.int8), 0.0, False
-    if caching.ratio != 0:
-        levels, num_bytes, limited = choose_cached(adj, part, own, caching)
-    choice_seconds = time.perf_counter() - start
-    recomputed = (levels >= 0).nonzero().view(-1)
-    recomputed = recomputed[levels[recomputed].argsort(descending=True, stable=True)]
-    rows = torch.cat([mine, recomputed])
-    counts = [len(mine) + int((levels >= level).sum()) for level in range(num_hops)]
+    choice = choice or Choice.of(adj, part, own, caching)
+    levels = _levels(adj, part == own, choice, num_hops, reach)
+    rows = (levels >= 0).nonzero().view(-1)
+    rows = rows[levels[rows].argsort(descending=True, stable=True)]
+    counts = [int((levels >= level).sum()) for level in range(num_hops + 1)]
     blocks: dict[tuple[int, int], Hop] = {}
     hops = []
-    for sizes in zip(counts, [*counts, len(mine)][1:], strict=True):
+    for sizes in pairwise(counts):
         if sizes not in blocks:
             blocks[sizes] = _hop(adj, part, num_parts, rows[: sizes[0]], sizes[1])
         hops.append(blocks[sizes])
     return Dependencies(
         rows=rows,
-        num_own=len(mine),
+        num_own=counts[-1],
         hops=tuple(hops),
-        cached_bytes=int(num_bytes),
-        limited=limited,
-        choice_seconds=choice_seconds,
+        cached_bytes=int(choice.num_bytes),
+        limited=choice.limited,
+        choice_seconds=choice.seconds,
     )
+
+
+def _levels(adj: Adjacency, mine: Tensor, choice: Choice, num_hops: int, reach: Tensor | None) -> Tensor:
+    """The highest level of each vertex that a part computes, int16 [N], -1: none. mine: bool [N], its own vertices.
+
+    Of the vertices that were chosen to be computed again, those that its rows are made of.
+    """
+    chosen = choice.levels.to(torch.int16)
+    if reach is None:
+        return torch.where(mine, num_hops, chosen)
+    levels = torch.where(mine, reach, -1)
+    part = torch.zeros(len(mine), dtype=torch.int32)
+    for level in reversed(range(num_hops if (chosen >= 0).any() else 0)):
+        targets = (levels > level).nonzero().view(-1)
+        sources = native.gather_block(adj.indptr, adj.indices, part, targets, len(targets))[2]
+        levels[sources[~mine[sources] & (chosen[sources] >= level)]] = level
+    return levels
 
 
 def choose_cached(

@@ -45,11 +45,11 @@ class Step:
     number: int = 0
     """Which step of the epoch this is."""
     vertices: Tensor | None = None
-    """int64 [n], ascending: those that the rank answers for in this step, of a mini-batch; None: all of its rows."""
+    """int64 [n], ascending: those that the rank answers for in this step, if not for all of its rows."""
     links: CandidateLinks | None = None
     """What the rank scores in this step, of a mini-batch of links."""
     batch_size: int = 0
-    """Vertices of the mini-batch on all ranks, each of which the loss reads; or its links."""
+    """How many vertices these are on all ranks, each of which the loss, or a score, reads; or the batch's links."""
     training: bool
 
     @property
@@ -75,7 +75,7 @@ class Plan(ABC):
     """Whether it gives the numbers of `single`."""
     optimisations: ClassVar[tuple[str, ...]] = ()
     """The optimisations that it has besides those of all strategies."""
-    traits: ClassVar[ViewTraits] = SPREAD
+    traits: ViewTraits = SPREAD
     """How its views weigh one order of map and aggregate against the other, and what they refuse."""
     partition: ClassVar[str] = "range"
     """The method by which it divides the vertices, where nobody says another and it divides them."""
@@ -146,7 +146,7 @@ class Placed(ABC):
         return [Step(epoch=epoch, training=True)]
 
     def evaluation(self, epoch: int) -> Step:
-        """The step that gives the logits of every vertex, without dropout."""
+        """The step that gives the logits of every vertex that is scored, without dropout."""
         return Step(epoch=epoch, training=False)
 
     @property

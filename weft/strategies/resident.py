@@ -1,15 +1,16 @@
 """Strategies whose rows stay on the device: one trace for all of them, and a model that runs under views.
 
-Reading order: ResidentPlan (which rows and edges a rank has, and what an operation of the model makes of them),
-ResidentPlaced (the views).
+Reading order: ResidentPlan (which rows and edges a rank has, and what an operation of the model makes of them), Share
+(what a rank has of them for a step), ResidentPlaced (the views).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -31,12 +32,42 @@ from weft.nn import (
     step_memory,
     typed_rows,
 )
+from weft.partition import Reach
 from weft.strategies.base import Placed, Plan, Step, whole_topology
+from weft.strategies.reach import describe_reach, find_reach
 from weft.strategies.view import Exchange, PlacedView
 
 
 class ResidentPlan(Plan):
     """A plan whose ranks have all their rows on the device, so that an operation of the model tells what they do."""
+
+    whole_graph: ClassVar[tuple[bool, ...]] = (True, False)
+    """Whether steps on the whole graph train, where it has such steps."""
+
+    @cached_property
+    def reaches(self) -> dict[bool, Reach | str]:
+        """What training steps, and evaluations, on the whole graph read of it, or why that is all."""
+        return {training: self.find_reach(training=training) for training in self.whole_graph}
+
+    def find_reach(self, *, training: bool) -> Reach | str:
+        """See `weft.strategies.reach.find_reach`."""
+        return find_reach(self.work, self.traits, training=training) if "reach" in self.optimisations else ""
+
+    @cached_property
+    def step_plans(self) -> dict[bool, ResidentPlan]:
+        """The plan of such a step: this one, or that of the rows which are reached."""
+        return {
+            training: self.reaching(found) if isinstance(found, Reach) else self
+            for training, found in self.reaches.items()
+        }
+
+    def reaching(self, reach: Reach) -> ResidentPlan:
+        """The same plan for steps that read no more than this."""
+        raise NotImplementedError(f"strategy {self.name} reads all rows, not {reach.rows}")
+
+    def make_share(self, placed: ResidentPlaced) -> Share:
+        """What a rank has for the steps of such a plan; all ranks call it."""
+        raise NotImplementedError(f"strategy {self.name} reads all rows on rank {placed.group.rank}")
 
     def own_rows(self, rank: int) -> slice | Tensor:
         """The vertices that a rank answers for: a range, or int64."""
@@ -74,11 +105,19 @@ class ResidentPlan(Plan):
 
         Its gradients are among them; what is there from epoch to epoch is not.
         """
+        return self.step_plans.get(True, self).step_memory(rank)
+
+    def step_memory(self, rank: int) -> int:
+        """The same of a step on the rows of this plan."""
         asked = self.work.outline(self.traits, training=True)
         footprints = [self.footprint(op, rank) if op.is_aggregate else Footprint() for op in asked]
         return step_memory(self.work, self.traits, self.levels(rank), footprints)
 
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
+        return self.step_plans[training].step_trace(rank, training=training)
+
+    def step_trace(self, rank: int, *, training: bool) -> Trace:
+        """The same of a step on the rows of this plan."""
         work = self.work
         asked = work.outline(self.traits, training=training)
         first, *maps = map_flops(work, self.traits, self.levels(rank), training=training)
@@ -104,24 +143,70 @@ def mapped(flops: int) -> list[Operation]:
     return [Operation(kind="map", flops=flops)] if flops else []
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Share:
+    """What a rank has for a step."""
+
+    input_rows: slice | Tensor
+    """The vertices whose rows the model begins with: a range, or int64."""
+    inputs: Inputs
+    """These rows."""
+    exchanges: Sequence[Exchange]
+    """Of each of the model's stages."""
+    vertices: Tensor | None = None
+    """int64 [n], ascending: those that the rank answers for; None: all of its rows."""
+
+
 class ResidentPlaced(Placed):
     """A plan on its rank, where the model runs as a whole, each of its stages under a view.
 
-    input_rows: the vertices whose features the model reads here, if others than the rank answers for.
+    shares: by whether a step trains, where it reads less than the whole graph.
     """
 
-    def __init__(
-        self, plan: Plan, group: Group, rows: slice | Tensor, *, seed: int, input_rows: Tensor | None = None
-    ) -> None:
+    def __init__(self, plan: ResidentPlan, group: Group, rows: slice | Tensor, *, seed: int) -> None:
         super().__init__(plan.work, group, rows, seed=seed)
-        work, self.plan = plan.work, plan
-        self.input_rows = rows if input_rows is None else input_rows
-        self.inputs = Inputs(
-            rows=self.features(self.input_rows),
+        self.work, self.plan = plan.work, plan
+        self.shares = {training: one.make_share(self) for training, one in plan.step_plans.items() if one is not plan}
+
+    @cached_property
+    def whole(self) -> Share:
+        """What the rank has for a step on the whole graph."""
+        exchanges = [self.exchange(stage) for stage in self.stages]
+        return Share(input_rows=self.rows, inputs=self.make_inputs(self.rows), exchanges=exchanges)
+
+    def share(self, step: Step) -> Share:
+        """What the rank has for a step."""
+        return self.whole if step.vertices is None else self.shares[step.training]
+
+    def steps(self, epoch: int) -> Iterable[Step]:
+        return [self._step(epoch, training=True)]
+
+    def evaluation(self, epoch: int) -> Step:
+        return self._step(epoch, training=False)
+
+    def _step(self, epoch: int, *, training: bool) -> Step:
+        if training not in self.shares:
+            return Step(epoch=epoch, training=training)
+        reach = self.plan.reaches[training]
+        assert isinstance(reach, Reach)
+        vertices = self.shares[training].vertices
+        return Step(epoch=epoch, training=training, vertices=vertices, batch_size=len(reach.vertices))
+
+    def describe(self) -> dict[str, Any]:
+        """What steps reach, where they leave rows out; rank 0 says why they do not, where a person may wonder."""
+        names = {True: "training", False: "evaluation"}
+        known = {names[training]: found for training, found in self.plan.reaches.items()}
+        return describe_reach(known, said=self.group.rank == 0)
+
+    def make_inputs(self, vertices: slice | Tensor) -> Inputs:
+        """The constant features of some vertices, and what is made of them only once."""
+        work = self.work
+        return Inputs(
+            rows=self.features(vertices),
             optimisations=work.optimisations,
             sparse=work.sparse,
             sparse_first=work.sparse_first,
-            typed=typed_rows(self.graph, self.input_rows, group.device, work.dtype),
+            typed=typed_rows(self.graph, vertices, self.group.device, work.dtype),
         )
 
     @cached_property
@@ -142,13 +227,13 @@ class ResidentPlaced(Placed):
     def exchange(self, stage: int) -> Exchange:
         """What brings the rows of one of the model's stages to the edges, and the results back."""
 
-    def view(self, stage: int, view_key: int) -> PlacedView:
-        """The view of one stage, whose dropout masks depend on `view_key`."""
-        return PlacedView(self.exchange(stage), self.plan.traits, key=view_key, inputs=self.inputs)
-
     def views(self, step: Step) -> list[PlacedView]:
-        """The views of a step's stages, which share their inputs."""
-        return [self.view(stage, key(self.seed, *step.key, stage)) for stage in self.stages]
+        """The views of a step's stages, which share their inputs; their dropout masks depend on stage and step."""
+        share, traits = self.share(step), self.plan.traits
+        return [
+            PlacedView(exchange, traits, key=key(self.seed, *step.key, stage), inputs=share.inputs)
+            for stage, exchange in enumerate(share.exchanges)
+        ]
 
     def forward(self, step: Step) -> Tensor:
         self.model.train(step.training)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from weft.comm import Group
 from weft.cost import Operation
 from weft.nn import ONE_DEVICE, Aggregate, Footprint, GraphOperation, kernel_footprint
+from weft.partition import Reach
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
+from weft.strategies.vertex.plan import VertexPlan
 from weft.strategies.view import Identity
 
 
@@ -15,6 +17,10 @@ class SinglePlan(ResidentPlan):
     name = "single"
     traits = ONE_DEVICE
     max_ranks = 1
+    optimisations = ("reach",)
+
+    def reaching(self, reach: Reach) -> VertexPlan:
+        return OneRankPlan(self.work).reaching(reach)
 
     def footprint(self, op: GraphOperation, rank: int) -> Footprint:
         del rank
@@ -30,6 +36,14 @@ class SinglePlan(ResidentPlan):
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedSingle:
         return PlacedSingle(self, group, self.own_rows(group.rank), seed=seed)
+
+
+class OneRankPlan(VertexPlan):
+    """Vertex parallelism on one rank: a block for each hop, so that each may have other rows."""
+
+    name = "single"
+    traits = ONE_DEVICE
+    ratio = 0.0
 
 
 class PlacedSingle(ResidentPlaced):

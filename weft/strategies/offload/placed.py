@@ -15,14 +15,17 @@ from weft.chunks.rank import RankChunks
 from weft.chunks.tables import Rows
 from weft.comm import Group, sum_gradients
 from weft.nn import Workload, shared_parameters
+from weft.partition import Reach
 from weft.strategies.base import Placed, Step, whole_topology
 from weft.strategies.offload.forecast import Forecast
+from weft.strategies.reach import describe_reach
 
 
 class PlacedOffload(Placed):
     """A rank's rows on the host, and the passes over them.
 
-    folder, embedded_halo, only_first: see PlacedChunks. forecast: of this rank, where there is one.
+    folder, embedded_halo, only_first: see PlacedChunks. forecast: of this rank, where there is one. reach: what of the
+    graph is read, or why all.
     """
 
     def __init__(
@@ -35,10 +38,11 @@ class PlacedOffload(Placed):
         folder: Path | None,
         embedded_halo: Fetcher | None = None,
         forecast: Forecast | None = None,
+        reach: Reach | str = "",
         only_first: bool = False,
     ) -> None:
         super().__init__(work, group, chunks.dependencies.own, seed=seed)
-        self.programs, self.forecast = chunks.programs, forecast
+        self.programs, self.forecast, self.reach = chunks.programs, forecast, reach
         self.topology = whole_topology(work, "cpu")
         self.chunks = PlacedChunks(
             chunks,
@@ -58,7 +62,10 @@ class PlacedOffload(Placed):
         self.chunks.release()
 
     def describe(self) -> dict[str, Any]:
-        known = {"forecast": asdict(self.forecast), "summary": str(self.forecast)} if self.forecast else {}
+        known = describe_reach({"every step": self.reach}, said=self.group.rank == 0)
+        if self.forecast:
+            summary = "; ".join(filter(None, (str(self.forecast), known.get("summary"))))
+            known |= {"forecast": asdict(self.forecast), "summary": summary}
         return known | {"volumes": self._volumes}
 
     def forward(self, step: Step) -> Tensor:

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +26,7 @@ from weft.core.units import format_bytes
 from weft.cost import NOMINAL_RATES, Trace, all_reduce
 from weft.data import Graph
 from weft.nn import SPREAD, Workload, embeddings
-from weft.partition import Dependencies, make_dependencies
+from weft.partition import Dependencies, Reach, make_dependencies
 from weft.store.files import free_bytes
 from weft.strategies.base import Options, Plan
 from weft.strategies.offload.cut import Cutter, Orders
@@ -34,6 +35,7 @@ from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.moves import Moves, MoveSizes
 from weft.strategies.offload.options import ChunkOptions, OffloadOptions
 from weft.strategies.offload.placed import PlacedOffload
+from weft.strategies.reach import find_reach, why_all
 from weft.strategies.vertex.embedded import make_embedded_halo
 from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, VertexPlan
 
@@ -54,7 +56,7 @@ class OffloadPlan(Plan):
     name = "offload"
     options_type: ClassVar[type[Options]] = OffloadOptions
     flags: ClassVar[tuple[str, ...]] = ("probe",)
-    optimisations: ClassVar[tuple[str, ...]] = ("share", "keep", "reorder", "prefetch")
+    optimisations: ClassVar[tuple[str, ...]] = ("reach", "share", "keep", "reorder", "prefetch")
     loads_ahead: ClassVar[str] = "prefetch"
     """The optimisation by which a chunk is loaded while the one before is worked on."""
     traits = SPREAD
@@ -84,7 +86,20 @@ class OffloadPlan(Plan):
         caching = HybridOptions(
             partition=options.partition, cache_ratio=options.cache_ratio, cache_memory=options.cache_memory
         )
-        return (ChunkVertices if by_cost else CommunicatedPlan)(self.work, self.size, caching, self.machine)
+        vertices = (ChunkVertices if by_cost else CommunicatedPlan)(self.work, self.size, caching, self.machine)
+        return vertices.reaching(self.reach) if isinstance(self.reach, Reach) else vertices
+
+    @cached_property
+    def reach(self) -> Reach | str:
+        """What training steps and evaluations read of the graph, which have one set of rows; or why that is all."""
+        reach = find_reach(self.work, self.traits, training=False)
+        if isinstance(reach, str):
+            return reach
+        if self.size > 1:
+            return "ranks share what they load"
+        if embeddings(self.work.model) or self.work.graph.relations:
+            return "types are of the whole graph"
+        return why_all(self.work, self.traits, training=True) or reach
 
     @property
     def cutters(self) -> list[Cutter]:
@@ -290,6 +305,7 @@ class OffloadPlan(Plan):
             folder=self.options.scratch,
             embedded_halo=make_embedded_halo(self.work, vertices.dependencies(group.rank), vertices.part, group),
             forecast=Forecast(**foreseen[group.rank]) if foreseen else None,
+            reach=self.reach if "reach" in self.optimisations else "",
         )
         self.forget()
         return placed

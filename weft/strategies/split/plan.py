@@ -54,6 +54,7 @@ class MiniBatchPlan(CommunicatedPlan):
 
     options_type: ClassVar[type[BatchOptions]] = BatchOptions
     exact = False
+    whole_graph = (False,)
     options: BatchOptions
     splits: ClassVar[bool]
     """Whether the ranks split a batch by who owns a vertex; else each has a micro-batch of its own."""
@@ -232,7 +233,8 @@ class PlacedBatches(PlacedVertices):
     @cached_property
     def _embedded_place(self) -> Tensor:
         place = torch.zeros(self.graph.num_vertices, dtype=torch.int64)
-        own = self.dependencies.own[self._is_embedded[self.dependencies.own]]
+        assert isinstance(self.rows, Tensor)
+        own = self.rows[self._is_embedded[self.rows]]
         place[own] = torch.arange(len(own))
         return place
 

@@ -16,16 +16,15 @@ from weft.nn import AttendEdges, EdgeSoftmax
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionPlan:
-    """Of h [N, width] over `size` ranks, for logits of `logit_width` columns of sources and as many of targets.
+    """Of h [N, width] over some ranks, for logits of `logit_width` columns of sources and as many of targets.
 
-    left_apart: the sources' columns come beside h; otherwise they are h, and there are two ways to the logits of a head
-    that is cut. Either all its ranks get its whole vectors, or each adds up what its own columns contribute, by edge,
-    where it may (not chunk by chunk).
+    rows: where each rank's begin and end. left_apart: the sources' columns come beside h; otherwise they are h, and
+    there are two ways to the logits of a head that is cut. Either all its ranks get its whole vectors, or each adds up
+    what its own columns contribute, by edge, where it may (not chunk by chunk, nor where hops differ in their rows).
     """
 
-    num_vertices: int
+    rows: tuple[int, ...]
     num_edges: int
-    size: int
     width: int
     heads: int
     logit_width: int
@@ -33,12 +32,11 @@ class AttentionPlan:
     may_sum: bool = True
 
     @classmethod
-    def of(cls, op: EdgeSoftmax, *, num_vertices: int, num_edges: int, size: int, may_sum: bool) -> AttentionPlan:
+    def of(cls, op: EdgeSoftmax, *, rows: tuple[int, ...], num_edges: int, may_sum: bool) -> AttentionPlan:
         """That of an attention with all columns of every head."""
         return cls(
-            num_vertices=num_vertices,
+            rows=rows,
             num_edges=num_edges,
-            size=size,
             width=op.bounds[-1],
             heads=op.heads,
             logit_width=op.logit_width,
@@ -53,9 +51,14 @@ class AttentionPlan:
             return replace(op, bounds=bounds, logit_bounds=tuple(self.logit_bounds(rank)), apart=True)
         return replace(op, bounds=bounds)
 
-    @cached_property
-    def rows(self) -> tuple[int, ...]:
-        return even_bounds(self.num_vertices, self.size)
+    @property
+    def num_vertices(self) -> int:
+        return self.rows[-1]
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+        return len(self.rows) - 1
 
     @cached_property
     def columns(self) -> list[Range]:
@@ -117,7 +120,7 @@ class AttentionPlan:
         if self.left_apart:
             ways = {"logits of vertices": self._numbers(sums=False)}
         elif not self.may_sum:
-            ways = {"whole vectors, since chunks add up nothing": self._numbers(sums=False)}
+            ways = {"whole vectors, since parts are not added up": self._numbers(sums=False)}
         else:
             ways = {"whole vectors": self._numbers(sums=False), "partial sums": self._numbers(sums=True)}
         taken = list(ways)[self.sums]

@@ -140,8 +140,8 @@ def operations(
 ) -> list[Operation]:
     """What a rank does forward for an aggregate: columns, aggregate, rows.
 
-    schedule: chunk by chunk, the rows that arrive before it, its edges, and the rows that leave behind it. how: the way
-    that an attention's logits take. recomputed: whether the backward pass aggregates again.
+    schedule: chunk by chunk, the rows that arrive before it, its edges in all steps, and the rows that leave behind it.
+    how: the way that an attention's logits take. recomputed: whether the backward pass aggregates again.
     """
     widths = [stop - start for start, stop in pairwise(even_bounds(op.width, size))]
     packed = [attention.layout(sums=attention.sums).width(one) for one in range(size)] if attention else widths
@@ -154,7 +154,7 @@ def operations(
             sent, received = (number * itemsize for number in numbers)
             apart = Operation(kind="collective", tag="logits", bytes_sent=sent, bytes_received=received)
             made += [apart, apart.mirrored()]
-        made.append(Operation(kind="aggregate", edges=num_edges * widths[rank] * op.steps, recomputed=recomputed))
+        made.append(Operation(kind="aggregate", edges=num_edges * widths[rank], recomputed=recomputed))
         if leaving and size > 1:
             made.append(exchanged("rows_to_cols", leaving, widths, rank, itemsize).mirrored())
     return made
@@ -165,6 +165,12 @@ class RowCounts(NamedTuple):
 
     own: int
     others: int
+
+    @classmethod
+    def between(cls, bounds: Sequence[int], rank: int) -> RowCounts:
+        """Those of rows that ranks answer for between these bounds."""
+        own = bounds[rank + 1] - bounds[rank]
+        return cls(own, bounds[-1] - own)
 
     @classmethod
     def of(cls, rows: RowSet | None) -> RowCounts | None:

@@ -5,7 +5,8 @@ Every rank holds the whole topology, answers for N / P rows, and aggregates F / 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
@@ -30,10 +31,16 @@ from weft.nn import (
     WorkingSet,
     kernel_footprint,
 )
+from weft.partition import Reach
 from weft.strategies.base import Options
-from weft.strategies.resident import ResidentPlaced, ResidentPlan
+from weft.strategies.reach import reaching
+from weft.strategies.resident import ResidentPlaced, ResidentPlan, Share
+from weft.strategies.single import OneRankPlan
 from weft.strategies.tensor.attention import AttentionPlan
 from weft.strategies.tensor.columns import Columns, RowCounts, operations
+from weft.strategies.tensor.reached import LevelRows, ReachedColumns
+from weft.strategies.vertex.plan import VertexPlan
+from weft.strategies.vertex.setup import make_blocks
 
 EDGE_ID_BYTES = 8  # of an edge that has a type or features: its place among all edges
 
@@ -56,17 +63,73 @@ class TensorPlan(ResidentPlan):
     name = "tensor"
     options_type = TensorOptions
     flags = ("nn_device",)
-    optimisations = ("pipeline",)
+    optimisations = ("reach", "pipeline")
     traits = SPREAD._replace(
         block_error="strategy tensor cannot run a layer that asks for whole source rows (view.block), because a rank "
         "holds only some columns of every row: use --strategy single"
     )
     options: TensorOptions
+    one: VertexPlan | None = None
+    """Of what its steps read, which all are blocks of one rank; None: the whole graph."""
+
+    def find_reach(self, *, training: bool) -> Reach | str:
+        found = super().find_reach(training=training)
+        if isinstance(found, str):
+            return found
+        if self.chunking is not None:
+            return "chunks are of the whole graph"
+        asked = self.work.outline(self.traits, training=training)
+        if any(op.op == "embed" or isinstance(op.op, ByRelation) for op in asked):
+            return "rows of types are assigned by their vertices"
+        return found
+
+    def reaching(self, reach: Reach) -> TensorPlan:
+        plan = copy.copy(self)
+        plan.one, plan.traits = OneRankPlan(self.work).reaching(reach), reaching(self.traits)
+        plan.__dict__.pop("_attention", None)
+        return plan
+
+    def make_share(self, placed: ResidentPlaced) -> Share:
+        assert self.one is not None
+        group, whole, needed = placed.group, placed.topology, self.one.dependencies(0)
+        blocks = make_blocks(placed, needed, (), (), self.one.make_halo)
+        levels = [self.level(hop) for hop in range(len(blocks) + 1)]
+        rows, *_, last = self.level_rows(group.rank)
+        assert isinstance(last, Tensor)
+        row_ids = whole.ids[rows].to(group.device)
+        exchanges, first = [], 0
+        for hops in self.work.stage_hops(self.traits):
+            end = first + len(hops)
+            attention = partial(self.attention, level=first)
+            part = blocks[first:end], whole, levels[first : end + 1], row_ids, group, attention
+            exchanges.append(ReachedColumns(*part))
+            first = end
+        return Share(input_rows=rows, inputs=placed.make_inputs(rows), exchanges=exchanges, vertices=last)
+
+    def level(self, number: int) -> LevelRows:
+        """A level of what its steps read."""
+        assert self.one is not None
+        assert self.one.reach is not None
+        return LevelRows(num_rows=self.one.reach.rows[number], size=self.size)
+
+    def level_rows(self, rank: int) -> Sequence[slice | Tensor]:
+        if self.one is None:
+            return super().level_rows(rank)
+        rows = self.one.level_rows(0)
+        return [level[rank :: self.size] for level in rows]
 
     @cached_property
     def row_bounds(self) -> tuple[int, ...]:
         """Where each rank's rows begin and end, without chunks."""
         return even_bounds(self.work.stats.num_vertices, self.size)
+
+    def bounds(self, level: int) -> tuple[int, ...]:
+        """The same of a level."""
+        return self.row_bounds if self.one is None else self.level(level).bounds
+
+    def num_edges(self, hop: int) -> int:
+        """How many edges an aggregate goes over, without chunks."""
+        return self.one.dependencies(0).hops[hop].block.num_edges if self.one else self.work.stats.num_edges
 
     @cached_property
     def chunking(self) -> Chunking | None:
@@ -124,19 +187,20 @@ class TensorPlan(ResidentPlan):
         return needs._replace(per_edge=needs.per_edge + EDGE_ID_BYTES * has_ids)
 
     @cached_property
-    def attention(self) -> Callable[[EdgeSoftmax], AttentionPlan]:
-        """How an attention is assigned to the ranks, found once for each."""
-        stats, may_sum = self.work.stats, self.chunking is None
+    def _attention(self) -> Callable[[EdgeSoftmax, int], AttentionPlan]:
+        may_sum, num_edges = self.chunking is None and self.one is None, self.work.stats.num_edges
         return cache(
-            lambda op: AttentionPlan.of(
-                op, num_vertices=stats.num_vertices, num_edges=stats.num_edges, size=self.size, may_sum=may_sum
-            )
+            lambda op, level: AttentionPlan.of(op, rows=self.bounds(level), num_edges=num_edges, may_sum=may_sum)
         )
+
+    def attention(self, op: EdgeSoftmax, level: int = 0) -> AttentionPlan:
+        """How an attention is assigned to the ranks, found once for each and, where levels differ, its rows' level."""
+        return self._attention(op, level if self.one else 0)
 
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         if op.op == "embed":
             return []
-        attention = self.attention(op.op) if isinstance(op.op, EdgeSoftmax) else None
+        attention = self.attention(op.op, op.hop) if isinstance(op.op, EdgeSoftmax) else None
         how = attention.explain(self.work.itemsize, self.num_remote) if attention and self.size > 1 else ""
         again = False
         if self.chunking is not None and isinstance(op.op, Aggregate):
@@ -148,25 +212,26 @@ class TensorPlan(ResidentPlan):
         """Of this rank's columns of all rows, that of the kernels; and messages on both ways."""
         if self.chunking is not None:
             raise NotImplementedError(f"strategy {self.name} does not say what {op.op} takes chunk by chunk")
-        stats, size, itemsize = self.work.stats, self.size, self.work.itemsize
+        size, itemsize = self.size, self.work.itemsize
         assert isinstance(op.op, Aggregate)
         start, stop = even_bounds(op.width, size)[rank : rank + 2]
         done: Aggregate = op.op
-        layout = column_layout(self.row_bounds, op.width)
+        coming, going = self.bounds(op.hop), self.bounds(op.hop + op.steps)
+        layout = column_layout(coming, op.width)
         if isinstance(op.op, EdgeSoftmax):
-            plan = self.attention(op.op)
+            plan = self.attention(op.op, op.hop)
             done, layout = plan.share(op.op, rank), plan.layout(sums=plan.sums)
         made = kernel_footprint(
             done,
-            num_targets=stats.num_vertices,
-            num_edges=stats.num_edges,
+            num_targets=self.bounds(op.hop + 1)[-1],
+            num_edges=self.num_edges(op.hop),
             width=stop - start,
             itemsize=itemsize,
             steps=op.steps,
         )
-        own, crosses = self.row_bounds[rank + 1] - self.row_bounds[rank], size > 1
-        columns, rows = stats.num_vertices * (stop - start) * itemsize, own * op.width * itemsize
-        arrived = stats.num_vertices * layout.width(rank) * itemsize
+        own, crosses = coming[rank + 1] - coming[rank], size > 1
+        columns, rows = going[-1] * (stop - start) * itemsize, (going[rank + 1] - going[rank]) * op.width * itemsize
+        arrived = coming[-1] * layout.width(rank) * itemsize
         given = own * sum(layout.width(one) for one in range(size)) * itemsize
         kept = arrived if made.saves_rows else 0
         forward = max(2 * given + arrived * crosses, arrived + columns, columns + rows * crosses + rows) - rows
@@ -179,19 +244,18 @@ class TensorPlan(ResidentPlan):
 
     def schedule(self, op: GraphOperation, rank: int) -> list[tuple[RowCounts | None, int, RowCounts | None]]:
         """Chunk by chunk, the rows that are split before it, its edges, and the rows that are gathered after it."""
-        chunking, size, stats = self.chunking, self.size, self.work.stats
+        chunking, size = self.chunking, self.size
         if chunking is None:
-            own = self.row_bounds[rank + 1] - self.row_bounds[rank]
-            leaving = everything = RowCounts(own, stats.num_vertices - own)
+            arriving, leaving = (RowCounts.between(self.bounds(one), rank) for one in (op.hop, op.hop + op.steps))
             if isinstance(op.op, ByRelation):
                 leaving = RowCounts(self.relation_rows[rank], sum(self.relation_rows) - self.relation_rows[rank])
-            return [(everything, stats.num_edges, leaving)]
+            return [(arriving, sum(map(self.num_edges, op.hops)), leaving)]
         assert isinstance(op.op, Aggregate)
         bounds = chunking.bounds(op.op, self.needs(op.op, op.width))
         exchange_plan = chunking.exchange_plan(op.op, bounds, rank, size)
         edges = self.work.graph.in_edges.indptr[torch.tensor(bounds)].diff().tolist()
         ends = zip(exchange_plan.receives, edges, exchange_plan.sends, strict=True)
-        return [(RowCounts.of(coming), num_edges, RowCounts.of(going)) for coming, num_edges, going in ends]
+        return [(RowCounts.of(coming), num_edges * op.steps, RowCounts.of(going)) for coming, num_edges, going in ends]
 
     def own_rows(self, rank: int) -> slice | Tensor:
         if self.chunking is None or self.size == 1:
@@ -232,8 +296,9 @@ class PlacedTensor(ResidentPlaced):
         return self.columns
 
     def describe(self) -> dict[str, Any]:
-        plan = self.plan
+        plan = self.plan.step_plans[False]
+        assert isinstance(plan, TensorPlan)
         ops = self.work.outline(plan.traits, training=False) if self.group.size > 1 else ()
-        found = [plan.attention(one.op) for one in ops if isinstance(one.op, EdgeSoftmax)]
+        found = [plan.attention(one.op, one.hop) for one in ops if isinstance(one.op, EdgeSoftmax)]
         how = [one.explain(self.work.itemsize, plan.num_remote) for one in found]
-        return {"attention": how} if how else {}
+        return super().describe() | ({"attention": how} if how else {})

@@ -191,6 +191,8 @@ class Halos(Exchange):
         """The rows of all sources of a block, from those of its inputs; `once`: constant ones need not be kept."""
         if self.crosses(view, x):
             return block.all_sources(x)
+        if not len(block.hop.fetched):
+            return x
         return view.constant(x, block.placed.features(block.sources) if once else block.features, block.ids)
 
 

@@ -7,6 +7,7 @@ differs. How often a vertex is computed changes no number: dropout is keyed by v
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,10 +30,11 @@ from weft.nn import (
     is_embedded,
     kernel_footprint,
 )
-from weft.partition import Caching, Dependencies, make_dependencies, range_parts
+from weft.partition import Caching, Choice, Dependencies, Reach, make_dependencies, range_parts
 from weft.strategies.base import Options, whole_topology
-from weft.strategies.resident import ResidentPlaced, ResidentPlan
-from weft.strategies.vertex.blocks import BlockStats, Halos, operations
+from weft.strategies.reach import reaching
+from weft.strategies.resident import ResidentPlaced, ResidentPlan, Share
+from weft.strategies.vertex.blocks import Block, BlockStats, Halos, operations
 from weft.strategies.vertex.costs import NOMINAL, fetched_width, is_fetched, is_sum, level_costs
 from weft.strategies.vertex.embedded import make_embedded_halo, recomputed_by_owner
 from weft.strategies.vertex.setup import make_blocks
@@ -62,15 +64,18 @@ class VertexPlan(ResidentPlan):
     """One program on P ranks, exact, that caches a share of the remote sources and fetches the others."""
 
     options_type: ClassVar[type[Options]] = VertexOptions
-    optimisations: ClassVar[tuple[str, ...]] = ("ring", "overlap", "cover")
+    optimisations: ClassVar[tuple[str, ...]] = ("reach", "ring", "overlap", "cover")
     traits = SPREAD._replace(shrinks_rows=True)
     ratio: ClassVar[float | None] = None
     """The share of remote sources that is cached; None: as the person says, or by cost."""
+    reach: Reach | None = None
+    """What its steps read; None: the whole graph."""
     options: VertexOptions
 
     def decide(self, decisions: Any) -> None:
         del decisions
         self._dependencies: dict[int, Dependencies] = {}
+        self._choices: dict[int, Choice] = {}
         self.caching = self.make_caching()
         if len(self.caching.costs) > MAX_LEVELS and self.caching.ratio != 0:
             many = f"the model has {len(self.caching.costs)} aggregates, and caching knows {MAX_LEVELS}"
@@ -97,8 +102,20 @@ class VertexPlan(ResidentPlan):
     def dependencies(self, rank: int) -> Dependencies:
         """What a rank computes and fetches."""
         if rank not in self._dependencies:
-            self._dependencies[rank] = self._dependencies_by(self.caching_of(rank), rank)
+            if rank not in self._choices:
+                edges, caching = self.work.graph.in_edges, self.caching_of(rank)
+                self._choices[rank] = Choice.of(edges, self.part, rank, caching)
+            known = {"choice": self._choices[rank], "reach": self.reach.levels if self.reach else None}
+            self._dependencies[rank] = self._dependencies_by(self.caching, rank, **known)
         return self._dependencies[rank]
+
+    def reaching(self, reach: Reach) -> VertexPlan:
+        plan = copy.copy(self)
+        plan.reach, plan.traits, plan._dependencies = reach, reaching(self.traits), {}
+        return plan
+
+    def make_share(self, placed: ResidentPlaced) -> VertexShare:
+        return VertexShare.of(self, placed)
 
     def caching_of(self, rank: int) -> Caching:
         """The costs of a rank, to which a fetched row of a sum is the share of one that its least halo sends."""
@@ -110,8 +127,8 @@ class VertexPlan(ResidentPlan):
         costs[covered, 2] *= sum(hop.cover.received) / max(len(hop.fetched), 1)
         return replace(caching, costs=costs)
 
-    def _dependencies_by(self, caching: Caching, rank: int) -> Dependencies:
-        return make_dependencies(self.work.graph.in_edges, self.part, rank, self.size, caching)
+    def _dependencies_by(self, caching: Caching, rank: int, **known: Any) -> Dependencies:
+        return make_dependencies(self.work.graph.in_edges, self.part, rank, self.size, caching, **known)
 
     @property
     def everyone(self) -> list[Dependencies]:
@@ -121,6 +138,7 @@ class VertexPlan(ResidentPlan):
     def forget(self) -> None:
         """Lets go of dependencies, which grow with the graph and can be made again."""
         self._dependencies.clear()
+        self._choices.clear()
 
     @cached_property
     def covered(self) -> frozenset[int]:
@@ -159,7 +177,8 @@ class VertexPlan(ResidentPlan):
             return BlockStats(num_edges=0)
         embedded = is_embedded(self.work.graph)
         recomputed = [
-            recomputed_by_owner(embedded, self.part, one.rows, one.num_own, self.size)[1] for one in self.everyone
+            recomputed_by_owner(embedded, self.part, one.rows, owner, self.size)[1]
+            for owner, one in enumerate(self.everyone)
         ]
         return BlockStats(
             num_edges=0,
@@ -167,6 +186,9 @@ class VertexPlan(ResidentPlan):
             num_received=int(recomputed[rank].sum()),
             exchanged=any(bool(counts.any()) for counts in recomputed),
         )
+
+    def own_rows(self, rank: int) -> Tensor:
+        return (self.part == rank).nonzero().view(-1)
 
     def level_rows(self, rank: int) -> Sequence[Tensor]:
         needed = self.dependencies(rank)
@@ -219,39 +241,71 @@ class VertexPlan(ResidentPlan):
         return Halo(route, group, name=name, ring=optimisations.ring, overlap=optimisations.overlap)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VertexShare(Share):
+    """A rank's vertices in a step, the blocks of their in-edges, and the halos that bring what these lack."""
+
+    needed: Dependencies
+    blocks: Sequence[tuple[Block, ...]]
+    """Of each of the model's stages."""
+    exchanges: Sequence[Halos]
+
+    @classmethod
+    def of(cls, plan: VertexPlan, placed: ResidentPlaced) -> VertexShare:
+        """That of a plan of a step; all ranks call it."""
+        group, needed, whole = placed.group, plan.dependencies(placed.group.rank), placed.topology
+        asked = plan.work.outline(plan.traits, training=True)
+        row_ids = whole.ids[needed.rows].to(group.device)
+        embedded = make_embedded_halo(plan.work, needed, plan.part, group)
+        made = make_blocks(placed, needed, asked, plan.covered, plan.make_halo)
+        blocks = [tuple(made[hop] for hop in hops) for hops in plan.work.stage_hops(plan.traits)]
+        return cls(
+            input_rows=needed.rows,
+            inputs=placed.make_inputs(needed.rows),
+            exchanges=[Halos(some, whole, row_ids, needed.num_own, group, embedded) for some in blocks],
+            vertices=needed.own,
+            needed=needed,
+            blocks=blocks,
+        )
+
+
 class PlacedVertices(ResidentPlaced):
-    """A rank's vertices, the blocks of their in-edges, and the halos that bring what these lack."""
+    """A rank's vertices, and its shares of them."""
 
     plan: VertexPlan
 
     def __init__(self, plan: VertexPlan, group: Group, *, seed: int) -> None:
-        self.dependencies = needed = plan.dependencies(group.rank)
-        super().__init__(plan, group, needed.own, seed=seed, input_rows=needed.rows)
-        row_ids = self.topology.ids[needed.rows].to(group.device)
-        embedded = make_embedded_halo(plan.work, needed, plan.part, group)
-        asked = plan.work.outline(plan.traits, training=True)
-        blocks = make_blocks(self, needed, asked, plan.covered, plan.make_halo)
-        self.fetching = [
-            any(number in op.hops and is_fetched(op, number) for op in asked) for number in range(len(blocks))
-        ]
-        self.blocks = [tuple(blocks[hop] for hop in hops) for hops in plan.work.stage_hops(plan.traits)]
-        self.halos = [Halos(blocks, self.topology, row_ids, needed.num_own, group, embedded) for blocks in self.blocks]
+        super().__init__(plan, group, plan.own_rows(group.rank), seed=seed)
+        if plan in plan.step_plans.values():
+            self.whole  # noqa: B018  # before the first step
 
     @cached_property
     def topology(self) -> Topology:
         """The whole graph's, on the host: blocks take degrees from it."""
         return whole_topology(self.work, "cpu")
 
+    @cached_property
+    def whole(self) -> VertexShare:
+        with self.group.meter.during("setup"):
+            return self.plan.make_share(self)
+
     def describe(self) -> dict[str, Any]:
-        needed, summary = self.dependencies, dict[str, str]()
+        plan = next(iter(self.plan.step_plans.values()))
+        assert isinstance(plan, VertexPlan)
+        assert isinstance(self.rows, Tensor)
+        needed, known = plan.dependencies(self.group.rank), super().describe()
+        again = plan.part[needed.rows] != self.group.rank
+        cached = [int(again[: hop.num_inputs].sum()) for hop in needed.hops]
+        asked = plan.work.outline(plan.traits, training=True)
+        fetching = [any(number in op.hops and is_fetched(op, number) for op in asked) for number in range(len(cached))]
         if needed.limited:
-            most = max(hop.num_inputs for hop in needed.hops) - needed.num_own
-            summary = {"summary": f"--cache-memory ends the caching at {most:,} vertices, the others are fetched"}
-        return summary | {
-            "vertices": needed.num_own,
-            "cached": [hop.num_inputs - needed.num_own for hop in needed.hops],
+            ended = f"--cache-memory ends the caching at {max(cached):,} vertices, the others are fetched"
+            known["summary"] = "; ".join(filter(None, (known.get("summary"), ended)))
+        return known | {
+            "vertices": len(self.rows),
+            "cached": cached,
             "fetched": [
-                sum(hop.cover.received if number in self.plan.covered else hop.received) * self.fetching[number]
+                sum(hop.cover.received if number in plan.covered else hop.received) * fetching[number]
                 for number, hop in enumerate(needed.hops)
             ],
             "cached_bytes": needed.cached_bytes,
@@ -260,7 +314,7 @@ class PlacedVertices(ResidentPlaced):
         }
 
     def exchange(self, stage: int) -> Halos:
-        return self.halos[stage]
+        return self.whole.exchanges[stage]
 
 
 class CommunicatedPlan(VertexPlan):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 import torch
+from torch import Tensor
 
 from weft.comm import Group, Halo, Route, make_route, make_sum_route
 from weft.nn import GraphOperation, Sum
@@ -42,18 +43,19 @@ def make_blocks(
         combining = any(combined[number:end])
         others = any(not isinstance(op.op, Sum) and {*op.hops} & {*range(number, end)} for op in asked)
         halo = least = None
+        inputs = needed.rows[: hop.num_inputs]
         if combining:
-            least = make_halo(least_route(hop, needed, placed), group, f"least halo {number}")
+            least = make_halo(least_route(hop, inputs, placed), group, f"least halo {number}")
         if exchanged[number] and (others or not combining):
-            route = make_route(hop.fetched, hop.received, needed.own, hop.num_inputs, group)
+            route = make_route(hop.fetched, hop.received, inputs, len(inputs), group)
             halo = make_halo(route, group, f"halo {number}")
         blocks.append(Block(hop, needed.rows, placed, halo, least))
     return blocks
 
 
-def least_route(hop: Hop, needed: Dependencies, placed: ResidentPlaced) -> Route:
-    """The route of a hop's cover; all ranks call it."""
+def least_route(hop: Hop, inputs: Tensor, placed: ResidentPlaced) -> Route:
+    """The route of a hop's cover; inputs: int64, the vertices of its inputs. All ranks call it."""
     cover = hop.cover
     asked = cover.asked.cast(placed.work.dtype)
-    edges, num_rows = cover.edges_asked, hop.num_inputs
-    return make_sum_route(asked, hop.fetched, cover.received, edges, needed.own, num_rows, placed.group)
+    edges, num_rows = cover.edges_asked, len(inputs)
+    return make_sum_route(asked, hop.fetched, cover.received, edges, inputs, num_rows, placed.group)

@@ -130,6 +130,7 @@ class StalePlan(CommunicatedPlan):
     name = "stale"
     options_type = StaleOptions
     exact = False
+    optimisations = ("ring", "overlap", "cover")
     options: StaleOptions
 
     def make_halo(self, route: Route, group: Group, name: str) -> StaleHalo:
@@ -145,7 +146,7 @@ class PlacedStale(PlacedVertices):
     """Tells its halos when a step begins."""
 
     def forward(self, step: Step) -> Tensor:
-        halos = {id(block.halo): block.halo for blocks in self.blocks for block in blocks}
+        halos = {id(block.halo): block.halo for blocks in self.whole.blocks for block in blocks}
         for halo in halos.values():
             if isinstance(halo, StaleHalo):
                 halo.begin(step.training)

@@ -1,0 +1,72 @@
+"""What a step reaches, against sets in plain Python, and what a part then computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.data.graph_checks import CALM
+from tests.strategies.graphs import make_graph
+from weft.data import Adjacency
+from weft.partition import Caching, Reach, make_dependencies
+
+NUM_PARTS = 3
+CACHING = Caching(costs=torch.ones(3, 5, dtype=torch.float64), ratio=0.5)
+
+
+def levels_of(adj: Adjacency, vertices: set[int], num_hops: int) -> list[set[int]]:
+    """The vertices of each level."""
+    sources = [row.tolist() for row in adj.indices.split(adj.degree.tolist())]
+    found = [vertices]
+    for _ in range(num_hops):
+        found.insert(0, found[0] | {u for v in found[0] for u in sources[v]})
+    return found
+
+
+@given(st.integers(1, 40), st.integers(0, 4), st.data())
+@CALM
+def test_each_level_has_the_sources_of_the_one_behind_it(num_vertices: int, num_hops: int, data: st.DataObject) -> None:
+    adj = make_graph(num_vertices).in_edges
+    vertices = data.draw(st.sets(st.integers(0, num_vertices - 1), max_size=3))
+    reach, expected = (
+        Reach.of(adj, torch.tensor(sorted(vertices), dtype=torch.int64), num_hops),
+        levels_of(adj, vertices, num_hops),
+    )
+    for level, members in enumerate(expected):
+        assert set((reach.levels >= level).nonzero().view(-1).tolist()) == members
+    assert reach.rows == tuple(map(len, expected))
+    assert reach.edges == tuple(sum(int(adj.degree[v]) for v in members) for members in expected[1:])
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
+def test_parts_compute_what_is_reached_and_what_they_then_need(ratio: float) -> None:
+    """A part has its own rows of each level; what it computes again is read by its rows; the rest it fetches."""
+    adj = make_graph(120).in_edges
+    part = torch.arange(120, dtype=torch.int32) * 7 % NUM_PARTS
+    reach = Reach.of(adj, torch.tensor([3, 50, 81]), 3)
+    caching = replace(CACHING, ratio=ratio)
+    for own in range(NUM_PARTS):
+        needed = make_dependencies(adj, part, own, NUM_PARTS, caching, reach=reach.levels)
+        whole = make_dependencies(adj, part, own, NUM_PARTS, caching)
+        assert needed.own.tolist() == [v for v in (3, 50, 81) if part[v] == own]
+        for level, hop in enumerate(needed.hops):
+            inputs = needed.rows[: hop.num_inputs]
+            targets, read = inputs[: hop.block.num_targets], set(read_by(adj, inputs[: hop.block.num_targets]))
+            mine = ((part == own) & (reach.levels >= level)).nonzero().view(-1)
+            assert set(inputs[part[inputs] == own].tolist()) == set(mine.tolist())
+            assert set(inputs[part[inputs] != own].tolist()) <= read | set(targets.tolist())
+            assert set(inputs.tolist()) <= set(whole.rows[: whole.hops[level].num_inputs].tolist())
+            assert set(hop.fetched.tolist()) == read - set(inputs.tolist())
+            assert (reach.levels[hop.fetched] >= level).all()
+            sources = torch.cat([inputs, hop.fetched])
+            assert torch.equal(sources[hop.block.indices.long()], adj.indices.long()[hop.edge_ids])
+        assert ratio < 1 or not any(len(hop.fetched) for hop in needed.hops)
+
+
+def read_by(adj: Adjacency, targets: Tensor) -> list[int]:
+    return [int(u) for v in targets for u in adj.indices[adj.indptr[v] : adj.indptr[v + 1]]]

@@ -1,0 +1,203 @@
+"""Steps that leave out the rows which no training vertex's loss, or no vertex's score, depends on: the same numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ranks import on_ranks
+from tests.strategies.cases import MACHINE, RESIDENT, Case, chosen, point
+from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
+from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, part_by, workload
+from weft.comm import Group
+from weft.engine.metrics import NodeTask
+from weft.nn import MODELS, Dot, LinkModel, SAGEConv, Stack, View, Workload
+from weft.partition import Reach
+from weft.strategies import STRATEGIES, ResidentPlaced, Step
+
+HAVING = [name for name in RESIDENT if "reach" in STRATEGIES[name].optimisations] + ["single"]
+FEW: dict[str, Any] = {"num_vertices": 150, "labels": 4}
+"""Of a graph where a step of three hops leaves rows of every level out."""
+CASE = Case(model="gcn", **FEW)
+
+
+def cases() -> list[Case]:
+    """Every model, coupled and decoupled, and whatever depends on which rows there are."""
+    found = [Case(model=model, decoupled=decoupled, **FEW) for model, decoupled in product(MODELS, (False, True))]
+    found += [Case(model=model, layers=2, input_dropout=0.3, **FEW) for model in ("gcn", "sage")]
+    found.append(Case(model="sage", layers=2, norm="batch", residual=True, **FEW))
+    found.append(Case(model="gin", norm="layer", residual=True, multilabel=True, without="reuse", **FEW))
+    found.append(Case(model="gcn", order="bfs", weighted=True, **FEW))
+    found.append(Case(model="sage", sparse=True, layers=2, **FEW))
+    found.append(Case(model="gat", edge_features=3, edge_attention=True, layers=2, **FEW))
+    found.append(Case(model="SAGEConv", layers=2, hidden=8, **FEW))
+    found.append(Case(model="GINEConv", layers=2, edge_features=3, **FEW))
+    found.append(Case(model="rgcn", typed="some", layers=2, blocks=2, hidden=8, **FEW))
+    found.append(Case(model="rgcn", typed="none", layers=2, bases=2, **FEW))
+    found.append(Case(model="gcn", num_vertices=150, labels=1, layers=2))  # ranks without a labelled vertex
+    return found
+
+
+def matrix() -> list[Any]:
+    named = {
+        f"{name}-{case.id}-P{size}": (name, case, size)
+        for size, name, case in product((1, 2, 3, 4), HAVING, cases())
+        if size == 1 or STRATEGIES[name].max_ranks != 1
+    }
+    quick = {one for one, (*_, size) in named.items() if size == 1 and one.startswith("single")}
+    quick |= chosen([one for one, (*_, size) in named.items() if size == 3], 1 / 8)
+    return [point(*one, name=name, quick=name in quick) for name, one in named.items()]
+
+
+@pytest.mark.parametrize(("name", "case", "size"), matrix())
+def test_equals_single_on_all_rows(name: str, case: Case, size: int) -> None:
+    """And what is counted is its trace."""
+    given = Given(machine=MACHINE, partition=part_by("random", case, size))
+    if case.reads_edges and STRATEGIES[name].traits.block_error:
+        return
+    found, of_types = given.plan(name, workload(case), size).reaches, name == "tensor" and case.typed
+    assert isinstance(found[False], str if of_types else Reach)
+    assert isinstance(found[True], str if of_types or case.norm == "batch" else Reach)
+    check_on_ranks(size, case, name, given)
+
+
+def offloaded() -> list[Any]:
+    named = {case.id: case for case in cases() if not case.typed}
+    quick = chosen(named, 1 / 6)
+    return [point(case, name=name, quick=name in quick) for name, case in named.items()]
+
+
+@pytest.mark.parametrize("case", offloaded())
+def test_offload_has_one_set_of_rows(case: Case) -> None:
+    """Those that any step reaches, on one rank."""
+    plan, given = Given(chunks=3).plan("offload", workload(case)), Given(chunks=3)
+    assert isinstance(plan.reach, str if case.norm == "batch" else Reach)
+    assert isinstance(given.plan("offload", workload(case), 2).reach, str)
+    check_on_ranks(1, case, "offload", given)
+
+
+@pytest.mark.parametrize("name", [*HAVING, "offload"])
+def test_it_aggregates_fewer_edges_and_maps_fewer_rows(name: str) -> None:
+    size = 1 if name in ("single", "offload") else 3
+    plan, without = (
+        Given(machine=MACHINE).plan(name, workload(replace(CASE, without=one)), size) for one in ("", "reach")
+    )
+    for training in (True, False):
+        traces, wholes = ([one.trace(rank, training=training) for rank in range(size)] for one in (plan, without))
+        assert sum(one.edges for one in traces) < sum(one.edges for one in wholes) / 2
+        assert sum(one.flops for one in traces) < sum(one.flops for one in wholes) / 2
+        sent, of_all = (sum(sum(one.bytes_sent.values()) for one in each) for each in (traces, wholes))
+        assert sent < of_all or name in ("single", "cached", "offload")  # which fetch nothing
+    assert name == "offload" or plan.memory() < without.memory()
+
+
+def test_nothing_is_copied_where_labels_are_everywhere() -> None:
+    plan = Given().plan("single", workload(Case(model="gcn")))
+    assert set(plan.step_plans.values()) == {plan}
+    placed = plan.place(Group())
+    assert not placed.shares
+    assert "reach" not in placed.describe()
+    assert placed.topology.adjacency.indices.data_ptr() == plan.work.graph.in_edges.indices.data_ptr()
+
+
+class Centred(torch.nn.Module):
+    """A layer whose rows know each other, as they may on one rank."""
+
+    out_width = NUM_CLASSES
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = SAGEConv(NUM_FEATURES, NUM_CLASSES)
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(view, x - x.mean(0))
+        return y
+
+
+class Twice(Centred):
+    """A layer that aggregates twice, so that nobody can tell which rows are between."""
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        y: Tensor = view.propagate(self.conv(view, x))
+        return y
+
+
+def linked() -> LinkModel:
+    return LinkModel(Stack([SAGEConv(NUM_FEATURES, NUM_CLASSES)]), Dot())
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (lambda: Stack([Centred()]), "beside other rows"),
+        (lambda: Stack([Twice()]), "aggregates one after another"),
+        (linked, "links may join any vertices"),
+        (lambda: workload(replace(CASE, norm="batch")).model, "BatchNorm takes its statistics over all rows"),
+    ],
+    ids=["coupled", "twice", "links", "batch norm"],
+)
+def test_where_all_rows_are_read_the_run_says_why(model: Any, said: str) -> None:
+    work = Workload(model().double(), CASE.build()[0])
+    placed = Given().plan("single", work).place(Group())
+    assert isinstance(placed, ResidentPlaced)
+    assert True not in placed.shares
+    assert said in placed.describe()["reach"]["training"]
+    assert said in placed.describe()["summary"]
+    (step,) = placed.steps(0)
+    assert step.vertices is None
+
+
+def test_it_can_be_switched_off_and_on_for_a_step() -> None:
+    """A step without vertices is of all rows, whatever the plan's own steps read."""
+    work = workload(CASE)
+    placed = Given().plan("single", work).place(Group())
+    whole = Given().plan("single", workload(replace(CASE, without="reach"))).place(Group())
+    assert isinstance(placed, ResidentPlaced)
+    assert isinstance(whole, ResidentPlaced)
+    assert set(placed.shares) == {True, False}
+    assert not whole.shares
+    step = Step(epoch=3, training=True)
+    logits = whole.forward(step)
+    check_close(placed.forward(step), logits, "all rows")
+    (few,) = placed.steps(3)
+    assert few.vertices is not None
+    assert few.batch_size == len(few.vertices) == CASE.labels
+    check_close(placed.forward(few), logits[few.vertices], "reached rows, dropout included")
+
+
+def test_scores_are_those_of_all_rows() -> None:
+    work = workload(CASE)
+    placed = Given().plan("single", work).place(Group())
+    task = NodeTask(work.graph, placed.rows, placed.group)
+    every, few = Step(epoch=0, training=False), placed.evaluation(0)
+    assert few.vertices is not None
+    counts = task.counts(placed.forward(few), few)
+    assert counts == task.counts(placed.forward(every), every)
+    assert counts["train"][1] == counts["val"][1] == CASE.labels
+
+
+def check_twice(group: Group, name: str) -> None:
+    """Two runs have the same bits."""
+    runs = [Session(CASE, name, group, Given(machine=MACHINE)) for _ in range(2)]
+    first, second = (one.losses(3, one.step(0)[1]) for one in runs)
+    assert first == second
+    for parameter, gradient in runs[0].gradients().items():
+        assert torch.equal(gradient, runs[1].gradients()[parameter])
+
+
+@pytest.mark.parametrize("size", [1, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 3, 4))])
+def test_a_run_repeated_is_the_same_to_the_bit(size: int) -> None:
+    on_ranks(size, check_twice, "single" if size == 1 else "hybrid")
+
+
+def test_a_planted_error_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that stand in another order than those whose features they have."""
+    right = ResidentPlaced.make_inputs
+    monkeypatch.setattr(ResidentPlaced, "make_inputs", lambda placed, rows: right(placed, rows.flip(0)))
+    with pytest.raises(AssertionError, match="logits"):
+        check_case(Group(), CASE, "single")
