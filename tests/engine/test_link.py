@@ -17,7 +17,7 @@ import weft
 from tests.data.test_links import make
 from tests.engine.running import train
 from tests.ranks import on_ranks
-from tests.strategies.cases import EXACT, MACHINE
+from tests.strategies.cases import EXACT, MACHINE, OWN, point, turn
 from tests.strategies.planted import replaced, too_large
 from tests.strategies.session import Given, check_close
 from weft.cli import main
@@ -170,11 +170,13 @@ def check(group: Group, case: Case, name: str, expected: Reference) -> None:
 
 
 def matrix() -> list[Any]:
-    return [
-        pytest.param(name, case, size, id=f"{name}-{case.id}-P{size}")
-        for size, case in product((1, 2, 3), CASES)
-        for name in (EXACT if size < 3 else ("tensor", "hybrid", "pipeline"))
-    ]
+    """Every case under every strategy; quick on one number of ranks, and under an example's strategy one case."""
+    points = []
+    for case, name in product(CASES, EXACT):
+        sizes = (1, 2, 3) if name in ("tensor", "hybrid", "pipeline") else (1, 2)
+        quick = sizes[turn(f"{name}-{case.id}", len(sizes))] if name not in OWN or case is CASES[0] else None
+        points += [point(name, case, size, name=f"{name}-{case.id}-P{size}", quick=size == quick) for size in sizes]
+    return points
 
 
 @pytest.mark.parametrize(("name", "case", "size"), matrix())
@@ -202,7 +204,7 @@ def check_planted(group: Group, case: Case, expected: Reference) -> None:
         check(group, case, "tensor", expected)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_planted_error_shows(size: int) -> None:
     on_ranks(size, check_planted, CASES[0], reference(CASES[0]))
 

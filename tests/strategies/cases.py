@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import pairwise, product
 from typing import Any
 
@@ -32,6 +33,8 @@ RESIDENT = [name for name in EXACT if issubclass(STRATEGIES[name], ResidentPlan)
 """Those whose rows stay where they are; test_offload.py and test_pipeline.py have the matrices of the others."""
 OWN = [name for name in RESIDENT if not STRATEGIES[name].__module__.startswith("weft.")]
 """Those of the examples, of whose tests an eighth is quick."""
+SIZES = (1, 2, 3, 4)
+"""The numbers of ranks that cases are tested on."""
 MACHINE = Machine(seconds_per_flop=1e-10, seconds_per_edge=1e-9, seconds_per_byte=8e-10)
 """Such that hybrid caches some of the sources and fetches others."""
 
@@ -66,7 +69,7 @@ class Case:
     steps: int = 2
     """Adam steps whose losses are compared. An error in a moment shows in the second, in a decay perhaps later."""
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The model, and what differs from the defaults, as part of a test's name."""
         words = [self.model]
@@ -219,11 +222,26 @@ def turn(name: str, turns: int) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % turns
 
 
-def chosen_of(names: dict[str, str], share: float) -> set[str]:
-    """As `chosen`, of names of tests by that of their strategy; of an example's strategy, an eighth of all."""
-    return chosen({one for one, name in names.items() if name not in OWN}, share) | {
-        one for one, name in names.items() if name in OWN and turn(one, 8) == 0
-    }
+def quick_size(name: str, case: Case) -> int | None:
+    """The one number of ranks on which a case is quickly tested under a strategy; None: it is not.
+
+    Four for a case so small that one of them has nothing of it, else any of the first three.
+    """
+    if name in OWN and turn(case.id, 8):
+        return None
+    small = case.num_vertices < 8 or case.hidden < 4
+    return SIZES[-1] if small else SIZES[turn(f"{name}-{case.id}", 3)]
+
+
+def quick_cases(of: list[Case], shares: dict[int, float]) -> list[tuple[Case, int]]:
+    """A share of the cases by number of ranks, and on the first of these numbers one of each model that is left."""
+    found = []
+    for size, share in shares.items():
+        quick = chosen([f"{case.id}-P{size}" for case in of], share)
+        found += [(case, size) for case in of if f"{case.id}-P{size}" in quick]
+    models = {case.model for case, _ in found}
+    left = {case.model: case for case in of if case.model not in models}
+    return found + [(case, next(iter(shares))) for case in left.values()]
 
 
 def chosen(names: Collection[str], share: float) -> set[str]:

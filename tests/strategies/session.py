@@ -64,10 +64,11 @@ class Planned:
     def of(cls, case: Case, name: str, given: Given, size: int) -> Planned:
         work = workload(case)
         plan = given.plan(name, work, size)
+        if isinstance(plan, OffloadPlan):  # whose traces leave nothing behind; what is foreseen, no rank needs
+            return cls(plan._cuts(), work.outlines, work.maps)
         for rank, training in product(range(size), (True, False)):
             plan.trace(rank, training=training)
-        decide = plan._cuts if isinstance(plan, OffloadPlan) else plan.decisions  # what is foreseen, no rank needs
-        return cls(decide(), work.outlines, work.maps)
+        return cls(plan.decisions(), work.outlines, work.maps)
 
     def workload(self, case: Case) -> Workload:
         """That of the case, of which what is known here is found out."""
@@ -78,16 +79,25 @@ class Planned:
 
 
 class Session:
-    """A case under a strategy: what can be seen of it."""
+    """A case under a strategy: what can be seen of it. traced: whether its trace is made, before it is placed."""
 
     def __init__(
-        self, case: Case, strategy: str, group: Group, given: Given = NOTHING, planned: Planned | None = None
+        self,
+        case: Case,
+        strategy: str,
+        group: Group,
+        given: Given = NOTHING,
+        planned: Planned | None = None,
+        *,
+        traced: bool = False,
     ) -> None:
         self.case, self.group = case, group
         work = planned.workload(case) if planned else workload(case)
         self.graph = work.graph
         self.plan = given.plan(strategy, work, group.size, planned.decisions if planned else None)
-        self._traces = {training: self.plan.trace(group.rank, training=training) for training in (True, False)}
+        self._traces = {
+            training: self.plan.trace(group.rank, training=training) for training in ((True, False) if traced else ())
+        }
         self.strategy: Placed = self.plan.place(group, seed=7)
         self.model = self.strategy.model
         self.task = NodeTask(self.graph, self.strategy.rows, group, self.strategy.empty_rows, self.strategy.rows_device)
@@ -131,18 +141,23 @@ class Session:
         total = self.group.all_reduce(whole, tag="test")
         return total[self.graph.ids.argsort()] if self.graph.ids is not None else total
 
-    def losses(self, steps: int) -> list[float]:
-        """This rank's part of the losses of Adam steps."""
+    def restore(self, gradients: dict[str, Tensor]) -> None:
+        """Gives the parameters the gradients that a step left."""
+        for name, parameter in self.model.named_parameters():
+            parameter.grad = gradients.get(name)
+
+    def losses(self, steps: int, first: float) -> list[float]:
+        """This rank's part of the losses of Adam steps; first: that of `step(0)`, whose gradients are there."""
         optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02, weight_decay=1e-3)
-        losses = []
-        for epoch in range(steps):
-            losses.append(self.step(epoch)[1])
+        losses = [first]
+        for epoch in range(1, steps):
             optimizer.step()
+            losses.append(self.step(epoch)[1])
         return losses
 
-    def all_losses(self, steps: int) -> Tensor:
-        """The losses of Adam steps, summed over the ranks, float64 [steps]."""
-        parts = [report["losses"] for report in self.group.all_gather_object({"losses": self.losses(steps)})]
+    def all_losses(self, steps: int, first: float) -> Tensor:
+        """The same, summed over the ranks, float64 [steps]."""
+        parts = [report["losses"] for report in self.group.all_gather_object({"losses": self.losses(steps, first)})]
         return torch.tensor(parts, dtype=torch.float64).sum(0)
 
     def evaluation(self) -> Tensor:
@@ -174,11 +189,12 @@ class Reference:
     @classmethod
     def of(cls, case: Case) -> Reference:
         whole = Session(replace(case, order="none", without=""), "single", Group())
-        logits, _ = whole.step(0)
+        logits, loss = whole.step(0)
         gradients, input_gradient = whole.gradients(), whole.input_gradient()
         assert input_gradient is not None
         evaluation = whole.evaluation()
-        losses = torch.tensor(whole.losses(case.steps), dtype=torch.float64)
+        whole.restore(gradients)
+        losses = torch.tensor(whole.losses(case.steps, loss), dtype=torch.float64)
         return cls(logits, evaluation, input_gradient, losses, gradients)
 
     @classmethod
@@ -219,12 +235,12 @@ def _check_rank(group: Group, case: Case, name: str, given: Given, planned: Plan
 
 def check_case(group: Group, case: Case, name: str, given: Given = NOTHING, planned: Planned | None = None) -> Session:
     """Logits, every gradient, losses and scores of `name` equal single's; its counts equal its trace."""
-    expected, placed = reference(case), Session(case, name, group, given, planned)
+    expected, placed = reference(case), Session(case, name, group, given, planned, traced=True)
     rows = placed.strategy.topology.ids[placed.strategy.rows]
 
     placed.meter.take("train")
     with Flops() as flops:
-        logits, _ = placed.step(0)
+        logits, loss = placed.step(0)
     check_counts(placed.meter.take("train"), placed.trace(training=True), case)
     check_flops(flops, placed.trace(training=True), case)
     check_close(logits, expected.logits[rows], f"{case}: logits")
@@ -245,7 +261,8 @@ def check_case(group: Group, case: Case, name: str, given: Given = NOTHING, plan
     check_counts(placed.meter.take("eval"), placed.trace(training=False), case)
     check_flops(flops, placed.trace(training=False), case)
 
-    check_close(placed.all_losses(case.steps), expected.losses, f"{case}: losses of Adam steps")
+    placed.restore(gradients)
+    check_close(placed.all_losses(case.steps, loss), expected.losses, f"{case}: losses of Adam steps")
     return placed
 
 

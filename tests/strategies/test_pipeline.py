@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.ranks import on_ranks, spawn
-from tests.strategies.cases import Case, cases, chosen, point, pyg_cases, turn, typed_cases
+from tests.strategies.cases import Case, cases, point, pyg_cases, quick_cases, turn, typed_cases
 from tests.strategies.planted import check_planted, replaced
 from tests.strategies.session import Given, Session, check_on_ranks, part_by
 from weft.chunks.aggregates import ChunkAggregates
@@ -25,9 +25,11 @@ from weft.partition import METHODS
 from weft.strategies.pipeline.order import halo_plan, order_ranks
 from weft.strategies.vertex.plan import CommunicatedPlan, VertexOptions
 
-CHUNKS = (1, 3, 16)
+CHUNKS = (1, 3, 8)
+"""On three ranks the last is one for each row."""
 WITHOUT = ("", "inter", "intra", "priority", "eager", "keep")
-SHARES = {1: 1 / 12, 2: 1 / 8, 3: 1 / 4}
+SLOW = pytest.mark.slow
+SHARES = {1: 1 / 16, 2: 1 / 12, 3: 1 / 6}
 """Of the cases that are quickly tested by P, each in one of the ways."""
 
 
@@ -46,12 +48,9 @@ def matrix() -> list[Any]:
     """Some cases in one of the ways; and every case in every number of chunks, an optimisation left out in turn."""
     points: dict[str, Any] = {}
     ways = list(product(CHUNKS, WITHOUT))
-    for size, share in SHARES.items():
-        quick = chosen([f"{case.id}-P{size}" for case in all_cases()], share)
-        for case in all_cases():
-            if f"{case.id}-P{size}" in quick:
-                name, values = given(case, *ways[turn(f"{case.id}-P{size}", len(ways))], size)
-                points[name] = point(*values, name=name, quick=True)
+    for case, size in quick_cases(all_cases(), SHARES):
+        name, values = given(case, *ways[turn(f"{case.id}-P{size}", len(ways))], size)
+        points[name] = point(*values, name=name, quick=True)
     for size, case, chunks, saving in product((1, 2, 3, 4), all_cases(), CHUNKS, WITHOUT):
         name, values = given(case, chunks, saving, size)
         points.setdefault(name, point(*values, name=name, quick=False))
@@ -127,7 +126,7 @@ def lose_a_sender(group: Group, number: int) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("number", [0, 4, 10])
+@pytest.mark.parametrize("number", [pytest.param(0, marks=SLOW), 4, pytest.param(10, marks=SLOW)])
 def test_a_peer_lost_while_it_sends_is_named(number: int) -> None:
     said, _ = spawn(2, lose_a_sender, number, timeout_seconds=5)
     assert said.startswith("rank 0 lost rank 1 in "), said

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.ranks import on_ranks
-from tests.strategies.cases import Case
+from tests.strategies.cases import Case, point
 from tests.strategies.session import Flops, Given, Session, check_counts, check_flops
 from weft.comm import Group, make_route
 from weft.core.meter import Counts
@@ -118,7 +118,7 @@ def check_steps(session: Session, counts: list[Counts], fresh: list[int]) -> Non
 
 def check_case(group: Group, case: Case) -> None:
     def stale(refresh_every: int, staleness: float = 0.0) -> Session:
-        return Session(case, "stale", group, Given(refresh_every=refresh_every, staleness=staleness))
+        return Session(case, "stale", group, Given(refresh_every=refresh_every, staleness=staleness), traced=True)
 
     exact = Session(case, "communicated", group)
     losses, _ = trained(exact, 7)
@@ -179,6 +179,6 @@ def test_rows_that_change_much_are_refreshed() -> None:
     on_ranks(2, check_bound)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [point(case, name=case.id, quick=case in CASES[::3]) for case in CASES])
 def test_training_with_old_halos(case: Case) -> None:
     on_ranks(2, check_case, case)

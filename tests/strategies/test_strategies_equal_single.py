@@ -1,6 +1,6 @@
 """The parity matrix: every resident strategy x every model x P, each a test: `pytest -k "tensor and gat"`.
 
-A part of it is quick, chosen by a hash of the names; `pytest -m ""` runs all.
+Each model under each strategy is quick on one number of ranks, chosen by a hash of the names; `pytest -m ""` runs all.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from tests.strategies.cases import (
     MACHINE,
     PARTS_OF_LOGITS,
     RESIDENT,
+    SIZES,
     Case,
     cases,
-    chosen,
-    chosen_of,
     point,
     pyg_cases,
+    quick_size,
+    turn,
     typed_cases,
 )
 from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
@@ -45,20 +46,15 @@ from weft.nn import MODELS, Linear, RowLayer, Stack, View, Workload
 from weft.partition import METHODS
 from weft.strategies import STRATEGIES, Step
 
-SHARES = {1: 1.0, 2: 0.5, 3: 0.25, 4: 0.25}
-"""Of the strategies that a case is quickly tested under, by P."""
+
+def matrix(of: list[Case]) -> list[Any]:
+    return [
+        point(name, case, size, name=f"{name}-{case.id}-P{size}", quick=size == quick_size(name, case))
+        for case, name, size in product(of, RESIDENT, SIZES)
+    ]
 
 
-def matrix() -> list[Any]:
-    points = []
-    for size, case in product(SHARES, cases() + pyg_cases()):
-        names = {f"{name}-{case.id}-P{size}": name for name in RESIDENT}
-        quick = chosen_of(names, SHARES[size])
-        points += [point(name, case, size, name=one, quick=one in quick) for one, name in names.items()]
-    return points
-
-
-@pytest.mark.parametrize(("name", "case", "size"), matrix())
+@pytest.mark.parametrize(("name", "case", "size"), matrix([*cases(), *pyg_cases()]))
 def test_equals_single(name: str, case: Case, size: int) -> None:
     """Or says in a sentence that a strategy has no edges for the layers that ask for them."""
     if case.reads_edges and STRATEGIES[name].traits.block_error:
@@ -72,46 +68,34 @@ def check_refused(group: Group, name: str, case: Case) -> None:
         Session(case, name, group)
 
 
-def typed() -> list[Any]:
-    points = []
-    for size, case in product(SHARES, typed_cases()):
-        names = {f"{name}-{case.id}-P{size}": name for name in RESIDENT}
-        quick = chosen_of(names, 1.0) if size in (1, 3) else set()
-        points += [point(name, case, size, name=one, quick=one in quick) for one, name in names.items()]
-    return points
-
-
-@pytest.mark.parametrize(("name", "case", "size"), typed())
+@pytest.mark.parametrize(("name", "case", "size"), matrix(typed_cases()))
 def test_typed_graphs_equal_single(name: str, case: Case, size: int) -> None:
     check_on_ranks(size, case, name, Given(machine=MACHINE))
 
 
-SIZES = [pytest.param(size, id=f"P{size}", marks=pytest.mark.slow if size in (2, 4) else ()) for size in SHARES]
-SEVERAL = SIZES[1:]
+ONE_OR_THREE = [point(size, name=f"P{size}", quick=size in (1, 3)) for size in SIZES]
+SEVERAL = ONE_OR_THREE[1:]
 EMBEDDED = Case(model="rgcn", typed="some", layers=2, bases=2)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", ONE_OR_THREE)
 def test_cached_rows_of_embeddings_where_a_rank_has_none(size: int) -> None:
     empty = torch.zeros(EMBEDDED.num_vertices, dtype=torch.int32)
     check_on_ranks(size, EMBEDDED, "cached", Given(partition=empty))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", ONE_OR_THREE)
 def test_embedded_rows_of_which_some_are_cached(size: int) -> None:
     check_on_ranks(size, EMBEDDED, "hybrid", Given(partition=part_by("random", EMBEDDED, size), cache_ratio=0.5))
 
 
 def partitions() -> list[Any]:
+    """Every model under every method; quick on three ranks under one of them."""
     points = []
-    for size in (2, 3, 4):
-        named = {
-            f"{case.id}-{method}-P{size}": (case, method)
-            for (model, decoupled), method in product(product(MODELS, (False, True)), METHODS)
-            for case in [Case(model=model, decoupled=decoupled, input_dropout=0.3, weighted=True)]
-        }
-        quick = chosen(named, 1 / 3) if size == 3 else set()
-        points += [point(*one, size, name=name, quick=name in quick) for name, one in named.items()]
+    for model, decoupled, method, size in product(MODELS, (False, True), METHODS, SIZES[1:]):
+        case = Case(model=model, decoupled=decoupled, input_dropout=0.3, weighted=True)
+        quick = size == 3 and method == sorted(METHODS)[turn(case.id, len(METHODS))]
+        points.append(point(case, method, size, name=f"{case.id}-{method}-P{size}", quick=quick))
     return points
 
 
@@ -161,7 +145,7 @@ def test_hybrid_keeps_a_limit_of_memory(size: int) -> None:
 
 
 @pytest.mark.parametrize("error", EXACT)
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", SEVERAL)
 def test_a_planted_error_shows(size: int, error: str) -> None:
     """One in what each strategy moves."""
     if error not in PLANTED:
@@ -169,7 +153,7 @@ def test_a_planted_error_shows(size: int, error: str) -> None:
     check_planted(size, error, Case(model="gcn"), Given(cache_ratio=0.5, scratch=Path(tempfile.gettempdir())))
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", SEVERAL)
 def test_a_planted_error_in_partial_logits_shows(size: int) -> None:
     check_planted(size, "logits", PARTS_OF_LOGITS, Given(), shows="logits")
 
