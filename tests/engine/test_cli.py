@@ -25,6 +25,7 @@ from weft.engine import run
 
 HYBRID = ("--strategy", "hybrid", "--workers", "2")
 Damage = Callable[[Path], None]
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture
@@ -291,7 +292,7 @@ def test_told_to_stop_in_its_last_lines(number: signal.Signals) -> None:
     assert errors == f"weft: stopped by {number.name}\n"
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize("seconds", [pytest.param(0.0, marks=SLOW), 0.2, pytest.param(0.5, marks=SLOW)])
 def test_told_to_stop_before_it_trains(seconds: float, tmp_path: Path) -> None:
     options = "train rmat:20k,200k --random-features 8 --random-classes 3 --epochs 100000 --strategy hybrid --workers 2"
     run = start(*options.split(), "--out", tmp_path / "run")

@@ -36,6 +36,7 @@ RUN = ["train", "digits", "--hidden", "16", "--dtype", "float64", "--norm", "bat
 OFFLOAD = ["--strategy", "offload", "--chunks", "3"]
 EPOCHS = 12
 OPTIONS: dict[str, Any] = {"quiet": True, "hidden": 16, "dtype": "float64", "norm": "batch"}
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_a_finished_run(whole: Path, tmp_path: Path) -> None:
     assert not list(scratch.iterdir())
 
 
-@pytest.mark.parametrize(("strategy", "workers"), [("single", 1), ("tensor", 2)])
+@pytest.mark.parametrize(("strategy", "workers"), [pytest.param("single", 1, marks=SLOW), ("tensor", 2)])
 def test_resumed_under_offload_and_back(whole: Path, tmp_path: Path, strategy: str, workers: int) -> None:
     """4 epochs elsewhere, 4 under offload, 4 elsewhere: those of an unbroken run."""
     out = tmp_path / "run"
@@ -126,16 +127,16 @@ def refusal(capsys: pytest.CaptureFixture[str], out: Path, *arguments: str | Pat
     return code, line.removeprefix("weft: error: ")
 
 
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=SLOW), 2])
 def test_too_little_device_memory_is_refused_with_what_works(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, workers: int
 ) -> None:
-    for workers in ("1", "2"):
-        code, said = refusal(capsys, tmp_path / "out", "--device-memory", "1kB", "--workers", workers)
-        assert code == 2
-        assert said.startswith("--device-memory 1.0 kB: one vertex with its ")
-        least = said.partition("give --device-memory ")[2].partition(",")[0]
-        works = ["train", SMALL, "--strategy", "offload", "--epochs", "1", "--device-memory", least]
-        assert command(*works, "--out", tmp_path / workers, workers=int(workers)).result == 0
+    code, said = refusal(capsys, tmp_path / "out", "--device-memory", "1kB", "--workers", str(workers))
+    assert code == 2
+    assert said.startswith("--device-memory 1.0 kB: one vertex with its ")
+    least = said.partition("give --device-memory ")[2].partition(",")[0]
+    works = ["train", SMALL, "--strategy", "offload", "--epochs", "1", "--device-memory", least]
+    assert command(*works, "--out", tmp_path / "works", workers=workers).result == 0
 
 
 @pytest.mark.parametrize(("strategy", "name"), [("offload", "prefetch"), ("pipeline", "intra")])
@@ -187,7 +188,7 @@ def limited_main(arguments: list[str]) -> int:
     return main(arguments)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=SLOW), 2])
 def test_a_disk_that_gets_full_is_one_line(tmp_path: Path, workers: int) -> None:
     scratch, out = tmp_path / "scratch", tmp_path / "out"
     scratch.mkdir()
@@ -232,7 +233,7 @@ def failing(call: Callable[..., Any], after: int, number: int) -> Callable[..., 
     return refused
 
 
-@pytest.mark.parametrize("after", [0, 3, 20])
+@pytest.mark.parametrize("after", [0, pytest.param(3, marks=SLOW), 20])
 def test_no_room_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: int) -> None:
     """What fails behind the forecast fails in one sentence."""
     monkeypatch.setattr(os, "posix_fallocate", failing(os.posix_fallocate, after, errno.ENOSPC))

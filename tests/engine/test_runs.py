@@ -81,7 +81,7 @@ def test_a_real_graph_gives_the_same_scores(weft_data: Callable[[str], Path], tm
             out=tmp_path / strategy,
             quiet=True,
             dtype="float64",
-            epochs=40,
+            epochs=15,
             strategy=strategy,
             workers=workers,
             order=order,
@@ -313,6 +313,7 @@ def test_models_that_cannot_run(tmp_path: Path, model: torch.nn.Module, said: st
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_rank_killed_among_others(tmp_path: Path) -> None:
     """Ranks wait for each other's halos, pair by pair; one line says who is gone all the same."""
     process = start(

@@ -166,7 +166,7 @@ def evenness(loads: tuple[int, ...]) -> float:
     return max(abs(load - mean) for load in loads) / mean
 
 
-@pytest.mark.parametrize("num_parts", [4, 8])
+@pytest.mark.parametrize("num_parts", [pytest.param(4, marks=pytest.mark.slow), 8])
 def test_balanced_evens_out_a_power_law_graph(num_parts: int) -> None:
     """R-MAT has one dense core. METIS by vertices leaves it in one part; by in-edges it must cut as balanced does."""
     graph = load("rmat:20k,300k")
@@ -180,7 +180,7 @@ def test_balanced_evens_out_a_power_law_graph(num_parts: int) -> None:
     assert sum(quality.remote) <= sum(even_edges.remote)
 
 
-@pytest.mark.parametrize("num_parts", [4, 8])
+@pytest.mark.parametrize("num_parts", [pytest.param(4, marks=pytest.mark.slow), 8])
 def test_balanced_against_metis_on_a_social_network(weft_data: Callable[[str], Path], num_parts: int) -> None:
     graph = load(weft_data("topo_soc-Slashdot0902"))
     by_metis = make_book(graph, num_parts, method="metis").quality

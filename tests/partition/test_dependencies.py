@@ -18,7 +18,7 @@ from weft.partition.dependencies import choose_cached
 
 ROW_SECONDS, EDGE_SECONDS, FETCH_SECONDS, ROW_BYTES, EDGE_BYTES = range(5)
 NUM_PARTS = 4
-MANY = settings(CALM, max_examples=500)
+MANY = settings(CALM, max_examples=200)
 Row = tuple[int, int]
 """A vertex and a level."""
 
