@@ -39,6 +39,7 @@ from weft.strategies.single import OneRankPlan
 from weft.strategies.tensor.attention import AttentionPlan
 from weft.strategies.tensor.columns import Columns, RowCounts, operations
 from weft.strategies.tensor.reached import LevelRows, ReachedColumns
+from weft.strategies.vertex.plan import VertexPlan
 from weft.strategies.vertex.setup import make_blocks
 
 EDGE_ID_BYTES = 8  # of an edge that has a type or features: its place among all edges
@@ -68,7 +69,7 @@ class TensorPlan(ResidentPlan):
         "holds only some columns of every row: use --strategy single"
     )
     options: TensorOptions
-    one: OneRankPlan | None = None
+    one: VertexPlan | None = None
     """Of what its steps read, which all are blocks of one rank; None: the whole graph."""
 
     def find_reach(self, *, training: bool) -> Reach | str:
@@ -94,6 +95,7 @@ class TensorPlan(ResidentPlan):
         blocks = make_blocks(placed, needed, (), (), self.one.make_halo)
         levels = [self.level(hop) for hop in range(len(blocks) + 1)]
         rows, *_, last = self.level_rows(group.rank)
+        assert isinstance(last, Tensor)
         row_ids = whole.ids[rows].to(group.device)
         exchanges, first = [], 0
         for hops in self.one.stage_hops():

@@ -134,5 +134,5 @@ class _Reordered(Function):
         return x.index_select(0, order)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad.index_select(0, ctx.back), None, None

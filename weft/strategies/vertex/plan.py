@@ -64,7 +64,7 @@ class VertexPlan(ResidentPlan):
     """One program on P ranks, exact, that caches a share of the remote sources and fetches the others."""
 
     options_type: ClassVar[type[Options]] = VertexOptions
-    optimisations = ("reach", "ring", "overlap", "cover")
+    optimisations: ClassVar[tuple[str, ...]] = ("reach", "ring", "overlap", "cover")
     traits = SPREAD._replace(shrinks_rows=True)
     ratio: ClassVar[float | None] = None
     """The share of remote sources that is cached; None: as the person says, or by cost."""
@@ -308,7 +308,7 @@ class PlacedVertices(ResidentPlaced):
             ended = f"--cache-memory ends the caching at {max(cached):,} vertices, the others are fetched"
             known["summary"] = "; ".join(filter(None, (known.get("summary"), ended)))
         return known | {
-            "vertices": len(self.rows),
+            "vertices": len(self.plan.own_rows(self.group.rank)),
             "cached": cached,
             "fetched": [
                 sum(hop.cover.received if number in plan.covered else hop.received) * fetching[number]
