@@ -302,7 +302,7 @@ class PlacedVertices(ResidentPlaced):
             ended = f"--cache-memory ends the caching at {max(cached):,} vertices, the others are fetched"
             known["summary"] = "; ".join(filter(None, (known.get("summary"), ended)))
         return known | {
-            "vertices": len(self.rows),
+            "vertices": len(self.plan.own_rows(self.group.rank)),
             "cached": cached,
             "fetched": [
                 sum(hop.cover.received if number in plan.covered else hop.received) * fetching[number]
