@@ -67,7 +67,7 @@ def check_records(run: weft.Run) -> None:
         ("--batch-size 0", "--batch-size 0: give a number of vertices from 1, or all"),
         ("--sampling weighted", "--sampling weighted: digits has no edge weights: give uniform or labor"),
         ("--cache-memory 100", "--cache-memory 100: the features of a vertex take 256 bytes: give as many"),
-        ("--cache-memory 900TB", "--cache-memory 9e+05 GB of 1 rank would take 9e+05 GB of memory, and there are"),
+        ("--cache-memory 900TB", "--cache-memory 9e+05 GB on 1 rank would take 9e+05 GB of memory, and there are"),
         ("--task link", "--task link: strategy split has none of it yet"),
         ("--workers 2 --strategy sampled --norm batch", "--strategy sampled: batch norm would count a vertex once"),
         ("--workers 2 --decoupled --model gat", "--strategy split: no --decoupled model with attention"),

@@ -97,7 +97,7 @@ class MiniBatchPlan(CommunicatedPlan):
         if memory < (least := int(widths.min())):
             raise InputError(f"--cache-memory {memory}: the features of a vertex take {least} bytes: give as many")
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
-        what = f"--cache-memory {format_bytes(memory)} of {ranks_here} {'rank' if ranks_here == 1 else 'ranks'}"
+        what = f"--cache-memory {format_bytes(memory)} on {ranks_here} {'rank' if ranks_here == 1 else 'ranks'}"
         require_memory(memory * ranks_here, what, "give less")
 
     def _refuse_steps(self, asked: Sequence[GraphOperation]) -> None:
