@@ -3,8 +3,8 @@
     python benchmarks/minibatches.py --graphs "topo_dblp-2010;tolokers" --batch-sizes 1024,4096 --out NAME
 
 Batches are drawn for all ranks in one process, without a network. `sampled`: a micro-batch of each rank; `split`: one
-mini-batch by the owners of METIS. Caches hold the rows that were read most in an epoch before: of all vertices on each
-rank (sampled), or of its own (split). Seconds are of one thread, of all ranks together; split's also of one rank alone.
+mini-batch by owners, as `split` finds them or by --partition. Caches are those of --cache-memory. Seconds are of one
+thread, of all ranks together; split's also of one rank alone.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from typing import Any
 
 import torch
 from kernels import save
-from torch import Tensor
 
 import weft
+from weft.comm import Group
 from weft.data import Graph
-from weft.data.sampling import parse_fanouts
+from weft.nn import Workload, make_model
 from weft.partition import Dependencies, make_book
-from weft.strategies.split.sampler import BatchSampler, Drawn, ask_each_other
+from weft.strategies.split.cache import CachedRows
+from weft.strategies.split.plan import BatchOptions, MiniBatchPlan, SampledPlan, SplitPlan
+from weft.strategies.split.sampler import Drawn, ask_each_other
 
 SHARES = (0.0, 0.1, 0.25)
-BEFORE, NOW = 0, 1  # epochs: what is cached is chosen by the one, and counted in the other
 
 
 def main() -> int:
@@ -37,10 +38,11 @@ def main() -> int:
     for name in options.graphs.split(";"):
         bare = name.startswith(("topo_", "rmat"))
         graph = weft.load(name, random_features=1 if bare else 0, random_classes=16 if bare else 0)
-        part = make_book(graph, options.ranks, method=options.partition).part
         print(f"{name}: {graph.num_vertices:,} vertices, {graph.num_edges:,} edges", flush=True)
         for batch_size in map(int, options.batch_sizes.split(",")):
-            row = {"graph": name, **measure(graph, part, batch_size, options)}
+            if batch_size > int(graph.train_mask.sum()):
+                continue
+            row = {"graph": name, **measure(graph, batch_size, options)}
             rows.append(row)
             report(row)
     if options.out:
@@ -48,54 +50,47 @@ def main() -> int:
     return 0
 
 
-def measure(graph: Graph, part: Tensor, batch_size: int, options: argparse.Namespace) -> dict[str, Any]:
+def measure(graph: Graph, batch_size: int, options: argparse.Namespace) -> dict[str, Any]:
     """One line of each table."""
-    split = BatchSampler(
-        graph=graph,
-        size=options.ranks,
-        part=part,
-        fanouts=parse_fanouts(options.fanout),
-        batch_size=batch_size,
-        method=options.sampling,
-        seed=0,
-    )
-    samplers = {"split": split, "sampled": replace(split, part=None), "one rank": replace(split, part=None, size=1)}
-    found: dict[str, Any] = {"batch_size": batch_size, "training": len(split.training_vertices)}
-    for name, sampler in samplers.items():
-        read = sum((rows_read(batch, graph) for batch in epoch(sampler, BEFORE, options.batches)), torch.tensor(0))
+    model = make_model("sage", graph.num_features, graph.num_classes, layers=options.fanout.count(",") + 1)
+    work, ranks = Workload(model, graph), options.ranks
+    part = make_book(graph, ranks, method=options.partition).part if options.partition else None
+    given = BatchOptions(batch_size=str(batch_size), fanout=options.fanout, sampling=options.sampling)
+    split = SplitPlan(work, ranks, replace(given, partition=part))
+    plans = {"split": split, "sampled": SampledPlan(work, ranks, given), "one rank": SplitPlan(work, 1, given)}
+    found: dict[str, Any] = {"batch_size": batch_size, "training": len(split.sampler.training_vertices)}
+    for name, plan in plans.items():
         start = time.perf_counter()
-        batches = list(epoch(sampler, NOW, options.batches))
+        batches = draw(plan, options.batches)
         found[f"{name}: seconds"] = time.perf_counter() - start
         found[f"{name}: edges"] = sum(edges(one) for batch in batches for one in batch)
         for share in SHARES:
-            cached = [most_read(read, sampler, rank, share) for rank in range(sampler.size)]
-            missed = (
-                int((~kept[one.rows]).sum()) for batch in batches for kept, one in zip(cached, batch, strict=True)
-            )
-            found[f"{name}: rows at {share:.0%}"] = sum(missed)
+            found[f"{name}: rows at {share:.0%}"] = rows_missed(plan, batches, share)
         if name == "split":
             found |= balance(batches)
     return found
 
 
-def epoch(sampler: BatchSampler, number: int, most: int) -> Any:
-    """An epoch's first batches on all ranks, one by one."""
-    for step, vertices in enumerate(sampler.batches(number)[:most]):
-        yield ask_each_other([sampler.draw(vertices, rank, number, step) for rank in range(sampler.size)])
+def draw(plan: MiniBatchPlan, most: int) -> list[list[Dependencies]]:
+    """An epoch's first batches on all ranks."""
+    sampler = plan.sampler
+    return [
+        ask_each_other([sampler.draw(vertices, rank, 0, number) for rank in range(plan.size)])
+        for number, vertices in enumerate(sampler.batches(0)[:most])
+    ]
 
 
-def rows_read(batch: Sequence[Dependencies], graph: Graph) -> Tensor:
-    """How many ranks read each vertex's features: int64 [N]."""
-    return torch.bincount(torch.cat([one.rows for one in batch]), minlength=graph.num_vertices)
-
-
-def most_read(read: Tensor, sampler: BatchSampler, rank: int, share: float) -> Tensor:
-    """The vertices whose features a rank has in its cache, a share of all vertices at most: bool [N]."""
-    known = read if sampler.part is None else read.masked_fill(sampler.part != rank, -1)
-    chosen = known.argsort(descending=True)[: round(share * len(read))]
-    cached = torch.zeros(len(read), dtype=torch.bool)
-    cached[chosen[known[chosen] >= 0]] = True
-    return cached
+def rows_missed(plan: MiniBatchPlan, batches: Sequence[Sequence[Dependencies]], share: float) -> int:
+    """Rows that batches read from the graph, where the cache of each rank may hold a share of all."""
+    graph, group = plan.work.graph, Group()
+    memory = round(share * graph.num_vertices) * graph.num_features * plan.work.itemsize
+    caching = type(plan)(plan.work, plan.size, replace(plan.options, cache_memory=memory))
+    for rank in range(plan.size):
+        held = caching.cached_vertices(rank)
+        cache = CachedRows(graph.x, held, group.device, plan.work.dtype, group)
+        for batch in batches:
+            cache[batch[rank].rows]
+    return group.meter.counts.sampled["cache_misses"]
 
 
 def edges(drawn: Dependencies) -> int:
@@ -129,7 +124,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", default="topo_dblp-2010", help="separated by semicolons")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--partition", default="metis")
+    parser.add_argument("--partition", default="", help="a method of weft partition; none: as split makes it")
     parser.add_argument("--fanout", default="15,10,5", help="from the batch outward")
     parser.add_argument("--sampling", default="uniform")
     parser.add_argument("--batch-sizes", default="1024,4096")

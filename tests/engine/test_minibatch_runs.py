@@ -43,12 +43,26 @@ def test_killed_in_an_epoch_and_resumed(task: str, tmp_path: Path) -> None:
     newest = max(int(path.name.removeprefix("epoch-")) for path in (out / "checkpoints").iterdir())
     epochs = newest + 2
     assert command(*run, "--resume", "--epochs", str(epochs), workers=2).result == 0
-    unbroken = train("digits", out=tmp_path / "unbroken", epochs=epochs, strategy="split", workers=2, **options)
+    given = options | {"strategy": "split", "workers": 2, "cache_memory": "200kB"}
+    unbroken = train("digits", out=tmp_path / "unbroken", epochs=epochs, **given)
     assert losses(out) == losses(unbroken.folder)
+    check_records(unbroken)
     alone = weft.train("digits", out=tmp_path / "alone", epochs=epochs, strategy="sampled", quiet=True, **options)
     assert losses(out) == pytest.approx(losses(alone.folder), rel=1e-9)
     drawn = [line["sampled"] for line in alone.records if line.get("phase") == "train"]
     assert all(one["edges"] > one["vertices"] > one["rows_loaded"] > 0 for one in drawn)
+
+
+def check_records(run: weft.Run) -> None:
+    """What the record says of the cache and of the partition."""
+    placement = run.records[0]["placement"]
+    assert [one["feature_cache_rows"] for one in placement] == [200_000 // (64 * 8)] * 2
+    assert all(one["presampled_edges"] > 0 for one in placement)
+    last = {line["rank"]: line["sampled"] for line in run.records if line.get("phase") == "train"}
+    for rank, sampled in last.items():
+        assert sampled["rows_loaded"] == sampled["cache_hits"] + sampled["cache_misses"]
+        assert sampled["cache_hits"] > sampled["cache_misses"] > 0
+        assert run.summary["ranks"][rank]["sampled"] == sampled
 
 
 @pytest.mark.parametrize(
@@ -61,6 +75,8 @@ def test_killed_in_an_epoch_and_resumed(task: str, tmp_path: Path) -> None:
         ("--batch-size 0", "--batch-size 0: give a number from 1, or all"),
         ("--sampling weighted", "--sampling weighted: digits has no edge weights: give uniform or labor"),
         ("--task link --batch-size 100000", "--batch-size 100000: digits has 4852 training links: give all"),
+        ("--cache-memory 100", "--cache-memory 100: the features of a vertex take 256 bytes: give as many"),
+        ("--cache-memory 900TB", "--cache-memory 9e+05 GB on 1 rank would take 9e+05 GB of memory, and there are"),
         ("--workers 2 --strategy sampled --norm batch", "--strategy sampled: batch norm would count a vertex once"),
         ("--workers 2 --decoupled --model gat", "--strategy split: no --decoupled model with attention"),
     ],

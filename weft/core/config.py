@@ -133,7 +133,8 @@ class Config:
     partition: str = option(
         "",
         "communicated, cached, hybrid, stale, offload, pipeline, split, sampled: which rank has which vertex: a method "
-        "of weft partition, or a book's file; none: balanced for pipeline, metis for split, else range",
+        "of weft partition, or a book's file; none: balanced for pipeline, metis by what batches draw for split, else "
+        "range",
     )
     batch_size: str = option(
         "", "split, sampled: training vertices, or links, of a mini-batch on all ranks, or all; none: 1024", fixed=True
@@ -159,7 +160,11 @@ class Config:
         least=-1,
         most=1,
     )
-    cache_memory: str = option("", "hybrid, offload: what a rank's cached vertices may take, such as 512MB")
+    cache_memory: str = option(
+        "",
+        "hybrid, offload, split, sampled: what a rank's cache may take, such as 512MB: vertices that it recomputes "
+        "(none: no limit); of split and sampled, features that batches read (none: no cache)",
+    )
     probe: str = option("", "hybrid, offload: factors of a run with --measure (its probe.json); none: nominal ones")
     measure: bool = option(
         False, "hybrid: measure the factors on the ranks at the start, unless --probe or the run that goes on has them"

@@ -29,7 +29,7 @@ class Counts:
     to_host: Counter[str] = field(default_factory=Counter)
     """Bytes that went from the device to the host."""
     sampled: Counter[str] = field(default_factory=Counter)
-    """Of mini-batches: edges drawn, vertices computed at all levels, rows of features loaded."""
+    """Of mini-batches: edges drawn, vertices computed at all levels, rows of features loaded, cache hits and misses."""
     seconds: float = 0.0
     """Time in the phase, without the phases inside it."""
     edges: int = 0

@@ -137,7 +137,7 @@ def make_options(config: Config, graph: Graph | None = None) -> Options:
             value = Path(value) if value else None
         elif name == "partition":
             value = value or plan.partition
-            value = None if graph is None or value == "range" else open_book(value, config.workers, graph).part
+            value = open_book(value, config.workers, graph).part if value and graph is not None else None
         values[name] = value
     return plan.options_type(**values)
 

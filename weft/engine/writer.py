@@ -139,6 +139,7 @@ def summarise(
                 "bytes_received": sum(last["bytes_received"].values()),
                 "collectives": last["collectives"],
                 "edges": last["edges"],
+                "sampled": last.get("sampled", {}),
                 "stages": {
                     stage: statistics.median(line["stages"].get(stage, 0.0) for line in lines)
                     for stage in last.get("stages", {})

@@ -44,6 +44,7 @@ from weft.nn.stack import Decoupled, RowLayer, Stack
 from weft.nn.topology import EdgePart, SubTopology, Topology
 from weft.nn.typed import (
     Embedding,
+    FeatureTables,
     TypedInput,
     embedding_rows,
     embeddings,
@@ -80,6 +81,7 @@ __all__ = [
     "EdgePart",
     "EdgeSoftmax",
     "Embedding",
+    "FeatureTables",
     "Footprint",
     "GATConv",
     "GATv2",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,21 @@ from weft.nn.dense import Linear
 from weft.nn.view import TypedRows, View
 
 INITIAL_SPREAD = 0.02  # of trained rows: what they are to be is learned, and little of chance stays in them
+
+
+class Table(Protocol):
+    """Rows [m, F] that can be taken by number: a tensor, or a cache before one."""
+
+    def __getitem__(self, wanted: Tensor, /) -> Tensor: ...
+
+
+class FeatureTables(NamedTuple):
+    """Where the features of a graph's vertices are read."""
+
+    x: Table | None
+    """By vertex; None where they have no features of one width."""
+    features: Mapping[str, Table]
+    """By vertex type, and place among its vertices."""
 
 
 class Embedding(nn.Module):
@@ -103,18 +120,25 @@ def embedding_rows(graph: Graph, vertices: slice | Tensor) -> Tensor:
 
 
 def typed_rows(
-    graph: Graph, vertices: slice | Tensor, device: torch.device | str, dtype: torch.dtype
+    graph: Graph,
+    vertices: slice | Tensor,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    tables: Mapping[str, Table] | None = None,
 ) -> TypedRows | None:
-    """What is known of some vertices of a graph without x; None for one with x."""
+    """What is known of some vertices of a graph without x; None for one with x.
+
+    tables: where the features of its vertex types are read; None: in the graph.
+    """
     if graph.x is not None:
         return None
     ids = torch.arange(*vertices.indices(graph.num_vertices)) if isinstance(vertices, slice) else vertices
-    features, places = [], []
+    features, places, tables = [], [], graph.features if tables is None else tables
     for name in graph.vertex_types:
         if name in graph.features:
             span = graph.type_range(name)
             place = ((ids >= span.start) & (ids < span.stop)).nonzero().view(-1)
-            features.append(graph.features[name][ids[place] - span.start].to(device, dtype))
+            features.append(tables[name][ids[place] - span.start].to(device, dtype))
             places.append(place)
     has_features = torch.zeros(len(ids), dtype=torch.bool)
     has_features[torch.cat([ids[:0], *places])] = True

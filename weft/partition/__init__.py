@@ -1,7 +1,7 @@
 """Which part every vertex belongs to, and what a part then lacks. Knows graphs, no ranks and no models."""
 
 from weft.core.config import PartitionOptions
-from weft.partition.assign import METHODS
+from weft.partition.assign import METHODS, metis
 from weft.partition.book import PartitionBook, make_book
 from weft.partition.cover import Cover
 from weft.partition.dependencies import (
@@ -29,6 +29,7 @@ __all__ = [
     "Reach",
     "make_book",
     "make_dependencies",
+    "metis",
     "range_bounds",
     "range_parts",
 ]

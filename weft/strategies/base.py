@@ -77,8 +77,8 @@ class Plan(ABC):
     """The optimisations that it has besides those of all strategies."""
     traits: ViewTraits = SPREAD
     """How its views weigh one order of map and aggregate against the other, and what they refuse."""
-    partition: ClassVar[str] = "range"
-    """The method by which it divides the vertices, where nobody says another and it divides them."""
+    partition: ClassVar[str] = ""
+    """The method by which vertices are divided where nobody says another; '': the plan divides them by itself."""
     max_ranks: ClassVar[int | None] = None
 
     def __init__(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.comm import Group, Halo
 from weft.kernels import Scale
-from weft.nn import Aggregate, Inputs, Rows, Topology, Workload, typed_rows
+from weft.nn import Aggregate, Inputs, Rows, Topology
 from weft.nn.topology import Norm
 from weft.strategies.split.sampler import Drawn, SampledHop
 from weft.strategies.vertex.blocks import Block, Halos
@@ -75,7 +75,7 @@ class Batch:
 
     drawn: its share. num_rows: vertices of all ranks, by level. stage_hops: the aggregates of each of the model's
     stages. embedded: int64, which of the rows that the rank keeps of an embedding are the batch's. placed: has the
-    graph, and the model on this rank. work: of a batch.
+    graph, and the model on this rank. inputs: what the model begins with.
     """
 
     def __init__(
@@ -85,14 +85,10 @@ class Batch:
         stage_hops: Sequence[Sequence[int]],
         embedded: Tensor,
         placed: PlacedVertices,
-        work: Workload,
+        inputs: Inputs,
     ) -> None:
         group, rows = placed.group, drawn.rows
-        self.inputs = Inputs(
-            rows=placed.features(rows),
-            optimisations=work.optimisations,
-            typed=typed_rows(placed.graph, rows, group.device, work.dtype),
-        )
+        self.inputs = inputs
         blocks = []
         for number, hop in enumerate(drawn.hops):
             halo = Halo(hop.route, group, name=f"batch {number}") if hop.route else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,15 +13,32 @@ from torch import Tensor
 
 from weft.comm import Group
 from weft.core.errors import InputError
+from weft.core.memory import require_memory
 from weft.core.meter import Counts, Meter
 from weft.core.random import key
+from weft.core.units import format_bytes
 from weft.cost import Trace
 from weft.data import Links
 from weft.data.sampling import check_fanouts, parse_fanouts
-from weft.nn import Aggregate, ByRelation, GraphOperation, Sum, Total, Workload, embeddings, is_embedded
+from weft.nn import (
+    Aggregate,
+    ByRelation,
+    FeatureTables,
+    GraphOperation,
+    Inputs,
+    Sum,
+    Total,
+    Workload,
+    embeddings,
+    is_embedded,
+    typed_rows,
+)
+from weft.partition import metis
 from weft.strategies.base import Step
 from weft.strategies.split.batch import Batch
+from weft.strategies.split.cache import cached_tables, feature_bytes, most_read
 from weft.strategies.split.loader import ahead
+from weft.strategies.split.presample import Presample, presample
 from weft.strategies.split.sampler import BatchSampler, Drawn, ask_each_other, ask_ranks
 from weft.strategies.split.step import BatchPlan
 from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions
@@ -45,6 +63,8 @@ class BatchOptions(VertexOptions):
     """How they are drawn."""
     prefetch_batches: int = 2
     """Batches that are made ahead of their step, while others train; 0: none."""
+    cache_memory: int | None = None
+    """Bytes of features that a rank holds for its batches; None: all are read from the graph each time."""
     seed: int = 0
     """Of what is drawn."""
 
@@ -62,11 +82,28 @@ class MiniBatchPlan(CommunicatedPlan):
     def decide(self, decisions: Any) -> None:
         super().decide(decisions)
         asked = self.batch_work.outline(BatchPlan.traits, training=True)
-        self.sampler  # noqa: B018  # refuses what it cannot have
+        fanouts = self.whole_sampler.fanouts
         if self.size > 1:
             (self._refuse_steps if self.splits else self._refuse_own)(asked)
-        if any(isinstance(one, tuple) for one in self.sampler.fanouts) or self.options.sampling == "weighted":
+        if any(isinstance(one, tuple) for one in fanouts) or self.options.sampling == "weighted":
             self._refuse_unscaled(asked)
+
+    def require(self) -> None:
+        if self.options.cache_memory is not None:
+            self._require_cache(self.options.cache_memory)
+
+    def _require_cache(self, memory: int) -> None:
+        """InputError for a cache that would have no effect, or that is larger than memory."""
+        row_bytes = feature_bytes(self.work.graph, self.work.itemsize)
+        widths = row_bytes[row_bytes > 0]
+        if self.whole_sampler.whole or not len(widths):
+            why = "a batch of all is read once" if len(widths) else f"{self.work.graph.name} has no features"
+            raise InputError(f"--cache-memory has no effect, since {why}: leave it out")
+        if memory < (least := int(widths.min())):
+            raise InputError(f"--cache-memory {memory}: the features of a vertex take {least} bytes: give as many")
+        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        what = f"--cache-memory {format_bytes(memory)} on {ranks_here} {'rank' if ranks_here == 1 else 'ranks'}"
+        require_memory(memory * ranks_here, what, "give less")
 
     def _refuse_steps(self, asked: Sequence[GraphOperation]) -> None:
         """InputError where weights of all steps are those of the first one's sources, which are not all here."""
@@ -97,19 +134,24 @@ class MiniBatchPlan(CommunicatedPlan):
     @cached_property
     def batch_work(self) -> Workload:
         """The workload of a step. What it reads is constant only where every step reads all."""
-        reuse = self.work.optimisations.reuse and self.sampler.whole
+        reuse = self.work.optimisations.reuse and self.whole_sampler.whole
         optimisations = replace(self.work.optimisations, reuse=reuse, sparse=False)
         graph = self.work.graph if self.work.has_graph else self.work.stats
         return Workload(self.work.model, graph, optimisations, num_classes=self.work.num_classes)
 
     @cached_property
     def sampler(self) -> BatchSampler:
-        """InputError for fanouts or a batch that the graph or the model has not."""
+        """What draws batches on the ranks."""
+        return replace(self.whole_sampler, size=self.size, part=self.part if self.splits and self.size > 1 else None)
+
+    @cached_property
+    def whole_sampler(self) -> BatchSampler:
+        """The same on one rank. InputError for fanouts or a batch that the graph or the model has not."""
         options, graph = self.options, self.work.graph
         sampler = BatchSampler(
             graph=graph,
-            size=self.size,
-            part=self.part if self.splits and self.size > 1 else None,
+            size=1,
+            part=None,
             fanouts=check_fanouts(parse_fanouts(options.fanout), self.num_hops, len(graph.relations)),
             batch_size=batch_size_of(options.batch_size),
             method=options.sampling,
@@ -124,6 +166,18 @@ class MiniBatchPlan(CommunicatedPlan):
             raise InputError(f"--sampling weighted: {graph.name} has no edge weights: give uniform or labor")
         return sampler
 
+    def presample(self) -> Presample:
+        """How often vertices are drawn; by one rank where batches are split, which does not change them."""
+        return presample(self.whole_sampler if self.splits else self.sampler)
+
+    def cached_vertices(self, rank: int) -> Tensor:
+        """Those whose features a rank holds for its batches, under `split` of its own alone: int64, ascending."""
+        graph, memory = self.work.graph, self.options.cache_memory
+        if memory is None:
+            return torch.empty(0, dtype=torch.int64)
+        own = (self.part == rank).nonzero().view(-1) if self.splits else torch.arange(graph.num_vertices)
+        return most_read(own, self.presample().reads, feature_bytes(graph, self.work.itemsize), memory)
+
     def drawn(self, epoch: int, number: int) -> list[Drawn]:
         """A batch of an epoch on all ranks."""
         examples = self.sampler.batches(epoch)[number]
@@ -131,7 +185,8 @@ class MiniBatchPlan(CommunicatedPlan):
 
     def forget(self) -> None:
         super().forget()
-        self.__dict__.pop("sampler", None)
+        for name in ("sampler", "whole_sampler"):
+            self.__dict__.pop(name, None)
 
     def trace(self, rank: int = 0, *, training: bool, epoch: int = 0, number: int = 0) -> Trace:
         """What a training step does, that of the first batch or another, or an evaluation."""
@@ -148,8 +203,20 @@ class SplitPlan(MiniBatchPlan):
     """A mini-batch is split by who owns a vertex: each is drawn, loaded and computed once (GSplit, sections 3, 4)."""
 
     name = "split"
-    partition = "metis"
     splits = True
+
+    def decide(self, decisions: Any) -> None:
+        super().decide(decisions)
+        self._drawn_edges: list[int] | None = decisions
+        if self.options.partition is None and 1 < self.size <= self.work.graph.num_vertices:
+            presampled = self.presample()
+            part = metis(self.work.graph, self.size, 0, presampled.weights)
+            self.options = replace(self.options, partition=part)
+            self._drawn_edges = torch.bincount(part, presampled.edges, self.size).long().tolist()
+
+    def decisions(self) -> list[int] | None:
+        """Edges that presampling draws for each rank, where it made the partition."""
+        return self._drawn_edges
 
 
 class SampledPlan(MiniBatchPlan):
@@ -175,6 +242,9 @@ class PlacedBatches(PlacedVertices):
         super().__init__(plan, group, seed=seed)
         self._beside = group.beside
         """The same ranks, for the thread that makes batches."""
+        self._cached, self._tables = plan.cached_vertices(group.rank), FeatureTables(self.graph.x, self.graph.features)
+        if plan.options.cache_memory is not None:
+            self._tables = cached_tables(self.graph, self._cached, group.device, plan.work.dtype, self._beside)
         self._whole = next(self._made(0)) if plan.sampler.whole else None
         if self._whole:
             group.meter.add(self._whole[1])
@@ -182,6 +252,11 @@ class PlacedBatches(PlacedVertices):
     @property
     def links(self) -> Links:
         return self.plan.sampler.links or super().links
+
+    def describe(self) -> dict[str, Any]:
+        """And the rows that its cache holds, and the edges of presampled batches that the partition gave it."""
+        found, drawn = {"feature_cache_rows": len(self._cached)}, self.plan.decisions()
+        return super().describe() | found | ({"presampled_edges": drawn[self.group.rank]} if drawn else {})
 
     def steps(self, epoch: int) -> Iterator[BatchStep]:
         if self._whole:
@@ -193,14 +268,14 @@ class PlacedBatches(PlacedVertices):
 
     def _made(self, epoch: int) -> Iterator[tuple[BatchStep, Counts]]:
         sampler, group = replace(self.plan.sampler), self._beside  # one for this thread
-        work = self.plan.batch_work
-        stage_hops = work.stage_hops(BatchPlan.traits)
+        stage_hops = self.plan.batch_work.stage_hops(BatchPlan.traits)
         for number, examples in enumerate(sampler.batches(epoch)):
             group.meter = Meter()
             group.meter.where = f"epoch {epoch}, drawing batch {number}"
             drawn = ask_ranks(sampler.draw(examples, group.rank, epoch, number), group)
             num_rows = group.all_reduce(torch.tensor(drawn.level_counts), tag="sampling").tolist()
-            batch = Batch(drawn, num_rows, stage_hops, self._embedded_places(drawn.rows), self, work)
+            inputs, embedded = self._inputs(drawn.rows), self._embedded_places(drawn.rows)
+            batch = Batch(drawn, num_rows, stage_hops, embedded, self, inputs)
             step = BatchStep(
                 epoch=epoch,
                 number=number,
@@ -212,6 +287,13 @@ class PlacedBatches(PlacedVertices):
             )
             group.meter.counts.sampled.update(drawn.counts)
             yield step, group.meter.counts
+
+    def _inputs(self, vertices: Tensor) -> Inputs:
+        """What the model begins with in a batch: the features of some vertices, read at once."""
+        work, device, (x, features) = self.plan.batch_work, self.group.device, self._tables
+        rows = torch.empty(len(vertices), 0) if x is None else x[vertices]
+        typed = typed_rows(self.graph, vertices, device, work.dtype, features)
+        return Inputs(rows=rows.to(device, work.dtype), optimisations=work.optimisations, typed=typed)
 
     def views(self, step: Step) -> list[PlacedView]:
         if not isinstance(step, BatchStep):

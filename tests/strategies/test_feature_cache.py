@@ -1,0 +1,209 @@
+"""The feature cache of mini-batches changes no bit, and counts what it finds; presampling foresees what is drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import weft
+from tests.ranks import on_ranks
+from tests.strategies.cases import Case
+from tests.strategies.graphs import NUM_FEATURES
+from tests.strategies.session import Given, part_by, workload
+from weft.comm import Group
+from weft.core import memory
+from weft.core.errors import InputError
+from weft.data.sampling import layer_key, parse_fanouts
+from weft.engine.metrics import NodeTask
+from weft.partition import metis
+from weft.strategies.split import plan as split_plan
+from weft.strategies.split.cache import CachedRows, most_read
+from weft.strategies.split.presample import EPOCH, presample
+from weft.strategies.split.sampler import BatchSampler, ask_each_other
+
+ROW_BYTES = 8 * NUM_FEATURES
+PLAIN = Case(model="sage", layers=2, num_vertices=60)
+TYPED = Case(model="rgcn", typed="some", layers=2, bases=2, num_vertices=60)
+BATCHES = Given(batch_size="4", fanout="2", seed=5)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What two epochs without an optimiser give on a rank."""
+
+    losses: list[float]
+    gradients: dict[str, Tensor]
+    counts: Counter[str]
+    held: int
+
+
+def train(group: Group, case: Case, name: str, given: Given, planted: str = "") -> Seen:
+    work = workload(case)
+    placed = given.plan(name, work, group.size).place(group, seed=7)
+    if planted:
+        plant(planted, placed._tables.x)
+    task, losses, counts = NodeTask(work.graph, placed.rows, group), [], Counter[str]()
+    group.meter.take("train")
+    for epoch in range(2):
+        with group.meter.during("train"):
+            for step in placed.steps(epoch):
+                rows = placed.forward(step)
+                loss, grad = task.loss(rows, step)
+                placed.backward(rows, grad)
+                losses.append(loss)
+        counts += group.meter.take("train").sampled
+    gradients = {name: p.grad for name, p in placed.model.named_parameters() if p.grad is not None}
+    return Seen(losses, gradients, counts, placed.describe()["feature_cache_rows"])
+
+
+def plant(error: str, cache: CachedRows) -> None:
+    """An error in the first row that is held, which is read."""
+    if error == "stale row":
+        cache.rows[0] += 1e-3
+    else:
+        cache.place[cache.place == 0] = 1
+
+
+def is_same(one: Seen, other: Seen) -> bool:
+    return one.losses == other.losses and all(
+        torch.equal(one.gradients[name], other.gradients[name]) for name in one.gradients
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "rows", "size"),
+    [
+        ("split", PLAIN, 3, 1),
+        ("split", PLAIN, 7, 2),
+        ("split", PLAIN, 100, 3),
+        ("sampled", PLAIN, 9, 2),
+        ("split", TYPED, 4, 2),
+    ],
+)
+def test_no_bit_changes_and_hits_are_exact(name: str, case: Case, rows: int, size: int) -> None:
+    part = part_by("random", case, size) if size > 1 else None
+    given = Given(**BATCHES, partition=part, cache_memory=rows * ROW_BYTES)
+    plain = on_ranks(size, train, case, name, Given(**BATCHES, partition=part))
+    work = workload(case)
+    plan = given.plan(name, work, size)
+    has_features = torch.ones(case.num_vertices, dtype=torch.bool)
+    if case.typed:
+        has_features[work.graph.type_range("c").start :] = False
+    held, expected = [plan.cached_vertices(rank) for rank in range(size)], [Counter[str]() for _ in range(size)]
+    for epoch in range(2):
+        for number in range(len(plan.sampler.batches(epoch))):
+            for rank, drawn in enumerate(plan.drawn(epoch, number)):
+                hits = int(torch.isin(drawn.rows, held[rank]).sum())
+                expected[rank] += Counter(cache_hits=hits, cache_misses=int(has_features[drawn.rows].sum()) - hits)
+    for rank, (one, other) in enumerate(zip(on_ranks(size, train, case, name, given), plain, strict=True)):
+        assert is_same(one, other)
+        assert all(one.counts[key] == expected[rank][key] for key in ("cache_hits", "cache_misses"))
+        assert one.counts["cache_hits"] > 0
+        assert "cache_hits" not in other.counts
+        assert one.held == len(held[rank])
+        if not case.typed:
+            assert one.counts["cache_hits"] + one.counts["cache_misses"] == one.counts["rows_loaded"]
+
+
+@pytest.mark.parametrize("error", ["stale row", "wrong place"])
+def test_a_planted_error_shows(error: str) -> None:
+    given = Given(**BATCHES, cache_memory=100 * ROW_BYTES)
+    plain = train(Group(), PLAIN, "split", BATCHES)
+    assert is_same(train(Group(), PLAIN, "split", given), plain)
+    assert not is_same(train(Group(), PLAIN, "split", given, error), plain)
+
+
+def test_a_row_is_held_by_its_owner_alone() -> None:
+    """Under sampled, each rank holds those that all ranks read most."""
+    given = Given(**BATCHES, partition=part_by("random", PLAIN, 3), cache_memory=7 * ROW_BYTES)
+    split, sampled = (given.plan(name, workload(PLAIN), 3) for name in ("split", "sampled"))
+    for rank in range(3):
+        held = split.cached_vertices(rank)
+        assert len(held) == 7
+        assert (split.part[held] == rank).all()
+        own = split.part == rank
+        assert split.presample().reads[held].min() >= split.presample().reads[own].sort(descending=True).values[6]
+        assert torch.equal(sampled.cached_vertices(rank), sampled.cached_vertices(0))
+
+
+def test_the_most_read_that_fit() -> None:
+    reads, row_bytes = torch.tensor([1, 5, 9, 5, 7, 0]), torch.tensor([8, 8, 0, 8, 16, 8])
+    assert most_read(torch.arange(6), reads, row_bytes, 31).tolist() == [1, 4]
+    assert most_read(torch.arange(6), reads, row_bytes, 1000).tolist() == [0, 1, 3, 4, 5]
+    assert most_read(torch.tensor([0, 3, 5]), reads, row_bytes, 8).tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("options", "case", "said"),
+    [
+        ({"cache_memory": ROW_BYTES - 1}, PLAIN, f"the features of a vertex take {ROW_BYTES} bytes: give as many"),
+        ({"cache_memory": 10**15}, PLAIN, "on 1 rank would take .* of memory, and there are"),
+        ({"cache_memory": 10**9}, Case(model="rgcn", typed="none"), "has no effect, since .* has no features"),
+        ({"cache_memory": 10**9, "batch_size": "all", "fanout": "all"}, PLAIN, "a batch of all is read once"),
+    ],
+)
+def test_a_cache_of_no_use_is_refused(options: dict[str, int], case: Case, said: str) -> None:
+    plan = Given(**BATCHES | options).plan("split", workload(case))
+    with pytest.raises(InputError, match=f"^--cache-memory .*{said}"):
+        plan.require()
+
+
+def test_a_cache_of_all_ranks_together_fits_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Given(**BATCHES, partition=part_by("random", PLAIN, 2), cache_memory=2 * ROW_BYTES)
+    alone, two = (given.plan("split", workload(PLAIN), size) for size in (1, 2))
+    monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 3 * ROW_BYTES)
+    alone.require()
+    with pytest.raises(InputError, match="on 2 ranks would take"):
+        two.require()
+
+
+def hub_sampler() -> BatchSampler:
+    graph = weft.load("rmat:vertices=2k,edges=30k", random_features=1, random_classes=4)
+    return BatchSampler(
+        graph=graph, size=1, part=None, fanouts=parse_fanouts("8,4"), batch_size=200, method="uniform", seed=3
+    )
+
+
+def edge_skew(sampler: BatchSampler, part: Tensor) -> float:
+    """(most - least) / mean of the ranks' edges in an epoch of training (GSplit, table 5)."""
+    split, edges = replace(sampler, size=4, part=part), torch.zeros(4)
+    for number, vertices in enumerate(split.batches(0)):
+        drawn = ask_each_other([split.draw(vertices, rank, 0, number) for rank in range(4)])
+        edges += torch.tensor([sum(hop.block.num_edges for hop in one.hops) for one in drawn])
+    return ((edges.max() - edges.min()) / edges.mean()).item()
+
+
+def test_a_partition_by_what_is_drawn_evens_the_edges() -> None:
+    sampler = hub_sampler()
+    found = presample(sampler)
+    before, after = (edge_skew(sampler, metis(sampler.graph, 4, 0, one)) for one in (None, found.weights))
+    assert before > 1
+    assert after < 0.2
+
+
+def test_presampling_depends_on_keys_alone() -> None:
+    """Not on ranks or their vertices; and no epoch of a training draws the same."""
+    sampler = hub_sampler()
+    alone, split = presample(sampler), presample(replace(sampler, size=3, part=metis(sampler.graph, 3, 0)))
+    assert torch.equal(alone.reads, split.reads)
+    assert torch.equal(alone.edges, split.edges)
+    assert int(alone.edges.sum()) > 0
+    assert not torch.equal(alone.edges, presample(replace(sampler, seed=4)).edges)
+    first = {layer_key(3, EPOCH, 0, 0), *(layer_key(3, epoch, 0, 0) for epoch in range(100))}
+    assert len(first) == 101
+
+
+def test_the_partition_is_made_once_and_handed_on() -> None:
+    work = workload(PLAIN)
+    plan = BATCHES.plan("split", work, 3)
+    assert plan.decisions() == torch.bincount(plan.part, plan.presample().edges, 3).tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(split_plan, "metis")
+        patch.delattr(split_plan, "presample")
+        other = Given(**BATCHES, partition=plan.options.partition).plan("split", work, 3, plan.decisions())
+    assert torch.equal(other.part, plan.part)
+    assert other.decisions() == plan.decisions()
