@@ -60,7 +60,7 @@ def test_killed_in_an_epoch_and_resumed(task: str, tmp_path: Path) -> None:
         ("--batch-size 100000", "--batch-size 100000: digits has 200 training vertices: give all"),
         ("--batch-size 0", "--batch-size 0: give a number from 1, or all"),
         ("--sampling weighted", "--sampling weighted: digits has no edge weights: give uniform or labor"),
-        ("--task link --batch-size 100000", "--batch-size 100000: digits has 4852 training links: give all"),
+        ("--task link --batch-size 100000", "--batch-size 100000: digits has 8440 training links: give all"),
         ("--workers 2 --strategy sampled --norm batch", "--strategy sampled: batch norm would count a vertex once"),
         ("--workers 2 --decoupled --model gat", "--strategy split: no --decoupled model with attention"),
     ],
