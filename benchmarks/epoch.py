@@ -110,7 +110,7 @@ def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
     graph = load(options["graph"])
     torch.manual_seed(0)
     widths = graph.num_features, graph.num_classes
-    fanouts = parse_fanouts(options["fanout"]) if options["fanout"] else ()
+    fanouts = parse_fanouts(options["fanout"]) if options.get("fanout") else ()
     shape = {"hidden": options["hidden"], "heads": options["heads"], "layers": len(fanouts) or 2}
     model = weft.nn.make_model(options["model"], *widths, dropout=0.0, **shape)
     base = resident_bytes()

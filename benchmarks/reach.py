@@ -45,8 +45,12 @@ def main() -> int:
     for name, share in zip(graphs, labelled if len(labelled) > 1 else labelled * len(graphs), strict=True):
         graph = with_labels(load(name, options.features), share)
         for strategy in options.strategies.split(","):
-            rows.append({"graph": name, "labelled": share, "strategy": strategy, **measure(graph, strategy, options)})
-            report(rows[-1])
+            found = measure(graph, strategy, options)
+            if isinstance(found, str):
+                print(f"{name}, {strategy}: nothing is left out: {found}", flush=True)
+            else:
+                rows.append({"graph": name, "labelled": share, "strategy": strategy, **found})
+                report(rows[-1])
     if options.out:
         save(options.out, {"options": vars(options), "rows": rows})
     return 0
@@ -86,8 +90,13 @@ class Runner:
         return [torch.tensor([loss]), *(p.grad.clone() for p in self.placed.model.parameters() if p.grad is not None)]
 
 
-def measure(graph: Graph, strategy: str, options: argparse.Namespace) -> dict[str, Any]:
-    """What both ways take, and what one leaves out."""
+def measure(graph: Graph, strategy: str, options: argparse.Namespace) -> dict[str, Any] | str:
+    """What both ways take, and what one leaves out; or why that is nothing."""
+    plan = Runner(graph, strategy, "", options).plan  # and PyTorch has loaded what it loads late
+    assert isinstance(plan, ResidentPlan | OffloadPlan)
+    reach = plan.reach if isinstance(plan, OffloadPlan) else plan.reaches[True]
+    if not isinstance(reach, Reach):
+        return reach or "that would save little"
     runners = {without: Runner(graph, strategy, without, options) for without in ("", "reach")}
     for one, other in zip(*(runner.first() for runner in runners.values()), strict=True):
         apart = float((one - other).abs().max() / other.abs().max().clamp(min=1e-30))
@@ -96,11 +105,6 @@ def measure(graph: Graph, strategy: str, options: argparse.Namespace) -> dict[st
     for epoch in range(1, options.rounds + 2):
         for runner in runners.values():
             runner.seconds.append(runner.step(epoch))
-    plan = runners[""].plan
-    assert isinstance(plan, ResidentPlan | OffloadPlan)
-    reach = plan.reach if isinstance(plan, OffloadPlan) else plan.reaches[True]
-    if not isinstance(reach, Reach):
-        raise SystemExit(f"{strategy}: nothing is left out: {reach or 'that saves little'}")
     plans = [runner.plan for runner in runners.values()]
     return {
         "vertices": graph.num_vertices,

@@ -16,7 +16,7 @@ from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
 from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, part_by, workload
 from weft.comm import Group
 from weft.engine.metrics import NodeTask
-from weft.nn import MODELS, Dot, LinkModel, SAGEConv, Stack, View, Workload
+from weft.nn import MODELS, Dot, Inputs, LinkModel, SAGEConv, Stack, View, Workload
 from weft.partition import Reach
 from weft.strategies import STRATEGIES, ResidentPlaced, Step
 
@@ -198,6 +198,10 @@ def test_a_run_repeated_is_the_same_to_the_bit(size: int) -> None:
 def test_a_planted_error_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that stand in another order than those whose features they have."""
     right = ResidentPlaced.make_inputs
-    monkeypatch.setattr(ResidentPlaced, "make_inputs", lambda placed, rows: right(placed, rows.flip(0)))
+
+    def wrong(placed: ResidentPlaced, rows: slice | Tensor) -> Inputs:
+        return right(placed, rows if isinstance(rows, slice) else rows.flip(0))
+
+    monkeypatch.setattr(ResidentPlaced, "make_inputs", wrong)
     with pytest.raises(AssertionError, match="logits"):
         check_case(Group(), CASE, "single")

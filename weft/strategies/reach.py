@@ -60,8 +60,7 @@ def labelled_vertices(graph: Graph, splits: str) -> Tensor:
     return found.nonzero().view(-1)
 
 
-def describe_reach(known: dict[str, Reach | str], *, said: bool) -> dict[str, Any]:
-    """What steps read, by what they are called, for a record; said: with a line on what reads all rows, and why."""
+def describe_reach(known: dict[str, Reach | str]) -> dict[str, Any]:
+    """What steps read, by what they are called, or why they read all rows, for a record."""
     found = {what: reach.counts if isinstance(reach, Reach) else reach for what, reach in known.items() if reach}
-    lines = [f"{what} reads all rows: {why}" for what, why in found.items() if isinstance(why, str)]
-    return ({"reach": found} if found else {}) | ({"summary": "; ".join(lines)} if lines and said else {})
+    return {"reach": found} if found else {}

@@ -193,10 +193,10 @@ class ResidentPlaced(Placed):
         return Step(epoch=epoch, training=training, vertices=vertices, batch_size=len(reach.vertices))
 
     def describe(self) -> dict[str, Any]:
-        """What steps reach, where they leave rows out; rank 0 says why they do not, where a person may wonder."""
+        """What steps reach, where they leave rows out, or why they do not, where a person may wonder."""
         names = {True: "training", False: "evaluation"}
         known = {names[training]: found for training, found in self.plan.reaches.items()}
-        return describe_reach(known, said=self.group.rank == 0)
+        return describe_reach(known)
 
     def make_inputs(self, vertices: slice | Tensor) -> Inputs:
         """The constant features of some vertices, and what is made of them only once."""

@@ -62,11 +62,8 @@ class PlacedOffload(Placed):
         self.chunks.release()
 
     def describe(self) -> dict[str, Any]:
-        known = describe_reach({"every step": self.reach}, said=self.group.rank == 0)
-        if self.forecast:
-            summary = "; ".join(filter(None, (str(self.forecast), known.get("summary"))))
-            known |= {"forecast": asdict(self.forecast), "summary": summary}
-        return known | {"volumes": self._volumes}
+        known = {"forecast": asdict(self.forecast), "summary": str(self.forecast)} if self.forecast else {}
+        return describe_reach({"every step": self.reach}) | known | {"volumes": self._volumes}
 
     def forward(self, step: Step) -> Tensor:
         self.model.train(step.training)

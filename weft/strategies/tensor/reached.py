@@ -39,7 +39,7 @@ class LevelRows:
     @cached_property
     def by_rank(self) -> Tensor:
         """The rows, int64 [N], rank by rank."""
-        return torch.cat([torch.arange(rank, self.num_rows, self.size) for rank in range(self.size)])
+        return torch.cat([torch.arange(self.num_rows)[rank :: self.size] for rank in range(self.size)])
 
     @cached_property
     def places(self) -> Tensor:

@@ -299,8 +299,7 @@ class PlacedVertices(ResidentPlaced):
         asked = plan.work.outline(plan.traits, training=True)
         fetching = [any(number in op.hops and is_fetched(op, number) for op in asked) for number in range(len(cached))]
         if needed.limited:
-            ended = f"--cache-memory ends the caching at {max(cached):,} vertices, the others are fetched"
-            known["summary"] = "; ".join(filter(None, (known.get("summary"), ended)))
+            known["summary"] = f"--cache-memory ends the caching at {max(cached):,} vertices, the others are fetched"
         return known | {
             "vertices": len(self.plan.own_rows(self.group.rank)),
             "cached": cached,
