@@ -297,7 +297,7 @@ def plant(error: str, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("error", ["another draw", "a row of another vertex", "no scale"])
 def test_a_planted_error_shows(error: str) -> None:
-    given = replace(PLAIN, partition=part_by("metis", CASE, 2))  # presampling on each rank would draw another way, too
+    given = Given(**PLAIN, partition=part_by("metis", CASE, 2))  # presampling on each rank would draw another way, too
     on_ranks(2, check_planted, CASE, error, given, train(Group(), CASE, "split", PLAIN))
 
 
