@@ -61,7 +61,7 @@ def check_records(run: weft.Run) -> None:
     last = {line["rank"]: line["sampled"] for line in run.records if line.get("phase") == "train"}
     for rank, sampled in last.items():
         assert sampled["rows_loaded"] == sampled["cache_hits"] + sampled["cache_misses"]
-        assert sampled["cache_hits"] > sampled["cache_misses"] > 0
+        assert min(sampled["cache_hits"], sampled["cache_misses"]) > 0
         assert run.summary["ranks"][rank]["sampled"] == sampled
 
 
