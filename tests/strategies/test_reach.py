@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -94,6 +96,17 @@ def test_it_aggregates_fewer_edges_and_maps_fewer_rows(name: str) -> None:
         sent, of_all = (sum(sum(one.bytes_sent.values()) for one in each) for each in (traces, wholes))
         assert sent < of_all or name in ("single", "cached", "offload")  # which fetch nothing
     assert name == "offload" or plan.memory() < without.memory()
+
+
+@pytest.mark.parametrize("name", ["communicated", "tensor"])
+def test_plans_let_go_of_what_such_steps_hold(name: str) -> None:
+    plan: Any = Given().plan(name, workload(CASE), 2)
+    few = plan.step_plans[True]
+    held = weakref.ref((few.one if name == "tensor" else few).dependencies(0))
+    assert held()
+    plan.forget()
+    gc.collect()
+    assert not held()
 
 
 def test_nothing_is_copied_where_labels_are_everywhere() -> None:

@@ -69,6 +69,12 @@ class ResidentPlan(Plan):
         """What a rank has for the steps of such a plan; all ranks call it."""
         raise NotImplementedError(f"strategy {self.name} reads all rows on rank {placed.group.rank}")
 
+    def forget(self) -> None:
+        """And what the plans of steps on fewer rows hold."""
+        for plan in vars(self).get("step_plans", {}).values():
+            if plan is not self:
+                plan.forget()
+
     def own_rows(self, rank: int) -> slice | Tensor:
         """The vertices that a rank answers for: a range, or int64."""
         first, end = even_bounds(self.work.stats.num_vertices, self.size)[rank : rank + 2]

@@ -89,6 +89,11 @@ class TensorPlan(ResidentPlan):
         plan.__dict__.pop("_attention", None)
         return plan
 
+    def forget(self) -> None:
+        super().forget()
+        if self.one is not None:
+            self.one.forget()
+
     def make_share(self, placed: ResidentPlaced) -> Share:
         assert self.one is not None
         group, whole, needed = placed.group, placed.topology, self.one.dependencies(0)

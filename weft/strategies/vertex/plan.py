@@ -137,6 +137,7 @@ class VertexPlan(ResidentPlan):
 
     def forget(self) -> None:
         """Lets go of dependencies, which grow with the graph and can be made again."""
+        super().forget()
         self._dependencies.clear()
         self._choices.clear()
 
