@@ -182,21 +182,20 @@ class BatchSampler:
         targets: int64, distinct. vertices: int32 or int64 [E].
         """
         places, found = self._relabeller.relabel(targets, vertices)
-        owner = torch.full((len(found),), rank) if self.part is None else self.part[found]
+        if self.part is None:
+            return Found(torch.cat([targets, found]), found[:0], (0,) * self.size, places, None)
+        owner = self.part[found]
         here, others = owner == rank, (owner != rank).nonzero().view(-1)
         others = others[owner[others].argsort(stable=True)]
         fetched = Requests(found[others], torch.bincount(owner[others], minlength=self.size).tolist())
-        asked = Requests(found[:0], [0] * self.size) if self.part is None else (yield fetched)
+        asked = yield fetched
         rows, more = self._relabeller.relabel(targets, torch.cat([found[here], asked.vertices]))
         own_rows, asked_rows = rows.split([len(found) - len(others), len(asked.vertices)])
         inputs, received = torch.cat([targets, more]), tuple(fetched.counts)
         place = torch.arange(len(targets) + len(found), dtype=torch.int32)
         place[len(targets) :][here] = own_rows
         place[len(targets) :][others] = torch.arange(len(others), dtype=torch.int32) + len(inputs)
-        route = None
-        if self.part is not None:
-            sent = tuple(asked.counts)
-            route = Route(rows=asked_rows.long(), sent=sent, received=received, num_rows=len(inputs))
+        route = Route(rows=asked_rows.long(), sent=tuple(asked.counts), received=received, num_rows=len(inputs))
         return Found(inputs, fetched.vertices, received, place[places], route)
 
     @cached_property
