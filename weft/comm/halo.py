@@ -53,7 +53,8 @@ class Halo:
     """
 
     def __init__(self, route: Route, group: Group, *, name: str, ring: bool = True, overlap: bool = True) -> None:
-        self.route, self.group, self.name, self.ring, self.overlap = route, group, name, ring, overlap
+        self.route = route.to(group.device)
+        self.group, self.name, self.ring, self.overlap = group, name, ring, overlap
 
     def start(self, rows: Tensor) -> PendingRows:
         """Sends what the route takes of a rank's rows, [k, F] by receiver, and begins to receive [h, F]."""

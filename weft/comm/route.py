@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -29,6 +29,12 @@ class Route:
     sums: Adjacency | None = None
     """Where what is sent are sums, they are its targets, by receiver, and this rank's rows its sources. A row that is
     sent as it is has one edge, of weight 1. `rows` are the sources of its edges then."""
+
+    def to(self, device: torch.device) -> Route:
+        """The same on a device."""
+        if self.rows.device == device:
+            return self
+        return replace(self, rows=self.rows.to(device), sums=self.sums.to(device) if self.sums else None)
 
     @cached_property
     def senders(self) -> Adjacency:
