@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -74,8 +74,9 @@ class Batch:
     """What a rank has of a mini-batch. Nothing crosses the network here.
 
     drawn: its share. num_rows: vertices of all ranks, by level. stage_hops: the aggregates of each of the model's
-    stages. embedded: int64, which of the rows that the rank keeps of an embedding are the batch's. placed: has the
-    graph, and the model on this rank. inputs: what the model begins with.
+    stages. backward_hops: those that gradients go back through. embedded: int64, which of the rows that the rank keeps
+    of an embedding are the batch's. placed: has the graph, and the model on this rank. inputs: what the model begins
+    with.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Batch:
         drawn: Drawn,
         num_rows: Sequence[int],
         stage_hops: Sequence[Sequence[int]],
+        backward_hops: Collection[int],
         embedded: Tensor,
         placed: PlacedVertices,
         inputs: Inputs,
@@ -93,7 +95,8 @@ class Batch:
         for number, hop in enumerate(drawn.hops):
             halo = Halo(hop.route, group, name=f"batch {number}") if hop.route else None
             blocks.append(SampledBlock(hop, rows, placed, halo))
-            blocks[-1].adjacency.transpose  # noqa: B018  # here, ahead of the step
+            if number in backward_hops:
+                blocks[-1].adjacency.transpose  # noqa: B018  # here, ahead of the step
         row_ids = placed.topology.ids[rows].to(group.device)
         self.exchanges: list[BatchHalos] = []
         level = 0

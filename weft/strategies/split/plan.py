@@ -268,14 +268,16 @@ class PlacedBatches(PlacedVertices):
 
     def _made(self, epoch: int) -> Iterator[tuple[BatchStep, Counts]]:
         sampler, group = replace(self.plan.sampler), self._beside  # one for this thread
-        stage_hops = self.plan.batch_work.stage_hops(BatchPlan.traits)
+        work = self.plan.batch_work
+        stage_hops = work.stage_hops(BatchPlan.traits)
+        backward_hops = {hop for op in work.outline(BatchPlan.traits, training=True) if op.backward for hop in op.hops}
         for number, examples in enumerate(sampler.batches(epoch)):
             group.meter = Meter()
             group.meter.where = f"epoch {epoch}, drawing batch {number}"
             drawn = ask_ranks(sampler.draw(examples, group.rank, epoch, number), group)
             num_rows = group.all_reduce(torch.tensor(drawn.level_counts), tag="sampling").tolist()
             inputs, embedded = self._inputs(drawn.rows), self._embedded_places(drawn.rows)
-            batch = Batch(drawn, num_rows, stage_hops, embedded, self, inputs)
+            batch = Batch(drawn, num_rows, stage_hops, backward_hops, embedded, self, inputs)
             step = BatchStep(
                 epoch=epoch,
                 number=number,
