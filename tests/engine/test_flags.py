@@ -26,6 +26,7 @@ OTHER = {
     "batch_size": "all",
     "fanout": "15,10",
     "sampling": "labor",
+    "batch_dependency": 4,
     "prefetch_batches": 0,
     "cache_ratio": 0.5,
     "cache_memory": "1MB",

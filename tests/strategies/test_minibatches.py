@@ -230,6 +230,42 @@ def test_batches_made_ahead_are_the_same(size: int) -> None:
     assert len(found[0][0]) > 2
 
 
+def dependent(kappa: int, **options: Any) -> Given:
+    return Given(fanout="2", sampling="labor", batch_dependency=kappa, seed=5, prefetch_batches=0, **options)
+
+
+@pytest.mark.parametrize("name", ["split", "sampled"])
+def test_dependent_batches_equal_one_rank(name: str) -> None:
+    case = replace(CASE, num_vertices=40)
+    check(case, name, 2, dependent(3, batch_size="4", partition=part_by("random", case, 2)))
+
+
+def test_dependent_batches_draw_the_same_edges() -> None:
+    """Those of the next batch for the most part; behind `kappa` batches no more than by chance."""
+    work = workload(Case(model="gcn", num_vertices=3000))
+
+    def drawn_again(kappa: int, steps_on: int) -> int:
+        plan: Any = dependent(kappa, batch_size="all").plan("split", work, 1)
+        first, second = (plan.drawn(epoch, 0)[0].hops[-1].edge_ids for epoch in (0, steps_on))
+        return int(torch.isin(first, second).sum())
+
+    anew = drawn_again(1, 1)
+    assert drawn_again(16, 1) > 1.8 * anew
+    assert 0.9 * anew < drawn_again(16, 16) < 1.1 * anew
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sampling": "uniform"}, "has no effect on --sampling uniform"),
+        ({"sampling": "labor", "fanout": "all"}, "--fanout all draws nothing"),
+    ],
+)
+def test_a_dependency_without_effect_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=f"^--batch-dependency 2.*{said}.*leave"):
+        Given(batch_dependency=2, **options).plan("split", workload(CASE), 1)
+
+
 def estimate(case: Case, model: Stack, number: int, fanout: str, sampling: str) -> Tensor:
     """One aggregate of the training vertices' in-neighbours by a draw."""
     work = Workload(model, case.build()[0])

@@ -151,6 +151,13 @@ class Config:
         choices=("uniform", "labor", "weighted"),
         fixed=True,
     )
+    batch_dependency: int = option(
+        1,
+        "split, sampled: batches over which the draws of labor change; 1: each batch draws anew",
+        least=1,
+        most=1 << 20,
+        fixed=True,
+    )
     prefetch_batches: int = option(
         2, "split, sampled: mini-batches that a thread makes ahead of their step; 0: none", least=0, most=1000
     )

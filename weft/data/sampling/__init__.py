@@ -3,6 +3,7 @@
 Every draw is keyed by what it is for, so that a sample is the same on any number of ranks and threads.
 """
 
+from weft.data.sampling.batches import DRAW as DRAW
 from weft.data.sampling.batches import epoch_batches as epoch_batches
 from weft.data.sampling.batches import layer_key as layer_key
 from weft.data.sampling.draw import METHODS as METHODS

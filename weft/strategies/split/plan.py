@@ -61,6 +61,8 @@ class BatchOptions(VertexOptions):
     """In-edges drawn for a vertex: one number for all hops, or one for each from the batch outward, or `all`."""
     sampling: str = "uniform"
     """How they are drawn."""
+    batch_dependency: int = 1
+    """Batches over which the draws change; 1: each draws anew."""
     prefetch_batches: int = 2
     """Batches that are made ahead of their step, while others train; 0: none."""
     cache_memory: int | None = None
@@ -155,6 +157,7 @@ class MiniBatchPlan(CommunicatedPlan):
             fanouts=check_fanouts(parse_fanouts(options.fanout), self.num_hops, len(graph.relations)),
             batch_size=batch_size_of(options.batch_size),
             method=options.sampling,
+            dependency=options.batch_dependency,
             seed=options.seed,
             links=Links.of(graph) if options.task == "link" else None,
             num_negatives=options.negatives,
@@ -162,6 +165,13 @@ class MiniBatchPlan(CommunicatedPlan):
         most, what = len(sampler.examples), "vertices" if sampler.links is None else "links"
         if options.batch_size and (sampler.batch_size or 0) > most:
             raise InputError(f"--batch-size {sampler.batch_size}: {graph.name} has {most} training {what}: give all")
+        if options.batch_dependency > 1 and options.sampling != "labor":
+            raise InputError(
+                f"--batch-dependency {options.batch_dependency} has no effect on --sampling {options.sampling}: give "
+                "--sampling labor, or leave it out"
+            )
+        if options.batch_dependency > 1 and sampler.draws_all:
+            raise InputError(f"--batch-dependency {options.batch_dependency}: --fanout all draws nothing: leave it out")
         if options.sampling == "weighted" and graph.in_edges.weight is None:
             raise InputError(f"--sampling weighted: {graph.name} has no edge weights: give uniform or labor")
         return sampler

@@ -16,7 +16,18 @@ from torch import Tensor
 
 from weft.comm import Group, Route
 from weft.data import Adjacency, Graph, Links, negative_key
-from weft.data.sampling import ALL, Fanout, Relabeller, SampledEdges, epoch_batches, layer_key, sample_layer
+from weft.data.sampling import (
+    ALL,
+    DRAW,
+    Fanout,
+    Relabeller,
+    SampledEdges,
+    Turn,
+    epoch_batches,
+    layer_key,
+    sample_layer,
+    turning,
+)
 from weft.partition import Dependencies, Hop
 from weft.strategies.base import CandidateLinks
 
@@ -105,6 +116,8 @@ class BatchSampler:
     """Vertices of a batch on all ranks, or links; None: all."""
     method: str
     seed: int
+    dependency: int = 1
+    """Batches over which the draws of `labor` change; 1: each draws anew."""
     links: Links | None = None
     """What batches are of; None: of vertices."""
     num_negatives: int = 1
@@ -127,13 +140,20 @@ class BatchSampler:
     @property
     def whole(self) -> bool:
         """Whether every step is on the same vertices, all that train, and whole neighbourhoods. Negatives change."""
-        all_edges = (one == ALL if isinstance(one, int) else set(one) == {ALL} for one in self.fanouts)
-        return self.links is None and self.batch_size is None and all(all_edges)
+        return self.links is None and self.batch_size is None and self.draws_all
+
+    @property
+    def draws_all(self) -> bool:
+        """Whether neighbourhoods are whole."""
+        return all(one == ALL if isinstance(one, int) else set(one) == {ALL} for one in self.fanouts)
 
     def batches(self, epoch: int) -> list[Tensor]:
         """The examples of each batch of an epoch, in their order."""
-        size = self.batch_size or len(self.examples)
-        return epoch_batches(self.examples, size, seed=self.seed, epoch=epoch, ids=self.graph.ids)
+        return epoch_batches(self.examples, self._size, seed=self.seed, epoch=epoch, ids=self.graph.ids)
+
+    @property
+    def _size(self) -> int:
+        return self.batch_size or len(self.examples)
 
     def own(self, examples: Tensor, rank: int) -> Tensor:
         """Those of a batch's vertices that a rank answers for, or its links whose sources it answers for."""
@@ -149,15 +169,24 @@ class BatchSampler:
             links = CandidateLinks(pairs=torch.cat([places.view(-1, 2), pairs[:, 2:]], 1), route=route)
         rows, hops = own, list[SampledHop]()
         for hop, fanout in enumerate(self.fanouts):
-            made, rows = yield from self._hop(rows, rank, fanout, layer_key(self.seed, epoch, number, hop))
+            made, rows = yield from self._hop(rows, rank, fanout, *self._keys(epoch, number, hop))
             hops.insert(0, made)
         return Drawn(rows=rows, num_own=len(own), hops=tuple(hops), links=links)
 
-    def _hop(self, targets: Tensor, rank: int, fanout: Fanout, drawn: int) -> Asking[tuple[SampledHop, Tensor]]:
+    def _keys(self, epoch: int, number: int, hop: int) -> tuple[int, Turn | None]:
+        """What a hop's draws are keyed by, and how far dependent ones are on the way to the next key."""
+        if self.dependency == 1:
+            return layer_key(self.seed, epoch, number, hop), None
+        batch = epoch * -(-len(self.examples) // self._size) + number
+        return turning(self.seed, DRAW, hop, batch=batch, kappa=self.dependency)
+
+    def _hop(
+        self, targets: Tensor, rank: int, fanout: Fanout, drawn: int, turn: Turn | None
+    ) -> Asking[tuple[SampledHop, Tensor]]:
         """The block of one aggregate, and the vertices of its inputs."""
         graph, edges = self.graph, self.graph.in_edges
         sample = sample_layer(
-            edges, targets, fanout, key=drawn, method=self.method, ids=graph.ids, edge_type=graph.edge_type
+            edges, targets, fanout, key=drawn, method=self.method, turn=turn, ids=graph.ids, edge_type=graph.edge_type
         )
         inputs, fetched, received, places, route = yield from self._find(targets, sample.sources, rank)
         hop = SampledHop(
