@@ -109,10 +109,10 @@ def test_edge_features_that_are_amiss(kind: str, options: dict[str, Any], num_kn
 
 def test_refusals() -> None:
     for conv, said in (
-        (pyg.GCNConv(7, 4), r"GCNConv takes no pair.*use weft\.nn\.GCNConv"),
-        (pyg.GATv2Conv(7, 4, dropout=0.5), r"dropout=0\.5 of its own.*use Stack's dropout"),
+        (pyg.GCNConv(7, 4), r"GCNConv reads more.*such as their degrees.*give weft\.nn\.convert the model"),
+        (pyg.GATv2Conv(7, 4, dropout=0.5), r"dropout=0\.5 of its own.*have it between layers"),
         (pyg.SAGEConv(7, 4, aggr="lstm"), r"a LSTMAggregation, whose result depends on the largest degree"),
-        (pyg.GENConv(7, 4), r"a batch norm of its own.*use Stack's norm"),
+        (pyg.GENConv(7, 4), r"a batch norm of its own.*have it outside"),
         (pyg.GINConv(torch.nn.Identity()), r"names no out_channels: use weft\.nn\.PyGConv"),
         (pyg.GINEConv(torch.nn.Sequential(torch.nn.Linear(7, 4), torch.nn.Dropout(0.3))), r"dropout=0\.3 of its own"),
         (pyg.GINEConv(torch.nn.Sequential(torch.nn.Linear(7, 4), torch.nn.BatchNorm1d(4))), r"a batch norm of its own"),

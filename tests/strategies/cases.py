@@ -25,7 +25,7 @@ from tests.strategies.graphs import (
 )
 from weft.cost import Machine
 from weft.data import Graph, TypedShape, reorder
-from weft.nn import MODELS, Stack, from_pyg, make_model
+from weft.nn import MODELS, Stack, convert, from_pyg, make_model
 from weft.nn.conv import mlp
 from weft.strategies import STRATEGIES, ResidentPlan
 
@@ -87,7 +87,7 @@ class Case:
     @property
     def reads_edges(self) -> bool:
         """Whether its layers ask for the edges themselves, which not every strategy has."""
-        return self.model in PYG
+        return self.model in (*PYG, *BY_BLOCKS)
 
     def without_saving(self, saving: str) -> Case:
         """The case without one more optimisation, if any."""
@@ -117,6 +117,8 @@ class Case:
         return reorder(graph, self.order), model.double()
 
     def make_model(self, typed: TypedShape) -> nn.Module:
+        if self.model.startswith("pyg-"):
+            return self.make_converted()
         return make_model(
             self.model,
             NUM_FEATURES_SPARSE if self.sparse else NUM_FEATURES,
@@ -135,6 +137,12 @@ class Case:
             residual=self.residual,
             edge_width=self.edge_features if self.edge_attention else 0,
         )
+
+    def make_converted(self) -> nn.Module:
+        from tests.nn.pyg_models import PYG_MODELS
+
+        given = (["edge_attr"] if self.edge_features else []) + (["edge_weight"] if self.weighted else [])
+        return convert(PYG_MODELS[self.model](), given=given)
 
     def make_pyg_stack(self) -> Stack:
         import torch_geometric.nn as pyg
@@ -168,6 +176,21 @@ def pyg_cases() -> list[Case]:
     found.append(Case(model="GATv2Conv", layers=2, hidden=8, edge_features=3, order="bfs"))
     found.append(Case(model="GINEConv", layers=2, num_vertices=3, edge_features=3))  # P = 4: a rank has no edge
     found.append(Case(model="GraphConv", layers=2, hidden=8, weighted=True))
+    return found
+
+
+BY_BLOCKS = ("pyg-pna", "pyg-transformer", "pyg-deeper", "pyg-custom")
+"""Models of PyG's with convolutions that run by blocks, see tests.nn.pyg_models."""
+
+
+def converted_cases() -> list[Case]:
+    """Models written for PyG, converted."""
+    names = ("gcn", "gat", "gatv2", "sage", "sage-max", "gin", "gcnii", "appnp", "jk", "jk-lstm", "mixed", "basic")
+    found = [Case(model=f"pyg-{name}") for name in names]
+    found += [Case(model=name) for name in BY_BLOCKS]
+    found += [Case(model=f"pyg-{name}-edges", edge_features=3) for name in ("gat", "gatv2")]
+    found.append(Case(model="pyg-gcn", weighted=True, order="bfs"))
+    found.append(Case(model="pyg-jk", num_vertices=150, labels=4))  # with rows that no loss reads
     return found
 
 

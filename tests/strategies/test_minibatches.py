@@ -14,7 +14,7 @@ from tests.engine.test_link import CASES as LINK_CASES
 from tests.engine.test_link import WIDTH
 from tests.engine.test_link import Case as LinkCase
 from tests.ranks import on_ranks
-from tests.strategies.cases import Case, cases, chosen, point, pyg_cases, typed_cases
+from tests.strategies.cases import Case, cases, chosen, converted_cases, point, pyg_cases, typed_cases
 from tests.strategies.graphs import NUM_FEATURES
 from tests.strategies.session import Flops, Given, check_close, check_counts, check_flops, part_by, reference, workload
 from weft.comm import Group, Route
@@ -25,7 +25,7 @@ from weft.data.sampling import layer_key
 from weft.engine.link import batch_trace
 from weft.engine.metrics import NodeTask
 from weft.engine.tasks import make_task
-from weft.nn import MODELS, Stack, Sum, View, Workload, embeddings
+from weft.nn import MODELS, BatchNorm, Stack, Sum, View, Workload, embeddings
 from weft.nn.families import ATTENTION
 from weft.nn.topology import Norm
 from weft.strategies import CandidateLinks
@@ -121,12 +121,19 @@ def matrix() -> list[Any]:
     named = {
         f"{name}-{case.id}-{sampling}-P{size}": (name, case, sampling, size)
         for name, size, sampling, case in product(
-            ("split", "sampled"), (1, 2, 3, 4), ("uniform", "labor"), [*cases(), *pyg_cases(), *typed_cases()]
+            ("split", "sampled"),
+            (1, 2, 3, 4),
+            ("uniform", "labor"),
+            [*cases(), *pyg_cases(), *typed_cases(), *converted_cases()],
         )
         if not case.decoupled or sampling == "uniform"
     }
     quick = chosen([one for one, (*_, size) in named.items() if size in (2, 3)], 1 / 6)
     return [point(*one, name=name, quick=name in quick) for name, one in named.items()]
+
+
+def has_batch_norm(case: Case) -> bool:
+    return any(isinstance(part, BatchNorm) for part in case.build()[1].modules())
 
 
 @pytest.mark.parametrize(("name", "case", "sampling", "size"), matrix())
@@ -140,7 +147,7 @@ def test_equals_one_rank(name: str, case: Case, sampling: str, size: int) -> Non
         partition=part,
         prefetch_batches=0,
     )
-    if name == "sampled" and size > 1 and (case.norm == "batch" or case.typed in ("some", "none", "one")):
+    if name == "sampled" and size > 1 and (has_batch_norm(case) or case.typed in ("some", "none", "one")):
         with pytest.raises(InputError, match="give --strategy split"):
             given.plan(name, workload(case), size)
         return

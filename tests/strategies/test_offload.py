@@ -20,7 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from tests.ranks import on_ranks
-from tests.strategies.cases import Case, cases, chosen, point, pyg_cases, quick_cases, turn, typed_cases
+from tests.strategies.cases import (
+    Case,
+    cases,
+    chosen,
+    converted_cases,
+    point,
+    pyg_cases,
+    quick_cases,
+    turn,
+    typed_cases,
+)
 from tests.strategies.graphs import NUM_FEATURES
 from tests.strategies.planted import check_planted, replaced
 from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
@@ -79,7 +89,7 @@ SEVERAL_MASKS = [
 
 
 def all_cases() -> list[Case]:
-    return [*cases(), *typed_cases(), *pyg_cases(), *SEVERAL_MASKS]
+    return [*cases(), *typed_cases(), *pyg_cases(), *converted_cases(), *SEVERAL_MASKS]
 
 
 WAYS = list(product(CHUNKS, INTERMEDIATES, WITHOUT))

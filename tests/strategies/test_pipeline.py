@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.ranks import on_ranks, spawn
-from tests.strategies.cases import Case, cases, point, pyg_cases, quick_cases, turn, typed_cases
+from tests.strategies.cases import Case, cases, converted_cases, point, pyg_cases, quick_cases, turn, typed_cases
 from tests.strategies.planted import check_planted, replaced
 from tests.strategies.session import Given, Session, check_on_ranks, part_by
 from weft.chunks.aggregates import ChunkAggregates
@@ -35,7 +35,7 @@ SHARES = {1: 1 / 16, 2: 1 / 12, 3: 1 / 6}
 
 
 def all_cases() -> list[Case]:
-    return [*cases(), *typed_cases(), *pyg_cases()]
+    return [*cases(), *typed_cases(), *pyg_cases(), *converted_cases()]
 
 
 def given(case: Case, chunks: int, saving: str, size: int) -> tuple[str, Any]:

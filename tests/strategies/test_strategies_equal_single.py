@@ -22,6 +22,7 @@ from tests.strategies.cases import (
     SIZES,
     Case,
     cases,
+    converted_cases,
     point,
     pyg_cases,
     quick_size,
@@ -47,14 +48,16 @@ from weft.partition import METHODS
 from weft.strategies import STRATEGIES, Step
 
 
-def matrix(of: list[Case]) -> list[Any]:
+def matrix(of: list[Case], turns: int = 1) -> list[Any]:
+    """turns: of the tests that are quick, one in so many is."""
+    named = {f"{name}-{case.id}-P{size}": (name, case, size) for case, name, size in product(of, RESIDENT, SIZES)}
     return [
-        point(name, case, size, name=f"{name}-{case.id}-P{size}", quick=size == quick_size(name, case))
-        for case, name, size in product(of, RESIDENT, SIZES)
+        point(*one, name=said, quick=one[2] == quick_size(*one[:2]) and not turn(said, turns))
+        for said, one in named.items()
     ]
 
 
-@pytest.mark.parametrize(("name", "case", "size"), matrix([*cases(), *pyg_cases()]))
+@pytest.mark.parametrize(("name", "case", "size"), [*matrix([*cases(), *pyg_cases()]), *matrix(converted_cases(), 3)])
 def test_equals_single(name: str, case: Case, size: int) -> None:
     """Or says in a sentence that a strategy has no edges for the layers that ask for them."""
     if case.reads_edges and STRATEGIES[name].traits.block_error:

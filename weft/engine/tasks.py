@@ -17,7 +17,8 @@ from weft.data import (
 )
 from weft.engine.link import LinkTask
 from weft.engine.metrics import NodeTask, Task, score_of
-from weft.nn import LinkModel, from_config, make_decoder
+from weft.nn import LinkModel, convert, from_config, make_decoder
+from weft.nn.convert import is_pyg
 from weft.strategies import Placed
 
 
@@ -37,7 +38,12 @@ def prepared(graph: Graph, config: Config) -> Graph:
 
 
 def task_model(model: nn.Module | None, graph: Graph, config: Config) -> nn.Module:
-    """The model that the task trains: a person's, or the configuration's; for links, with a decoder."""
+    """The model that the task trains: a person's, converted if it is PyG's, or the configuration's.
+
+    For links, with a decoder.
+    """
+    if model is not None and is_pyg(model):
+        model = convert(model, given=known_edges(graph))
     if config.task == "node":
         return _from_config(config, graph, graph.num_classes) if model is None else model
     if isinstance(model, LinkModel):
@@ -47,6 +53,12 @@ def task_model(model: nn.Module | None, graph: Graph, config: Config) -> nn.Modu
         torch.manual_seed(key(config.seed, DECODER) >> 1)
         decoder = make_decoder(config.decoder, max(len(forward_relations(graph)), 1), config.hidden)
     return LinkModel(encoder, decoder.to(next((p.dtype for p in encoder.parameters()), torch.float32)))
+
+
+def known_edges(graph: Graph) -> list[str]:
+    """What a graph knows of its edges, by the names that PyG has for it."""
+    known = {"edge_weight": graph.in_edges.weight, "edge_attr": graph.edge_features, "edge_type": graph.edge_type}
+    return [name for name, value in known.items() if value is not None]
 
 
 def _from_config(config: Config, graph: Graph, out_width: int) -> nn.Module:

@@ -11,6 +11,7 @@ from weft.nn.aggregate import (
 )
 from weft.nn.attention import Attend, AttendEdges, EdgeSoftmax
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
+from weft.nn.convert import Converted, convert
 from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.dense import Linear, linear, use_onednn
 from weft.nn.families import (
@@ -74,6 +75,7 @@ __all__ = [
     "BatchNorm",
     "BlockSize",
     "ByRelation",
+    "Converted",
     "Decoder",
     "Decoupled",
     "DistMult",
@@ -122,6 +124,7 @@ __all__ = [
     "WholeLayer",
     "WorkingSet",
     "Workload",
+    "convert",
     "embedding_rows",
     "embeddings",
     "from_config",

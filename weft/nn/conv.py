@@ -7,8 +7,6 @@ propagation of a decoupled model), and its bias where `bias` is (in front of a b
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -23,38 +21,35 @@ from weft.nn.view import View
 class LinearConv(PhasedLayer):
     """A layer whose map commutes with its aggregate, A (x W) = (A x) W: the order that costs less is taken."""
 
-    aggregate: ClassVar[Aggregate]
+    aggregate: Aggregate
+    adds_own: bool = False
+    """Whether a vertex's own row is added, by a map of its own where the layer maps."""
 
     def __init__(self, in_width: int, out_width: int, *, update: bool = True, bias: bool = True) -> None:
         super().__init__()
         self.in_width, self.out_width = in_width, out_width
         self.weight = glorot(in_width, out_width) if update else None
+        self.weight_self = glorot(in_width, out_width) if update and self.adds_own else None
         self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
 
     def begin(self, view: View, x: Tensor) -> Boundary:
         """The context is whether rows are mapped before their aggregate."""
         if self.weight is None or not view.transform_first(x, self.out_width):
-            return Boundary(request=Request(self.aggregate, {"x": x}), rows=self.wanted(x), context=False)
-        rows, h = self.mapped(view, x, self.weight)
-        return Boundary(request=Request(self.aggregate, {"x": h}), rows=rows, context=True)
+            rows = {"own": x} if self.adds_own else {}
+            return Boundary(request=Request(self.aggregate, {"x": x}), rows=rows, context=False)
+        if self.weight_self is None:
+            return Boundary(request=Request(self.aggregate, {"x": view.linear(x, self.weight)}), context=True)
+        both = view.linear(x, torch.cat([self.weight_self, self.weight], 1))  # one map reads and writes half as much
+        own, h = both.split(self.out_width, 1)
+        return Boundary(request=Request(self.aggregate, {"x": h}), rows={"own": own}, context=True)
 
     def resume(self, view: View, state: BoundaryState) -> Tensor:
         a, own = state.result, state.rows.get("own")
         if self.weight is None or state.context:
             return plus(a, self.bias if own is None else plus(own, self.bias))
-        return linear(a, self.weight, self.own(view, own))
-
-    def wanted(self, x: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
-        """The own rows that `own` maps, if any."""
-        return {}
-
-    def mapped(self, view: View, x: Tensor, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """What own rows contribute, if anything, without the bias, and the rows to aggregate, by maps of x."""
-        return {}, view.linear(x, weight)
-
-    def own(self, view: View, x: Tensor | None) -> Tensor | None:  # noqa: ARG002
-        """What is added to the mapped aggregate: the bias, or more that own rows [n, in_width] contribute."""
-        return self.bias
+        if self.weight_self is None or own is None:
+            return linear(a, self.weight, self.bias)
+        return linear(a, self.weight, view.linear(own, self.weight_self, self.bias))
 
 
 class GCNConv(LinearConv):
@@ -67,24 +62,7 @@ class SAGEConv(LinearConv):
     """y_v = x_v W_self + mean of N(v) W + b (Hamilton, Ying, Leskovec 2017, algorithm 1, mean aggregator)."""
 
     aggregate = Sum(norm="mean")
-
-    def __init__(self, in_width: int, out_width: int, *, update: bool = True, bias: bool = True) -> None:
-        super().__init__(in_width, out_width, update=update, bias=bias)
-        self.weight_self = glorot(in_width, out_width) if update else None
-
-    def wanted(self, x: Tensor) -> dict[str, Tensor]:
-        return {"own": x}
-
-    def mapped(self, view: View, x: Tensor, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        assert self.weight_self is not None
-        both = view.linear(x, torch.cat([self.weight_self, weight], 1))  # one map reads and writes half as much
-        own, h = both.split(self.out_width, 1)
-        return {"own": own}, h
-
-    def own(self, view: View, x: Tensor | None) -> Tensor | None:
-        assert x is not None
-        assert self.weight_self is not None
-        return view.linear(x, self.weight_self, self.bias)
+    adds_own = True
 
 
 class GINConv(PhasedLayer):

@@ -6,8 +6,9 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from weft.core.errors import unknown
+from weft.core.errors import InputError, unknown
 from weft.nn.aggregate import Request, Total
 from weft.nn.phases import Boundary, BoundaryState, PhasedLayer
 from weft.nn.view import View
@@ -41,6 +42,7 @@ class BatchNorm(PhasedLayer):
 
     running_mean: Tensor
     running_var: Tensor
+    num_batches_tracked: Tensor
 
     def __init__(self, width: int, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
         super().__init__()
@@ -49,6 +51,21 @@ class BatchNorm(PhasedLayer):
         self.bias = nn.Parameter(torch.zeros(width))
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
+        self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
+
+    @classmethod
+    def of(cls, norm: _BatchNorm) -> BatchNorm:
+        """PyTorch's, whose parameters and statistics it shares. InputError for one without some of these."""
+        if not (norm.affine and norm.track_running_stats and norm.momentum is not None):
+            raise InputError(
+                f"{norm} is without weights, running statistics or momentum: make it with affine=True, "
+                "track_running_stats=True and a momentum"
+            )
+        made = cls(norm.num_features, momentum=norm.momentum, eps=norm.eps)
+        made.weight, made.bias = norm.weight, norm.bias
+        for name, buffer in norm.named_buffers():
+            setattr(made, name, buffer)
+        return made
 
     def begin(self, view: View, x: Tensor) -> Boundary | Tensor:
         del view
@@ -70,7 +87,8 @@ class BatchNorm(PhasedLayer):
     def learn(self, mean: Tensor, count: int, squares: Tensor) -> None:
         """Takes into the running statistics those of a batch: its mean, and the sum of the squares, [F]."""
         self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(squares / count, self.momentum)
+        self.running_var.lerp_(squares / max(count - 1, 1), self.momentum)  # without bias, as PyTorch
+        self.num_batches_tracked += 1
 
     def normalised(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         """Rows [n, F] by these statistics [F]."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from weft.core.errors import InputError
@@ -12,8 +14,6 @@ from weft.nn.view import View
 
 PADDED = ("GRUAggregation", "LSTMAggregation", "SetTransformerAggregation", "SortAggregation", "MLPAggregation")
 """Aggregations whose result depends on the largest degree around, and so on what else a rank has."""
-
-WHOLE = ("PNAConv",)  # take no pair of sources and targets, but read of a source no more than its row
 
 
 class PyGConv(nn.Module):
@@ -25,6 +25,8 @@ class PyGConv(nn.Module):
     def __init__(self, conv: Any, out_width: int) -> None:
         super().__init__()
         self.conv, self.out_width = conv, out_width
+        self.register_state_dict_post_hook(name_as_pyg)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(name_as_wrapped)  # type: ignore[no-untyped-call]
         self.takes_pair = takes_pair(conv)
         self.takes = frozenset(inspect.signature(conv.forward).parameters)
 
@@ -64,6 +66,19 @@ class PyGConv(nn.Module):
         return known
 
 
+def name_as_pyg(layer: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:  # noqa: ARG001
+    """Tensors of a PyG convolution are saved under its own names."""
+    for name in [one for one in state if one.startswith(prefix + "conv.")]:
+        state[prefix + name.removeprefix(prefix + "conv.")] = state.pop(name)
+
+
+def name_as_wrapped(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """And found by these."""
+    for name in [name for name, _ in [*layer.conv.named_parameters(), *layer.conv.named_buffers()]]:
+        if prefix + name in state:
+            state[prefix + "conv." + name] = state.pop(prefix + name)
+
+
 def from_pyg(conv: Any) -> PyGConv:
     """A layer for weft.nn.Stack from a PyG convolution such as SAGEConv, GATv2Conv or TransformerConv.
 
@@ -72,15 +87,19 @@ def from_pyg(conv: Any) -> PyGConv:
     for dropout or a batch norm of its own, which would depend on the number of ranks.
     """
     name = type(conv).__name__
-    if not takes_pair(conv) and name not in WHOLE:
+    if getattr(conv, "cached", False):
+        raise InputError(f"{name} with cached=True keeps the first edges that it sees: leave cached out")
+    tried = None if takes_pair(conv) and out_width_of(conv) else Trial.of(conv)
+    if not takes_pair(conv) and not (tried and tried.reads_sources_alone):
         raise InputError(
-            f"PyG's {name} takes no pair of sources and targets, so a rank cannot run it on its part of the graph: "
-            "use weft.nn.GCNConv for GCN, or a convolution that takes (x_source, x_target)"
+            f"{name} reads more of the graph than the rows of in-neighbours, such as their degrees, and a rank has a "
+            "part of it: give weft.nn.convert the model (it has GCNConv, GCN2Conv, APPNP, SGConv), or take one that takes "
+            "(x_source, x_target)"
         )
     for part in conv.modules():
         p = dropout_of(part)
         if p:
-            raise InputError(f"{name} has dropout={p} of its own, drawn anew by every rank: use Stack's dropout")
+            raise InputError(f"{name} has dropout={p} of its own, drawn anew by every rank: have it between layers")
     padded = [type(part).__name__ for part in conv.modules() if type(part).__name__ in PADDED]
     if padded:
         raise InputError(
@@ -88,14 +107,19 @@ def from_pyg(conv: Any) -> PyGConv:
             "maximum or softmax"
         )
     if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in conv.modules()):
-        raise InputError(f"{name} has a batch norm of its own, which a rank would take over its rows: use Stack's norm")
-    if isinstance(getattr(conv, "out_channels", None), int):
-        heads = conv.heads if getattr(conv, "concat", False) and hasattr(conv, "heads") else 1
-        return PyGConv(conv, conv.out_channels * heads)
-    maps = [part for part in getattr(conv, "nn", nn.Identity()).modules() if isinstance(part, nn.Linear)]
-    if not maps:
+        raise InputError(f"{name} has a batch norm of its own, which a rank would take over its rows: have it outside")
+    width = out_width_of(conv) or (tried.out_width if tried else 0)
+    if not width:
         raise InputError(f"{name} names no out_channels: use weft.nn.PyGConv(conv, out_width)")
-    return PyGConv(conv, maps[-1].out_features)
+    return PyGConv(conv, width)
+
+
+def out_width_of(conv: Any) -> int:
+    """The columns of a convolution's result, as it says them or its maps do; 0 where neither does."""
+    if isinstance(getattr(conv, "out_channels", None), int):
+        return int(conv.out_channels * (conv.heads if getattr(conv, "concat", False) and hasattr(conv, "heads") else 1))
+    maps = [part for part in getattr(conv, "nn", nn.Identity()).modules() if isinstance(part, nn.Linear)]
+    return maps[-1].out_features if maps else 0
 
 
 def dropout_of(part: nn.Module) -> float:
@@ -110,6 +134,39 @@ def takes_pair(conv: nn.Module) -> bool:
     """Whether a PyG convolution takes (x_source, x_target) for x."""
     parameter = inspect.signature(conv.forward).parameters.get("x")
     return parameter is not None and "Tuple" in str(parameter.annotation)
+
+
+class Trial(NamedTuple):
+    """What a convolution does, found by running it on a few random rows and edges."""
+
+    reads_sources_alone: bool
+    """Whether a target's row is the same where in-edges of other vertices are missing."""
+    out_width: int
+
+    @classmethod
+    def of(cls, conv: Any) -> Trial | None:
+        """None where it cannot be run on rows of any width that its parameters' first two dimensions tell."""
+        random = torch.Generator().manual_seed(0)
+        targets, num_vertices = 6, 12
+        edge_index = torch.randint(num_vertices, (2, 5 * num_vertices), generator=random)
+        few = edge_index[:, edge_index[1] < targets]
+        conv = copy.deepcopy(conv).to("cpu").eval()
+        dtype = next((one.dtype for one in conv.parameters()), torch.float32)
+        sizes = [size for one in conv.parameters() for size in reversed(one.shape[:2])]
+        widths = [size // rows for rows in (1, 2, 3) for size in sizes]  # a map may read both ends of an edge
+        for width in dict.fromkeys([getattr(conv, "in_channels", 0), *widths]):
+            if not isinstance(width, int) or width < 1:
+                continue
+            x = torch.randn(num_vertices, width, dtype=dtype, generator=random)
+            columns = edge_width(conv, width, 0)
+            known = [{"edge_attr": x.new_ones(one.shape[1], columns)} if columns else {} for one in (edge_index, few)]
+            try:
+                with torch.no_grad():
+                    whole, part = (conv(x, one, **said) for one, said in zip((edge_index, few), known, strict=True))
+            except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+                continue
+            return cls(torch.allclose(whole[:targets], part[:targets], rtol=1e-4, atol=1e-6), whole.shape[1])
+        return None
 
 
 def edge_width(conv: Any, in_width: int, found: int) -> int:

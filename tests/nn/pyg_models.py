@@ -1,0 +1,225 @@
+"""Models as people write them for PyG, of 7 features and 5 classes, in the ways that its examples do."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
+
+HIDDEN = 8
+
+
+class GCN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = pyg.GCNConv(NUM_FEATURES, HIDDEN, cached=True)
+        self.conv2 = pyg.GCNConv(HIDDEN, NUM_CLASSES, cached=True)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        x = F.dropout(x, p=0.4, training=self.training)
+        x = self.conv1(x, edge_index, edge_weight).relu()
+        x = F.dropout(x, p=0.4, training=self.training)
+        return self.conv2(x, edge_index, edge_weight)
+
+
+class GAT(nn.Module):
+    def __init__(self, conv: Any = pyg.GATConv, **options: Any) -> None:
+        super().__init__()
+        self.conv1 = conv(NUM_FEATURES, HIDDEN, heads=3, **options)
+        self.conv2 = conv(3 * HIDDEN, NUM_CLASSES, heads=2, concat=False, **options)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        x = F.elu(self.conv1(x, edge_index, edge_attr))
+        return self.conv2(F.dropout(x, p=0.4, training=self.training), edge_index, edge_attr)
+
+
+class SAGE(nn.Module):
+    """With `data`, batch norm and in-place activations; the last rows through log_softmax."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        widths = [NUM_FEATURES, HIDDEN, HIDDEN, NUM_CLASSES]
+        self.convs = nn.ModuleList(pyg.SAGEConv(a, b, **options) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(HIDDEN) for _ in range(2))
+
+    def forward(self, data: Any) -> Tensor:
+        x, edge_index = data.x, data.edge_index
+        for conv, norm in zip(self.convs, self.norms, strict=False):
+            x = norm(conv(x, edge_index))
+            x.relu_()
+            x = F.dropout(x, p=0.4, training=self.training)
+        return F.log_softmax(self.convs[-1](x, edge_index), dim=-1)
+
+
+class GIN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList()
+        for width in (NUM_FEATURES, HIDDEN):
+            mlp = nn.Sequential(
+                nn.Linear(width, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU(inplace=True), nn.Linear(HIDDEN, HIDDEN)
+            )
+            self.convs.append(pyg.GINConv(mlp, train_eps=True))
+        self.drop, self.out = nn.Dropout(0.4), nn.Linear(HIDDEN, NUM_CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = conv(x, edge_index).relu()
+        return self.out(self.drop(x))
+
+
+class GCNII(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lins = nn.ModuleList([nn.Linear(NUM_FEATURES, HIDDEN), nn.Linear(HIDDEN, NUM_CLASSES)])
+        self.convs = nn.ModuleList(
+            pyg.GCN2Conv(HIDDEN, 0.1, theta=0.5, layer=i + 1, shared_weights=i != 1) for i in range(3)
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = x_0 = self.lins[0](F.dropout(x, 0.4, self.training)).relu()
+        for conv in self.convs:
+            x = conv(F.dropout(x, 0.4, self.training), x_0, edge_index).relu()
+        return self.lins[1](x)
+
+
+class APPNP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin1, self.lin2 = pyg.Linear(NUM_FEATURES, HIDDEN), pyg.Linear(HIDDEN, NUM_CLASSES)
+        self.prop = pyg.APPNP(3, 0.1)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = F.relu(self.lin1(F.dropout(x, p=0.4, training=self.training)))
+        return self.prop(self.lin2(x), edge_index)
+
+
+class JK(nn.Module):
+    """A residual beside jumping knowledge."""
+
+    def __init__(self, mode: str = "cat") -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(pyg.GCNConv(w, HIDDEN) for w in (NUM_FEATURES, HIDDEN, HIDDEN))
+        self.jump = pyg.JumpingKnowledge(mode, channels=HIDDEN, num_layers=3)
+        self.lin = nn.Linear(3 * HIDDEN if mode == "cat" else HIDDEN, NUM_CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        xs: list[Tensor] = []
+        for conv in self.convs:
+            y = F.relu(conv(x, edge_index))
+            x = y + x if xs else y
+            xs += [x]
+        return self.lin(self.jump(xs))
+
+
+class PNA(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        options = {"aggregators": ["mean", "max", "std"], "scalers": ["identity"], "deg": torch.arange(9)}
+        self.conv = pyg.PNAConv(NUM_FEATURES, HIDDEN, **options)
+        self.norm = pyg.BatchNorm(HIDDEN)
+        self.mlp = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, NUM_CLASSES))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.mlp(F.relu(self.norm(self.conv(x, edge_index))))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = pyg.TransformerConv(NUM_FEATURES, 4, heads=2, beta=True)
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.conv2 = pyg.TransformerConv(HIDDEN, NUM_CLASSES, heads=2, concat=False, beta=True)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv2(F.relu(self.norm(self.conv1(x, edge_index))), edge_index)
+
+
+class DeeperGCN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(NUM_FEATURES, HIDDEN)
+        self.layers = nn.ModuleList()
+        for _ in range(3):
+            conv = pyg.GENConv(HIDDEN, HIDDEN, aggr="softmax", t=1.0, learn_t=True, norm="layer")
+            self.layers.append(pyg.DeepGCNLayer(conv, nn.LayerNorm(HIDDEN), nn.ReLU(inplace=True), dropout=0.1))
+        self.out = nn.Linear(HIDDEN, NUM_CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.layers[0].conv(self.encoder(x), edge_index)
+        for layer in self.layers[1:]:
+            x = layer(x, edge_index)
+        x = self.layers[0].act(self.layers[0].norm(x))
+        return self.out(F.dropout(x, p=0.1, training=self.training))
+
+
+class EdgeMessage(pyg.MessagePassing):
+    """A layer of somebody's own, which takes x alone."""
+
+    def __init__(self, in_width: int, out_width: int) -> None:
+        super().__init__(aggr="max")
+        self.mlp = nn.Sequential(nn.Linear(2 * in_width, out_width), nn.ReLU(), nn.Linear(out_width, out_width))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.mlp(torch.cat([x_i, x_j - x_i], dim=1))
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = EdgeMessage(NUM_FEATURES, HIDDEN), EdgeMessage(HIDDEN, NUM_CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv2(F.relu(self.conv1(x, edge_index)), edge_index)
+
+
+def mixed() -> nn.Module:
+    """PyG's Sequential, and convolutions that share their weights."""
+    shared = pyg.GraphConv(HIDDEN, HIDDEN, aggr="mean")
+    return pyg.Sequential(
+        "x, edge_index",
+        [
+            (pyg.SGConv(NUM_FEATURES, HIDDEN, K=2), "x, edge_index -> x"),
+            nn.ELU(inplace=True),
+            (shared, "x, edge_index -> x"),
+            nn.Dropout(0.4),
+            (shared, "x, edge_index -> x"),
+            nn.Linear(HIDDEN, NUM_CLASSES),
+        ],
+    )
+
+
+NATIVE: dict[str, Any] = {
+    "pyg-gcn": GCN,
+    "pyg-gat": GAT,
+    "pyg-gatv2": lambda: GAT(pyg.GATv2Conv, share_weights=True),
+    "pyg-gat-edges": lambda: GAT(edge_dim=3),
+    "pyg-gatv2-edges": lambda: GAT(pyg.GATv2Conv, edge_dim=3),
+    "pyg-sage": SAGE,
+    "pyg-sage-max": lambda: SAGE(aggr="max", project=True, normalize=True),
+    "pyg-gin": GIN,
+    "pyg-gcnii": GCNII,
+    "pyg-appnp": APPNP,
+    "pyg-jk": JK,
+    "pyg-jk-lstm": lambda: JK("lstm"),
+    "pyg-mixed": mixed,
+    "pyg-basic": lambda: pyg.GraphSAGE(NUM_FEATURES, HIDDEN, 3, NUM_CLASSES, dropout=0.4, norm="batch_norm", jk="cat"),
+}
+"""Those that become weft's aggregates."""
+BY_BLOCKS: dict[str, Any] = {
+    "pyg-pna": PNA,
+    "pyg-transformer": Transformer,
+    "pyg-deeper": DeeperGCN,
+    "pyg-custom": Custom,
+}
+"""Those with convolutions that run as they are."""
+PYG_MODELS = NATIVE | BY_BLOCKS

@@ -1,0 +1,268 @@
+"""Models written for PyG, converted: PyG's numbers on one device, its names, and a line where it cannot be."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES, make_graph
+from weft.core.errors import InputError
+from weft.data import Adjacency
+from weft.nn import Converted, GraphView, Sum, convert
+from weft.nn.convert.convert import parameters_of
+from weft.nn.convert.layers import Aggregated, GlobalNorm
+from weft.nn.phases import Boundary
+
+pyg = pytest.importorskip("torch_geometric.nn")
+
+from tests.nn.pyg_models import BY_BLOCKS, GAT, GCN, HIDDEN, NATIVE, PYG_MODELS  # noqa: E402
+
+NUM_VERTICES = 23
+
+
+class Data(SimpleNamespace):
+    """A graph as PyG hands it over, with one loop at most for each vertex."""
+
+    @classmethod
+    def make(cls) -> Data:
+        graph, random = make_graph(NUM_VERTICES), torch.Generator().manual_seed(1)
+        source, target = torch.stack(graph.in_edges.edges()).unique(dim=1)
+        keep = source != target  # PyG gives a loop the mean of the other edges' features, weft has the loop's own
+        source, target = torch.cat([source[keep], torch.tensor([])]).long(), torch.cat([target[keep]])
+        weight = torch.rand(len(source), generator=random, dtype=torch.float64) + 0.1
+        sizes = {"num_sources": NUM_VERTICES, "num_targets": NUM_VERTICES}
+        edges = Adjacency.from_edges(source, target, weight=weight, **sizes)
+        return cls(
+            x=torch.randn(NUM_VERTICES, NUM_FEATURES, generator=random, dtype=torch.float64),
+            edges=edges,
+            edge_index=torch.stack(edges.edges()),
+            edge_weight=edges.weight,
+            edge_attr=torch.randn(len(source), 3, generator=random, dtype=torch.float64),
+            edge_type=torch.randint(0, 4, (len(source),), generator=random),
+        )
+
+    def of_pyg(self, model: nn.Module, given: list[str]) -> Tensor:
+        names = [one.name for one in parameters_of(model)]
+        if names == ["data"]:
+            return model(self)
+        known = {name: getattr(self, name) for name in names if name in ("edge_index", "edge_type", *given)}
+        return model(self.x, *known.values()) if "Sequential" in type(model).__name__ else model(self.x, **known)
+
+    def of_weft(self, model: Converted) -> Tensor:
+        view = GraphView.of(self.edges, edge_features=self.edge_attr, edge_type=self.edge_type, num_relations=4)
+        return model([copy.copy(view) for _ in range(model.num_stages)], self.x)
+
+
+def without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose masks are keyed in weft, and PyTorch's otherwise."""
+    monkeypatch.setattr(F, "dropout", lambda x, *_, **__: x)
+    monkeypatch.setattr(GraphView, "dropout", lambda _self, x, _p: x)
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(3)
+    model = PYG_MODELS[name]().double()
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.6, 0.6)
+    return model
+
+
+def given_of(name: str) -> list[str]:
+    return ["edge_attr"] if "edges" in name else ["edge_weight"] if name == "pyg-gcn" else []
+
+
+@pytest.mark.parametrize("name", PYG_MODELS)
+def test_equals_pyg(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits, gradients, running statistics, and then an evaluation."""
+    data, model, given = Data.make(), made(name), given_of(name)
+    own, converted = copy.deepcopy(model), convert(model, given=given).train()
+    with monkeypatch.context() as patch:
+        without_dropout(patch)
+        y, expected = data.of_weft(converted), data.of_pyg(own.train(), given)
+    torch.testing.assert_close(y, expected, rtol=1e-9, atol=1e-9)
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    expected.backward(grad)
+    found = dict(model.named_parameters())
+    for path, parameter in own.named_parameters():
+        torch.testing.assert_close(found[path].grad, parameter.grad, rtol=1e-9, atol=1e-9, msg=path)
+    y, expected = data.of_weft(converted.eval()), data.of_pyg(own.eval(), given)
+    torch.testing.assert_close(y, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["pyg-gin", "pyg-transformer", "pyg-basic"])
+def test_weights_go_both_ways(name: str) -> None:
+    model = made(name)
+    converted, other = convert(model), made(name)
+    state = converted.state_dict()
+    assert state.keys() == other.state_dict().keys()
+    other.load_state_dict(state)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 1
+    converted.load_state_dict(other.state_dict())
+    for path, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, other.get_parameter(path), rtol=0, atol=0)
+
+
+def test_it_reaches_other_processes() -> None:
+    for name in PYG_MODELS:
+        converted = convert(made(name))
+        again = pickle.loads(pickle.dumps(converted))
+        torch.testing.assert_close(Data.make().of_weft(again.eval()), Data.make().of_weft(converted.eval()))
+
+
+def test_what_weft_has_runs_in_its_aggregates() -> None:
+    """So `tensor` has it, whose ranks have columns of all rows and no edges."""
+    for name in NATIVE:
+        does = [step.does for step in convert(made(name), given=given_of(name)).programs[True].steps]
+        assert not any(type(one).__name__ == "WithView" for one in does), name
+    for name in BY_BLOCKS:
+        does = [step.does for step in convert(made(name)).programs[True].steps]
+        assert any(type(one).__name__ == "WithView" for one in does), name
+
+
+class Relational(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.conv1 = pyg.RGCNConv(NUM_FEATURES, HIDDEN, 4, **options)
+        self.conv2 = pyg.RGCNConv(HIDDEN, NUM_CLASSES, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        return self.conv2(self.conv1(x, edge_index, edge_type).relu(), edge_index, edge_type)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_bases": 2}, {"root_weight": False, "bias": False}])
+def test_relations_equal_pyg(options: dict[str, Any]) -> None:
+    data, model = Data.make(), Relational(**options).double()
+    own, converted = copy.deepcopy(model), convert(model)
+    torch.testing.assert_close(data.of_weft(converted), data.of_pyg(own, []), rtol=1e-9, atol=1e-9)
+    assert converted.state_dict().keys() == own.state_dict().keys()
+
+
+class Written(nn.Module):
+    """A model whose forward is somebody's function."""
+
+    def __init__(self, forward: Any, **parts: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.written = pyg.GCNConv(NUM_FEATURES, NUM_CLASSES), forward
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.written(self, x, edge_index)
+
+
+def undropped(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    return self.conv(F.dropout(x), edge_index)
+
+
+def branching(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    return self.conv(x, edge_index) if x.sum() > 0 else x
+
+
+def reading_edges(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    return self.conv(x[edge_index[0]], edge_index)
+
+
+def drawing(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    return self.conv(x + torch.rand(x.shape), edge_index)
+
+
+def counting(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    number = x.size(0)
+    return self.conv(x, edge_index) * number
+
+
+def assigning(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    x[0] = 0.0
+    return self.conv(x, edge_index)
+
+
+def normalising(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    return self.norm(self.conv(x, edge_index))
+
+
+def two_results(self: Any, x: Tensor, edge_index: Tensor) -> Any:
+    return self.conv(x, edge_index), x
+
+
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [
+        (undropped, r"F\.dropout\(x\).*goes on in evaluations: say training=self\.training"),
+        (branching, r"test_convert.py, line \d+ .*x\.sum\(\) > 0.*cannot follow"),
+        (reading_edges, r"edge_index\[0\].*is read outside of a convolution"),
+        (drawing, r"rand draws random numbers"),
+        (assigning, r"x\[0\] = 0\.0.*cannot follow"),
+        (two_results, "one tensor with a row for each vertex"),
+    ],
+)
+def test_what_cannot_be_converted_is_named(forward: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        convert(Written(forward))
+
+
+@pytest.mark.parametrize("norm", ["GraphNorm", "InstanceNorm", "PairNorm", "LayerNorm"])
+def test_a_norm_that_couples_rows_is_refused(norm: str) -> None:
+    made = pyg.PairNorm() if norm == "PairNorm" else getattr(pyg, norm)(NUM_CLASSES)
+    with pytest.raises(InputError, match=r"self\.norm.*normalises a row by all others.*use BatchNorm"):
+        convert(Written(normalising, norm=made))
+
+
+def test_a_number_of_rows_does_not_cross_an_aggregate() -> None:
+    converted = convert(Written(counting).double())
+    with pytest.raises(InputError, match=r"a int of the rows before this aggregate"):
+        Data.make().of_weft(converted)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (lambda: GAT(dropout=0.3), "GATConv has dropout=0.3 of its own"),
+        (
+            lambda: pyg.Sequential("x, edge_index", [(pyg.ChebConv(7, 5, 2), "x, edge_index -> x")]),
+            "ChebConv reads more",
+        ),
+        (lambda: pyg.Sequential("x, edge_index, batch", [(nn.Linear(7, 5), "x -> x")]), "wants batch"),
+        (lambda: nn.Bilinear(7, 7, 5), "wants input2"),
+    ],
+)
+def test_what_weft_has_not_is_named(model: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        convert(model())
+
+
+def test_a_given_name_that_there_is_not() -> None:
+    with pytest.raises(InputError, match="edge_size"):
+        convert(GCN(), given=["edge_size"])
+
+
+@pytest.mark.parametrize("error", ["a sum for a mean", "a local batch norm", "no dropout"])
+def test_a_planted_error_shows(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = {"a sum for a mean": "pyg-mixed", "a local batch norm": "pyg-gin", "no dropout": "pyg-gcn"}[error]
+    if error == "a sum for a mean":
+        monkeypatch.setattr(Aggregated, "begin", planted_sum)
+    elif error == "a local batch norm":
+        monkeypatch.setattr(GlobalNorm, "begin", lambda _self, _model, _view, x: x)
+    else:
+        monkeypatch.setattr(GraphView, "dropout", lambda _self, x, _p: 2 * x)
+    with pytest.raises(AssertionError):
+        test_equals_pyg(name, monkeypatch) if error != "no dropout" else same_without(name)
+
+
+def planted_sum(self: Aggregated, _model: nn.Module, _view: Any, x: Tensor) -> Boundary:
+    request = self.make(x)
+    return Boundary(request=request._replace(op=Sum(weighted=True)), steps=self.steps)
+
+
+def same_without(name: str) -> None:
+    data, converted = Data.make(), convert(made(name), given=given_of(name))
+    torch.testing.assert_close(data.of_weft(converted.train()), data.of_weft(converted.eval()))

@@ -1,0 +1,13 @@
+"""Models written for PyG, unchanged, as models over views.
+
+    layers      what a convolution of PyG does in weft's aggregates
+    trace       a model's forward as steps: row by row, or over the graph
+    program     those steps, and what is alive between them
+    model       runs them as phases under views
+
+`convert` is the door.
+"""
+
+from weft.nn.convert.convert import convert as convert
+from weft.nn.convert.convert import is_pyg as is_pyg
+from weft.nn.convert.model import Converted as Converted

@@ -1,0 +1,73 @@
+"""The door: a PyG model in, a model over views out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from weft.core.errors import InputError
+from weft.nn.convert.layers import GlobalNorm, WithView
+from weft.nn.convert.model import Converted
+from weft.nn.convert.program import GraphStep, Program
+from weft.nn.convert.trace import EDGES, parameters_of, trace
+from weft.nn.norm import BatchNorm
+
+
+def convert(model: nn.Module, *, given: Collection[str] = ()) -> Converted:
+    """A PyG model, unchanged, as one that runs under weft's strategies, with the numbers of one device.
+
+    model: its forward takes x and edge_index, and may take edge_weight and edge_attr, or `data` with these; it returns
+    a row for each vertex. Its Python runs once: loops and branches on its options stay, branches on tensors cannot.
+    given: the optional arguments, edge_weight or edge_attr, that the graph is to fill.
+
+    Convolutions that weft has (weft.nn.convert.layers.RULES) become its aggregates, others run by blocks of edges as
+    they are; dropout becomes keyed, batch norm that of all vertices. The result shares the model's parameters, and
+    names them as it does: `state_dict` goes both ways.
+
+    InputError names the file, the line and the remedy of what cannot be converted.
+    """
+    unknown = set(given) - {*EDGES}
+    if unknown:
+        raise InputError(f"given={sorted(unknown)}: give some of edge_weight, edge_attr")
+    shadow = _sharing(model)
+    programs = {training: trace(shadow.train(training), frozenset(given)) for training in (True, False)}
+    training, evaluating = programs[True], programs[False]
+    if [type(step.does) for step in _graph_steps(training)] != [type(step.does) for step in _graph_steps(evaluating)]:
+        raise InputError(f"{type(model).__name__} has other convolutions in training than in evaluation: have the same")
+    for path, part in _replaced(shadow, training).items():
+        parent, _, name = path.rpartition(".")
+        shadow.get_submodule(parent).add_module(name, part)
+    return Converted(shadow, training, evaluating).train(model.training)
+
+
+def is_pyg(model: nn.Module) -> bool:
+    """Whether a module is written for PyG: it is none over views, and takes edges, or `data`."""
+    wanted = {"data", *(one for some in EDGES.values() for one in some)}
+    return not hasattr(model, "num_stages") and not wanted.isdisjoint(one.name for one in parameters_of(model))
+
+
+def _sharing(model: nn.Module) -> nn.Module:
+    """A copy of the modules, whose parameters and buffers are the model's."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(one): one for one in tensors})
+
+
+def _graph_steps(program: Program) -> list[Any]:
+    return [step for step in program.steps if isinstance(step.does, GraphStep)]
+
+
+def _replaced(model: nn.Module, program: Program) -> dict[str, nn.Module]:
+    """The modules that stand for others, by path."""
+    found: dict[str, nn.Module] = {}
+    for step in _graph_steps(program):
+        if isinstance(step.does, WithView):
+            found[step.does.path] = step.does.make(model.get_submodule(step.does.path))
+        elif isinstance(step.does, GlobalNorm):
+            part = model.get_submodule(step.does.path)
+            assert isinstance(part, _BatchNorm)
+            found[step.does.path] = BatchNorm.of(part)
+    return found

@@ -1,0 +1,166 @@
+"""A converted model, as phases under views."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from weft.core.errors import InputError
+from weft.nn.convert.program import Dropout, GraphStep, Module, Parameter, Program, Step, Value, map_values
+from weft.nn.phases import Boundary, BoundaryState, PhasedModel
+from weft.nn.view import View
+
+ALIVE = "alive."
+"""Names of rows and shared tensors at a boundary that are the program's begin so."""
+
+
+class Converted(PhasedModel):
+    """A model of somebody's, whose parameters it has under the same names, as steps row by row and over the graph.
+
+    Every aggregate over edges has a stage of its own. model: whose modules and parameters become its own. training,
+    evaluating: what a forward pass does.
+    """
+
+    def __init__(self, model: nn.Module, training: Program, evaluating: Program) -> None:
+        super().__init__()
+        self.num_stages = training.num_stages
+        self.programs = {True: training, False: evaluating}
+        for name, child in model.named_children():
+            self.add_module(name, child)
+        for name, parameter in model.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in model.named_buffers(recurse=False):
+            self.register_buffer(name, buffer)
+
+    def begin(self, views: Sequence[View], x: Tensor) -> Boundary | Tensor:
+        return self._advance(views, 0, 0, {"x": x})
+
+    def resume(self, views: Sequence[View], state: BoundaryState) -> Boundary | Tensor:
+        number, stage, context, shapes, plain = state.context
+        step = self._program.steps[number]
+        assert isinstance(step.does, GraphStep)
+        rows, kept = _parted(state.rows)
+        shared, of_all = _parted(state.shared)
+        values = {**plain, **of_all, **_restored(kept, shapes)}
+        inner = replace(state, rows=rows, shared=shared, context=context)
+        reached = step.does.resume(self, views[stage], inner)
+        return self._advance(views, number, stage, values, reached)
+
+    @property
+    def _program(self) -> Program:
+        return self.programs[self.training]
+
+    def _advance(
+        self,
+        views: Sequence[View],
+        number: int,
+        stage: int,
+        values: dict[str, Any],
+        reached: Boundary | Tensor | None = None,
+    ) -> Boundary | Tensor:
+        """From a step to the next boundary, or to the result.
+
+        stage: of the last aggregate over edges, or 0. reached: by the step; None: it is yet to be begun.
+        """
+        program = self._program
+        begun = self._stages_begun(number)
+        for at, step in enumerate(program.steps[number:], number):
+            view = views[min(begun, self.num_stages - 1)]
+            if not isinstance(step.does, GraphStep):
+                values[step.name] = self._run(step, view, values)
+            else:
+                if step.does.over_edges:
+                    stage = begun if reached is None else stage
+                    begun += 1
+                if reached is None:
+                    reached = step.does.begin(self, views[stage], *self._arguments(step.args, values))
+                if isinstance(reached, Boundary):
+                    return self._kept(step, at, stage, values, reached)
+                values[step.name], reached = reached, None
+            values = {name: values[name] for name in (*step.alive, step.name) if name in values}
+        found: Tensor = values[program.result]
+        return found
+
+    def _stages_begun(self, number: int) -> int:
+        """The aggregates over edges before a step."""
+        steps = self._program.steps[:number]
+        return sum(isinstance(step.does, GraphStep) and step.does.over_edges for step in steps)
+
+    def _run(self, step: Step, view: View, values: dict[str, Any]) -> Any:
+        """The result of a step on the rows at hand."""
+        args, kwargs = self._arguments(step.args, values), self._arguments(step.kwargs, values)
+        does = step.does
+        if isinstance(does, Dropout):
+            return view.dropout(args[0], does.p)
+        if not isinstance(does, Module):
+            call: Any = does
+            return call(*args, **kwargs)
+        module: Any = self.get_submodule(does.path)
+        if type(module).__name__ == "Linear" and args[0].dim() == 2 and not module._forward_hooks:
+            return view.linear(args[0], module.weight.t(), module.bias)
+        return module(*args, **kwargs)
+
+    def _arguments(self, arguments: Any, values: dict[str, Any]) -> Any:
+        def known(one: Value | Parameter) -> Any:
+            if isinstance(one, Value):
+                return values[one.name]
+            path, _, name = one.path.rpartition(".")
+            return getattr(self.get_submodule(path), name)
+
+        return map_values(known, arguments)
+
+    def _kept(self, step: Step, number: int, stage: int, values: dict[str, Any], boundary: Boundary) -> Boundary:
+        """A step's boundary, with what later steps read of what there is."""
+        kinds = self._program.kinds
+        rows: dict[str, Tensor] = {}
+        shared: dict[str, Tensor] = {}
+        shapes: dict[str, Any] = {}
+        plain: dict[str, Any] = {}
+        for name in step.alive:
+            value = values[name]
+            if kinds[name] == "shared" and isinstance(value, Tensor):
+                shared[ALIVE + name] = value
+            elif kinds[name] == "rows":
+                shapes[name] = _flat(value, ALIVE + name, rows, step.line)
+            else:
+                plain[name] = value
+        return replace(
+            boundary,
+            stage=stage,
+            rows={**boundary.rows, **rows},
+            shared={**boundary.shared, **shared},
+            context=(number, stage, boundary.context, shapes, plain),
+        )
+
+
+def _parted(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A boundary's tensors that are a step's own, and those that are the program's, by their names there."""
+    own = {name: one for name, one in tensors.items() if not name.startswith(ALIVE)}
+    return own, {name.removeprefix(ALIVE): one for name, one in tensors.items() if name.startswith(ALIVE)}
+
+
+def _flat(value: Any, name: str, into: dict[str, Tensor], line: str) -> Any:
+    """The shape of a value, whose tensors go into `into` as rows [n, .] each: how `_restored` makes it again."""
+    if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
+        into[name] = value if value.dim() == 2 else value.reshape(len(value), -1)
+        return tuple(value.shape[1:])
+    if isinstance(value, tuple | list):
+        return [_flat(one, f"{name}.{number}", into, line) for number, one in enumerate(value)]
+    what = f"{value.dtype} values" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    raise InputError(
+        f"{line}: {what} of the rows before this aggregate are used behind it, where a rank may have fewer rows: "
+        "compute them again behind it"
+    )
+
+
+def _restored(kept: dict[str, Tensor], shapes: dict[str, Any]) -> dict[str, Any]:
+    def again(name: str, shape: Any) -> Any:
+        if isinstance(shape, list):
+            return [again(f"{name}.{number}", one) for number, one in enumerate(shape)]
+        rows = kept[name]
+        return rows if len(shape) == 1 else rows.reshape(len(rows), *shape)
+
+    return {name: again(name, shape) for name, shape in shapes.items()}

@@ -1,0 +1,121 @@
+"""What a converted model does, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from weft.nn.phases import Boundary, BoundaryState
+from weft.nn.view import View
+
+
+class Value(NamedTuple):
+    """The result of a step, in the arguments of another."""
+
+    name: str
+
+
+class Parameter(NamedTuple):
+    """A tensor of the model's own, in the arguments of a step."""
+
+    path: str
+
+
+Kind = Literal["rows", "shared"]
+"""Whether a value has a row for each vertex, or is the same for all."""
+
+
+class GraphStep:
+    """What a step does over the graph, in phases as a `PhasedLayer`; it finds its parameters in the model."""
+
+    over_edges = True
+
+    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary | Tensor:
+        """From its rows [n, .] to the first boundary."""
+        raise NotImplementedError
+
+    def resume(self, model: nn.Module, view: View, state: BoundaryState) -> Boundary | Tensor:
+        """From a boundary to the next one, or to the result [n, .]."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Method:
+    """A call of a tensor's method."""
+
+    name: str
+
+    def __call__(self, first: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(first, self.name)(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Module:
+    """A call of one of the model's modules, by its path."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Keyed dropout with this probability."""
+
+    p: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One call: its result, what is called, and with what."""
+
+    name: str
+    """Of the result."""
+    does: Callable[..., Any] | Module | Dropout | GraphStep
+    args: tuple[Any, ...]
+    """Values, Parameters and what Python has, in tuples, lists, dicts and slices."""
+    kwargs: dict[str, Any]
+    kind: Kind
+    """Of the result."""
+    line: str
+    """Where it stands in the person's code."""
+    alive: tuple[str, ...] = ()
+    """Results before it, and x, that later steps read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """The steps of a forward pass."""
+
+    steps: tuple[Step, ...]
+    result: str
+    """Name of the value that is the model's result."""
+    kinds: dict[str, Kind]
+    """Of the values."""
+
+    @property
+    def num_stages(self) -> int:
+        """Its aggregates over edges, or 1."""
+        return max(1, sum(isinstance(step.does, GraphStep) and step.does.over_edges for step in self.steps))
+
+
+def map_values(change: Callable[[Value | Parameter], Any], argument: Any) -> Any:
+    """An argument with what `change` makes of the values in it."""
+    if isinstance(argument, Value | Parameter):
+        return change(argument)
+    if isinstance(argument, tuple | list):
+        found = [map_values(change, one) for one in argument]
+        return tuple(found) if isinstance(argument, tuple) else found
+    if isinstance(argument, dict):
+        return {name: map_values(change, one) for name, one in argument.items()}
+    if isinstance(argument, slice):
+        return slice(*(map_values(change, one) for one in (argument.start, argument.stop, argument.step)))
+    return argument
+
+
+def values_in(*arguments: Any) -> list[str]:
+    """Names of the values in arguments."""
+    found: list[str] = []
+    map_values(lambda one: found.append(one.name) if isinstance(one, Value) else None, list(arguments))
+    return found
