@@ -28,9 +28,18 @@ class LinearConv(PhasedLayer):
     def __init__(self, in_width: int, out_width: int, *, update: bool = True, bias: bool = True) -> None:
         super().__init__()
         self.in_width, self.out_width = in_width, out_width
-        self.weight = glorot(in_width, out_width) if update else None
-        self.weight_self = glorot(in_width, out_width) if update and self.adds_own else None
-        self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
+        self.weight = self.draw(in_width, out_width) if update else None
+        self.weight_self = self.draw(in_width, out_width) if update and self.adds_own else None
+        self.bias = self.draw_bias(in_width, out_width) if bias else None
+
+    def draw(self, rows: int, columns: int) -> nn.Parameter:
+        """A first weight matrix."""
+        return glorot(rows, columns)
+
+    def draw_bias(self, in_width: int, out_width: int) -> nn.Parameter:
+        """A first bias, of a map from in_width."""
+        del in_width
+        return nn.Parameter(torch.zeros(out_width))
 
     def begin(self, view: View, x: Tensor) -> Boundary:
         """The context is whether rows are mapped before their aggregate."""
@@ -59,10 +68,19 @@ class GCNConv(LinearConv):
 
 
 class SAGEConv(LinearConv):
-    """y_v = x_v W_self + mean of N(v) W + b (Hamilton, Ying, Leskovec 2017, algorithm 1, mean aggregator)."""
+    """y_v = x_v W_self + mean of N(v) W + b (Hamilton, Ying, Leskovec 2017, algorithm 1, mean aggregator).
+
+    It begins as PyG's, whose maps are `Linear`s: uniform within one over the root of in_width, the bias too.
+    """
 
     aggregate = Sum(norm="mean")
     adds_own = True
+
+    def draw(self, rows: int, columns: int) -> nn.Parameter:
+        return uniform(rows, columns, fan_in=rows)
+
+    def draw_bias(self, in_width: int, out_width: int) -> nn.Parameter:
+        return uniform(out_width, fan_in=in_width)
 
 
 class GINConv(PhasedLayer):
@@ -178,6 +196,12 @@ def by_head(attention: Tensor) -> Tensor:
 def glorot(rows: int, columns: int) -> nn.Parameter:
     """A weight matrix drawn uniformly as in Glorot and Bengio 2010, eq. 16."""
     return nn.Parameter(nn.init.xavier_uniform_(torch.empty(rows, columns)))
+
+
+def uniform(*shape: int, fan_in: int) -> nn.Parameter:
+    """A weight matrix or bias as nn.Linear begins: uniform within one over the root of fan_in."""
+    bound = max(fan_in, 1) ** -0.5
+    return nn.Parameter(nn.init.uniform_(torch.empty(shape), -bound, bound))
 
 
 def mlp(in_width: int, out_width: int, *, bias: bool = True) -> nn.Sequential:

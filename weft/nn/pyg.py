@@ -93,8 +93,8 @@ def from_pyg(conv: Any) -> PyGConv:
     if not takes_pair(conv) and not (tried and tried.reads_sources_alone):
         raise InputError(
             f"{name} reads more of the graph than the rows of in-neighbours, such as their degrees, and a rank has a "
-            "part of it: give weft.nn.convert the model (it has GCNConv, GCN2Conv, APPNP, SGConv), or take one that takes "
-            "(x_source, x_target)"
+            "part of it: give weft.nn.convert the model (it has GCNConv, GCN2Conv, APPNP, SGConv), or take one that "
+            "takes (x_source, x_target)"
         )
     for part in conv.modules():
         p = dropout_of(part)
