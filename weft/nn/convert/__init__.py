@@ -1,7 +1,7 @@
 """Models written for PyG, unchanged, as models over views.
 
     layers      what a convolution of PyG does in weft's aggregates
-    trace       a model's forward as steps: row by row, or over the graph
+    trace       a model's forward, with its convolutions as calls over the graph; steps: what its calls come to
     program     those steps, and what is alive between them
     model       runs them as phases under views
 
