@@ -36,58 +36,38 @@ class Converted(PhasedModel):
             self.register_buffer(name, buffer)
 
     def begin(self, views: Sequence[View], x: Tensor) -> Boundary | Tensor:
-        return self._advance(views, 0, 0, {"x": x})
+        return self._advance(views, 0, None, {"x": x})
 
     def resume(self, views: Sequence[View], state: BoundaryState) -> Boundary | Tensor:
-        number, stage, context, shapes, plain = state.context
+        number, context, shapes, plain = state.context
         step = self._program.steps[number]
         assert isinstance(step.does, GraphStep)
         rows, kept = _parted(state.rows)
         shared, of_all = _parted(state.shared)
-        values = {**plain, **of_all, **_restored(kept, shapes)}
-        inner = replace(state, rows=rows, shared=shared, context=context)
-        reached = step.does.resume(self, views[stage], inner)
-        return self._advance(views, number, stage, values, reached)
+        reached = step.does.resume(self, views[step.stage], replace(state, rows=rows, shared=shared, context=context))
+        return self._advance(views, number, reached, {**plain, **of_all, **_restored(kept, shapes)})
 
     @property
     def _program(self) -> Program:
         return self.programs[self.training]
 
     def _advance(
-        self,
-        views: Sequence[View],
-        number: int,
-        stage: int,
-        values: dict[str, Any],
-        reached: Boundary | Tensor | None = None,
+        self, views: Sequence[View], number: int, reached: Boundary | Tensor | None, values: dict[str, Any]
     ) -> Boundary | Tensor:
-        """From a step to the next boundary, or to the result.
-
-        stage: of the last aggregate over edges, or 0. reached: by the step; None: it is yet to be begun.
-        """
+        """From a step, and what it has reached if it was begun, to the next boundary, or to the result."""
         program = self._program
-        begun = self._stages_begun(number)
         for at, step in enumerate(program.steps[number:], number):
-            view = views[min(begun, self.num_stages - 1)]
-            if not isinstance(step.does, GraphStep):
-                values[step.name] = self._run(step, view, values)
-            else:
-                if step.does.over_edges:
-                    stage = begun if reached is None else stage
-                    begun += 1
+            if isinstance(step.does, GraphStep):
                 if reached is None:
-                    reached = step.does.begin(self, views[stage], *self._arguments(step.args, values))
+                    reached = step.does.begin(self, views[step.stage], *self._arguments(step.args, values))
                 if isinstance(reached, Boundary):
-                    return self._kept(step, at, stage, values, reached)
+                    return self._kept(step, at, values, reached)
                 values[step.name], reached = reached, None
-            values = {name: values[name] for name in (*step.alive, step.name) if name in values}
+            else:
+                values[step.name] = self._run(step, views[step.stage], values)
+            values = {name: values[name] for name in (*step.alive, step.name)}
         found: Tensor = values[program.result]
         return found
-
-    def _stages_begun(self, number: int) -> int:
-        """The aggregates over edges before a step."""
-        steps = self._program.steps[:number]
-        return sum(isinstance(step.does, GraphStep) and step.does.over_edges for step in steps)
 
     def _run(self, step: Step, view: View, values: dict[str, Any]) -> Any:
         """The result of a step on the rows at hand."""
@@ -112,7 +92,7 @@ class Converted(PhasedModel):
 
         return map_values(known, arguments)
 
-    def _kept(self, step: Step, number: int, stage: int, values: dict[str, Any], boundary: Boundary) -> Boundary:
+    def _kept(self, step: Step, number: int, values: dict[str, Any], boundary: Boundary) -> Boundary:
         """A step's boundary, with what later steps read of what there is."""
         kinds = self._program.kinds
         rows: dict[str, Tensor] = {}
@@ -129,10 +109,10 @@ class Converted(PhasedModel):
                 plain[name] = value
         return replace(
             boundary,
-            stage=stage,
+            stage=step.stage,
             rows={**boundary.rows, **rows},
             shared={**boundary.shared, **shared},
-            context=(number, stage, boundary.context, shapes, plain),
+            context=(number, boundary.context, shapes, plain),
         )
 
 

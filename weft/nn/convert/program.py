@@ -80,6 +80,8 @@ class Step:
     """Of the result."""
     line: str
     """Where it stands in the person's code."""
+    stage: int = 0
+    """Whose view it runs under: an aggregate over edges has its own, a norm that before it, rows that behind them."""
     alive: tuple[str, ...] = ()
     """Results before it, and x, that later steps read."""
 

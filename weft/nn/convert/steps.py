@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
 from weft.core.errors import InputError
-from weft.nn.convert.program import Dropout, Kind, Method, Module, Parameter, Program, Step, Value, values_in
+from weft.nn.convert.program import Dropout, GraphStep, Kind, Method, Module, Parameter, Program, Step, Value, values_in
 
 RANDOM = (
     *("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "bernoulli", "multinomial"),
@@ -111,7 +111,7 @@ def _program(graph: fx.Graph, root: nn.Module, training: bool) -> Program:
             kind = "shared"
         kinds[node.name], alias[node] = kind, Value(node.name)
         steps.append(Step(name=node.name, does=step[0], args=step[1], kwargs=step[2], kind=kind, line=line))
-    return Program(steps=_with_alive(steps, result), result=result, kinds=kinds)
+    return Program(steps=_finished(steps, result), result=result, kinds=kinds)
 
 
 def _step(
@@ -149,12 +149,16 @@ def _is_width(node: fx.Node) -> bool:
     return False
 
 
-def _with_alive(steps: list[Step], result: str) -> tuple[Step, ...]:
-    """The steps, each with what is read behind it."""
+def _finished(steps: list[Step], result: str) -> tuple[Step, ...]:
+    """The steps, each with its stage and with what is read behind it."""
+    aggregates = [isinstance(step.does, GraphStep) and step.does.over_edges for step in steps]
+    before = [sum(aggregates[:number]) for number in range(len(steps))]
     read: dict[str, None] = {result: None}
     found: list[Step] = []
-    for step in reversed(steps):
+    for step, begun in zip(reversed(steps), reversed(before), strict=True):
         read.pop(step.name, None)
-        found.append(replace(step, alive=tuple(read)))
+        norm = isinstance(step.does, GraphStep) and not step.does.over_edges
+        stage = max(begun - 1, 0) if norm else min(begun, max(sum(aggregates) - 1, 0))
+        found.append(replace(step, stage=stage, alive=tuple(read)))
         read |= dict.fromkeys(values_in(step.args, step.kwargs))
     return tuple(reversed(found))
