@@ -24,6 +24,7 @@ from tests.strategies.graphs import make_graph, with_few_labels
 from weft.cli import main
 from weft.comm import Group
 from weft.core.optimisations import Optimisations
+from weft.core.table_file import TableFile
 from weft.data import Graph, reorder
 from weft.engine import prediction
 from weft.engine.options import make_options
@@ -391,37 +392,41 @@ def test_a_command_on_ranks(run: Run, tmp_path: Path) -> None:
 
 
 def hold() -> None:
-    """In the command's process: it does not come to the file's name."""
-
-    def publish(*_: object) -> None:
-        print("held", flush=True)
-        time.sleep(100)
-
-    prediction.publish = publish  # type: ignore[assignment]
+    """In the command's process, and the ranks forked from it: rows do not come into the file."""
+    TableFile.put = lambda *_: time.sleep(100)  # type: ignore[assignment, method-assign, return-value]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_launched_ranks_and_a_signal(workers: int, run: Run, tmp_path: Path) -> None:
-    """A prediction that is told to stop leaves nothing; its name has the whole file or none."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_a_signal(workers: int, number: signal.Signals, run: Run, tmp_path: Path) -> None:
+    """What is told to stop leaves nothing; what is killed, no file of the name, and nobody."""
     path = tmp_path / "rows.npy"
-    arguments = ("predict", run.folder, "--strategy", "offload", "--workers", str(workers), "--out", path)
-    code, errors = finish(start(*arguments))
-    assert (code, errors) == (0, "")
-    torch.testing.assert_close(torch.from_numpy(np.load(path)), predict(run), rtol=1e-9, atol=1e-9)
-    path.unlink()
-    process = start(*arguments, prepare=hold)
+    options = ("--strategy", "offload", "--workers", str(workers), "--out", path)
+    process = start("predict", run.folder, *options, prepare=hold)
     deadline = time.monotonic() + 60
-    while not (drafts := [one for one in tmp_path.iterdir() if one.stat().st_size > 6000]):
+    while not (drafts := list(tmp_path.iterdir())):
         assert time.monotonic() < deadline
         assert process.returncode is None
         time.sleep(0.05)
     assert [one.name for one in drafts] == [f".rows.npy.{process.pid}.tmp"]
     time.sleep(0.5)
-    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, number)
     code, errors = finish(process)
-    assert code == 128 + signal.SIGTERM
+    if number == signal.SIGKILL:
+        assert code == -number
+        assert not path.exists()
+        return
+    assert code == 128 + number
     assert errors.startswith("weft: stopped by SIGTERM")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_launched_ranks(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "rows.npy"
+    code, errors = finish(start("predict", run.folder, "--strategy", "tensor", "--workers", "2", "--out", path))
+    assert (code, errors) == (0, "")
+    torch.testing.assert_close(torch.from_numpy(np.load(path)), predict(run), rtol=1e-9, atol=1e-9)
+    assert [one.name for one in tmp_path.iterdir()] == ["rows.npy"]
 
 
 def test_a_full_disk_is_one_line(

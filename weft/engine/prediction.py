@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from weft.comm import Group, join
 from weft.core.config import PLACING, Config
 from weft.core.errors import InputError, RunError, Stopped, unknown
+from weft.core.forkserver import temporary_folder
 from weft.core.meter import Meter
 from weft.core.optimisations import Optimisations
 from weft.core.table_file import HEADERS, TableFile
@@ -273,7 +274,7 @@ def require_new_file(path: Path | None, *, overwrite: bool) -> None:
 def draft_of(path: Path | None) -> Iterator[Path]:
     """Where a file is written before it has its name; what is left there in the end is removed."""
     if path is None:
-        with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+        with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
             yield Path(folder) / "table"
         return
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
