@@ -59,7 +59,7 @@ class Job:
 
 
 Ended = int | dict[str, Any]
-"""The signal that stopped a run, or its summary."""
+"""The signal that stopped a run, or its summary; of other work on a plan, what rank 0 tells of it."""
 
 
 def make_workload(config: Config, graph: Graph, model: nn.Module) -> Workload:
