@@ -9,7 +9,14 @@ if TYPE_CHECKING:
     from weft.core.config import Config
     from weft.core.errors import InputError, RunError
     from weft.data import Graph, load
-    from weft.engine import Run, ablate, compare, train  # type: ignore[no-redef]  # mypy takes compare for its module
+    from weft.engine import (  # type: ignore[no-redef]  # mypy takes compare for its module
+        Run,
+        ablate,
+        compare,
+        load_model,
+        predict,
+        train,
+    )
 
 __version__ = version("weft")
 
@@ -23,8 +30,10 @@ __all__ = [
     "ablate",
     "compare",
     "load",
+    "load_model",
     "nn",
     "partition",
+    "predict",
     "train",
 ]
 
@@ -37,6 +46,8 @@ HOMES = {
     "Run": "weft.engine",
     "ablate": "weft.engine",
     "compare": "weft.engine",
+    "load_model": "weft.engine",
+    "predict": "weft.engine",
     "train": "weft.engine",
 }
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from weft.core.config import Config, PartitionOptions
+from weft.core.config import PLACING, Config, PartitionOptions
 from weft.core.errors import InputError, RunError, Stopped, printable
 from weft.core.explain import explained
 from weft.core.forkserver import start_forkserver
@@ -60,7 +60,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             _hear_signals()
             _warn_in_a_line()
         options = _parser().parse_args(arguments)
-        if arguments is None and options.command in TRAINING:
+        if arguments is None and options.command in STARTING_RANKS:
             _prepare_process(options)
         return int(options.command(options))
     except InputError as error:
@@ -110,11 +110,11 @@ def _prepare_process(options: argparse.Namespace) -> None:
 
 
 def _saved(options: argparse.Namespace) -> Config | None:
-    """The configuration of the run that is to go on, if there is one."""
-    if not getattr(options, "resume", False) or options.out is None:
+    """The configuration of the run that is to go on, or to predict, if there is one."""
+    folder = getattr(options, "run", options.out if getattr(options, "resume", False) else None)
+    if folder is None or not (folder / "config.toml").exists():
         return None
-    path = options.out / "config.toml"
-    return Config.read(path) if path.exists() else None
+    return Config.read(folder / "config.toml")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -140,6 +140,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--out", type=Path, help="folder of the runs (default: a new one in runs/)")
     command.set_defaults(command=_compare)
+
+    command = commands.add_parser("predict", help="what a trained model gives for every vertex of a graph")
+    command.add_argument("run", type=Path, help="folder of the run")
+    command.add_argument("graph", nargs="?", help="another graph, such as one that has grown (default: the run's)")
+    command.add_argument("--what", default="logits", metavar="X", help="logits, classes or embeddings (logits)")
+    command.add_argument(
+        "--layer", type=whole, metavar="X", help="embeddings: the layer whose rows they are (the last but one)"
+    )
+    add_options(command, only=PLACING)
+    command.add_argument("--out", type=Path, required=True, help="a new .npy, .safetensors or .parquet file")
+    command.add_argument("--overwrite", action="store_true", help="replace the file that is there")
+    command.set_defaults(command=_predict)
 
     command = commands.add_parser("partition", help="divide a graph's vertices among parts")
     add_options(command, only=("graph", "order"))
@@ -203,6 +215,24 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def _predict(options: argparse.Namespace) -> int:
+    from weft import engine
+    from weft.engine.torchrun import is_main_process
+
+    rows = engine.predict(
+        options.run,
+        options.graph,
+        out=options.out,
+        what=options.what,
+        layer=options.layer,
+        overwrite=options.overwrite,
+        **{name: value for name, value in vars(options).items() if name in PLACING},
+    )
+    if is_main_process():
+        print(f"{options.what} {list(rows.shape)} in {options.out}")
+    return 0
+
+
 def _partition(options: argparse.Namespace) -> int:
     from weft import report
     from weft.engine.run import load_graph
@@ -228,7 +258,7 @@ def _print(table: Table) -> None:
     console.print(table)
 
 
-TRAINING = (_train, _compare)
+STARTING_RANKS = (_train, _compare, _predict)
 
 
 def _import(options: argparse.Namespace) -> int:

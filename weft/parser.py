@@ -11,6 +11,9 @@ from typing import Any, NoReturn
 from weft.core.config import FORMER, Config, PartitionOptions
 from weft.core.errors import InputError, nearest
 
+COMMAND_FLAGS = ("--out", "--resume", "--strategies", "--what", "--layer", "--overwrite")
+"""Flags that are no fields of a schema."""
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, and that takes no abbreviated flags."""
@@ -20,7 +23,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         flag = re.match(r"unrecognized arguments: (--[a-z-]+)", message)
-        if flag and (near := nearest(flag[1], _flags())):
+        if flag and flag[1] in _flags():
+            message = f"{flag[1]} has no effect here: leave it out"
+        elif flag and (near := nearest(flag[1], _flags())):
             message = f"unknown flag {flag[1]}: did you mean {near}?"
         raise InputError(f"{message} (see {self.prog} --help)")
 
@@ -28,7 +33,7 @@ class Parser(argparse.ArgumentParser):
 def _flags() -> list[str]:
     """Those of all commands."""
     fields = (*dataclasses.fields(Config), *dataclasses.fields(PartitionOptions))
-    return ["--out", "--resume", "--strategies", *("--" + spec.name.replace("_", "-") for spec in fields)]
+    return [*COMMAND_FLAGS, *("--" + spec.name.replace("_", "-") for spec in fields)]
 
 
 def whole(text: str) -> int:

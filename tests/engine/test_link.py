@@ -25,7 +25,7 @@ from weft.comm import Group, halo
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.cost import Trace
-from weft.data import Graph, Links, reorder, with_inverse_relations
+from weft.data import Graph, GraphShape, Links, reorder, with_inverse_relations
 from weft.data.inverse import inverse_of
 from weft.engine.link import LinkTask
 from weft.engine.tasks import make_task, prepared, task_model
@@ -70,7 +70,7 @@ class Case:
         graph = make(self.graph)
         x = torch.randn(graph.num_vertices, 7, generator=torch.Generator().manual_seed(1))
         graph = prepared(reorder(replace(graph, x=x), self.order), self.config)
-        model = task_model(None, graph, self.config)
+        model = task_model(None, GraphShape.of(graph), self.config)
         assert isinstance(model, LinkModel)
         return graph, model
 

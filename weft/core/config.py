@@ -260,6 +260,24 @@ class Config:
         return [name for name in fixed if getattr(self, name) != getattr(other, name)]
 
 
+PLACING = (
+    "strategy",
+    "workers",
+    "partition",
+    "cache_ratio",
+    "cache_memory",
+    "probe",
+    "device",
+    "device_memory",
+    "nn_device",
+    "chunks",
+    "scratch",
+    "disable",
+    "timeout",
+)
+"""Fields of Config that change no number, but where it is made: a prediction may have others than its run."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PartitionOptions:
     """What the methods of weft.partition can be told; each reads what concerns it."""

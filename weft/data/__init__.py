@@ -17,6 +17,7 @@ from weft.data.links import require_links as require_links
 from weft.data.links import with_held_out_links as with_held_out_links
 from weft.data.order import reorder as reorder
 from weft.data.rules import require_trainable as require_trainable
+from weft.data.shape import GraphShape as GraphShape
 from weft.data.stats import GraphStats as GraphStats
 from weft.data.typed import UNTYPED as UNTYPED
 from weft.data.typed import TypedShape as TypedShape

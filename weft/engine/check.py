@@ -26,10 +26,8 @@ def check(config: Config, work: Workload, *, launched: bool, own_model: bool = F
     own_model: not one that the configuration names. DataWarning where layers ignore the graph's edge weights;
     UserWarning where float32 would make strategies drift apart.
     """
-    graph, model = work.graph, work.model
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
-    check_input(graph, model)
+    graph = work.graph
+    check_placing(config, work, launched=launched, own_model=own_model)
     validation = validation_score(graph, config)
     for flag, asked in (("--patience", config.patience), ("--until", config.until)):
         if asked and validation is None:
@@ -37,15 +35,24 @@ def check(config: Config, work: Workload, *, launched: bool, own_model: bool = F
             raise InputError(f"{flag} {asked}: {graph.name} has no validation {what}; leave it out")
     if config.goal and config.goal[0] != validation:
         raise InputError(f"--until {config.until}: the validation score is {validation}: give {validation}=...")
+    if own_model:
+        warn_of_idle_parameters(work)
+    if work.stats.weighted and is_main_process():
+        warn_of_ignored_weights(graph.name, work.outline(get_strategy(config.strategy).traits, training=True))
+
+
+def check_placing(config: Config, work: Workload, *, launched: bool, own_model: bool) -> None:
+    """InputError for a model on a graph that cannot be placed as a configuration says, to train or not; see `check`."""
+    graph, model = work.graph, work.model
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
+    check_input(graph, model)
     plan = get_strategy(config.strategy)
     plan.check_size(config.workers)
-    operations = work.outline(plan.traits, training=True)
+    work.outline(plan.traits, training=True)
     rows_device(config)
     if own_model:
         require_independent_rows(work, together=plan.traits == ONE_DEVICE)
-        warn_of_idle_parameters(work)
-    if work.stats.weighted and is_main_process():
-        warn_of_ignored_weights(graph.name, operations)
     if launched:
         if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
             raise InputError(

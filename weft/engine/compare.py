@@ -10,6 +10,7 @@ from typing import Any
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.record import Recorder
+from weft.data import GraphShape
 from weft.engine.check import check
 from weft.engine.folder import new_folder
 from weft.engine.options import own_flags, refuse_foreign_flags, without_foreign_flags
@@ -95,7 +96,7 @@ def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bo
     made: dict[str, tuple[Workload, Plan | None]] = {}
     for name, one in contenders.items():
         prepare_process(one)
-        work, plan = make_workload(one, graph, task_model(None, graph, one)), None
+        work, plan = make_workload(one, graph, task_model(None, GraphShape.of(graph), one)), None
         check(one, work, launched=launched)
         if launched:  # else rank 0 plans when it comes to it
             plan = make_plan(one, work)

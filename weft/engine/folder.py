@@ -1,4 +1,6 @@
-"""A run's folder: config.toml, metrics.jsonl, probe.json, checkpoints/, model.safetensors, and timeline.json if asked.
+"""A run's folder: config.toml, metrics.jsonl, probe.json, checkpoints/, and timeline.json if asked.
+
+When the run has ended, model.safetensors and card.md as well.
 
 Only rank 0 touches it. While the run lives, there is its lock too.
 """
@@ -9,6 +11,7 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from weft.core import record
 from weft.core.config import Config
@@ -18,6 +21,9 @@ from weft.engine import checkpoint
 from weft.engine.checkpoint import Checkpoint
 from weft.engine.lock import NAME as LOCK
 from weft.engine.lock import FolderLock, require_unlocked
+
+FRAME = ("kind", "version")
+"""What every line of a record begins with."""
 
 
 class RunFolder:
@@ -31,6 +37,7 @@ class RunFolder:
         self.timeline = path / "timeline.json"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"
+        self.card = path / "card.md"
         self._lock: FolderLock | None = None
 
     def require_empty(self) -> None:
@@ -73,13 +80,17 @@ class RunFolder:
             )
         return found
 
+    def summary(self) -> dict[str, Any]:
+        """What the record's last line says of a run that has ended, else nothing. InputError for a damaged one."""
+        last = (record.read(self.metrics) or [{"kind": ""}])[-1]
+        return {name: value for name, value in last.items() if name not in FRAME} if last["kind"] == "summary" else {}
+
     def _has_summary(self) -> bool:
-        """Whether the record says that the run has finished."""
+        """Whether the record says that the run has ended."""
         try:
-            records = record.read(self.metrics)
+            return bool(self.summary())
         except InputError:  # damaged: it is made again
             return False
-        return bool(records) and records[-1]["kind"] == "summary"
 
     def require_unlocked(self) -> None:
         """InputError if another run lives in the folder."""

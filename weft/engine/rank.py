@@ -11,34 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from weft.comm import Group, join
+from weft.comm import Group
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.memory import keep_pages
-from weft.core.meter import Meter
 from weft.core.optimisations import Optimisations
 from weft.core.stop import StopRequest
 from weft.cost import Machine
 from weft.data import Graph
 from weft.engine.embedded import restore_rows
 from weft.engine.folder import RunFolder
-from weft.engine.launch import STOPPED, Meeting
-from weft.engine.options import (
-    make_options,
-    rows_device,
-    with_partition,
-)
+from weft.engine.options import make_options
 from weft.engine.progress import ProgressShow
 from weft.engine.rank_zero import found_checkpoint
+from weft.engine.saved import Description
 from weft.engine.tasks import make_task
 from weft.engine.trainer import Trainer
 from weft.engine.watchdog import Watchdog
 from weft.engine.writer import RunWriter
-from weft.nn import Outlines, Workload, use_onednn
-from weft.strategies import Options, Plan, get_strategy
+from weft.nn import Workload, use_onednn
+from weft.strategies import Plan, get_strategy
 from weft.strategies.probe import probe
 
 
@@ -53,6 +47,10 @@ class Job:
     quiet: bool
     idle: tuple[str, ...] = ()
     """Fields of the configuration that have no effect, and that config.toml does not have."""
+    own_model: str = ""
+    """The qualified name of the class of a module of one's own; '': the configuration names the model."""
+    own_graph: bool = False
+    """Whether the graph was given as an object."""
 
     @property
     def resumed(self) -> RunFolder | None:
@@ -60,40 +58,14 @@ class Job:
         return RunFolder(self.out) if self.resume and self.out else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A plan as it is handed to another process, which has the graph and the model."""
-
-    options: Options
-    machine: Machine | None
-    decisions: Any
-    outlines: Outlines
-
-    @classmethod
-    def of(cls, plan: Plan) -> Planned:
-        """That of a plan. A partition, which is large, goes by a file."""
-        return cls(
-            options=with_partition(plan.options, None),
-            machine=plan.machine,
-            decisions=plan.decisions(),
-            outlines=plan.work.outlines,
-        )
-
-    def plan(self, config: Config, graph: Graph, model: nn.Module, part: Tensor | None) -> Plan:
-        """The same plan, made without a search."""
-        options = with_partition(self.options, part)
-        work = make_workload(config, graph, model, self.outlines)
-        return get_strategy(config.strategy)(work, config.workers, options, self.machine, self.decisions)
-
-
 Ended = int | dict[str, Any]
-"""The signal that stopped a run, or its summary."""
+"""The signal that stopped a run, or its summary; of other work on a plan, what rank 0 tells of it."""
 
 
-def make_workload(config: Config, graph: Graph, model: nn.Module, outlines: Outlines | None = None) -> Workload:
-    """What a configuration asks for; outlines: those of the same workload in another process."""
+def make_workload(config: Config, graph: Graph, model: nn.Module) -> Workload:
+    """What a configuration asks for."""
     num_classes = graph.num_classes if config.task == "node" else None
-    return Workload(model, graph, Optimisations.without(config.disable), num_classes=num_classes, outlines=outlines)
+    return Workload(model, graph, Optimisations.without(config.disable), num_classes=num_classes)
 
 
 def make_plan(config: Config, work: Workload, resumed: RunFolder | None = None) -> Plan:
@@ -120,36 +92,6 @@ def known_machine(config: Config, resumed: RunFolder | None = None) -> Machine |
     return Machine.read(Path(config.probe)) if config.probe else None
 
 
-def local_rank(
-    job: Job, folder: RunFolder, store: Path, skeleton: nn.Module, weights: Path, planned: Planned, meeting: Meeting
-) -> None:
-    """What each process of the launcher runs."""
-    prepare_process(job.config)
-    meter = Meter()
-    meter.show_in(meeting.status, int(os.environ["RANK"]))
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // job.config.workers))
-    graph = Graph.open(store, verify=False)
-    model = skeleton.to_empty(device="cpu")
-    values = load_file(weights)
-    with torch.no_grad():
-        for name, tensor in tensors_of(model):
-            tensor.copy_(values[name])
-    parts = weights.with_name("part.safetensors")
-    plan = planned.plan(job.config, graph, model, load_file(parts)["part"] if parts.exists() else None)
-    group = join(
-        timeout_seconds=job.config.timeout,
-        meter=meter,
-        device=rows_device(job.config),
-        init_method=meeting.init_method,
-    )
-    with StopRequest(impatient=False) as stop:
-        ended = run_rank(job, folder, plan, group, stop)
-    group.close()
-    if isinstance(ended, int):
-        sys.exit(STOPPED + ended)
-
-
 def prepare_process(config: Config) -> None:
     """The optimisations that are settings of the whole process."""
     optimisations = Optimisations.without(config.disable)
@@ -163,16 +105,21 @@ def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopRequest) -> Ended:
-    """One rank's part of a run; the workload's model has the best weights afterwards."""
-    with Watchdog(group.meter, group.rank, job.config.timeout):
+def use_own_gpu(config: Config) -> None:
+    """Has this rank work on the GPU of its number on the host, if it works on one."""
+    if config.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, *, impatient: bool = False) -> Ended:
+    """One rank's part of a run; the workload's model has the best weights afterwards. impatient: see StopRequest."""
+    with Watchdog(group.meter, group.rank, job.config.timeout), StopRequest(impatient=impatient) as stop:
         return _run_rank(job, folder, plan, group, stop)
 
 
 def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopRequest) -> Ended:
     config, work = job.config, plan.work
-    if config.device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    use_own_gpu(config)
     probe_seconds = 0.0
     if config.measure and plan.machine is None:
         started = time.perf_counter()
@@ -208,18 +155,17 @@ def _follow(trainer: Trainer, stop: StopRequest) -> Led:
 
 def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **placed: Any) -> Led:
     """Rank 0's part: it writes. placed: what the record is to say of the plan and of the ranks."""
-    config, graph, group = job.config, trainer.strategy.graph, trainer.group
+    config, group = job.config, trainer.group
     first = trainer.progress.epoch
     show = ProgressShow(first, config.epochs, quiet=job.quiet)
-    with closing(RunWriter(folder, config, show)) as writer:
+    described = Description.of(config, trainer.strategy.work, own_model=job.own_model, own_graph=job.own_graph)
+    with closing(RunWriter(folder, described, show, job.idle)) as writer:
         with show:
-            facts = {"vertices": graph.num_vertices, "edges": graph.num_edges, "fingerprint": graph.fingerprint}
             writer.begin(
                 first,
                 ranks=group.size,
                 threads=torch.get_num_threads(),
                 torch=torch.__version__,
-                graph=facts,
                 **placed,
             )
             stopped_by = trainer.run(stop, writer)

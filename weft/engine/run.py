@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import signal
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,14 @@ from weft.comm import Group, join
 from weft.core import record
 from weft.core.config import Config
 from weft.core.errors import InputError, RunError, Stopped
-from weft.core.forkserver import temporary_folder
 from weft.core.meter import Meter
-from weft.core.stop import StopRequest
-from weft.core.tensor_file import save_tensors
 from weft.cost import Machine
-from weft.data import Graph, as_asked, load
+from weft.data import Graph, GraphShape, as_asked, load
 from weft.engine.agree import agree
 from weft.engine.check import check
 from weft.engine.checkpoint import Checkpoint
 from weft.engine.folder import RunFolder, new_folder
-from weft.engine.launch import NO_ROOM, launch
+from weft.engine.local import on_local_ranks
 from weft.engine.options import (
     dtype_name,
     make_options,
@@ -38,17 +34,8 @@ from weft.engine.options import (
     rows_device,
     with_partition,
 )
-from weft.engine.rank import (
-    Ended,
-    Job,
-    Planned,
-    local_rank,
-    make_plan,
-    make_workload,
-    prepare_process,
-    run_rank,
-    tensors_of,
-)
+from weft.engine.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
+from weft.engine.saved import load_model, no_run
 from weft.engine.tasks import prepared, task_model
 from weft.engine.torchrun import on_present_ranks, restarted, under_torchrun
 from weft.nn import Workload
@@ -57,15 +44,42 @@ from weft.strategies import Plan, get_strategy
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A finished run: its folder, and its last line, with scores, seconds, and what each rank did."""
+    """A run: its folder, and its last line, with scores, seconds, and what each rank did.
+
+    What is read of the folder is there on the host that it is on (under torchrun, rank 0's).
+    """
 
     folder: Path
     summary: dict[str, Any]
+    """Empty of a run that has not ended."""
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """The run in a folder, also one that was stopped. InputError where there is none, or its record is damaged."""
+        found = RunFolder(Path(folder))
+        if not found.config.exists():
+            raise no_run(found)
+        return cls(folder=found.path, summary=found.summary())
+
+    @property
+    def config(self) -> Config:
+        """The configuration, as config.toml has it."""
+        return Config.read(RunFolder(self.folder).config)
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, where the folder is (under torchrun, on rank 0's host)."""
+        """The lines of metrics.jsonl."""
         return record.read(RunFolder(self.folder).metrics)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of epochs: loss, seconds, and scores where it was evaluated."""
+        return [line for line in self.records if line["kind"] == "epoch"]
+
+    @property
+    def model(self) -> nn.Module:
+        """The model with its best weights, see `weft.load_model`. InputError where it is a module of one's own."""
+        return load_model(self.folder)
 
 
 def train(
@@ -120,11 +134,19 @@ def run(
     refuse_foreign_flags(config)
     idle = () if model is None else options_of_families(config, model)
     prepare_process(config)
-    graph = prepared(load_graph(config) if graph is None else as_asked(graph, **_data_options(config)), config)
-    work = make_workload(config, graph, task_model(model, graph, config))
+    own_graph = graph is not None
+    graph = prepared(load_graph(config) if graph is None else as_asked(graph, **data_options(config)), config)
+    work = make_workload(config, graph, task_model(model, GraphShape.of(graph), config))
     launched = config.workers > 1 and not under_torchrun()
     check(config, work, launched=launched, own_model=model is not None)
-    return run_checked(Job(config=config, out=out, resume=resume, quiet=quiet, idle=idle), work, launched=launched)
+    own_model = "" if model is None else class_name(model)
+    job = Job(config=config, out=out, resume=resume, quiet=quiet, idle=idle, own_model=own_model, own_graph=own_graph)
+    return run_checked(job, work, launched=launched)
+
+
+def class_name(model: nn.Module) -> str:
+    """The qualified name of a module's class."""
+    return f"{type(model).__module__}.{type(model).__qualname__}"
 
 
 def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched: bool, last: bool = True) -> Run:
@@ -155,10 +177,10 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
 
 def load_graph(config: Config) -> Graph:
     """The graph that a configuration names, with the random data and in the order that it asks for."""
-    return load(config.graph, split=config.split, **_data_options(config))
+    return load(config.graph, split=config.split, **data_options(config))
 
 
-def _data_options(config: Config) -> dict[str, Any]:
+def data_options(config: Config) -> dict[str, Any]:
     """What a configuration adds to a graph, and its order."""
     names = ("random_features", "random_classes", "seed", "normalize_features", "order")
     inverse = config.inverse_relations and config.task == "node"  # for links, after some were held out
@@ -204,8 +226,7 @@ def _open_folder(job: Job, graph: Graph) -> RunFolder:
 
 
 def _work_alone(job: Job, folder: RunFolder, plan: Plan) -> Ended:
-    with StopRequest(impatient=True) as stop:
-        return run_rank(job, folder, plan, Group(device=rows_device(job.config)), stop)
+    return run_rank(job, folder, plan, Group(device=rows_device(job.config)), impatient=True)
 
 
 def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, Ended]:
@@ -239,8 +260,7 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
         plan = get_strategy(config.strategy)(work, config.workers, options, machine, said["decisions"])
         folder = RunFolder(Path(said["folder"]))
     try:
-        with StopRequest(impatient=False) as stop:
-            ended = run_rank(job, folder, plan, group, stop)
+        ended = run_rank(job, folder, plan, group)
     except InputError:
         if group.rank == 0:
             folder.discard()
@@ -253,27 +273,12 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
 
 
 def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:
-    """Starts local ranks, which share the graph through the page cache and get the model's structure and weights."""
-    graph, model = plan.work.graph, plan.work.model
-    with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as scratch:
-        weights, store = Path(scratch) / "weights.safetensors", graph.path or Path(scratch) / "graph"
-        part = partition_of(plan.options)
-        try:
-            save_tensors(dict(tensors_of(model)), weights)
-            if graph.path is None:
-                graph.save(store)
-            if part is not None:
-                save_tensors({"part": part}, Path(scratch) / "part.safetensors")
-        except (OSError, InputError) as error:
-            raise RunError(NO_ROOM.format(scratch, error)) from error
-        skeleton, planned = copy.deepcopy(model).to("meta"), Planned.of(plan)
-        plan.forget()
-        try:
-            arguments = (job, folder, store, skeleton, weights, planned)
-            stopped_by = launch(local_rank, arguments, workers=job.config.workers, folder=Path(scratch))
-        except RunError as error:
-            raise RunError(f"{error}; continue with --resume --out {folder.path}") from None
-    if stopped_by:
-        return stopped_by
-    model.load_state_dict(load_file(folder.model))
-    return record.read(folder.metrics)[-1]
+    """Starts local ranks; the model has the best weights afterwards."""
+    model = plan.work.model
+    try:
+        ended = on_local_ranks(job.config, partial(run_rank, job, folder), plan)
+    except RunError as error:
+        raise RunError(f"{error}; continue with --resume --out {folder.path}") from None
+    if not isinstance(ended, int):
+        model.load_state_dict(load_file(folder.model))
+    return ended

@@ -9,6 +9,7 @@ from weft.core.config import Config
 from weft.core.random import key
 from weft.data import (
     Graph,
+    GraphShape,
     forward_relations,
     require_links,
     require_trainable,
@@ -37,32 +38,36 @@ def prepared(graph: Graph, config: Config) -> Graph:
     return graph
 
 
-def task_model(model: nn.Module | None, graph: Graph, config: Config) -> nn.Module:
+def task_model(model: nn.Module | None, shape: GraphShape, config: Config) -> nn.Module:
     """The model that the task trains: a person's, converted if it is PyG's, or the configuration's.
 
     For links, with a decoder.
     """
     if model is not None and is_pyg(model):
-        model = convert(model, given=known_edges(graph))
+        model = convert(model, given=known_edges(shape))
     if config.task == "node":
-        return _from_config(config, graph, graph.num_classes) if model is None else model
+        return _from_config(config, shape, shape.num_classes) if model is None else model
     if isinstance(model, LinkModel):
         return model
-    encoder = _from_config(config, graph, config.hidden) if model is None else model
+    encoder = _from_config(config, shape, config.hidden) if model is None else model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(config.seed, DECODER) >> 1)
-        decoder = make_decoder(config.decoder, max(len(forward_relations(graph)), 1), config.hidden)
+        decoder = make_decoder(config.decoder, max(shape.num_forward_relations, 1), config.hidden)
     return LinkModel(encoder, decoder.to(next((p.dtype for p in encoder.parameters()), torch.float32)))
 
 
-def known_edges(graph: Graph) -> list[str]:
+def known_edges(shape: GraphShape) -> list[str]:
     """What a graph knows of its edges, by the names that PyG has for it."""
-    known = {"edge_weight": graph.in_edges.weight, "edge_attr": graph.edge_features, "edge_type": graph.edge_type}
-    return [name for name, value in known.items() if value is not None]
+    known = {
+        "edge_weight": shape.weighted,
+        "edge_attr": shape.num_edge_features,
+        "edge_type": shape.typed.num_relations,
+    }
+    return [name for name, value in known.items() if value]
 
 
-def _from_config(config: Config, graph: Graph, out_width: int) -> nn.Module:
-    return from_config(config, graph.num_features, out_width, graph.num_edge_features, graph.typed)
+def _from_config(config: Config, shape: GraphShape, out_width: int) -> nn.Module:
+    return from_config(config, shape.num_features, out_width, shape.num_edge_features, shape.typed)
 
 
 def validation_score(graph: Graph, config: Config) -> str | None:

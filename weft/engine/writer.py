@@ -5,38 +5,41 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from weft.core import record
-from weft.core.config import Config
 from weft.core.errors import RunError
 from weft.core.record import Recorder
 from weft.core.tensor_file import save_tensors
 from weft.core.timeline import Slice, write_timeline
 from weft.cost import Machine
 from weft.engine import checkpoint
+from weft.engine.card import make_card
 from weft.engine.checkpoint import Checkpoint, Progress
 from weft.engine.folder import RunFolder
 from weft.engine.progress import ProgressShow
+from weft.engine.saved import Description
 
 
 class RunWriter:
-    """Writes one run's folder and shows its progress."""
+    """Writes one run's folder and shows its progress. idle: fields of the configuration that have no effect."""
 
-    def __init__(self, folder: RunFolder, config: Config, show: ProgressShow) -> None:
-        self.folder, self.config, self.show = folder, config, show
+    def __init__(
+        self, folder: RunFolder, described: Description, show: ProgressShow, idle: Collection[str] = ()
+    ) -> None:
+        self.folder, self.described, self.show, self.idle = folder, described, show, idle
         self.recorder = Recorder(folder.metrics)
         self._slices: list[list[Slice]] = []
 
     def begin(self, epoch: int, *, placement: list[dict[str, Any]], machine: Machine | None, **facts: Any) -> None:
-        """The run starts, or goes on, at `epoch`; placement: of each rank; `facts`: of the graph and the machine."""
-        self.recorder.write("config", epoch=epoch, config=asdict(self.config), placement=placement, **facts)
+        """The run starts, or goes on, at `epoch`; placement: of each rank; `facts`: of the machine."""
+        self.recorder.write("config", epoch=epoch, **self.described.record(), placement=placement, **facts)
         if machine:
             machine.save(self.folder.probe)
         for rank, one in enumerate(placement):
@@ -89,10 +92,12 @@ class RunWriter:
         self.recorder.write("event", event="stopped", epoch=epoch, signal=signal)
 
     def finish(self, progress: Progress, best: dict[str, Tensor]) -> dict[str, Any]:
-        """The run has reached its end: writes the best weights, and the summary that it returns as the last line."""
+        """The run has reached its end: writes the best weights, the card, and as the last line the summary: that."""
         with replaced(self.folder.model, "the weights") as draft:
-            save_tensors(best, draft)
-        summary = summarise(record.read(self.folder.metrics), progress, self.config.goal)
+            save_tensors(best, draft, self.described.metadata(progress))
+        summary = summarise(record.read(self.folder.metrics), progress, self.described.config.goal)
+        with replaced(self.folder.card, "the card") as draft:
+            draft.write_text(make_card(self.described, self.idle, progress.best_scores or {}, summary))
         self.recorder.write("summary", **summary)
         return summary
 

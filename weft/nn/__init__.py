@@ -37,6 +37,7 @@ from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.operation import GraphOperation
 from weft.nn.outline import outline
 from weft.nn.pyg import PyGConv, from_pyg
+from weft.nn.pyg_twin import to_pyg
 from weft.nn.reduce import ByRelation, Max, Sum
 from weft.nn.relations import OwnRelationRows, RelationIndex, RelationRows
 from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
@@ -143,6 +144,7 @@ __all__ = [
     "shared_parameters",
     "some_vertices",
     "step_memory",
+    "to_pyg",
     "typed_rows",
     "use_onednn",
     "with_own_rows",

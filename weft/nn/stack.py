@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from weft.nn.dense import Linear
 from weft.nn.norm import make_norm
-from weft.nn.phases import Boundary, BoundaryState, PhasedModel, begin, begin_layer, resume
+from weft.nn.phases import Boundary, BoundaryState, PhasedModel, begin, begin_layer, phases_of, resume
 from weft.nn.typed import TypedInput
 from weft.nn.view import View
 
@@ -56,6 +56,25 @@ class Stack(PhasedModel):
         self.norms = nn.ModuleList(make_norm(norm, cast(int, layer.out_width)) for layer in layers[:-1])
         self.dropout, self.input_dropout = dropout, input_dropout
         self.residual, self.activation = residual, activation
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its layers, and what is between them, are all that it does: not with phases or hooks of its own."""
+        own = (type(self).begin, type(self).resume) != (Stack.begin, Stack.resume)
+        return not own and phases_of(self) is not None
+
+    def up_to(self, layers: int) -> Stack:
+        """The first so many layers, which it shares: its rows are theirs, before what follows the last of them."""
+        made = Stack(
+            list(self.layers)[:layers],
+            dropout=self.dropout,
+            input_dropout=self.input_dropout,
+            residual=self.residual,
+            activation=self.activation,
+            input=self.input,
+        )
+        made.norms = self.norms[: layers - 1]
+        return made
 
     def begin(self, views: Sequence[View], x: Tensor) -> Boundary | Tensor:
         x = x if self.input is None else self.input(views[0])

@@ -73,6 +73,8 @@ class Plan(ABC):
     """Its flags that are no options, since they are read before there is a plan."""
     exact: ClassVar[bool] = True
     """Whether it gives the numbers of `single`."""
+    evaluates_as: ClassVar[str] = ""
+    """The strategy whose evaluation its own is, and which prepares nothing else; '': none."""
     optimisations: ClassVar[tuple[str, ...]] = ()
     """The optimisations that it has besides those of all strategies."""
     traits: ViewTraits = SPREAD

@@ -76,6 +76,7 @@ class MiniBatchPlan(CommunicatedPlan):
 
     options_type: ClassVar[type[BatchOptions]] = BatchOptions
     exact = False
+    evaluates_as = "communicated"
     whole_graph = (False,)
     options: BatchOptions
     splits: ClassVar[bool]

@@ -130,6 +130,7 @@ class StalePlan(CommunicatedPlan):
     name = "stale"
     options_type = StaleOptions
     exact = False
+    evaluates_as = "communicated"
     optimisations = ("ring", "overlap", "cover")
     options: StaleOptions
 

@@ -1,0 +1,91 @@
+"""A stack's twin in PyG: the same numbers on one device, in a module that knows nothing of weft."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from weft.core.errors import InputError
+from weft.data import Graph
+from weft.nn import GraphView, RowLayer, Stack, Topology, make_model, to_pyg
+
+pyg = pytest.importorskip("torch_geometric.nn")
+
+
+def make(edge_features: int = 0) -> Graph:
+    """A weighted, directed graph whose vertices have at most one self loop, and none where edges have features."""
+    random = torch.Generator().manual_seed(5)
+    source, target = torch.randint(0, 29, (2, 120), generator=random)
+    keep = source != target
+    source, target = source[keep], target[keep]
+    if not edge_features:
+        source, target = torch.cat([source, torch.tensor([4])]), torch.cat([target, torch.tensor([4])])
+    return Graph.from_edges(
+        source,
+        target,
+        num_vertices=31,
+        weight=torch.rand(len(source), generator=random) + 0.1,
+        edge_features=torch.randn(len(source), edge_features, generator=random) if edge_features else None,
+    )
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    """With no number left as layers begin."""
+    random = torch.Generator().manual_seed(6)
+    for tensor in model.state_dict().values():
+        tensor.copy_(torch.rand(tensor.shape, generator=random, dtype=torch.float64) + 0.1)
+    return model
+
+
+def rows_of(model: nn.Module, graph: Graph, x: Tensor) -> Tensor:
+    topology = Topology(graph.in_edges.cast(torch.float64), None, graph.edge_features, torch.float64)
+    rows: Tensor = model([GraphView(topology) for _ in range(int(model.num_stages))], x)  # type: ignore[arg-type]
+    return rows
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "gatv2"])
+@pytest.mark.parametrize(
+    "options", [{"norm": "layer", "residual": True}, {"norm": "batch", "dropout": 0.5}], ids=["layer", "batch"]
+)
+@pytest.mark.parametrize("edge_width", [0, 3])
+def test_has_the_same_numbers(model: str, options: dict[str, Any], edge_width: int) -> None:
+    if edge_width and not model.startswith("gat"):
+        pytest.skip("has no attention")
+    torch.manual_seed(0)
+    graph, x = make(edge_width), torch.randn(31, 7, dtype=torch.float64)
+    ours = shaken(make_model(model, 7, 5, hidden=8, layers=3, edge_width=edge_width, **options).double()).eval()
+    twin = to_pyg(ours)
+    inputs: list[Tensor | None] = [x, torch.stack(graph.in_edges.edges()).long()]
+    if model == "gcn":
+        assert graph.in_edges.weight is not None
+        inputs.append(graph.in_edges.weight.double())
+    if edge_width:
+        assert graph.edge_features is not None
+        inputs.append(graph.edge_features.double())
+    torch.testing.assert_close(twin(*inputs), rows_of(ours, graph, x), rtol=1e-9, atol=1e-9)
+    assert not any(type(part).__module__.startswith("weft") for part in twin.modules())
+
+
+def test_rows_alone() -> None:
+    ours = shaken(Stack([RowLayer(nn.Linear(7, 7), 7), *make_model("sage", 7, 5).layers], residual=True).double())
+    graph, x = make(), torch.randn(31, 7, dtype=torch.float64)
+    edges = torch.stack(graph.in_edges.edges()).long()
+    wanted = rows_of(ours.eval(), graph, x)
+    torch.testing.assert_close(to_pyg(ours)(x, edges), wanted, rtol=1e-9, atol=1e-9)
+    ours.residual = False
+    assert (to_pyg(ours)(x, edges) - wanted).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (make_model("gcn", 7, 5, decoupled=True), "a Decoupled has no twin in PyG"),
+        (Stack([RowLayer(nn.Sequential(), 7)]), "a RowLayer of this kind has no twin in PyG"),
+    ],
+)
+def test_models_without_a_twin(model: nn.Module, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        to_pyg(model)

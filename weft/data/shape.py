@@ -1,0 +1,50 @@
+"""What of a graph decides a model's structure: enough to make the model where the graph is not there."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from weft.data.graph import Graph
+from weft.data.inverse import forward_relations
+from weft.data.typed import UNTYPED, TypedShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphShape:
+    """The widths and types of a graph."""
+
+    num_features: int
+    num_edge_features: int = 0
+    weighted: bool = False
+    """Whether its edges have weights."""
+    num_classes: int = 0
+    multilabel: bool = False
+    """Whether a vertex may have several labels."""
+    typed: TypedShape = UNTYPED
+    num_forward_relations: int = 0
+    """Relations without those that were made against another's edges."""
+
+    @classmethod
+    def of(cls, graph: Graph) -> GraphShape:
+        """That of a graph."""
+        return cls(
+            num_features=graph.num_features,
+            num_edge_features=graph.num_edge_features,
+            weighted=graph.in_edges.weight is not None,
+            num_classes=graph.num_classes,
+            multilabel=graph.multilabel,
+            typed=graph.typed,
+            num_forward_relations=len(forward_relations(graph)),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """In values that JSON knows."""
+        return asdict(self) | {"typed": self.typed._asdict()}
+
+    @classmethod
+    def from_record(cls, values: dict[str, Any]) -> GraphShape:
+        """What `record` has said."""
+        typed = dict(values["typed"])
+        featured = tuple((int(count), int(width)) for count, width in typed.pop("featured"))
+        return cls(**values | {"typed": TypedShape(featured=featured, **typed)})

@@ -1,0 +1,312 @@
+"""`predict`: what a trained model says of every vertex of a graph, exactly, under any strategy of full graphs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.comm import Group, join
+from weft.core.config import PLACING, Config
+from weft.core.errors import InputError, RunError, Stopped, unknown
+from weft.core.forkserver import temporary_folder
+from weft.core.meter import Meter
+from weft.core.optimisations import Optimisations
+from weft.core.table_file import HEADERS, TableFile
+from weft.data import Graph, GraphShape, as_asked, forward_relations, with_inverse_relations
+from weft.engine.blocks import row_blocks
+from weft.engine.check import check_placing
+from weft.engine.folder import RunFolder
+from weft.engine.local import on_local_ranks
+from weft.engine.options import refuse_foreign_flags, rows_device, without_foreign_flags
+from weft.engine.rank import make_plan, prepare_process, use_own_gpu
+from weft.engine.run import Run, data_options, load_graph
+from weft.engine.saved import SavedModel
+from weft.engine.tasks import prepared
+from weft.engine.torchrun import is_main_process, on_present_ranks, under_torchrun
+from weft.engine.watchdog import Watchdog
+from weft.nn import LinkModel, Stack, Workload
+from weft.strategies import Plan, get_strategy
+
+WHAT = ("logits", "classes", "embeddings")
+SUFFIXES = (*HEADERS, ".parquet")
+TRAINING = ("measure", "patience", "until", "timeline")
+"""Fields that act on a run that trains alone, whatever its strategy."""
+
+
+def predict(
+    run: Run | str | Path,
+    graph: Graph | str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    what: str = "logits",
+    layer: int | None = None,
+    model: nn.Module | None = None,
+    overwrite: bool = False,
+    **options: Any,
+) -> Tensor:
+    """What the best weights of a run give for every vertex of a graph, in the order of the vertices' original ids.
+
+    graph: that of the run, or another with the same features and relations, such as one that has grown. A run's
+    held-out links are held out of its own graph again, and of no other.
+    out: a new .npy, .safetensors or .parquet file; what is returned is mapped, from this file or one without a name.
+    what: "logits" [N, C]; "classes", int64 [N], or bool [N, C] where a vertex may have several; "embeddings" [N, F],
+    the rows behind a layer of a weft.nn.Stack, before its norm and activation. layer: which one, from 1; by default the
+    last but one, and with task="link" the encoder's rows. model: a module of one's own, as it was made for the run.
+    options: fields of weft.Config that say where to compute (weft.core.config.PLACING), such as strategy="offload" and
+    device_memory="512MB"; what is not given is as in the run.
+    Under torchrun, joins the ranks that are there, on one host.
+
+    Raises InputError for a mistake of the caller; RunError if a rank is lost; Stopped after SIGTERM or Ctrl-C. Nothing
+    is left at `out` then.
+    """
+    path = None if out is None else Path(out)
+    require_new_file(path, overwrite=overwrite)
+    for name in options:
+        if name not in PLACING:
+            raise unknown("option of a prediction", name, PLACING)
+    saved = SavedModel.read(RunFolder(run.folder if isinstance(run, Run) else Path(run)))
+    config = on_present_ranks(predicting_config(saved.described.config, options))
+    asked = saved.model(model)
+    asked_part(asked, what, layer)  # before the graph is loaded
+    found = find_graph(saved, config, graph)
+    asked = asked_part(saved.model(model, found.typed), what, layer)
+    prepare_process(config)
+    work = Workload(asked, found, Optimisations.without(f"{config.disable},reach"))  # which leaves rows out
+    launched = config.workers > 1 and not under_torchrun()
+    check_placing(config, work, launched=launched, own_model=model is not None)
+    plan = make_plan(config, work, saved.folder)
+    with draft_of(path) as draft:
+        rank_work = RowsOfRank(
+            config=config,
+            what=what,
+            several=saved.described.shape.multilabel,
+            draft=draft,
+            suffix=path.suffix if path and path.suffix in HEADERS else ".npy",
+        )
+        rows = launched_rows(rank_work, plan) if launched else rank_work.rows(plan)
+        if path and is_main_process():
+            publish(rows, what, draft, path)
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsOfRank:
+    """What each rank does: it puts the rows that it answers for into a table which all of them write."""
+
+    config: Config
+    what: str
+    several: bool
+    """Whether a vertex may have several classes."""
+    draft: Path
+    suffix: str
+    """The format of the table, see TableFile."""
+
+    def rows(self, plan: Plan) -> Tensor:
+        """The whole table, mapped: of the only rank, or of one of torchrun's."""
+        device = rows_device(self.config)
+        if not under_torchrun():
+            return self._write(plan, Group(device=device)).open()
+        group = join(timeout_seconds=self.config.timeout, meter=Meter(), device=device)
+        rows = self._write(plan, group).open()
+        group.all_gather_object({})  # until all have it, since rank 0 may take its name
+        group.close()
+        return rows
+
+    def __call__(self, plan: Plan, group: Group) -> dict[str, Any]:
+        """As a rank of the launcher: where the table is."""
+        return self._write(plan, group).record()
+
+    def _write(self, plan: Plan, group: Group) -> TableFile:
+        """Runs the model, and writes this rank's rows; the table, when all ranks have."""
+        with Watchdog(group.meter, group.rank, self.config.timeout):
+            use_own_gpu(self.config)
+            placed, graph = plan.place(group), plan.work.graph
+            with group.meter.during("eval", "the prediction"):
+                rows = placed.forward(placed.evaluation(0))
+                made = {} if group.rank else self._create(graph.num_vertices, self._values(rows[:0])).record()
+                table = TableFile.from_record(group.all_gather_object(made)[0])
+                ids = torch.arange(graph.num_vertices)[placed.rows] if graph.ids is None else graph.ids[placed.rows]
+                for block, _ in row_blocks([], rows):
+                    table.put(ids[block], self._values(rows[block]))
+                group.all_gather_object({})
+        return table
+
+    def _values(self, rows: Tensor) -> Tensor:
+        """What is written of rows that the model gives."""
+        rows = rows.detach().cpu()
+        if self.what != "classes":
+            return rows
+        return rows > 0 if self.several else rows.argmax(1)
+
+    def _create(self, num_vertices: int, values: Tensor) -> TableFile:
+        """A file for as many rows like some values."""
+        try:
+            shape = (num_vertices, *values.shape[1:])
+            return TableFile.create(self.draft, self.what, shape, values.dtype, self.suffix)
+        except OSError as error:
+            raise RunError(f"{self.draft}: {error.strerror}: give --out a folder with room") from error
+
+
+def launched_rows(work: RowsOfRank, plan: Plan) -> Tensor:
+    """The whole table, mapped, as local ranks have written it."""
+    ended = on_local_ranks(work.config, work, plan)
+    if isinstance(ended, int):
+        raise Stopped(f"stopped by {signal.Signals(ended).name}; nothing was written", ended)
+    return TableFile.from_record(ended).open()
+
+
+def predicting_config(trained: Config, options: dict[str, Any]) -> Config:
+    """The configuration of a prediction: a run's, and what is said otherwise.
+
+    InputError for a flag that has no effect under the strategy.
+    """
+    asked = get_strategy(options.get("strategy", trained.strategy))
+    strategy = asked.evaluates_as or asked.name
+    defaults = {name: getattr(Config(), name) for name in TRAINING}
+    known = asdict(without_foreign_flags(replace(trained, **defaults), strategy))
+    config = Config(**known | options | {"strategy": strategy})
+    refuse_foreign_flags(config)
+    return config
+
+
+def asked_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
+    """As much of a model as is asked for. InputError for what it does not have."""
+    if what not in WHAT:
+        raise unknown("--what", what, WHAT)
+    if what != "embeddings":
+        if layer is not None:
+            raise InputError(f"--layer {layer} has no effect on {what}: leave it out, or give --what embeddings")
+        if isinstance(model, LinkModel):
+            raise InputError(
+                f"--what {what}: a model of links gives vertices rows, not classes: give --what embeddings"
+            )
+        return model
+    if isinstance(model, LinkModel):
+        model = model.encoder
+        if layer is None:
+            return model
+    if not isinstance(model, Stack) or not model.is_plain:
+        raise InputError(
+            f"--what embeddings: a {type(model).__name__} is no weft.nn.Stack, whose layers could be told apart: give "
+            "--what logits"
+        )
+    number = max(model.num_stages - 1, 1) if layer is None else layer
+    if not 1 <= number <= model.num_stages:
+        raise InputError(f"--layer {number}: the model has {model.num_stages} layers: give 1 to {model.num_stages}")
+    return model.up_to(number)
+
+
+def find_graph(saved: SavedModel, config: Config, graph: Graph | str | Path | None) -> Graph:
+    """The graph of a run, or the one given, with the data and in the order that the run's configuration asks for.
+
+    InputError where the run's is not there or another one now, and for one with other features or relations.
+    """
+    path, described = saved.folder.path, saved.described
+    if graph is None:
+        if described.own_graph:
+            raise InputError(
+                f"{path} was trained on a graph that a script made ({config.graph}): name one to predict on"
+            )
+        found = prepared(load_graph(config), config)
+        if found.fingerprint != described.graph["fingerprint"]:
+            raise InputError(
+                f"{config.graph} is not the graph any more that {path} was trained on: name it, as in weft predict RUN "
+                "GRAPH, if it is to be predicted on as it is now"
+            )
+    else:
+        config = replace(config, random_classes=0, split=0)
+        if isinstance(graph, Graph):
+            found = as_asked(graph, **data_options(config))
+        else:
+            found = load_graph(replace(config, graph=str(graph)))
+        if config.task == "link" and config.inverse_relations and forward_relations(found) == found.relations:
+            found = with_inverse_relations(found)
+    require_alike(described.shape, found)
+    return found
+
+
+def require_alike(trained: GraphShape, graph: Graph) -> None:
+    """InputError for a graph that a model for another one cannot read: it may have more vertices and edges alone."""
+    shape = GraphShape.of(graph)
+    widths = {
+        "features": (shape.num_features, trained.num_features),
+        "edge features": (shape.num_edge_features, trained.num_edge_features),
+        "relations": (shape.typed.num_relations, trained.typed.num_relations),
+        "features by vertex type": ([width for _, width in one.typed.featured] for one in (shape, trained)),
+        "vertices without features": (shape.typed.num_embedded, trained.typed.num_embedded),
+    }
+    for name, (has, had) in widths.items():
+        if has != had:
+            raise InputError(f"{graph.name} has {has} {name}, and the run's graph had {had}: give one that has as many")
+
+
+def require_new_file(path: Path | None, *, overwrite: bool) -> None:
+    """InputError for a place where no file can be made, or where there is one, and for a format that there is not."""
+    if under_torchrun() and os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]) != os.environ["WORLD_SIZE"]:
+        raise InputError("a prediction runs on one host, whose ranks write one file: start it there, by --workers")
+    if path is None:
+        return
+    if path.suffix not in SUFFIXES:
+        raise unknown("format of --out", path.suffix, SUFFIXES)
+    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise InputError(f"--out {path}: .parquet needs pyarrow: install it, or give a .npy or .safetensors file")
+    if not path.parent.is_dir():
+        raise InputError(f"--out {path}: there is no folder {path.parent}: make it, or give another")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"--out {path}: {path.parent} cannot be written: give another folder")
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise InputError(
+            f"--out {path} is there already: give another name{'' if path.is_dir() else ' or --overwrite'}"
+        )
+
+
+@contextmanager
+def draft_of(path: Path | None) -> Iterator[Path]:
+    """Where a file is written before it has its name; what is left there in the end is removed."""
+    if path is None:
+        with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
+            yield Path(folder) / "table"
+        return
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def publish(rows: Tensor, what: str, draft: Path, path: Path) -> None:
+    """Gives a draft its name; before that, writes the rows anew where the file is to be of a format of its own."""
+    try:
+        if path.suffix not in HEADERS:
+            draft.unlink()  # they are mapped
+            write_parquet(rows, what, draft)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}: give a folder with room") from error
+
+
+def write_parquet(rows: Tensor, what: str, path: Path) -> None:
+    """Writes rows [N, C], or [N], as a Parquet file: a column for each, and a group of rows for each block."""
+    import pyarrow
+    import pyarrow.parquet
+
+    singular = {"logits": "logit", "classes": "class", "embeddings": "embedding"}[what]
+    table = rows.unsqueeze(1) if rows.dim() == 1 else rows
+    names = [singular] if rows.dim() == 1 else [f"{singular}_{number}" for number in range(table.shape[1])]
+    schema = pyarrow.schema([(name, pyarrow.from_numpy_dtype(table.numpy().dtype)) for name in names])
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for block, _ in row_blocks([], table):
+            columns = [pyarrow.array(column.numpy()) for column in table[block].t().contiguous()]
+            writer.write_table(pyarrow.table(columns, schema=schema))

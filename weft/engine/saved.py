@@ -1,0 +1,147 @@
+"""What a run's folder says of its model beside the weights, and the model made of both, where the graph is not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from weft.core import record
+from weft.core.config import Config
+from weft.core.errors import InputError, readable
+from weft.data import GraphShape, TypedShape
+from weft.engine import checkpoint
+from weft.engine.checkpoint import Progress
+from weft.engine.folder import RunFolder
+from weft.engine.options import dtype_name
+from weft.engine.tasks import task_model
+from weft.nn import Workload
+
+METADATA = "weft"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a run trains, and on what."""
+
+    config: Config
+    own_model: str
+    """The qualified name of the class of a module of one's own; '': the configuration names the model."""
+    own_graph: bool
+    """Whether the graph was given as an object, so that the configuration's name of it need not be one to load."""
+    shape: GraphShape
+    graph: dict[str, Any]
+    """Its vertices, edges and fingerprint."""
+    num_parameters: int
+    """Of the model, an embedding with all its rows."""
+    weft: str = version("weft")
+
+    @classmethod
+    def of(cls, config: Config, work: Workload, *, own_model: str, own_graph: bool) -> Description:
+        """That of a run of a model on a graph."""
+        graph = work.graph
+        return cls(
+            config=config,
+            own_model=own_model,
+            own_graph=own_graph,
+            shape=GraphShape.of(graph),
+            graph={"vertices": graph.num_vertices, "edges": graph.num_edges, "fingerprint": graph.fingerprint},
+            num_parameters=sum(parameter.numel() for parameter in work.model.parameters()),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """In values that JSON knows."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {
+            "config": asdict(self.config),
+            "shape": self.shape.record(),
+        }
+
+    @classmethod
+    def from_record(cls, values: dict[str, Any]) -> Description:
+        """What `record` has said, among other things."""
+        known = {name: values[name] for name in cls.__dataclass_fields__}
+        config, shape = Config.from_dict(known["config"], "the run"), GraphShape.from_record(known["shape"])
+        return cls(**known | {"config": config, "shape": shape})
+
+    def metadata(self, progress: Progress) -> dict[str, str]:
+        """What model.safetensors says of its weights: JSON under one name, since several would have no fixed order."""
+        best = {"best_epoch": progress.best_epoch, "scores": progress.best_scores or {}}
+        return {METADATA: json.dumps(self.record() | best)}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SavedModel:
+    """The best weights of a run so far, and what they are of."""
+
+    folder: RunFolder
+    described: Description
+    weights: dict[str, Tensor]
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> SavedModel:
+        """Those of a run: of one that was stopped, as its newest checkpoint has them.
+
+        InputError where there is no run, where it has no checkpoint yet, and for a damaged file.
+        """
+        if not folder.config.exists():
+            raise no_run(folder)
+        if folder.summary():
+            with readable(folder.model, "train again, in a new folder"), safe_open(folder.model, "pt") as file:
+                known: dict[str, Any] = json.loads((file.metadata() or {}).get(METADATA, "{}"))
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        else:
+            found = checkpoint.newest(folder.checkpoints)
+            if found is None:
+                raise InputError(f"{folder.path} has no weights yet: its run has neither ended nor left a checkpoint")
+            known = next((line for line in reversed(record.read(folder.metrics)) if line["kind"] == "config"), {})
+            weights = checkpoint.named("best.", found.tensors)
+        if "shape" not in known:
+            raise InputError(
+                f"{folder.path} does not say how its model is made, as runs of an earlier weft: train again, or go on "
+                "for an epoch with --resume"
+            )
+        with readable(folder.path, "train again, in a new folder"):
+            return cls(folder=folder, described=Description.from_record(known), weights=weights)
+
+    def model(self, module: nn.Module | None = None, typed: TypedShape | None = None) -> nn.Module:
+        """The model with these weights: a module of one's own, or made as the configuration says.
+
+        typed: of the graph that it is for, if it is another one.
+        InputError for a module of another structure or type, and where there has to be one.
+        """
+        path, own = self.folder.path, self.described.own_model
+        if module is None and own:
+            raise InputError(
+                f"{path}: its model is a {own}, a class that weft does not import: make one as it was made for the "
+                "run, and give it, as in weft.load_model(run, model) or weft.predict(run, model=model)"
+            )
+        shape = self.described.shape if typed is None else replace(self.described.shape, typed=typed)
+        model = task_model(module, shape, self.described.config)
+        if dtype_name(model) != self.described.config.dtype:
+            raise InputError(f"{path} was trained in {self.described.config.dtype}: convert the model to that")
+        try:
+            model.load_state_dict(self.weights)
+        except RuntimeError as error:
+            cause = str(error).splitlines()[-1].strip()
+            raise InputError(f"{path} has the weights of another model ({cause}): make it as for the run") from error
+        return model.eval()
+
+
+def no_run(folder: RunFolder) -> InputError:
+    """The error for a folder that is not that of a run."""
+    return InputError(f"{folder.path} holds no run (no config.toml): give the folder of one")
+
+
+def load_model(run: str | Path, model: nn.Module | None = None) -> nn.Module:
+    """The model of a run's folder with its best weights, on the CPU; without its graph.
+
+    model: a module of one's own, as it was made for the run, which gets the weights; needed where the run was given
+    one, since no class is imported by name. With task="link" the result is a weft.nn.LinkModel.
+    InputError for a folder without weights, a damaged one, and a module of another structure.
+    """
+    return SavedModel.read(RunFolder(Path(run))).model(model)
