@@ -44,6 +44,9 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+SCHEDULER_EPOCHS = {"step": 30, "cosine": 0, "plateau": 10}
+"""What `scheduler_epochs` is where it is not given; 0: all epochs of the run."""
+
 FORMER = {"without": "disable", "bins": "chunks"}
 """Fields by the names that they had before, or have in a paper: saved runs, scripts and commands may say these."""
 
@@ -116,8 +119,29 @@ class Config:
     residual: bool = option(False, "add a layer's input to its output where the widths agree", fixed=True)
 
     epochs: int = option(100, "number of epochs", least=1)
-    lr: float = option(0.01, "learning rate of Adam", least=0, most=1e30, fixed=True)
-    weight_decay: float = option(5e-4, "L2 penalty of Adam", least=0, most=1e30, fixed=True)
+    optimizer: str = option("adam", "adam, adamw, sgd or rmsprop", fixed=True)
+    lr: float = option(0.01, "learning rate", least=0, most=1e30, fixed=True)
+    weight_decay: float = option(
+        5e-4, "L2 penalty; of adamw, what it takes from the weights themselves", least=0, most=1e30, fixed=True
+    )
+    momentum: float = option(0.0, "sgd and rmsprop: share of the last step in the next", least=0, below=1, fixed=True)
+    clip_norm: float = option(
+        0.0, "scale gradients down where the norm of all of them is more; 0: never", least=0, fixed=True
+    )
+    scheduler: str = option("none", "learning rate by epoch: none, step, cosine or plateau", fixed=True)
+    scheduler_epochs: int = option(
+        0,
+        "epochs of cosine (0: --epochs), between two steps (0: 30), or without a better validation score at a plateau "
+        "(0: 10)",
+        least=0,
+        fixed=True,
+    )
+    lr_factor: float = option(
+        0.1, "step and plateau: what the learning rate is multiplied by", least=0, most=1, fixed=True
+    )
+    warmup_epochs: int = option(
+        0, "epochs in which the learning rate rises evenly, before a schedule begins", least=0, fixed=True
+    )
     seed: int = option(0, "seed of weights, dropout and random data", least=0, below=2**63, fixed=True)
     dtype: str = option("float32", "floating-point type", choices=("float32", "float64"), fixed=True)
     eval_every: int = option(1, "epochs between evaluations; the last epoch is always evaluated", least=1, fixed=True)
@@ -222,6 +246,9 @@ class Config:
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
             object.__setattr__(self, spec.name, _checked(spec, getattr(self, spec.name)))
+        if not self.scheduler_epochs and self.scheduler in SCHEDULER_EPOCHS:
+            epochs = SCHEDULER_EPOCHS[self.scheduler] or self.epochs
+            object.__setattr__(self, "scheduler_epochs", epochs)  # so that a longer run keeps to it
         if self.until and self.goal is None:
             raise InputError(f"--until {self.until}: give a score and its value up to 1, such as val_accuracy=0.9")
 

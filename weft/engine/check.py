@@ -9,18 +9,23 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.data import DataWarning, Graph
 from weft.engine.options import rows_device
+from weft.engine.own import NOTHING_OWN, OwnFunctions
 from weft.engine.tasks import validation_score
 from weft.engine.torchrun import is_main_process
+from weft.engine.updates import make_optimizer, make_scheduler
 from weft.nn import ONE_DEVICE, GraphOperation, TypedInput, Workload, idle_parameters, require_independent_rows
 from weft.strategies import get_strategy
 
 
-def check(config: Config, work: Workload, *, launched: bool, own_model: bool = False) -> None:
+def check(
+    config: Config, work: Workload, own: OwnFunctions = NOTHING_OWN, *, launched: bool, own_model: bool = False
+) -> None:
     """InputError for what a run of a model on a graph cannot do; `launched`: in processes of their own.
 
     own_model: not one that the configuration names. DataWarning where layers ignore the graph's edge weights;
@@ -35,6 +40,7 @@ def check(config: Config, work: Workload, *, launched: bool, own_model: bool = F
         if asked and validation is None:
             what = "vertices" if config.task == "node" else "links"
             raise InputError(f"{flag} {asked}: {graph.name} has no validation {what}; leave it out")
+    check_updates(config, model, own, validation)
     if config.goal and config.goal[0] != validation:
         raise InputError(f"--until {config.until}: the validation score is {validation}: give {validation}=...")
     plan = get_strategy(config.strategy)
@@ -47,6 +53,7 @@ def check(config: Config, work: Workload, *, launched: bool, own_model: bool = F
     if work.stats.weighted and is_main_process():
         warn_of_ignored_weights(graph.name, operations)
     if launched:
+        own.require_sendable()
         if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
             raise InputError(
                 "the model uses one parameter in two places, which local ranks cannot: start it by torchrun"
@@ -57,6 +64,14 @@ def check(config: Config, work: Workload, *, launched: bool, own_model: bool = F
             raise InputError(
                 f"the model cannot be sent to local ranks ({error}): define its parts in a module"
             ) from error
+
+
+def check_updates(config: Config, model: nn.Module, own: OwnFunctions, validation: str | None) -> None:
+    """InputError for an optimiser or a schedule that cannot be made, or that goes by a score that there is not."""
+    optimizer = make_optimizer(config, list(model.parameters()), own)
+    scheduler = make_scheduler(config, optimizer, own)
+    if isinstance(scheduler, ReduceLROnPlateau) and validation is None:
+        raise InputError(f"--scheduler {config.scheduler} goes by a validation score, and none is known: give another")
 
 
 def check_input(graph: Graph, model: nn.Module) -> None:

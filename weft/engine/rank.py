@@ -31,6 +31,7 @@ from weft.engine.options import (
     rows_device,
     with_partition,
 )
+from weft.engine.own import NOTHING_OWN, OwnFunctions
 from weft.engine.progress import ProgressShow
 from weft.engine.rank_zero import found_checkpoint
 from weft.engine.tasks import make_task
@@ -53,6 +54,8 @@ class Job:
     quiet: bool
     idle: tuple[str, ...] = ()
     """Fields of the configuration that have no effect, and that config.toml does not have."""
+    own: OwnFunctions = NOTHING_OWN
+    """What a person has given as functions."""
 
     @property
     def resumed(self) -> RunFolder | None:
@@ -179,7 +182,7 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
         plan = type(plan)(work, plan.size, plan.options, probe(work, plan.traits, group))
         probe_seconds = time.perf_counter() - started
     strategy = plan.place(group, seed=config.seed)
-    trainer = Trainer(config, strategy, make_task(config, strategy))
+    trainer = Trainer(config, strategy, make_task(config, strategy), job.own)
     found = found_checkpoint(folder, group) if job.resume else None
     if found:
         trainer.restore(*found)

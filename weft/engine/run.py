@@ -33,11 +33,13 @@ from weft.engine.options import (
     dtype_name,
     make_options,
     options_of_families,
+    options_without_own,
     partition_of,
     refuse_foreign_flags,
     rows_device,
     with_partition,
 )
+from weft.engine.own import NOTHING_OWN, OwnFunctions, taken_functions
 from weft.engine.rank import (
     Ended,
     Job,
@@ -94,17 +96,19 @@ def train(
     module = None if isinstance(model, str) else model
     if module is not None:
         options = {"dtype": dtype_name(module), **options}
+    own, options = taken_functions(options)
     config = Config.from_dict({**options, "graph": name, "model": kind}, "weft.train")
     whole = graph if isinstance(graph, Graph) else None
     if whole is not None and config.split:
         raise InputError(f"split {config.split} is of weft.load, and {name} is loaded already: leave it out")
-    return run(config, whole, module, out=Path(out) if out else None, resume=resume, quiet=quiet)
+    return run(config, whole, module, own, out=Path(out) if out else None, resume=resume, quiet=quiet)
 
 
 def run(
     config: Config,
     graph: Graph | None,
     model: nn.Module | None,
+    own: OwnFunctions = NOTHING_OWN,
     *,
     out: Path | None,
     resume: bool = False,
@@ -118,13 +122,14 @@ def run(
         raise InputError("--resume needs --out: the folder of the run to go on with")
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
-    idle = () if model is None else options_of_families(config, model)
+    idle = options_without_own(config, own) + (() if model is None else options_of_families(config, model))
     prepare_process(config)
     graph = prepared(load_graph(config) if graph is None else as_asked(graph, **_data_options(config)), config)
     work = make_workload(config, graph, task_model(model, graph, config))
     launched = config.workers > 1 and not under_torchrun()
-    check(config, work, launched=launched, own_model=model is not None)
-    return run_checked(Job(config=config, out=out, resume=resume, quiet=quiet, idle=idle), work, launched=launched)
+    check(config, work, own, launched=launched, own_model=model is not None)
+    job = Job(config=config, out=out, resume=resume, quiet=quiet, idle=idle, own=own)
+    return run_checked(job, work, launched=launched)
 
 
 def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched: bool, last: bool = True) -> Run:

@@ -43,12 +43,14 @@ class RunWriter:
             if "summary" in one:
                 self.show.say(f"rank {rank}: {one['summary']}" if len(placement) > 1 else one["summary"])
 
-    def epoch(self, epoch: int, loss: float, scores: dict[str, float | None], reports: list[dict[str, Any]]) -> None:
-        """One line for the epoch and one for each rank and phase of it."""
+    def epoch(
+        self, epoch: int, loss: float, lr: float, scores: dict[str, float | None], reports: list[dict[str, Any]]
+    ) -> None:
+        """One line for the epoch and one for each rank and phase of it. lr: the learning rate of its steps."""
         self._draw([[Slice(*one) for one in report.pop("timeline")] for report in reports])
         named = {name: value for name, value in scores.items() if value is not None}
         seconds = max(report["phases"]["train"]["seconds"] for report in reports)
-        self.recorder.write("epoch", epoch=epoch, loss=loss, seconds=seconds, **named)
+        self.recorder.write("epoch", epoch=epoch, loss=loss, lr=lr, seconds=seconds, **named)
         for phase in reports[0]["phases"]:
             parts = [report["phases"][phase] for report in reports]
             communication = communication_seconds([part["durations"] for part in parts])
