@@ -101,7 +101,7 @@ def test_an_optimisation_is_accepted_or_refused(one: str, strategy: str) -> None
         refuse_foreign_flags(config)
 
 
-@pytest.mark.parametrize(("name", "value"), [("decoder", "distmult"), ("negatives", 3), ("metric", "mrr")])
+@pytest.mark.parametrize(("name", "value"), [("decoder", "distmult"), ("negatives", 3)])
 def test_a_flag_of_another_task_is_refused(name: str, value: object) -> None:
     config = Config(**{name: value})  # type: ignore[arg-type]
     with pytest.raises(

@@ -47,8 +47,8 @@ def option(
 SCHEDULER_EPOCHS = {"step": 30, "cosine": 0, "plateau": 10}
 """What `scheduler_epochs` is where it is not given; 0: all epochs of the run."""
 
-FORMER = {"without": "disable", "bins": "chunks"}
-"""Fields by the names that they had before, or have in a paper: saved runs, scripts and commands may say these."""
+FORMER = {"without": "disable", "bins": "chunks", "metric": "metrics"}
+"""Fields by the names that they had before, or have elsewhere: saved runs, scripts and commands may say these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +85,23 @@ class Config:
         fixed=True,
     )
     negatives: int = option(1, "link: pairs drawn by chance for each edge in training", least=1, most=1000, fixed=True)
-    metric: str = option(
-        "auc",
-        "link: the validation score that chooses the best weights; mrr ranks each held-out edge among all vertices",
-        choices=("auc", "mrr"),
+    loss: str = option(
+        "",
+        "node: cross_entropy, bce, mse, l1 or huber; none: by the labels, cross_entropy (classes), bce (several) or "
+        "mse (values)",
+        fixed=True,
+    )
+    class_weights: str = option(
+        "none",
+        "node: weights of the classes in cross_entropy; balanced: all classes count as much",
+        choices=("none", "balanced"),
+        fixed=True,
+    )
+    metrics: str = option(
+        "",
+        "scores, separated by commas; that of validation by the first chooses the best weights. node: accuracy, "
+        "micro_f1, macro_f1, roc_auc, average_precision; mse, mae, r2 of values; link: auc, mrr (each held-out edge "
+        "among all vertices); none: by the labels, or auc",
         fixed=True,
     )
 
@@ -250,12 +263,12 @@ class Config:
             epochs = SCHEDULER_EPOCHS[self.scheduler] or self.epochs
             object.__setattr__(self, "scheduler_epochs", epochs)  # so that a longer run keeps to it
         if self.until and self.goal is None:
-            raise InputError(f"--until {self.until}: give a score and its value up to 1, such as val_accuracy=0.9")
+            raise InputError(f"--until {self.until}: give a score and its value, such as val_accuracy=0.9")
 
     @property
     def goal(self) -> tuple[str, float] | None:
         """The score that a run trains until it is reached, by name, and its value; None: there is none."""
-        found = re.fullmatch(r"([a-z0-9_]+)=(0?\.[0-9]+|[01](?:\.0*)?)", self.until, re.ASCII)
+        found = re.fullmatch(r"(\w+)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+))", self.until, re.ASCII)
         return (found[1], float(found[2])) if found else None
 
     @classmethod

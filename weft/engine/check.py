@@ -14,8 +14,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.data import DataWarning, Graph
+from weft.engine.losses import make_loss
 from weft.engine.options import rows_device
 from weft.engine.own import NOTHING_OWN, OwnFunctions
+from weft.engine.scores import make_metrics
 from weft.engine.tasks import validation_score
 from weft.engine.torchrun import is_main_process
 from weft.engine.updates import make_optimizer, make_scheduler
@@ -40,7 +42,7 @@ def check(
         if asked and validation is None:
             what = "vertices" if config.task == "node" else "links"
             raise InputError(f"{flag} {asked}: {graph.name} has no validation {what}; leave it out")
-    check_updates(config, model, own, validation)
+    check_functions(config, work, own, validation)
     if config.goal and config.goal[0] != validation:
         raise InputError(f"--until {config.until}: the validation score is {validation}: give {validation}=...")
     plan = get_strategy(config.strategy)
@@ -66,9 +68,16 @@ def check(
             ) from error
 
 
-def check_updates(config: Config, model: nn.Module, own: OwnFunctions, validation: str | None) -> None:
-    """InputError for an optimiser or a schedule that cannot be made, or that goes by a score that there is not."""
-    optimizer = make_optimizer(config, list(model.parameters()), own)
+def check_functions(config: Config, work: Workload, own: OwnFunctions, validation: str | None) -> None:
+    """InputError for a loss, metric, optimiser or schedule that cannot be made, or asks for a score that cannot be."""
+    if config.task == "node":
+        make_loss(config, work.graph, own)
+    elif own.loss is not None:
+        raise InputError("loss has no effect under task link: leave it out")
+    metric = make_metrics(config, work.graph, own)[0]
+    if config.goal and config.goal[1] > metric.most:
+        raise InputError(f"--until {config.until}: {metric.name} is at most {metric.most}: give a value up to that")
+    optimizer = make_optimizer(config, list(work.model.parameters()), own)
     scheduler = make_scheduler(config, optimizer, own)
     if isinstance(scheduler, ReduceLROnPlateau) and validation is None:
         raise InputError(f"--scheduler {config.scheduler} goes by a validation score, and none is known: give another")

@@ -28,7 +28,9 @@ class Progress:
 
     epoch: int = 0
     """The next epoch."""
-    best_score: float = -1.0
+    best_score: float | None = None
+    lower_is_better: bool = False
+    """Of the validation score."""
     best_epoch: int = -1
     best_scores: dict[str, float | None] | None = None
     waited: int = 0
@@ -36,8 +38,16 @@ class Progress:
 
     def is_over(self, config: Config) -> bool:
         """Whether the epochs, or the patience for a better validation score, are at an end, or the goal is reached."""
-        reached = config.goal is not None and self.best_score >= config.goal[1]
+        reached = config.goal is not None and self.reaches(self.best_score, config.goal[1])
         return self.epoch >= config.epochs or 0 < config.patience <= self.waited or reached
+
+    def reaches(self, score: float | None, value: float) -> bool:
+        """Whether a validation score is at least as good as a value."""
+        return score is not None and (score <= value if self.lower_is_better else score >= value)
+
+    def improves(self, score: float | None) -> bool:
+        """Whether a validation score is better than the best; any is, as long as there is none."""
+        return self.best_score is None or (score is not None and not self.reaches(self.best_score, score))
 
 
 @dataclass(kw_only=True)

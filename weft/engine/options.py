@@ -24,7 +24,8 @@ from weft.strategies import STRATEGIES, Options, Plan, VertexOptions, get_strate
 CHOICE_FLAGS = {
     "decoder": ("task", ("link",)),
     "negatives": ("task", ("link",)),
-    "metric": ("task", ("link",)),
+    "loss": ("task", ("node",)),
+    "class_weights": ("task", ("node",)),
     "heads": ("model", ("gat", "gatv2")),
     "momentum": ("optimizer", ("sgd", "rmsprop")),
     "scheduler_epochs": ("scheduler", ("step", "cosine", "plateau")),

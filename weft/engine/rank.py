@@ -26,6 +26,7 @@ from weft.data import Graph
 from weft.engine.embedded import restore_rows
 from weft.engine.folder import RunFolder
 from weft.engine.launch import STOPPED, Meeting
+from weft.engine.losses import num_logits
 from weft.engine.options import (
     make_options,
     rows_device,
@@ -95,8 +96,8 @@ Ended = int | dict[str, Any]
 
 def make_workload(config: Config, graph: Graph, model: nn.Module, outlines: Outlines | None = None) -> Workload:
     """What a configuration asks for; outlines: those of the same workload in another process."""
-    num_classes = graph.num_classes if config.task == "node" else None
-    return Workload(model, graph, Optimisations.without(config.disable), num_classes=num_classes, outlines=outlines)
+    width = num_logits(config, graph) if config.task == "node" else None
+    return Workload(model, graph, Optimisations.without(config.disable), num_classes=width, outlines=outlines)
 
 
 def make_plan(config: Config, work: Workload, resumed: RunFolder | None = None) -> Plan:
@@ -182,7 +183,7 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
         plan = type(plan)(work, plan.size, plan.options, probe(work, plan.traits, group))
         probe_seconds = time.perf_counter() - started
     strategy = plan.place(group, seed=config.seed)
-    trainer = Trainer(config, strategy, make_task(config, strategy), job.own)
+    trainer = Trainer(config, strategy, make_task(config, strategy, job.own), job.own)
     found = found_checkpoint(folder, group) if job.resume else None
     if found:
         trainer.restore(*found)

@@ -16,7 +16,10 @@ from weft.data import (
     with_inverse_relations,
 )
 from weft.engine.link import LinkTask
-from weft.engine.metrics import NodeTask, Task, score_of
+from weft.engine.losses import make_loss, num_logits
+from weft.engine.metrics import NodeTask, Task
+from weft.engine.own import NOTHING_OWN, OwnFunctions
+from weft.engine.scores import make_metrics, metric_names
 from weft.nn import LinkModel, from_config, make_decoder
 from weft.strategies import Placed
 
@@ -39,7 +42,7 @@ def prepared(graph: Graph, config: Config) -> Graph:
 def task_model(model: nn.Module | None, graph: Graph, config: Config) -> nn.Module:
     """The model that the task trains: a person's, or the configuration's; for links, with a decoder."""
     if config.task == "node":
-        return _from_config(config, graph, graph.num_classes) if model is None else model
+        return _from_config(config, graph, num_logits(config, graph) or graph.num_classes) if model is None else model
     if isinstance(model, LinkModel):
         return model
     encoder = _from_config(config, graph, config.hidden) if model is None else model
@@ -54,21 +57,21 @@ def _from_config(config: Config, graph: Graph, out_width: int) -> nn.Module:
 
 
 def validation_score(graph: Graph, config: Config) -> str | None:
-    """The score, from 0 to 1, that chooses the best weights, by name; None where nothing validates."""
-    if config.task == "link":
-        return f"val_{config.metric}" if graph.val_links is not None and len(graph.val_links) else None
-    marked = graph.labelled("val")
-    return f"val_{score_of(graph)}" if marked is not None and bool(marked.any()) else None
+    """The score that chooses the best weights, by name; None where nothing validates."""
+    marked = graph.labelled("val") if config.task == "node" else graph.val_links
+    validated = marked is not None and len(marked) > 0 and (config.task == "link" or bool(marked.any()))
+    return f"val_{metric_names(config, graph)[0]}" if validated else None
 
 
 DECODER = 1
 """Part of the key of the decoder's first parameters."""
 
 
-def make_task(config: Config, strategy: Placed) -> Task:
+def make_task(config: Config, strategy: Placed, own: OwnFunctions = NOTHING_OWN) -> Task:
     """The task of the rows that a strategy gives this rank."""
     graph, group, model = strategy.graph, strategy.group, strategy.model
     if config.task == "node":
-        return NodeTask(graph, strategy.rows, group, strategy.empty_rows, strategy.rows_device)
+        loss, metrics = make_loss(config, graph, own), make_metrics(config, graph, own)
+        return NodeTask(graph, strategy.rows, group, strategy.empty_rows, strategy.rows_device, loss, metrics)
     assert isinstance(model, LinkModel)
     return LinkTask(config, strategy.links, model.decoder, strategy.rows, group, strategy.empty_rows)

@@ -15,6 +15,7 @@ from weft.engine import checkpoint, embedded
 from weft.engine.checkpoint import Checkpoint, Progress
 from weft.engine.metrics import Task
 from weft.engine.own import NOTHING_OWN, OwnFunctions
+from weft.engine.scores import make_metrics
 from weft.engine.tasks import validation_score
 from weft.engine.updates import (
     advance,
@@ -41,8 +42,9 @@ class Trainer:
         self.model, self.group, self.meter = strategy.model, strategy.group, strategy.group.meter
         self.parameters, self.own_rows = list(self.model.parameters()), set(embeddings(self.model).values())
         self.optimizer = make_optimizer(config, self.parameters, own)
-        self.scheduler = make_scheduler(config, self.optimizer, own)
-        self.progress = Progress()
+        lower = make_metrics(config, strategy.graph, own)[0].lower_is_better
+        self.scheduler = make_scheduler(config, self.optimizer, own, lower_is_better=lower)
+        self.progress = Progress(lower_is_better=lower)
         self.validation = validation_score(strategy.graph, config)
         self.best = checkpoint.model_tensors(self.model)
         self._timeline_until = 0
@@ -173,8 +175,8 @@ class Trainer:
         if counts[0] is None:
             return {}
         scores, validation = self.task.scores(counts), self.validation
-        val = (scores[validation] or 0.0) if validation else 0.0
-        if val > self.progress.best_score or not validation:
+        val = scores[validation] if validation else None
+        if not validation or self.progress.improves(val):
             self.progress.best_score, self.progress.best_epoch = val, epoch
             self.progress.best_scores = scores
             self.best = checkpoint.model_tensors(self.model)

@@ -189,11 +189,11 @@ def load_updates(
             {**options, "params": one["params"]} for options, one in zip(groups, known["param_groups"], strict=True)
         ]
         optimizer.load_state_dict({"state": state, "param_groups": kept})
-        for number, parameter in enumerate(numbered_parameters(optimizer)):
-            loaded = optimizer.state[parameter] if number in state else {}
-            for name, value in loaded.items():
-                if isinstance(value, Tensor):  # in the type that it had, which is not always the parameter's
-                    loaded[name] = state[number][name].to(value.device)
+        parameters = numbered_parameters(optimizer)
+        for place, some in state.items():
+            loaded = optimizer.state[parameters[place]]
+            tensors = {name: value for name, value in some.items() if isinstance(value, Tensor)}
+            loaded |= {name: value.to(loaded[name].device) for name, value in tensors.items()}  # in the type it had
         if scheduler is not None:
             scheduler.load_state_dict(alike(scheduler.state_dict(), plain["scheduler"]))
     except (ValueError, KeyError) as error:

@@ -124,7 +124,7 @@ def summarise(
     a score that the run trained until it was reached; the seconds of training up to then are of all its epochs.
     """
     losses = [line["loss"] for line in records if line["kind"] == "epoch"]
-    goal_seconds = {"goal_seconds": seconds_until(records, *goal)} if goal else {}
+    goal_seconds = {"goal_seconds": seconds_until(records, *goal, progress)} if goal else {}
     begun = max(number for number, line in enumerate(records) if line["kind"] == "config")
     records = records[begun:] if any(line["kind"] == "epoch" for line in records[begun:]) else records
     epochs = [line for line in records if line["kind"] == "epoch"]
@@ -160,10 +160,10 @@ def summarise(
     }
 
 
-def seconds_until(records: list[dict[str, Any]], score: str, value: float) -> float | None:
+def seconds_until(records: list[dict[str, Any]], score: str, value: float, progress: Progress) -> float | None:
     """Seconds of training, without evaluations, until a score was reached; None: it was not."""
     epochs = [line for line in records if line["kind"] == "epoch"]
-    reached = next((number for number, line in enumerate(epochs) if line.get(score, -1.0) >= value), None)
+    reached = next((number for number, line in enumerate(epochs) if progress.reaches(line.get(score), value)), None)
     return None if reached is None else math.fsum(line["seconds"] for line in epochs[: reached + 1])
 
 
