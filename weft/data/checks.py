@@ -133,7 +133,9 @@ def has_label(y: Tensor) -> Tensor:
     kind = label_kind(y)
     if kind == "classes":
         return y >= 0
-    return ~y.isnan().view(len(y), -1).any(1) if kind == "values" else torch.ones(len(y), dtype=torch.bool)
+    if kind == "labels":
+        return torch.ones(len(y), dtype=torch.bool)
+    return ~(y.isnan() if y.dim() == 1 else y.isnan().any(1))
 
 
 def no_label(y: Tensor) -> float:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from weft.core.config import Config
 from weft.core.errors import InputError, unknown
 from weft.data import Graph
-from weft.engine.own import NOTHING_OWN, OwnFunctions, RowLoss, require_new_name
+from weft.engine.own import NOTHING_OWN, OwnFunctions, RowLoss, blamed, require_new_name
 
 DEFAULT = {"classes": "cross_entropy", "labels": "bce", "values": "mse"}
 """The loss of each kind of labels."""
@@ -49,7 +49,7 @@ LOSSES: dict[str, RowLoss] = {"cross_entropy": cross_entropy, "bce": bce, "mse":
 
 def values_of(y: Tensor, outputs: Tensor) -> Tensor:
     """Labels as values [k, T] in the outputs' type."""
-    return y.view(len(y), -1).to(outputs.dtype)
+    return (y[:, None] if y.dim() == 1 else y).to(outputs.dtype)
 
 
 def loss_name(config: Config, graph: Graph) -> str:
@@ -110,7 +110,8 @@ def tried(loss: RowLoss, name: str) -> RowLoss:
     known: list[bool] = []
 
     def checked(logits: Tensor, y: Tensor) -> Tensor:
-        losses = loss(logits, y)
+        with blamed(f"loss {name}"):
+            losses = loss(logits, y)
         if not isinstance(losses, Tensor) or losses.shape != (len(y),):
             what = f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"
             raise InputError(
@@ -128,7 +129,8 @@ def tried(loss: RowLoss, name: str) -> RowLoss:
 def require_own_rows(loss: RowLoss, name: str, logits: Tensor, y: Tensor) -> None:
     """InputError where the loss of some rows [k] changes with the rows beside them."""
     half = len(y) // 2
-    beside, alone = loss(logits, y)[:half], loss(logits[:half], y[:half])
+    with blamed(f"loss {name}"):
+        beside, alone = loss(logits, y)[:half], loss(logits[:half], y[:half])
     if not torch.allclose(beside, alone, rtol=1e-4, atol=1e-6, equal_nan=True):
         raise InputError(
             f"loss {name} of a row depends on the rows beside it, which are others on each rank: divide by no count, "

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import pickle
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from weft.core.errors import InputError
+from weft.core.errors import InputError, RunError, cause
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 """The loss [k] of each row, from logits [k, C] and labels [k] or [k, T]."""
@@ -88,6 +89,38 @@ def name_of(function: Any) -> str:
     if isinstance(function, functools.partial):
         return name_of(function.func)
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+@contextmanager
+def blamed(what: str, kind: type[InputError | RunError] = InputError) -> Iterator[None]:
+    """Makes one line that names a person's function of whatever it raises."""
+    try:
+        yield
+    except (InputError, RunError, Warning, MemoryError):
+        raise
+    except Exception as error:
+        raise kind(f"{what} raised an error of its own ({type(error).__name__}, {cause(error)})") from error
+
+
+@contextmanager
+def called(callbacks: Sequence[Callback]) -> Iterator[Callback]:
+    """One function that calls all of them with a record; those that have a `close` are closed afterwards.
+
+    RunError, which names the callback, for what one raises.
+    """
+
+    def call(line: dict[str, Any]) -> None:
+        for callback in callbacks:
+            with blamed(f"callback {name_of(callback)}", RunError):
+                callback(dict(line))
+
+    try:
+        yield call
+    finally:
+        for callback in callbacks:
+            if hasattr(callback, "close"):
+                with blamed(f"callback {name_of(callback)}", RunError):
+                    callback.close()
 
 
 def require_new_name(option: str, name: str, known: Mapping[str, Any]) -> None:

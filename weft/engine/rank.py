@@ -32,7 +32,7 @@ from weft.engine.options import (
     rows_device,
     with_partition,
 )
-from weft.engine.own import NOTHING_OWN, OwnFunctions
+from weft.engine.own import NOTHING_OWN, OwnFunctions, called
 from weft.engine.progress import ProgressShow
 from weft.engine.rank_zero import found_checkpoint
 from weft.engine.tasks import make_task
@@ -215,7 +215,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
     config, graph, group = job.config, trainer.strategy.graph, trainer.group
     first = trainer.progress.epoch
     show = ProgressShow(first, config.epochs, quiet=job.quiet)
-    with closing(RunWriter(folder, config, show)) as writer:
+    with closing(RunWriter(folder, config, show)) as writer, called(job.own.callbacks) as call:
         with show:
             facts = {"vertices": graph.num_vertices, "edges": graph.num_edges, "fingerprint": graph.fingerprint}
             writer.begin(
@@ -226,7 +226,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
                 graph=facts,
                 **placed,
             )
-            stopped_by = trainer.run(stop, writer)
+            stopped_by = trainer.run(stop, writer, call if job.own.callbacks else None)
         if stopped_by:
             writer.stopped(trainer.progress.epoch - 1, stopped_by)
             return stopped_by, {}, {}

@@ -84,7 +84,10 @@ def train(
     graph: a Graph, or a name or path that `weft.load` takes. model: gcn, sage, gin, gat, gatv2, rgcn, or a module
     over views of your own (see weft.nn.Stack), which has the weights of the best validation score afterwards.
     out: the run's folder; by default a new one in runs/. resume: go on from the newest checkpoint in `out`.
-    options: the fields of weft.Config: strategy="tensor", workers=4, epochs=100, ...
+    options: the fields of weft.Config: strategy="tensor", workers=4, epochs=100, ... Of these, loss, metrics (one or a
+    list), optimizer and scheduler may be functions: each row's loss [k] and a metric's number from logits [k, C] and
+    labels; an optimiser from a list of parameters; a LRScheduler from it. callbacks: a list of functions, called on
+    rank 0 with each epoch's record. See docs/training.md.
     Under torchrun, joins the ranks that are there, which start from rank 0's weights. In a script, call it under
     `if __name__ == "__main__":`, since local ranks import the script anew.
 

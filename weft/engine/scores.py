@@ -13,7 +13,7 @@ from weft.core.config import Config
 from weft.core.errors import InputError, unknown
 from weft.data import Graph
 from weft.engine.losses import output_kind, values_of
-from weft.engine.own import NOTHING_OWN, OwnFunctions, RowsMetric, require_new_name
+from weft.engine.own import NOTHING_OWN, OwnFunctions, RowsMetric, blamed, require_new_name
 from weft.engine.ranking import auc
 
 LINK_METRICS = ("auc", "mrr")
@@ -200,12 +200,8 @@ def own_metric(name: str, function: RowsMetric) -> Metric:
     """A person's metric; higher is better unless it has `higher_is_better = False`, as those of torchmetrics may."""
 
     def score(logits: Tensor, y: Tensor) -> float | None:
-        try:
+        with blamed(f"metric {name}"):
             return float(function(logits, y))
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"metric {name}: {error}: give one number for logits [k, C] and labels [k, ...]"
-            ) from error
 
     lower = getattr(function, "higher_is_better", True) is False
     return Metric(name=name, sums=None, score=score, lower_is_better=lower)

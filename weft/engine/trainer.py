@@ -14,7 +14,7 @@ from weft.core.stop import StopRequest
 from weft.engine import checkpoint, embedded
 from weft.engine.checkpoint import Checkpoint, Progress
 from weft.engine.metrics import Task
-from weft.engine.own import NOTHING_OWN, OwnFunctions
+from weft.engine.own import NOTHING_OWN, Callback, OwnFunctions
 from weft.engine.scores import make_metrics
 from weft.engine.tasks import validation_score
 from weft.engine.updates import (
@@ -75,10 +75,10 @@ class Trainer:
             updates=plain_state(self.optimizer, self.scheduler),
         )
 
-    def run(self, stop: StopRequest, writer: RunWriter | None) -> int:
+    def run(self, stop: StopRequest, writer: RunWriter | None, call: Callback | None = None) -> int:
         """Trains until the last epoch, the end of patience, or until a rank was told to stop: that signal, or 0.
 
-        writer: rank 0's, for records, checkpoints and progress.
+        writer: rank 0's, for records, checkpoints and progress. call: for each epoch's record, on rank 0.
         """
         if self.config.timeline:
             self._timeline_until = self.progress.epoch + self.config.timeline
@@ -94,7 +94,10 @@ class Trainer:
             self.progress.epoch += 1
             signal = 0 if self.progress.is_over(self.config) else max(report["stop"] for report in reports)
             if writer:
-                writer.epoch(epoch, loss, lr, scores, reports)
+                line = writer.epoch(epoch, loss, lr, scores, reports)
+                if call:
+                    with self.meter.during("record", f"epoch {epoch}, callbacks"):
+                        call(line)
             every = self.config.checkpoint_every
             if signal or self.progress.is_over(self.config) or (every and (epoch + 1) % every == 0):
                 self._checkpoint(writer)

@@ -45,12 +45,12 @@ class RunWriter:
 
     def epoch(
         self, epoch: int, loss: float, lr: float, scores: dict[str, float | None], reports: list[dict[str, Any]]
-    ) -> None:
-        """One line for the epoch and one for each rank and phase of it. lr: the learning rate of its steps."""
+    ) -> dict[str, Any]:
+        """One line for the epoch, which it returns, and one for each rank and phase. lr: the rate of its steps."""
         self._draw([[Slice(*one) for one in report.pop("timeline")] for report in reports])
         named = {name: value for name, value in scores.items() if value is not None}
         seconds = max(report["phases"]["train"]["seconds"] for report in reports)
-        self.recorder.write("epoch", epoch=epoch, loss=loss, lr=lr, seconds=seconds, **named)
+        line = self.recorder.write("epoch", epoch=epoch, loss=loss, lr=lr, seconds=seconds, **named)
         for phase in reports[0]["phases"]:
             parts = [report["phases"][phase] for report in reports]
             communication = communication_seconds([part["durations"] for part in parts])
@@ -71,6 +71,7 @@ class RunWriter:
                     **part,
                 )
         self.show.epoch(epoch, loss, scores)
+        return line
 
     def _draw(self, found: list[list[Slice]]) -> None:
         """Writes the timeline as far as it goes; found: what an epoch has added to it, by rank."""
