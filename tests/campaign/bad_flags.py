@@ -17,7 +17,7 @@ SECONDS = 20.0
 MEMORY_BYTES = 12 << 30
 """Of addresses, which a forked process has several GB of to begin with."""
 AMOUNTS = ("device_memory", "cache_memory")
-NAMES = ("model", "strategy", "partition")
+NAMES = ("model", "strategy", "partition", "loss", "metrics", "optimizer", "scheduler")
 PATHS = ("scratch", "probe")
 """Fields that are text, by what they name."""
 NO_NUMBERS = ("", " ", "x", "1e", "--", "0x10", "1,5", "1 2", "one", "None", "True", "\u00bd", "\u216b", "[1]", "\x07")
