@@ -280,7 +280,7 @@ def _info(options: argparse.Namespace) -> int:
 
 def _describe(graph: Graph) -> None:
     """Prints one fact a line."""
-    degree = graph.in_edges.degree
+    degree, several = graph.in_edges.degree, " (several per vertex)" if graph.multilabel else ""
     facts = {
         "name": graph.name,
         "vertices": f"{graph.num_vertices:,}",
@@ -292,7 +292,7 @@ def _describe(graph: Graph) -> None:
         "relations": len(graph.relations),
         "numbering": "original" if graph.ids is None else "reordered",
         "features": graph.num_features,
-        "classes": f"{graph.num_classes}{' (several per vertex)' if graph.multilabel else ''}",
+        "values" if graph.label_kind == "values" else "classes": f"{graph.num_classes}{several}",
         "fingerprint": graph.fingerprint,
     }
     for split in ("train", "val", "test"):

@@ -11,13 +11,13 @@ from tests.campaign.scene import Done, Scene, losses, require
 from tests.campaign.settings import SMALL
 from weft.cli import DATA_OPTIONS
 from weft.core.config import Config, PartitionOptions
-from weft.engine.options import MODEL_FLAGS, TASK_FLAGS, strategies_with
+from weft.engine.options import CHOICE_FLAGS, strategies_with
 
 SECONDS = 20.0
 MEMORY_BYTES = 12 << 30
 """Of addresses, which a forked process has several GB of to begin with."""
 AMOUNTS = ("device_memory", "cache_memory")
-NAMES = ("model", "strategy", "partition")
+NAMES = ("model", "strategy", "partition", "loss", "metrics", "optimizer", "scheduler")
 PATHS = ("scratch", "probe")
 """Fields that are text, by what they name."""
 NO_NUMBERS = ("", " ", "x", "1e", "--", "0x10", "1,5", "1 2", "one", "None", "True", "\u00bd", "\u216b", "[1]", "\x07")
@@ -91,10 +91,9 @@ def bad_values(spec: dataclasses.Field[Any]) -> list[str]:
 
 def needed(random: Random, command: str, name: str) -> list[str]:
     """Flags without which a field is refused for another reason."""
-    if name in TASK_FLAGS:
-        return ["--task", TASK_FLAGS[name]]
-    if name in MODEL_FLAGS:
-        return ["--model", random.choice(MODEL_FLAGS[name])]
+    if name in CHOICE_FLAGS:
+        kind, having = CHOICE_FLAGS[name]
+        return [f"--{kind}", random.choice(having)]
     owners = strategies_with(name)
     return ["--strategy", random.choice(owners)] if owners and command == "train" else []
 

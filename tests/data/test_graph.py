@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 
@@ -132,7 +133,6 @@ MISTAKES = {
     "feature shape": ({"x": torch.ones(5)}, ["x", "[5]", "[vertices, features]"]),
     "feature lossy": ({"x": torch.full((5, 1), 0.1).double() / 3}, ["x[0, 0]", "float64", "x.to(torch.float32)"]),
     "label below -1": ({"y": torch.tensor([0, 1, -2, 0, 0])}, ["y[2]", "-2", "-1 is unlabelled"]),
-    "label fraction": ({"y": torch.tensor([0, 1, 0.5, 0, 0])}, ["y[2]", "0.5", "torch.int64"]),
     "label nan": ({"y": torch.tensor([0, 1, float("nan"), 0, 0])}, ["y[2]", "nan", "torch.int64"]),
     "label rows": ({"y": torch.zeros(6, dtype=torch.int64)}, ["y", "[6]", "5 vertices"]),
     "label of several": ({"y": with_entry(torch.zeros(5, 2), (3, 1), 2.0)}, ["y[3, 1]", "2.0", "0 or 1"]),
@@ -141,7 +141,11 @@ MISTAKES = {
     "weight columns": ({"weight": torch.ones(5, 2)}, ["edge_weight", "[5, 2]", "edge_weight[:, 0]"]),
     "mask of ids": ({"test_mask": torch.arange(5)}, ["test_mask[2]", "2", "from ids by mask =", "mask[test_mask] = "]),
     "mask of few ids": ({"test_mask": torch.tensor([0, 1])}, ["test_mask", "[2]", "from ids by mask ="]),
-    "label of a regression": ({"y": torch.arange(5) / 2}, ["y[1] is 0.5", "no regression"]),
+    "value of a regression": (
+        {"y": with_entry(torch.arange(5) / 2, (3,), math.inf)},
+        ["y[3] is inf", "NaN is unlabelled"],
+    ),
+    "label that is none": ({"y": with_entry(torch.zeros(5), (1,), math.nan)}, ["y[1] is nan", "class numbers from 0"]),
     "label of an id": ({"y": torch.tensor([0, 1, 2**40, 0, 0])}, ["y", str(2**40), "5 vertices", "without gaps"]),
     "no features": ({"features": torch.ones(5, 1)}, ["features", "Tensor", "by vertex type"]),
     "no offsets": ({"vertex_types": ("v",), "type_offsets": (0, "5")}, ["type_offsets", "tuple of Integral"]),

@@ -57,7 +57,7 @@ class Case:
             task="link",
             decoder=self.decoder,
             negatives=self.negatives,
-            metric="mrr",
+            metrics="mrr",
             model=self.model,
             hidden=WIDTH,
             heads=2,
@@ -260,7 +260,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
     [
         (["--decoder", "distmul"], "unknown --decoder 'distmul': did you mean 'distmult'?"),
         (["--negatives", "0"], "--negatives 0: give at least 1"),
-        (["--metric", "hits"], "unknown --metric 'hits'"),
+        (["--metric", "hits", "--random-features", "4"], "unknown --metrics 'hits'"),
         (["--task", "edges"], "unknown --task 'edges'"),
         ([], "graph has no features: --random-features 256"),
     ],

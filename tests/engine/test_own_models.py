@@ -64,7 +64,7 @@ def test_the_record_has_what_acted(tmp_path: Path) -> None:
     run = weft.train("digits", stack().double(), out=tmp_path / "run", epochs=2, quiet=True)
     text = (run.folder / "config.toml").read_text()
     assert 'dtype = "float64"' in text
-    assert not any(f"{name} =" in text for name in FAMILY_OPTIONS)
+    assert not any(f"\n{name} =" in text for name in FAMILY_OPTIONS)
     again = weft.train("digits", stack().double(), out=run.folder, epochs=3, resume=True, quiet=True)
     assert again.summary["epochs"] == 3
     with pytest.raises(InputError, match="dtype float64: the model's parameters are float32: leave it out, or convert"):

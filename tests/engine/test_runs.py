@@ -255,8 +255,8 @@ def test_until(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("until", "said"),
     [
-        ("0.9", "--until 0.9: give a score and its value up to 1, such as val_accuracy=0.9"),
-        ("val_accuracy=90", "--until val_accuracy=90: give a score and its value up to 1"),
+        ("0.9", "--until 0.9: give a score and its value, such as val_accuracy=0.9"),
+        ("val_accuracy=90", "--until val_accuracy=90: accuracy is at most 1: give a value up to that"),
         ("test_accuracy=0.9", "the validation score is val_accuracy: give val_accuracy=..."),
     ],
 )

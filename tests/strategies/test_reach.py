@@ -190,7 +190,7 @@ def test_scores_are_those_of_all_rows() -> None:
     assert few.vertices is not None
     counts = task.counts(placed.forward(few), few)
     assert counts == task.counts(placed.forward(every), every)
-    assert counts["train"][1] == counts["val"][1] == CASE.labels
+    assert counts["train"]["accuracy"][1] == counts["val"]["accuracy"][1] == CASE.labels
 
 
 def check_twice(group: Group, name: str) -> None:

@@ -44,8 +44,11 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-FORMER = {"without": "disable", "bins": "chunks"}
-"""Fields by the names that they had before, or have in a paper: saved runs, scripts and commands may say these."""
+SCHEDULER_EPOCHS = {"step": 30, "cosine": 0, "plateau": 10}
+"""What `scheduler_epochs` is where it is not given; 0: all epochs of the run."""
+
+FORMER = {"without": "disable", "bins": "chunks", "metric": "metrics"}
+"""Fields by the names that they had before, or have elsewhere: saved runs, scripts and commands may say these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +85,23 @@ class Config:
         fixed=True,
     )
     negatives: int = option(1, "link: pairs drawn by chance for each edge in training", least=1, most=1000, fixed=True)
-    metric: str = option(
-        "auc",
-        "link: the validation score that chooses the best weights; mrr ranks each held-out edge among all vertices",
-        choices=("auc", "mrr"),
+    loss: str = option(
+        "",
+        "node: cross_entropy, bce, mse, l1 or huber; none: by the labels, cross_entropy (classes), bce (several) or "
+        "mse (values)",
+        fixed=True,
+    )
+    class_weights: str = option(
+        "none",
+        "node: weights of the classes in cross_entropy; balanced: all classes count as much",
+        choices=("none", "balanced"),
+        fixed=True,
+    )
+    metrics: str = option(
+        "",
+        "scores, separated by commas; that of validation by the first chooses the best weights. node: accuracy, "
+        "micro_f1, macro_f1, roc_auc, average_precision; mse, mae, r2 of values; link: auc, mrr (each held-out edge "
+        "among all vertices); none: by the labels, or auc",
         fixed=True,
     )
 
@@ -116,8 +132,29 @@ class Config:
     residual: bool = option(False, "add a layer's input to its output where the widths agree", fixed=True)
 
     epochs: int = option(100, "number of epochs", least=1)
-    lr: float = option(0.01, "learning rate of Adam", least=0, most=1e30, fixed=True)
-    weight_decay: float = option(5e-4, "L2 penalty of Adam", least=0, most=1e30, fixed=True)
+    optimizer: str = option("adam", "adam, adamw, sgd or rmsprop", fixed=True)
+    lr: float = option(0.01, "learning rate", least=0, most=1e30, fixed=True)
+    weight_decay: float = option(
+        5e-4, "L2 penalty; of adamw, what it takes from the weights themselves", least=0, most=1e30, fixed=True
+    )
+    momentum: float = option(0.0, "sgd and rmsprop: share of the last step in the next", least=0, below=1, fixed=True)
+    clip_norm: float = option(
+        0.0, "scale gradients down where the norm of all of them is more; 0: never", least=0, fixed=True
+    )
+    scheduler: str = option("none", "learning rate by epoch: none, step, cosine or plateau", fixed=True)
+    scheduler_epochs: int = option(
+        0,
+        "epochs of cosine (0: --epochs), between two steps (0: 30), or without a better validation score at a plateau "
+        "(0: 10)",
+        least=0,
+        fixed=True,
+    )
+    lr_factor: float = option(
+        0.1, "step and plateau: what the learning rate is multiplied by", least=0, most=1, fixed=True
+    )
+    warmup_epochs: int = option(
+        0, "epochs in which the learning rate rises evenly, before a schedule begins", least=0, fixed=True
+    )
     seed: int = option(0, "seed of weights, dropout and random data", least=0, below=2**63, fixed=True)
     dtype: str = option("float32", "floating-point type", choices=("float32", "float64"), fixed=True)
     eval_every: int = option(1, "epochs between evaluations; the last epoch is always evaluated", least=1, fixed=True)
@@ -222,13 +259,16 @@ class Config:
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
             object.__setattr__(self, spec.name, _checked(spec, getattr(self, spec.name)))
+        if not self.scheduler_epochs and self.scheduler in SCHEDULER_EPOCHS:
+            epochs = SCHEDULER_EPOCHS[self.scheduler] or self.epochs
+            object.__setattr__(self, "scheduler_epochs", epochs)  # so that a longer run keeps to it
         if self.until and self.goal is None:
-            raise InputError(f"--until {self.until}: give a score and its value up to 1, such as val_accuracy=0.9")
+            raise InputError(f"--until {self.until}: give a score and its value, such as val_accuracy=0.9")
 
     @property
     def goal(self) -> tuple[str, float] | None:
         """The score that a run trains until it is reached, by name, and its value; None: there is none."""
-        found = re.fullmatch(r"([a-z0-9_]+)=(0?\.[0-9]+|[01](?:\.0*)?)", self.until, re.ASCII)
+        found = re.fullmatch(r"(\w+)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+))", self.until, re.ASCII)
         return (found[1], float(found[2])) if found else None
 
     @classmethod

@@ -40,8 +40,8 @@ class Recorder:
         self._size, self._digest = len(known), hashlib.sha256(known)
         self._epochs = [line for line in _parsed(known, path) if line["kind"] == "epoch"]
 
-    def write(self, kind: str, **values: Any) -> None:
-        """Appends one line. RunError if it cannot be written or, at an epoch's, if nobody would find it."""
+    def write(self, kind: str, **values: Any) -> dict[str, Any]:
+        """Appends one line and returns it. RunError if it cannot be written or, at an epoch's, nobody would find it."""
         line = {"kind": kind, "version": VERSION, **values}
         text = json.dumps(line).encode() + b"\n"
         try:
@@ -55,6 +55,7 @@ class Recorder:
         self._digest.update(text)
         if kind == "epoch":
             self._epochs.append(line)
+        return line
 
     @property
     def mark(self) -> Mark:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,16 +104,51 @@ def cast(field: str, value: object, dtype: torch.dtype) -> Tensor:
 
 
 def label_dtype(y: Tensor) -> torch.dtype:
-    """The type of labels: int64 where each vertex has one class, float32 where it may have several."""
-    return torch.int64 if y.dim() == 1 else torch.float32
+    """The type of labels: int64 where each vertex has one class, float32 for several or for values of a regression."""
+    return torch.int64 if label_kind(y) == "classes" else torch.float32
+
+
+def label_kind(y: Tensor) -> str:
+    """What labels are: 'classes' [n], 'labels' [n, C] of 0 and 1, or 'values' [n] or [n, T] of a regression.
+
+    Values are told by their fractions.
+    """
+    if y.is_floating_point() and has_fraction(y):
+        return "values"
+    return "classes" if y.dim() == 1 else "labels"
+
+
+def has_fraction(tensor: Tensor) -> bool:
+    """Whether some number is finite and not whole, looking at a few rows at a time."""
+    rows = max(1, BLOCK_ENTRIES // max(1, tensor[:1].numel()))
+    for start in range(0, len(tensor) if tensor.dim() else 0, rows):
+        block = tensor[start : start + rows].double()
+        if (block.isfinite() & (block != block.round())).any():
+            return True
+    return False
+
+
+def has_label(y: Tensor) -> Tensor:
+    """The vertices that are labelled, by labels [n] or [n, C]: bool [n]."""
+    kind = label_kind(y)
+    if kind == "classes":
+        return y >= 0
+    if kind == "labels":
+        return torch.ones(len(y), dtype=torch.bool)
+    return ~(y.isnan() if y.dim() == 1 else y.isnan().any(1))
+
+
+def no_label(y: Tensor) -> float:
+    """What stands among labels of this kind for a vertex that has none."""
+    return {"classes": -1, "labels": 0, "values": math.nan}[label_kind(y)]
 
 
 def remedy_for(field: str, dtype: torch.dtype) -> str:
     """What helps where values of a field do not fit into its dtype."""
     if dtype == torch.bool:
         return f"mark the vertices by a bool each, {mask_of_ids(field)}"
-    if field == "y":
-        return "give class numbers from 0 on, since weft trains no regression"
+    if field == "y" and not dtype.is_floating_point:
+        return "give class numbers from 0 on"
     if dtype.is_floating_point:
         return f"round it yourself, with {field}.to({dtype}), if it is not too large for that"
     return "give whole numbers"

@@ -19,7 +19,10 @@ class GraphFields:
     x: Tensor | None = None
     """float32 [N, F]: features."""
     y: Tensor | None = None
-    """Labels: int64 [N] classes, -1 where unlabelled, or float32 [N, C] of 0 and 1 (several labels)."""
+    """Labels: int64 [N] classes, -1 where unlabelled, or float32 [N, C] of 0 and 1 (several labels).
+
+    Or values of a regression, float32 [N] or [N, T], NaN where unlabelled: told by numbers with a fraction.
+    """
     train_mask: Tensor | None = None
     """bool [N]: the vertices to train on."""
     val_mask: Tensor | None = None

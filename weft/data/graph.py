@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency
-from weft.data.checks import LINKS, MASKS, cast, label_dtype, located, plain
+from weft.data.checks import LINKS, MASKS, cast, has_label, label_dtype, label_kind, located, plain
 from weft.data.edges import build
 from weft.data.fields import GraphFields
 from weft.data.io.convert import PygGraph, from_pyg, to_pyg
@@ -75,23 +75,30 @@ class Graph(GraphFields):
         """K, the columns of edge_features; 0 without them."""
         return 0 if self.edge_features is None else self.edge_features.shape[1]
 
+    @cached_property
+    def label_kind(self) -> str:
+        """What y holds: 'classes', 'labels' (several of them), 'values' of a regression; '' without y."""
+        return "" if self.y is None else label_kind(self.y)
+
     @property
     def multilabel(self) -> bool:
-        return self.y is not None and self.y.dim() == 2
+        return self.label_kind == "labels"
 
     @cached_property
     def num_classes(self) -> int:
-        """C: one more than the largest label, or the columns of y; 0 without labels."""
+        """C: one more than the largest label, or the columns of y (1 for values [N]); 0 without labels."""
         if self.y is None or not len(self.y):
             return 0
-        return self.y.shape[1] if self.multilabel else int(self.y.max()) + 1
+        if self.y.dim() == 2:
+            return self.y.shape[1]
+        return int(self.y.max()) + 1 if self.label_kind == "classes" else 1
 
     def labelled(self, split: str) -> Tensor | None:
         """The vertices of a split, 'train', 'val' or 'test', that have a label: bool [N]; None: not known."""
         mask: Tensor | None = getattr(self, f"{split}_mask")
         if mask is None or self.y is None:
             return None
-        return mask if self.multilabel else mask & (self.y >= 0)
+        return mask & has_label(self.y)
 
     @cached_property
     def density(self) -> float:

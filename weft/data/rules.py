@@ -24,6 +24,8 @@ from weft.data.checks import (
     check_pointers,
     check_vector,
     first,
+    has_label,
+    label_kind,
 )
 from weft.data.fields import GraphFields
 from weft.data.typed import type_range
@@ -139,18 +141,7 @@ def check_values(graph: GraphFields) -> None:
     if graph.edge_features is not None:
         check_finite("edge_features", graph.edge_features, "replace missing ones, for example with 0")
     if graph.y is not None:
-        multilabel = graph.y.dim() == 2
-        wrong = (graph.y != 0) & (graph.y != 1) if multilabel else graph.y < -1
-        if wrong.any():
-            place, value = first(graph.y, wrong)
-            kind = (
-                "labels of [vertices, classes] are 0 or 1, give class numbers as [vertices]"
-                if multilabel
-                else "classes count from 0, -1 is unlabelled"
-            )
-            raise InputError(f"y{place} is {value}: {kind}")
-        if not multilabel and len(graph.y):
-            check_numbering("y", int(graph.y.max()) + 1, len(graph.y), "vertices")
+        check_labels(graph.y)
     if graph.edge_type is not None:
         check_relations(graph, graph.edge_type)
     for field in LINKS:
@@ -159,6 +150,23 @@ def check_values(graph: GraphFields) -> None:
     if graph.ids is not None:
         check_permutation("ids", graph.ids)
     warn_overlap(graph)
+
+
+def check_labels(y: Tensor) -> None:
+    """Raises InputError at the first label that there cannot be."""
+    kind = label_kind(y)
+    if kind == "classes":
+        wrong, remedy = y < -1, "classes count from 0, -1 is unlabelled"
+    elif kind == "labels":
+        wrong = (y != 0) & (y != 1)
+        remedy = "labels of [vertices, classes] are 0 or 1, give class numbers as [vertices], or values with fractions"
+    else:
+        wrong, remedy = y.isinf(), "values are finite, NaN is unlabelled"
+    if wrong.any():
+        place, value = first(y, wrong)
+        raise InputError(f"y{place} is {value}: {remedy}")
+    if kind == "classes" and len(y):
+        check_numbering("y", int(y.max()) + 1, len(y), "vertices")
 
 
 def check_adjacency(adjacency: Adjacency) -> None:
@@ -258,10 +266,11 @@ def require_trainable(graph: GraphFields, *, features: bool = True, labels: bool
         state = "is missing" if graph.train_mask is None else "selects no vertex"
         remedy = "mark the vertices to train on in it"
         raise InputError(f"{graph.name}: train_mask {state}: {remedy}")
-    if graph.y.dim() == 2:
-        return
+    unlabelled, sign = ~has_label(graph.y), "-1" if label_kind(graph.y) == "classes" else "NaN"
     for field in MASKS:
         mask = getattr(graph, field)
-        if mask is not None and (mask & (graph.y < 0)).any():
-            vertex = int((mask & (graph.y < 0)).nonzero()[0])
-            raise InputError(f"{graph.name}: {field}[{vertex}] selects an unlabelled vertex (y = -1): clear it there")
+        if mask is not None and (mask & unlabelled).any():
+            vertex = int((mask & unlabelled).nonzero()[0])
+            raise InputError(
+                f"{graph.name}: {field}[{vertex}] selects an unlabelled vertex (y = {sign}): clear it there"
+            )

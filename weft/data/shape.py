@@ -19,8 +19,8 @@ class GraphShape:
     weighted: bool = False
     """Whether its edges have weights."""
     num_classes: int = 0
-    multilabel: bool = False
-    """Whether a vertex may have several labels."""
+    label_kind: str = ""
+    """See Graph.label_kind."""
     typed: TypedShape = UNTYPED
     num_forward_relations: int = 0
     """Relations without those that were made against another's edges."""
@@ -33,7 +33,7 @@ class GraphShape:
             num_edge_features=graph.num_edge_features,
             weighted=graph.in_edges.weight is not None,
             num_classes=graph.num_classes,
-            multilabel=graph.multilabel,
+            label_kind=graph.label_kind,
             typed=graph.typed,
             num_forward_relations=len(forward_relations(graph)),
         )

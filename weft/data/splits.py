@@ -11,6 +11,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.core.memory import require_memory
 from weft.core.random import key
+from weft.data.checks import has_label
 
 TRAIN_SHARE, VAL_SHARE = 0.6, 0.2
 
@@ -43,8 +44,8 @@ def random_split(eligible: Tensor, seed: int) -> Masks:
 
 
 def split_labelled(y: Tensor, seed: int) -> Masks:
-    """A random split over the labelled vertices: all of them where y is [N, C]."""
-    return random_split(y >= 0 if y.dim() == 1 else torch.ones(len(y), dtype=torch.bool), seed)
+    """A random split over the labelled vertices."""
+    return random_split(has_label(y), seed)
 
 
 def random_matrix(rows: int, columns: int, seed: int, part: int = 0) -> Tensor:

@@ -89,7 +89,7 @@ def numbered_relations(edge_type: Tensor, count: int | None = None) -> tuple[str
     return vertex_relations([str(i) for i in range(count)])
 
 
-def put_rows(parts: Mapping[int, Tensor], num_rows: int, fill: int) -> Tensor:
+def put_rows(parts: Mapping[int, Tensor], num_rows: int, fill: float) -> Tensor:
     """A tensor of `num_rows` rows that holds each part from its first row on, and `fill` elsewhere."""
     some = next(iter(parts.values()))
     num_bytes = num_rows * some[:1].nbytes

@@ -27,7 +27,9 @@ def make_card(
         "features": shape.num_features,
         "edge features": shape.num_edge_features,
         "relations": shape.typed.num_relations,
-        "classes": f"{shape.num_classes}{' (several per vertex)' if shape.multilabel else ''}",
+        "values" if shape.label_kind == "values" else "classes": (
+            f"{shape.num_classes}{' (several per vertex)' if shape.label_kind == 'labels' else ''}"
+        ),
         "fingerprint": graph["fingerprint"],
     }
     model = {

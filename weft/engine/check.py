@@ -9,18 +9,25 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.data import DataWarning, Graph
+from weft.engine.losses import make_loss
 from weft.engine.options import rows_device
+from weft.engine.own import NOTHING_OWN, OwnFunctions
+from weft.engine.scores import make_metrics
 from weft.engine.tasks import validation_score
 from weft.engine.torchrun import is_main_process
+from weft.engine.updates import make_optimizer, make_scheduler
 from weft.nn import ONE_DEVICE, GraphOperation, TypedInput, Workload, idle_parameters, require_independent_rows
 from weft.strategies import get_strategy
 
 
-def check(config: Config, work: Workload, *, launched: bool, own_model: bool = False) -> None:
+def check(
+    config: Config, work: Workload, own: OwnFunctions = NOTHING_OWN, *, launched: bool, own_model: bool = False
+) -> None:
     """InputError for what a run of a model on a graph cannot do; `launched`: in processes of their own.
 
     own_model: not one that the configuration names. DataWarning where layers ignore the graph's edge weights;
@@ -33,6 +40,9 @@ def check(config: Config, work: Workload, *, launched: bool, own_model: bool = F
         if asked and validation is None:
             what = "vertices" if config.task == "node" else "links"
             raise InputError(f"{flag} {asked}: {graph.name} has no validation {what}; leave it out")
+    check_functions(config, work, own, validation)
+    if launched:
+        own.require_sendable()
     if config.goal and config.goal[0] != validation:
         raise InputError(f"--until {config.until}: the validation score is {validation}: give {validation}=...")
     if own_model:
@@ -64,6 +74,21 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
             raise InputError(
                 f"the model cannot be sent to local ranks ({error}): define its parts in a module"
             ) from error
+
+
+def check_functions(config: Config, work: Workload, own: OwnFunctions, validation: str | None) -> None:
+    """InputError for a loss, metric, optimiser or schedule that cannot be made, or asks for a score that cannot be."""
+    if config.task == "node":
+        make_loss(config, work.graph, own)
+    elif own.loss is not None:
+        raise InputError("loss has no effect under task link: leave it out")
+    metric = make_metrics(config, work.graph, own)[0]
+    if config.goal and config.goal[1] > metric.most:
+        raise InputError(f"--until {config.until}: {metric.name} is at most {metric.most}: give a value up to that")
+    optimizer = make_optimizer(config, list(work.model.parameters()), own)
+    scheduler = make_scheduler(config, optimizer, own)
+    if isinstance(scheduler, ReduceLROnPlateau) and validation is None:
+        raise InputError(f"--scheduler {config.scheduler} goes by a validation score, and none is known: give another")
 
 
 def check_input(graph: Graph, model: nn.Module) -> None:

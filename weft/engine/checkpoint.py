@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -29,7 +28,9 @@ class Progress:
 
     epoch: int = 0
     """The next epoch."""
-    best_score: float = -1.0
+    best_score: float | None = None
+    lower_is_better: bool = False
+    """Of the validation score."""
     best_epoch: int = -1
     best_scores: dict[str, float | None] | None = None
     waited: int = 0
@@ -37,8 +38,16 @@ class Progress:
 
     def is_over(self, config: Config) -> bool:
         """Whether the epochs, or the patience for a better validation score, are at an end, or the goal is reached."""
-        reached = config.goal is not None and self.best_score >= config.goal[1]
+        reached = config.goal is not None and self.reaches(self.best_score, config.goal[1])
         return self.epoch >= config.epochs or 0 < config.patience <= self.waited or reached
+
+    def reaches(self, score: float | None, value: float) -> bool:
+        """Whether a validation score is at least as good as a value."""
+        return score is not None and (score <= value if self.lower_is_better else score >= value)
+
+    def improves(self, score: float | None) -> bool:
+        """Whether a validation score is better than the best; any is, as long as there is none."""
+        return self.best_score is None or (score is not None and not self.reaches(self.best_score, score))
 
 
 @dataclass(kw_only=True)
@@ -49,6 +58,8 @@ class Checkpoint:
     fingerprint: str
     progress: Progress
     tensors: dict[str, Tensor]
+    updates: dict[str, Any] = field(default_factory=dict)
+    """What is known of the optimiser and the schedule that is no tensor; plain JSON values."""
     record: Mark = field(default_factory=Mark)
     """How far metrics.jsonl had come."""
 
@@ -83,6 +94,7 @@ def _write(draft: Path, checkpoint: Checkpoint) -> None:
         "config": asdict(checkpoint.config),
         "fingerprint": checkpoint.fingerprint,
         "progress": asdict(checkpoint.progress),
+        "updates": checkpoint.updates,
         "record": asdict(checkpoint.record),
         "tensors": _sha256(draft / "state.safetensors"),
     }
@@ -106,10 +118,11 @@ def newest(folder: Path) -> Checkpoint | None:
                 and state["tensors"] == _sha256(path / "state.safetensors")
             ):
                 return Checkpoint(
-                    config=Config(**state["config"]),
+                    config=Config.from_dict(state["config"], str(path)),
                     fingerprint=state["fingerprint"],
                     progress=Progress(**state["progress"]),
                     tensors=load_file(path / "state.safetensors"),
+                    updates=state.get("updates", {}),
                     record=Mark(**state["record"]),
                 )
     if found:
@@ -122,21 +135,6 @@ def drop_after(folder: Path, epoch: int) -> None:
     for path in _newest_first(folder):
         if _epoch_of(path) > epoch:
             _remove(path)
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Adam's state by parameter number and name."""
-    state = optimizer.state_dict()["state"]
-    return {f"{number}.{name}": value for number, values in state.items() for name, value in values.items()}
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Gives an optimiser the state that `optimizer_tensors` took from another."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        number, name = key.split(".")
-        state.setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from weft.comm import Group
+from weft.engine.updates import numbered_parameters
 from weft.nn import embeddings
 from weft.strategies import Placed
 
 
-def row_names(strategy: Placed) -> list[str]:
-    """The names in a checkpoint of the embeddings, now and at the best score, and of what Adam knows of each row."""
-    names = embeddings(strategy.model)
-    numbers = [number for number, (name, _) in enumerate(strategy.model.named_parameters()) if name in names]
-    adam = [f"optimizer.{number}.{average}" for number in numbers for average in ("exp_avg", "exp_avg_sq")]
-    return [*(f"{when}.{name}" for name in names for when in ("model", "best")), *adam]
+def row_names(tensors: dict[str, Tensor], strategy: Placed, optimizer: Optimizer, num_rows: int) -> list[str]:
+    """Those of a checkpoint's tensors that have a row for each of `num_rows` embedded vertices, by name.
+
+    They are embeddings, now and at the best score, and what the optimiser knows of each of their entries.
+    """
+    found = []
+    numbers = {id(parameter): number for number, parameter in enumerate(numbered_parameters(optimizer))}
+    for name, parameter in embeddings(strategy.model).items():
+        prefix, shape = f"optimizer.{numbers.get(id(parameter))}.", (num_rows, *parameter.shape[1:])
+        found += [when for when in (f"model.{name}", f"best.{name}") if when in tensors]
+        found += [key for key, value in tensors.items() if key.startswith(prefix) and value.shape == shape]
+    return found
 
 
-def gather(tensors: dict[str, Tensor], strategy: Placed) -> dict[str, Tensor]:
+def gather(tensors: dict[str, Tensor], strategy: Placed, optimizer: Optimizer) -> dict[str, Tensor]:
     """The same tensors with all rows of what ranks have only some of; on rank 0 alone. All ranks call it."""
-    names = [name for name in row_names(strategy) if name in tensors]
+    names = row_names(tensors, strategy, optimizer, len(strategy.embedded))
     whole = {name: gather_rows(tensors[name], strategy.embedded, strategy.group) for name in names}
     return tensors | whole
 
 
-def place(tensors: dict[str, Tensor], strategy: Placed) -> dict[str, Tensor]:
+def place(tensors: dict[str, Tensor], strategy: Placed, optimizer: Optimizer) -> dict[str, Tensor]:
     """Whole tensors with the rows that this rank keeps."""
-    names = [name for name in row_names(strategy) if name in tensors]
+    names = row_names(tensors, strategy, optimizer, strategy.graph.typed.num_embedded)
     return tensors | {name: tensors[name].index_select(0, strategy.embedded.to(tensors[name].device)) for name in names}
 
 

@@ -194,7 +194,7 @@ class LinkTask:
         empty: Callable[[Tensor], Tensor] = torch.empty_like,
     ) -> None:
         self.links, self.decoder, self.group, self.empty = links, decoder, group, empty
-        self.ranked = config.metric == "mrr"
+        self.ranked = "mrr" in config.metrics.split(",")
         self.own = torch.arange(links.num_vertices)[rows]
         owner = torch.zeros(links.num_vertices, dtype=torch.int64, device=group.device)
         owner[self.own] = group.rank

@@ -1,21 +1,29 @@
-"""What a run learns and is scored by: sums over the rows that a rank answers for, which the ranks then add."""
+"""What a run learns and is scored by: sums over the rows that a rank answers for, which the ranks then add.
+
+Or scores of all rows, which are brought together for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from weft.comm import Group
+from weft.core.config import Config
 from weft.data import Graph
 from weft.engine.blocks import row_blocks
+from weft.engine.losses import make_loss
+from weft.engine.own import RowLoss
+from weft.engine.scores import Metric, make_metrics
 from weft.strategies import Step
 
 SPLITS = ("train", "val", "test")
-Counts = dict[str, tuple[int, int]]
+Counts = dict[str, dict[str, Any]]
+"""By split and metric: the sums over a rank's rows, or the score of all ranks' rows."""
 
 
 class Task(Protocol):
@@ -35,10 +43,10 @@ class Task(Protocol):
 
 
 class NodeTask:
-    """Node classification: cross entropy and accuracy, or, with several labels, its binary form and micro-F1.
+    """Learning what vertices are, of their labels, by the loss of each row; without one, by what labels these are.
 
     The loss is the sum over the step's training rows on this rank divided by the number of them on all ranks. All is
-    done in blocks of rows.
+    done in blocks of rows, but for metrics that need the scored rows together: every rank has these then.
     rows: the vertices this rank answers for. empty: makes memory for a gradient, like the rows that it is of. device:
     where logits are, if not on the group's.
     """
@@ -50,15 +58,18 @@ class NodeTask:
         group: Group,
         empty: Callable[[Tensor], Tensor] = torch.empty_like,
         device: torch.device | None = None,
+        loss: RowLoss | None = None,
+        metrics: Sequence[Metric] | None = None,
     ) -> None:
         assert graph.y is not None
         device = device or group.device
         self.group, self.empty = group, empty
-        self.multilabel = graph.multilabel
+        self.row_loss = make_loss(Config(), graph) if loss is None else loss
+        self.metrics = make_metrics(Config(), graph) if metrics is None else metrics
         self.labelled = {split: mask for split in SPLITS if (mask := graph.labelled(split)) is not None}
         self.num_labelled = {split: int(mask.sum()) for split, mask in self.labelled.items()}
         self.chosen = {split: mask[rows].nonzero().view(-1).to(device) for split, mask in self.labelled.items()}
-        self.score = score_of(graph)
+        self.vertices = torch.arange(graph.num_vertices)[rows]
         self.graph_y, self.y = graph.y, graph.y[rows].to(device)
 
     def loss(self, logits: Tensor, step: Step) -> tuple[float, Tensor]:
@@ -71,53 +82,75 @@ class NodeTask:
             chosen, number = torch.arange(len(y), device=logits.device), step.batch_size
         for block, (part,) in row_blocks([chosen], logits, grad):
             rows = chosen[part] - block.start
+            grad[block].zero_()
+            if not len(rows):
+                continue
             here = logits[block].index_select(0, rows).requires_grad_()
-            loss = self._sum(here, y[chosen[part]]) / number
+            loss = self.row_loss(here, typed(y[chosen[part]], here)).sum() / number
             (grad_here,) = torch.autograd.grad(loss, here)
-            grad[block].zero_().index_copy_(0, rows, grad_here)
+            grad[block].index_copy_(0, rows, grad_here)
             total += loss.detach()
         return total.item(), grad
 
     def counts(self, logits: Tensor, step: Step) -> Counts:
-        """Per split, the two sums whose ratio is the score: correct and all, or 2 TP and 2 TP + FP + FN."""
-        chosen_of, y = self.chosen, self.y
+        """Per split and metric, the sums over this rank's rows, or, where all rows are needed, the score."""
+        chosen_of, y, vertices = self.chosen, self.y, self.vertices
         if step.vertices is not None:
             y, vertices = self.graph_y[step.vertices].to(logits.device), step.vertices
             chosen_of = {
                 split: mask[vertices].nonzero().view(-1).to(logits.device) for split, mask in self.labelled.items()
             }
-        sums = {split: self.y.new_zeros(2, dtype=torch.int64) for split in chosen_of}
+        found: Counts = {split: {} for split in chosen_of}
+        together = any(metric.sums is None for metric in self.metrics)
+        ids = {split: mask.nonzero().view(-1) for split, mask in self.labelled.items()} if together else {}
+        scored = {
+            split: logits.new_zeros(number if together else 0, logits.shape[1])
+            for split, number in self.num_labelled.items()
+        }
         for block, parts in row_blocks(list(chosen_of.values()), logits):
             for (split, chosen), part in zip(chosen_of.items(), parts, strict=True):
                 here = logits[block].index_select(0, chosen[part] - block.start)
-                sums[split] += self._pair(here, y[chosen[part]])
-        return {split: (int(pair[0]), int(pair[1])) for split, pair in sums.items()}
+                for metric in self.metrics:
+                    if metric.sums is not None:
+                        sums = metric.sums(here, typed(y[chosen[part]], here)).double().cpu()
+                        found[split][metric.name] = found[split].get(metric.name, 0) + sums
+                if together:
+                    place = torch.searchsorted(ids[split], vertices[chosen[part].cpu()])
+                    scored[split][place.to(logits.device)] = here
+        for split in scored if together else ():
+            found[split] |= self._of_all(split, scored[split])
+        return {split: {name: listed(one) for name, one in of_split.items()} for split, of_split in found.items()}
+
+    def _of_all(self, split: str, scored: Tensor) -> dict[str, float | None]:
+        """The scores of all a split's rows, from the logits of this rank's among them; all ranks call it."""
+        logits = self.group.all_reduce(scored.to(self.group.device), tag="scores")
+        y = typed(self.graph_y[self.labelled[split]].to(logits.device), logits)
+        metrics = [metric for metric in self.metrics if metric.sums is None]
+        return {metric.name: metric.score(logits, y) if len(y) else None for metric in metrics}
 
     def scores(self, counts: list[Counts]) -> dict[str, float | None]:
-        """The accuracy, or micro-F1, of each split; None where it is empty."""
-        return {f"{split}_{self.score}": score(counts, split) for split in SPLITS}
-
-    def _sum(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The loss of rows, not yet divided by their number."""
-        if not self.multilabel:
-            return functional.cross_entropy(logits, y, reduction="sum")
-        return functional.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="sum") / y.shape[1]
-
-    def _pair(self, logits: Tensor, y: Tensor) -> Tensor:
-        if not self.multilabel:
-            correct = logits.argmax(1) == y
-            return torch.stack([correct.sum(), torch.ones_like(correct).sum()])
-        predicted, true = logits > 0, y > 0.5
-        return torch.stack([2 * (predicted & true).sum(), predicted.sum() + true.sum()])
+        """Each metric of each split; None where it is not known, as of an empty split."""
+        made = {}
+        for metric in self.metrics:
+            for split in SPLITS:
+                parts = [rank[split][metric.name] for rank in counts if metric.name in rank.get(split, {})]
+                score = combined(metric, parts) if self.num_labelled.get(split) else None
+                made[f"{split}_{metric.name}"] = score if score is not None and math.isfinite(score) else None
+        return made
 
 
-def score_of(graph: Graph) -> str:
-    """What node classification on a graph is scored by."""
-    return "micro_f1" if graph.multilabel else "accuracy"
+def combined(metric: Metric, parts: list[Any]) -> float | None:
+    """The score of a split, from what each rank knows."""
+    if metric.sums is None:
+        return None if parts[0] is None else float(parts[0])
+    return metric.score(torch.stack([torch.tensor(part, dtype=torch.float64) for part in parts]).sum(0))
 
 
-def score(counts: list[Counts], split: str) -> float | None:
-    """The ranks' score of a split, from 0 to 1; None where the split is empty."""
-    pairs = [rank[split] for rank in counts if split in rank]
-    total = sum(pair[1] for pair in pairs)
-    return sum(pair[0] for pair in pairs) / total if total else None
+def typed(y: Tensor, logits: Tensor) -> Tensor:
+    """Labels as losses and metrics take them: classes as int64, others in the logits' type."""
+    return y.to(logits.dtype) if y.is_floating_point() else y
+
+
+def listed(value: Tensor | float | None) -> Any:
+    """In JSON's types."""
+    return value.tolist() if isinstance(value, Tensor) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,31 @@ from weft.core.config import Config
 from weft.core.errors import InputError, unknown
 from weft.core.units import parse_bytes
 from weft.data import Graph
+from weft.engine.own import OwnFunctions
+from weft.engine.updates import OPTIMIZER_FLAGS, OPTIMIZERS, SCHEDULER_FLAGS, SCHEDULERS
 from weft.nn import FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel
 from weft.partition import METHODS, PartitionBook, make_book
 from weft.strategies import STRATEGIES, Options, Plan, VertexOptions, get_strategy
 
-TASK_FLAGS = {"decoder": "link", "negatives": "link", "metric": "link"}
-"""Flags that belong to one task."""
-MODEL_FLAGS = {"heads": ("gat", "gatv2")}
-"""Flags that belong to some of the models that a configuration names, and that these do not refuse themselves."""
+CHOICE_FLAGS = {
+    "decoder": ("task", ("link",)),
+    "negatives": ("task", ("link",)),
+    "loss": ("task", ("node",)),
+    "class_weights": ("task", ("node",)),
+    "heads": ("model", ("gat", "gatv2")),
+    "momentum": ("optimizer", ("sgd", "rmsprop")),
+    "scheduler_epochs": ("scheduler", ("step", "cosine", "plateau")),
+    "lr_factor": ("scheduler", ("step", "plateau")),
+    "warmup_epochs": ("scheduler", ("none", "step", "cosine")),
+}
+"""Flags that belong to some choices of another field, by their names; models refuse the rest themselves."""
+CHOICES: dict[str, Collection[str]] = {
+    "task": ("node", "link"),
+    "model": (*MODELS, *RELATIONAL),
+    "optimizer": OPTIMIZERS,
+    "scheduler": SCHEDULERS,
+}
+"""The names of these fields that are weft's; flags that what is a person's own does not read are refused elsewhere."""
 
 
 def own_flags(plan: type[Plan]) -> set[str]:
@@ -55,14 +73,9 @@ def foreign_flags(config: Config, strategy: str) -> dict[str, str]:
             continue
         if owners and strategy not in owners:
             found[flag] = f"--strategy {' or '.join(owners)}"
-        if spec.name in TASK_FLAGS and config.task != TASK_FLAGS[spec.name]:
-            found[flag] = f"--task {TASK_FLAGS[spec.name]}"
-        if (
-            spec.name in MODEL_FLAGS
-            and config.model in (*MODELS, *RELATIONAL)
-            and config.model not in MODEL_FLAGS[spec.name]
-        ):
-            found[flag] = f"--model {' or '.join(MODEL_FLAGS[spec.name])}"
+        kind, having = CHOICE_FLAGS.get(spec.name, ("", ()))
+        if kind and getattr(config, kind) in CHOICES[kind] and getattr(config, kind) not in having:
+            found[flag] = f"--{kind} {' or '.join(having)}"
     for name in filter(None, config.disable.split(",")):
         owners = strategies_with_optimisation(name)
         if owners and strategy not in owners:
@@ -94,6 +107,20 @@ def options_of_families(config: Config, model: nn.Module) -> tuple[str, ...]:
         raise InputError(
             f"dtype {config.dtype}: the model's parameters are {dtype_name(model)}: leave it out, or convert the model"
         )
+    return tuple(idle)
+
+
+def options_without_own(config: Config, own: OwnFunctions) -> tuple[str, ...]:
+    """The fields of a configuration that functions of one's own do not read. InputError where one of them is given."""
+    idle: list[str] = []
+    for kind, fields in (("optimizer", OPTIMIZER_FLAGS), ("scheduler", SCHEDULER_FLAGS)):
+        if getattr(own, kind) is not None:
+            idle += fields
+            for spec in dataclasses.fields(config):
+                if spec.name in fields and getattr(config, spec.name) != spec.default:
+                    raise InputError(
+                        f"{spec.name} has no effect on the {kind} of your own: leave it out, and set it there"
+                    )
     return tuple(idle)
 
 

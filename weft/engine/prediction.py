@@ -27,6 +27,7 @@ from weft.engine.blocks import row_blocks
 from weft.engine.check import check_placing
 from weft.engine.folder import RunFolder
 from weft.engine.local import on_local_ranks
+from weft.engine.losses import num_logits, output_kind
 from weft.engine.options import refuse_foreign_flags, rows_device, without_foreign_flags
 from weft.engine.rank import make_plan, prepare_process, use_own_gpu
 from weft.engine.run import Run, data_options, load_graph
@@ -76,6 +77,9 @@ def predict(
             raise unknown("option of a prediction", name, PLACING)
     saved = SavedModel.read(RunFolder(run.folder if isinstance(run, Run) else Path(run)))
     config = on_present_ranks(predicting_config(saved.described.config, options))
+    kind = output_kind(saved.described.config, saved.described.shape)
+    if what == "classes" and kind == "values":
+        raise InputError("--what classes: the run has learnt values: give --what logits, which are these")
     asked = saved.model(model)
     asked_part(asked, what, layer)  # before the graph is loaded
     found = find_graph(saved, config, graph)
@@ -89,7 +93,7 @@ def predict(
         rank_work = RowsOfRank(
             config=config,
             what=what,
-            several=saved.described.shape.multilabel,
+            several=kind == "labels" or num_logits(saved.described.config, saved.described.shape) == 1,
             draft=draft,
             suffix=path.suffix if path and path.suffix in HEADERS else ".npy",
         )
@@ -106,7 +110,7 @@ class RowsOfRank:
     config: Config
     what: str
     several: bool
-    """Whether a vertex may have several classes."""
+    """Whether each logit is of a class by itself, which a vertex may have or not."""
     draft: Path
     suffix: str
     """The format of the table, see TableFile."""

@@ -23,7 +23,9 @@ from weft.cost import Machine
 from weft.data import Graph
 from weft.engine.embedded import restore_rows
 from weft.engine.folder import RunFolder
+from weft.engine.losses import num_logits
 from weft.engine.options import make_options
+from weft.engine.own import NOTHING_OWN, OwnFunctions, called
 from weft.engine.progress import ProgressShow
 from weft.engine.rank_zero import found_checkpoint
 from weft.engine.saved import Description
@@ -51,6 +53,8 @@ class Job:
     """The qualified name of the class of a module of one's own; '': the configuration names the model."""
     own_graph: bool = False
     """Whether the graph was given as an object."""
+    own: OwnFunctions = NOTHING_OWN
+    """What a person has given as functions."""
 
     @property
     def resumed(self) -> RunFolder | None:
@@ -64,8 +68,8 @@ Ended = int | dict[str, Any]
 
 def make_workload(config: Config, graph: Graph, model: nn.Module) -> Workload:
     """What a configuration asks for."""
-    num_classes = graph.num_classes if config.task == "node" else None
-    return Workload(model, graph, Optimisations.without(config.disable), num_classes=num_classes)
+    width = num_logits(config, graph) if config.task == "node" else None
+    return Workload(model, graph, Optimisations.without(config.disable), num_classes=width)
 
 
 def make_plan(config: Config, work: Workload, resumed: RunFolder | None = None) -> Plan:
@@ -126,7 +130,7 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
         plan = type(plan)(work, plan.size, plan.options, probe(work, plan.traits, group))
         probe_seconds = time.perf_counter() - started
     strategy = plan.place(group, seed=config.seed)
-    trainer = Trainer(config, strategy, make_task(config, strategy))
+    trainer = Trainer(config, strategy, make_task(config, strategy, job.own), job.own)
     found = found_checkpoint(folder, group) if job.resume else None
     if found:
         trainer.restore(*found)
@@ -159,7 +163,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
     first = trainer.progress.epoch
     show = ProgressShow(first, config.epochs, quiet=job.quiet)
     described = Description.of(config, trainer.strategy.work, own_model=job.own_model, own_graph=job.own_graph)
-    with closing(RunWriter(folder, described, show, job.idle)) as writer:
+    with closing(RunWriter(folder, described, show, job.idle)) as writer, called(job.own.callbacks) as call:
         with show:
             writer.begin(
                 first,
@@ -168,7 +172,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
                 torch=torch.__version__,
                 **placed,
             )
-            stopped_by = trainer.run(stop, writer)
+            stopped_by = trainer.run(stop, writer, call if job.own.callbacks else None)
         if stopped_by:
             writer.stopped(trainer.progress.epoch - 1, stopped_by)
             return stopped_by, {}, {}

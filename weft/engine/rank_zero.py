@@ -14,13 +14,13 @@ from weft.engine.checkpoint import Progress
 from weft.engine.folder import RunFolder
 
 
-def found_checkpoint(folder: RunFolder, group: Group) -> tuple[Progress, dict[str, Tensor]] | None:
-    """The newest checkpoint, read where the folder is and sent to the other ranks."""
+def found_checkpoint(folder: RunFolder, group: Group) -> tuple[Progress, dict[str, Tensor], dict[str, Any]] | None:
+    """The progress, tensors and updates of the newest checkpoint, read where the folder is and sent to all ranks."""
     found = checkpoint.newest(folder.checkpoints) if group.rank == 0 else None
     report: dict[str, Any] = {}
     if found:
         shapes = {name: (list(value.shape), str(value.dtype)) for name, value in found.tensors.items()}
-        report = {"progress": asdict(found.progress), "shapes": shapes}
+        report = {"progress": asdict(found.progress), "updates": found.updates, "shapes": shapes}
     report = group.all_gather_object(report)[0]
     if not report:
         return None
@@ -30,4 +30,4 @@ def found_checkpoint(folder: RunFolder, group: Group) -> tuple[Progress, dict[st
         value = (found.tensors[name] if found else value).to(group.device)
         group.broadcast(value, tag="checkpoint")
         tensors[name] = value
-    return Progress(**report["progress"]), tensors
+    return Progress(**report["progress"]), tensors, report["updates"]

@@ -29,11 +29,13 @@ from weft.engine.options import (
     dtype_name,
     make_options,
     options_of_families,
+    options_without_own,
     partition_of,
     refuse_foreign_flags,
     rows_device,
     with_partition,
 )
+from weft.engine.own import NOTHING_OWN, OwnFunctions, taken_functions
 from weft.engine.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
 from weft.engine.saved import load_model, no_run
 from weft.engine.tasks import prepared, task_model
@@ -96,7 +98,10 @@ def train(
     graph: a Graph, or a name or path that `weft.load` takes. model: gcn, sage, gin, gat, gatv2, rgcn, or a module
     over views of your own (see weft.nn.Stack), which has the weights of the best validation score afterwards.
     out: the run's folder; by default a new one in runs/. resume: go on from the newest checkpoint in `out`.
-    options: the fields of weft.Config: strategy="tensor", workers=4, epochs=100, ...
+    options: the fields of weft.Config: strategy="tensor", workers=4, epochs=100, ... Of these, loss, metrics (one or a
+    list), optimizer and scheduler may be functions: each row's loss [k] and a metric's number from logits [k, C] and
+    labels; an optimiser from a list of parameters; a LRScheduler from it. callbacks: a list of functions, called on
+    rank 0 with each epoch's record. See docs/training.md.
     Under torchrun, joins the ranks that are there, which start from rank 0's weights. In a script, call it under
     `if __name__ == "__main__":`, since local ranks import the script anew.
 
@@ -108,17 +113,19 @@ def train(
     module = None if isinstance(model, str) else model
     if module is not None:
         options = {"dtype": dtype_name(module), **options}
+    own, options = taken_functions(options)
     config = Config.from_dict({**options, "graph": name, "model": kind}, "weft.train")
     whole = graph if isinstance(graph, Graph) else None
     if whole is not None and config.split:
         raise InputError(f"split {config.split} is of weft.load, and {name} is loaded already: leave it out")
-    return run(config, whole, module, out=Path(out) if out else None, resume=resume, quiet=quiet)
+    return run(config, whole, module, own, out=Path(out) if out else None, resume=resume, quiet=quiet)
 
 
 def run(
     config: Config,
     graph: Graph | None,
     model: nn.Module | None,
+    own: OwnFunctions = NOTHING_OWN,
     *,
     out: Path | None,
     resume: bool = False,
@@ -132,15 +139,23 @@ def run(
         raise InputError("--resume needs --out: the folder of the run to go on with")
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
-    idle = () if model is None else options_of_families(config, model)
+    idle = options_without_own(config, own) + (() if model is None else options_of_families(config, model))
     prepare_process(config)
     own_graph = graph is not None
     graph = prepared(load_graph(config) if graph is None else as_asked(graph, **data_options(config)), config)
     work = make_workload(config, graph, task_model(model, GraphShape.of(graph), config))
     launched = config.workers > 1 and not under_torchrun()
-    check(config, work, launched=launched, own_model=model is not None)
-    own_model = "" if model is None else class_name(model)
-    job = Job(config=config, out=out, resume=resume, quiet=quiet, idle=idle, own_model=own_model, own_graph=own_graph)
+    check(config, work, own, launched=launched, own_model=model is not None)
+    job = Job(
+        config=config,
+        out=out,
+        resume=resume,
+        quiet=quiet,
+        idle=idle,
+        own_model="" if model is None else class_name(model),
+        own_graph=own_graph,
+        own=own,
+    )
     return run_checked(job, work, launched=launched)
 
 

@@ -17,7 +17,10 @@ from weft.data import (
     with_inverse_relations,
 )
 from weft.engine.link import LinkTask
-from weft.engine.metrics import NodeTask, Task, score_of
+from weft.engine.losses import make_loss, num_logits
+from weft.engine.metrics import NodeTask, Task
+from weft.engine.own import NOTHING_OWN, OwnFunctions
+from weft.engine.scores import make_metrics, metric_names
 from weft.nn import LinkModel, convert, from_config, make_decoder
 from weft.nn.convert import is_pyg
 from weft.strategies import Placed
@@ -46,7 +49,7 @@ def task_model(model: nn.Module | None, shape: GraphShape, config: Config) -> nn
     if model is not None and is_pyg(model):
         model = convert(model, given=known_edges(shape))
     if config.task == "node":
-        return _from_config(config, shape, shape.num_classes) if model is None else model
+        return _from_config(config, shape, num_logits(config, shape) or shape.num_classes) if model is None else model
     if isinstance(model, LinkModel):
         return model
     encoder = _from_config(config, shape, config.hidden) if model is None else model
@@ -71,21 +74,21 @@ def _from_config(config: Config, shape: GraphShape, out_width: int) -> nn.Module
 
 
 def validation_score(graph: Graph, config: Config) -> str | None:
-    """The score, from 0 to 1, that chooses the best weights, by name; None where nothing validates."""
-    if config.task == "link":
-        return f"val_{config.metric}" if graph.val_links is not None and len(graph.val_links) else None
-    marked = graph.labelled("val")
-    return f"val_{score_of(graph)}" if marked is not None and bool(marked.any()) else None
+    """The score that chooses the best weights, by name; None where nothing validates."""
+    marked = graph.labelled("val") if config.task == "node" else graph.val_links
+    validated = marked is not None and len(marked) > 0 and (config.task == "link" or bool(marked.any()))
+    return f"val_{metric_names(config, graph)[0]}" if validated else None
 
 
 DECODER = 1
 """Part of the key of the decoder's first parameters."""
 
 
-def make_task(config: Config, strategy: Placed) -> Task:
+def make_task(config: Config, strategy: Placed, own: OwnFunctions = NOTHING_OWN) -> Task:
     """The task of the rows that a strategy gives this rank."""
     graph, group, model = strategy.graph, strategy.group, strategy.model
     if config.task == "node":
-        return NodeTask(graph, strategy.rows, group, strategy.empty_rows, strategy.rows_device)
+        loss, metrics = make_loss(config, graph, own), make_metrics(config, graph, own)
+        return NodeTask(graph, strategy.rows, group, strategy.empty_rows, strategy.rows_device, loss, metrics)
     assert isinstance(model, LinkModel)
     return LinkTask(config, strategy.links, model.decoder, strategy.rows, group, strategy.empty_rows)

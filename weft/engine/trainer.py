@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from weft.core.config import Config
@@ -15,7 +14,18 @@ from weft.core.stop import StopRequest
 from weft.engine import checkpoint, embedded
 from weft.engine.checkpoint import Checkpoint, Progress
 from weft.engine.metrics import Task
+from weft.engine.own import NOTHING_OWN, Callback, OwnFunctions
+from weft.engine.scores import make_metrics
 from weft.engine.tasks import validation_score
+from weft.engine.updates import (
+    advance,
+    clip,
+    load_updates,
+    make_optimizer,
+    make_scheduler,
+    optimizer_tensors,
+    plain_state,
+)
 from weft.engine.writer import RunWriter
 from weft.nn import embeddings
 from weft.strategies import Placed, Step
@@ -27,18 +37,21 @@ PHASES = ("setup", "train", "eval", "record")
 class Trainer:
     """Trains a model under a strategy. Every rank runs this loop and, from the same reports, decides the same."""
 
-    def __init__(self, config: Config, strategy: Placed, task: Task) -> None:
+    def __init__(self, config: Config, strategy: Placed, task: Task, own: OwnFunctions = NOTHING_OWN) -> None:
         self.config, self.strategy, self.task = config, strategy, task
         self.model, self.group, self.meter = strategy.model, strategy.group, strategy.group.meter
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-        self.progress = Progress()
+        self.parameters, self.own_rows = list(self.model.parameters()), set(embeddings(self.model).values())
+        self.optimizer = make_optimizer(config, self.parameters, own)
+        lower = make_metrics(config, strategy.graph, own)[0].lower_is_better
+        self.scheduler = make_scheduler(config, self.optimizer, own, lower_is_better=lower)
+        self.progress = Progress(lower_is_better=lower)
         self.validation = validation_score(strategy.graph, config)
         self.best = checkpoint.model_tensors(self.model)
         self._timeline_until = 0
 
-    def restore(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
+    def restore(self, progress: Progress, tensors: dict[str, Tensor], updates: dict[str, Any]) -> None:
         """Goes on from a checkpoint's state, bit for bit where strategy and ranks are the same."""
-        tensors = embedded.place(tensors, self.strategy)
+        tensors = embedded.place(tensors, self.strategy, self.optimizer)
         self.progress = progress
         self.best = checkpoint.named("best.", tensors)
         try:
@@ -47,21 +60,25 @@ class Trainer:
             raise InputError(
                 f"--resume: the checkpoint is of another model ({str(error).splitlines()[-1].strip()})"
             ) from error
-        checkpoint.load_optimizer(self.optimizer, checkpoint.named("optimizer.", tensors))
+        load_updates(self.optimizer, self.scheduler, checkpoint.named("optimizer.", tensors), updates)
 
     def checkpoint(self) -> Checkpoint:
         """The run as it stands between two epochs; all ranks make it, and rank 0's is whole."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in self.best.items()}
-        tensors |= {f"optimizer.{name}": value for name, value in checkpoint.optimizer_tensors(self.optimizer).items()}
-        tensors = embedded.gather(tensors, self.strategy)
-        fingerprint = self.strategy.graph.fingerprint
-        return Checkpoint(config=self.config, fingerprint=fingerprint, progress=self.progress, tensors=tensors)
+        tensors |= {f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer).items()}
+        return Checkpoint(
+            config=self.config,
+            fingerprint=self.strategy.graph.fingerprint,
+            progress=self.progress,
+            tensors=embedded.gather(tensors, self.strategy, self.optimizer),
+            updates=plain_state(self.optimizer, self.scheduler),
+        )
 
-    def run(self, stop: StopRequest, writer: RunWriter | None) -> int:
+    def run(self, stop: StopRequest, writer: RunWriter | None, call: Callback | None = None) -> int:
         """Trains until the last epoch, the end of patience, or until a rank was told to stop: that signal, or 0.
 
-        writer: rank 0's, for records, checkpoints and progress.
+        writer: rank 0's, for records, checkpoints and progress. call: for each epoch's record, on rank 0.
         """
         if self.config.timeline:
             self._timeline_until = self.progress.epoch + self.config.timeline
@@ -72,11 +89,15 @@ class Trainer:
             loss = sum(report["loss"] for report in reports)
             if not math.isfinite(loss):
                 raise InputError(self._blamed(loss, epoch))
-            scores = self._scores(epoch, reports)
+            scores, lr = self._scores(epoch, reports), self.optimizer.param_groups[0]["lr"]
+            advance(self.scheduler, scores.get(self.validation) if self.validation else None)
             self.progress.epoch += 1
             signal = 0 if self.progress.is_over(self.config) else max(report["stop"] for report in reports)
             if writer:
-                writer.epoch(epoch, loss, scores, reports)
+                line = writer.epoch(epoch, loss, lr, scores, reports)
+                if call:
+                    with self.meter.during("record", f"epoch {epoch}, callbacks"):
+                        call(line)
             every = self.config.checkpoint_every
             if signal or self.progress.is_over(self.config) or (every and (epoch + 1) % every == 0):
                 self._checkpoint(writer)
@@ -97,7 +118,8 @@ class Trainer:
 
     def whole_best(self) -> dict[str, Tensor]:
         """The weights of the best validation score; all ranks call it, and rank 0 gets them whole."""
-        named = embedded.gather({f"best.{name}": value for name, value in self.best.items()}, self.strategy)
+        best = {f"best.{name}": value for name, value in self.best.items()}
+        named = embedded.gather(best, self.strategy, self.optimizer)
         return checkpoint.named("best.", named)
 
     def _checkpoint(self, writer: RunWriter | None) -> None:
@@ -142,6 +164,8 @@ class Trainer:
         with timer("encode"):
             self.strategy.backward(rows, grad)
         with timer("update"):
+            if self.config.clip_norm:
+                clip(self.parameters, self.own_rows, self.group, self.config.clip_norm)
             self.optimizer.step()
         return loss
 
@@ -154,8 +178,8 @@ class Trainer:
         if counts[0] is None:
             return {}
         scores, validation = self.task.scores(counts), self.validation
-        val = (scores[validation] or 0.0) if validation else 0.0
-        if val > self.progress.best_score or not validation:
+        val = scores[validation] if validation else None
+        if not validation or self.progress.improves(val):
             self.progress.best_score, self.progress.best_epoch = val, epoch
             self.progress.best_scores = scores
             self.best = checkpoint.model_tensors(self.model)

@@ -46,12 +46,14 @@ class RunWriter:
             if "summary" in one:
                 self.show.say(f"rank {rank}: {one['summary']}" if len(placement) > 1 else one["summary"])
 
-    def epoch(self, epoch: int, loss: float, scores: dict[str, float | None], reports: list[dict[str, Any]]) -> None:
-        """One line for the epoch and one for each rank and phase of it."""
+    def epoch(
+        self, epoch: int, loss: float, lr: float, scores: dict[str, float | None], reports: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """One line for the epoch, which it returns, and one for each rank and phase. lr: the rate of its steps."""
         self._draw([[Slice(*one) for one in report.pop("timeline")] for report in reports])
         named = {name: value for name, value in scores.items() if value is not None}
         seconds = max(report["phases"]["train"]["seconds"] for report in reports)
-        self.recorder.write("epoch", epoch=epoch, loss=loss, seconds=seconds, **named)
+        line = self.recorder.write("epoch", epoch=epoch, loss=loss, lr=lr, seconds=seconds, **named)
         for phase in reports[0]["phases"]:
             parts = [report["phases"][phase] for report in reports]
             communication = communication_seconds([part["durations"] for part in parts])
@@ -72,6 +74,7 @@ class RunWriter:
                     **part,
                 )
         self.show.epoch(epoch, loss, scores)
+        return line
 
     def _draw(self, found: list[list[Slice]]) -> None:
         """Writes the timeline as far as it goes; found: what an epoch has added to it, by rank."""
@@ -127,7 +130,7 @@ def summarise(
     a score that the run trained until it was reached; the seconds of training up to then are of all its epochs.
     """
     losses = [line["loss"] for line in records if line["kind"] == "epoch"]
-    goal_seconds = {"goal_seconds": seconds_until(records, *goal)} if goal else {}
+    goal_seconds = {"goal_seconds": seconds_until(records, *goal, progress)} if goal else {}
     begun = max(number for number, line in enumerate(records) if line["kind"] == "config")
     records = records[begun:] if any(line["kind"] == "epoch" for line in records[begun:]) else records
     epochs = [line for line in records if line["kind"] == "epoch"]
@@ -163,10 +166,10 @@ def summarise(
     }
 
 
-def seconds_until(records: list[dict[str, Any]], score: str, value: float) -> float | None:
+def seconds_until(records: list[dict[str, Any]], score: str, value: float, progress: Progress) -> float | None:
     """Seconds of training, without evaluations, until a score was reached; None: it was not."""
     epochs = [line for line in records if line["kind"] == "epoch"]
-    reached = next((number for number, line in enumerate(epochs) if line.get(score, -1.0) >= value), None)
+    reached = next((number for number, line in enumerate(epochs) if progress.reaches(line.get(score), value)), None)
     return None if reached is None else math.fsum(line["seconds"] for line in epochs[: reached + 1])
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError, readable
-from weft.data.checks import MASKS, cast, check_ids, check_length, label_dtype, plain, vertex_ids, whole
+from weft.data.checks import MASKS, cast, check_ids, check_length, label_dtype, no_label, plain, vertex_ids, whole
 from weft.data.edges import build, count_vertices, vertex_count
 from weft.data.fields import GraphFields
 from weft.data.splits import Masks
@@ -95,7 +95,7 @@ def from_hetero(data: HeteroData, name: str) -> GraphFields:
     for t, x in found.items():
         check_length(f"data['{t}'].x", x, counts[types.index(t)], f"vertices of type {t}")
     x, features = merge_features(types, found)
-    y, masks = merge_rows(data, "y", offsets, -1), Masks(*(merge_rows(data, mask, offsets, 0) for mask in MASKS))
+    y, masks = merge_rows(data, "y", offsets), Masks(*(merge_rows(data, mask, offsets) for mask in MASKS))
     edges = build(
         merged.source,
         merged.target,
@@ -155,7 +155,7 @@ def merge_edges(data: HeteroData, types: Sequence[str], counts: Sequence[int], o
     return MergedEdges(torch.cat(sources), torch.cat(targets), weight, edge_features, edge_type)
 
 
-def merge_rows(data: HeteroData, field: str, offsets: Sequence[int], fill: int) -> Tensor | None:
+def merge_rows(data: HeteroData, field: str, offsets: Sequence[int]) -> Tensor | None:
     """Labels or masks of all types in one tensor; None if no type has any."""
     parts = {}
     for i, vertex_type in enumerate(data.node_types):
@@ -170,7 +170,9 @@ def merge_rows(data: HeteroData, field: str, offsets: Sequence[int], fill: int) 
     shapes = {tuple(part.shape[1:]) for part in parts.values()}
     if len(shapes) > 1:
         raise InputError(f"{field} has rows of different shapes {sorted(shapes)} per vertex type: make them one")
-    return put_rows(parts, offsets[-1], fill if shapes == {()} else 0)
+    some = next((part for part in parts.values() if part.is_floating_point()), next(iter(parts.values())))
+    parts = {start: part.to(some.dtype) for start, part in parts.items()}
+    return put_rows(parts, offsets[-1], no_label(some) if field == "y" else 0)
 
 
 def to_data(graph: GraphFields) -> Data:

@@ -28,6 +28,7 @@ from weft.data.checks import (
     check_length,
     label_dtype,
     located,
+    no_label,
     whole,
 )
 from weft.data.edges import build, count_vertices
@@ -185,14 +186,14 @@ def typed_labels(
         raise unknown("target_type", target_type, types)
     first, last = offsets[types.index(target_type) : types.index(target_type) + 2]
 
-    def place(field: str, part: Tensor | None, fill: int) -> Tensor | None:
+    def place(field: str, part: Tensor | None, fill: float) -> Tensor | None:
         if part is None:
             return None
         check_length(field, part, last - first, f"vertices of type {target_type}")
         return put_rows({first: part}, offsets[-1], fill)
 
     masks = Masks(*(place(mask, part, 0) for mask, part in read_masks(arrays, y, split, seed)._asdict().items()))
-    return place("y", y, -1 if y.dim() == 1 else 0), masks
+    return place("y", y, no_label(y)), masks
 
 
 def read_masks(arrays: Arrays, y: Tensor | None, split: int, seed: int) -> Masks:

@@ -126,10 +126,8 @@ class BatchSampler:
     @cached_property
     def training_vertices(self) -> Tensor:
         """Those with a label to learn from: int64, ascending."""
-        graph = self.graph
-        assert graph.y is not None
-        assert graph.train_mask is not None
-        labelled = graph.train_mask if graph.multilabel else graph.train_mask & (graph.y >= 0)
+        labelled = self.graph.labelled("train")
+        assert labelled is not None
         return labelled.nonzero().view(-1)
 
     @property
