@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from weft.core.errors import InputError, RunError
     from weft.data import Graph, load
     from weft.engine import (  # type: ignore[no-redef]  # mypy takes compare for its module
+        PlacedModel,
         Run,
         ablate,
         compare,
         load_model,
+        place,
         predict,
         train,
     )
@@ -24,6 +26,7 @@ __all__ = [
     "Config",
     "Graph",
     "InputError",
+    "PlacedModel",
     "Run",
     "RunError",
     "__version__",
@@ -33,6 +36,7 @@ __all__ = [
     "load_model",
     "nn",
     "partition",
+    "place",
     "predict",
     "train",
 ]
@@ -43,10 +47,12 @@ HOMES = {
     "RunError": "weft.core.errors",
     "Graph": "weft.data",
     "load": "weft.data",
+    "PlacedModel": "weft.engine",
     "Run": "weft.engine",
     "ablate": "weft.engine",
     "compare": "weft.engine",
     "load_model": "weft.engine",
+    "place": "weft.engine",
     "predict": "weft.engine",
     "train": "weft.engine",
 }

@@ -22,7 +22,7 @@ from weft.nn.phases import Boundary
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
-from tests.nn.pyg_models import BY_BLOCKS, GAT, GCN, HIDDEN, NATIVE, PYG_MODELS  # noqa: E402
+from benchmarks.pyg_models import BY_BLOCKS, GAT, GCN, NATIVE, PYG_MODELS, SMALL  # noqa: E402
 
 NUM_VERTICES = 23
 
@@ -132,8 +132,8 @@ def test_what_weft_has_runs_in_its_aggregates() -> None:
 class Relational(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.conv1 = pyg.RGCNConv(NUM_FEATURES, HIDDEN, 4, **options)
-        self.conv2 = pyg.RGCNConv(HIDDEN, NUM_CLASSES, 4)
+        self.conv1 = pyg.RGCNConv(NUM_FEATURES, SMALL.hidden, 4, **options)
+        self.conv2 = pyg.RGCNConv(SMALL.hidden, NUM_CLASSES, 4)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
         return self.conv2(self.conv1(x, edge_index, edge_type).relu(), edge_index, edge_type)

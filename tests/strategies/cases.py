@@ -139,7 +139,7 @@ class Case:
         )
 
     def make_converted(self) -> nn.Module:
-        from tests.nn.pyg_models import PYG_MODELS
+        from benchmarks.pyg_models import PYG_MODELS
 
         given = (["edge_attr"] if self.edge_features else []) + (["edge_weight"] if self.weighted else [])
         return convert(PYG_MODELS[self.model](), given=given)
@@ -180,7 +180,7 @@ def pyg_cases() -> list[Case]:
 
 
 BY_BLOCKS = ("pyg-pna", "pyg-transformer", "pyg-deeper", "pyg-custom")
-"""Models of PyG's with convolutions that run by blocks, see tests.nn.pyg_models."""
+"""Models of PyG's with convolutions that run by blocks, see benchmarks.pyg_models."""
 
 
 def converted_cases() -> list[Case]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -108,17 +109,25 @@ def train(
     Raises InputError for a mistake of the caller; RunError if a rank is lost; Stopped, a KeyboardInterrupt, after
     SIGTERM or Ctrl-C, which the run obeys at the end of the epoch, when its checkpoint is written.
     """
+    own, options = taken_functions(options)
+    config, whole, module = asked(graph, model, options, "weft.train")
+    return run(config, whole, module, own, out=Path(out) if out else None, resume=resume, quiet=quiet)
+
+
+def asked(
+    graph: Graph | str | Path, model: nn.Module | str, options: dict[str, Any], caller: str
+) -> tuple[Config, Graph | None, nn.Module | None]:
+    """The configuration that a call comes to, and its graph and module where they were given as objects."""
     name = graph.name if isinstance(graph, Graph) else str(graph)
     kind = model if isinstance(model, str) else type(model).__name__
     module = None if isinstance(model, str) else model
     if module is not None:
         options = {"dtype": dtype_name(module), **options}
-    own, options = taken_functions(options)
-    config = Config.from_dict({**options, "graph": name, "model": kind}, "weft.train")
+    config = Config.from_dict({**options, "graph": name, "model": kind}, caller)
     whole = graph if isinstance(graph, Graph) else None
     if whole is not None and config.split:
         raise InputError(f"split {config.split} is of weft.load, and {name} is loaded already: leave it out")
-    return run(config, whole, module, own, out=Path(out) if out else None, resume=resume, quiet=quiet)
+    return config, whole, module
 
 
 def run(
@@ -140,10 +149,7 @@ def run(
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
     idle = options_without_own(config, own) + (() if model is None else options_of_families(config, model))
-    prepare_process(config)
-    own_graph = graph is not None
-    graph = prepared(load_graph(config) if graph is None else as_asked(graph, **data_options(config)), config)
-    work = make_workload(config, graph, task_model(model, GraphShape.of(graph), config))
+    work = prepared_workload(config, graph, model)
     launched = config.workers > 1 and not under_torchrun()
     check(config, work, own, launched=launched, own_model=model is not None)
     job = Job(
@@ -153,10 +159,17 @@ def run(
         quiet=quiet,
         idle=idle,
         own_model="" if model is None else class_name(model),
-        own_graph=own_graph,
+        own_graph=graph is not None,
         own=own,
     )
     return run_checked(job, work, launched=launched)
+
+
+def prepared_workload(config: Config, graph: Graph | None, model: nn.Module | None) -> Workload:
+    """What a configuration asks for, of the graph and model that it names or that are given; sets up the process."""
+    prepare_process(config)
+    graph = prepared(load_graph(config) if graph is None else as_asked(graph, **data_options(config)), config)
+    return make_workload(config, graph, task_model(model, GraphShape.of(graph), config))
 
 
 def class_name(model: nn.Module) -> str:
@@ -247,33 +260,17 @@ def _work_alone(job: Job, folder: RunFolder, plan: Plan) -> Ended:
 def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, Ended]:
     """A rank that torchrun started. Rank 0 plans and opens the folder; its mistake is every rank's."""
     config, graph = job.config, work.graph
-    group = join(timeout_seconds=config.timeout, meter=Meter(), device=rows_device(config))
-    agree(group, config, graph, work.model)
-    said: dict[str, Any] = {}
-    part = torch.empty(graph.num_vertices, dtype=torch.int32)
-    if group.rank == 0:
-        try:
-            _check_folder(job, graph)
-            plan = make_plan(config, work, job.resumed)
-            given = partition_of(plan.options)
-            part = part if given is None else given
-            folder = _open_folder(job, graph)
-            said = {"folder": str(folder.path), "parted": given is not None, "decisions": plan.decisions()}
-            said["machine"] = plan.machine.record() if plan.machine else None
-        except InputError as error:
-            said = {"mistake": str(error)}
-    said = group.all_gather_object(said)[0]
-    if "mistake" in said:
-        raise InputError(said["mistake"])
-    options = make_options(config)
-    machine = Machine.from_record(said["machine"]) if said["machine"] else None
-    if said["parted"]:
-        part = part.to(group.device)
-        group.broadcast(part, tag="partition")
-        options = with_partition(options, part.cpu())
-    if group.rank:
-        plan = get_strategy(config.strategy)(work, config.workers, options, machine, said["decisions"])
-        folder = RunFolder(Path(said["folder"]))
+    group = joined(config, work)
+    opened: list[RunFolder] = []
+
+    def lead() -> tuple[Plan, str]:
+        _check_folder(job, graph)
+        plan = make_plan(config, work, job.resumed)
+        opened.append(_open_folder(job, graph))
+        return plan, str(opened[0].path)
+
+    plan, path = plan_together(config, work, group, lead)
+    folder = opened[0] if opened else RunFolder(Path(path))
     try:
         ended = run_rank(job, folder, plan, group)
     except InputError:
@@ -285,6 +282,45 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
     if last or isinstance(ended, int):
         group.close()
     return folder, ended
+
+
+def joined(config: Config, work: Workload) -> Group:
+    """The ranks that torchrun started, which have the same work."""
+    group = join(timeout_seconds=config.timeout, meter=Meter(), device=rows_device(config))
+    agree(group, config, work.graph, work.model)
+    return group
+
+
+def plan_together(
+    config: Config, work: Workload, group: Group, lead: Callable[[], tuple[Plan, str]]
+) -> tuple[Plan, str]:
+    """The plan that rank 0 makes, and what it says besides, on every rank; its InputError is every rank's.
+
+    lead: what rank 0 does.
+    """
+    said: dict[str, Any] = {}
+    part = torch.empty(work.graph.num_vertices, dtype=torch.int32)
+    if group.rank == 0:
+        try:
+            plan, besides = lead()
+            given = partition_of(plan.options)
+            part = part if given is None else given
+            said = {"besides": besides, "parted": given is not None, "decisions": plan.decisions()}
+            said["machine"] = plan.machine.record() if plan.machine else None
+        except InputError as error:
+            said = {"mistake": str(error)}
+    said = group.all_gather_object(said)[0]
+    if "mistake" in said:
+        raise InputError(said["mistake"])
+    if said["parted"]:
+        part = part.to(group.device)
+        group.broadcast(part, tag="partition")
+    if group.rank:
+        options = make_options(config)
+        options = with_partition(options, part.cpu()) if said["parted"] else options
+        machine = Machine.from_record(said["machine"]) if said["machine"] else None
+        plan = get_strategy(config.strategy)(work, config.workers, options, machine, said["decisions"])
+    return plan, said["besides"]
 
 
 def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:

@@ -1,25 +1,33 @@
-"""Models as people write them for PyG, of 7 features and 5 classes, in the ways that its examples do."""
+"""Models as people write them for PyG, in the ways that its examples do."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
 
-HIDDEN = 8
+class Widths(NamedTuple):
+    """Columns of rows; hidden: a multiple of 2."""
+
+    features: int
+    hidden: int
+    classes: int
+
+
+SMALL = Widths(7, 8, 5)
 
 
 class GCN(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
-        self.conv1 = pyg.GCNConv(NUM_FEATURES, HIDDEN, cached=True)
-        self.conv2 = pyg.GCNConv(HIDDEN, NUM_CLASSES, cached=True)
+        self.conv1 = pyg.GCNConv(widths.features, widths.hidden, cached=True)
+        self.conv2 = pyg.GCNConv(widths.hidden, widths.classes, cached=True)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         x = F.dropout(x, p=0.4, training=self.training)
@@ -29,10 +37,10 @@ class GCN(nn.Module):
 
 
 class GAT(nn.Module):
-    def __init__(self, conv: Any = pyg.GATConv, **options: Any) -> None:
+    def __init__(self, widths: Widths = SMALL, conv: Any = pyg.GATConv, **options: Any) -> None:
         super().__init__()
-        self.conv1 = conv(NUM_FEATURES, HIDDEN, heads=3, **options)
-        self.conv2 = conv(3 * HIDDEN, NUM_CLASSES, heads=2, concat=False, **options)
+        self.conv1 = conv(widths.features, widths.hidden, heads=3, **options)
+        self.conv2 = conv(3 * widths.hidden, widths.classes, heads=2, concat=False, **options)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
         x = F.elu(self.conv1(x, edge_index, edge_attr))
@@ -42,11 +50,11 @@ class GAT(nn.Module):
 class SAGE(nn.Module):
     """With `data`, batch norm and in-place activations; the last rows through log_softmax."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, widths: Widths = SMALL, **options: Any) -> None:
         super().__init__()
-        widths = [NUM_FEATURES, HIDDEN, HIDDEN, NUM_CLASSES]
-        self.convs = nn.ModuleList(pyg.SAGEConv(a, b, **options) for a, b in pairwise(widths))
-        self.norms = nn.ModuleList(nn.BatchNorm1d(HIDDEN) for _ in range(2))
+        columns = [widths.features, widths.hidden, widths.hidden, widths.classes]
+        self.convs = nn.ModuleList(pyg.SAGEConv(a, b, **options) for a, b in pairwise(columns))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(widths.hidden) for _ in range(2))
 
     def forward(self, data: Any) -> Tensor:
         x, edge_index = data.x, data.edge_index
@@ -58,15 +66,15 @@ class SAGE(nn.Module):
 
 
 class GIN(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
+        hidden = widths.hidden
         self.convs = nn.ModuleList()
-        for width in (NUM_FEATURES, HIDDEN):
-            mlp = nn.Sequential(
-                nn.Linear(width, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU(inplace=True), nn.Linear(HIDDEN, HIDDEN)
-            )
+        for width in (widths.features, hidden):
+            norm, act = nn.BatchNorm1d(hidden), nn.ReLU(inplace=True)
+            mlp = nn.Sequential(nn.Linear(width, hidden), norm, act, nn.Linear(hidden, hidden))
             self.convs.append(pyg.GINConv(mlp, train_eps=True))
-        self.drop, self.out = nn.Dropout(0.4), nn.Linear(HIDDEN, NUM_CLASSES)
+        self.drop, self.out = nn.Dropout(0.4), nn.Linear(widths.hidden, widths.classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         for conv in self.convs:
@@ -75,11 +83,11 @@ class GIN(nn.Module):
 
 
 class GCNII(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
-        self.lins = nn.ModuleList([nn.Linear(NUM_FEATURES, HIDDEN), nn.Linear(HIDDEN, NUM_CLASSES)])
+        self.lins = nn.ModuleList([nn.Linear(widths.features, widths.hidden), nn.Linear(widths.hidden, widths.classes)])
         self.convs = nn.ModuleList(
-            pyg.GCN2Conv(HIDDEN, 0.1, theta=0.5, layer=i + 1, shared_weights=i != 1) for i in range(3)
+            pyg.GCN2Conv(widths.hidden, 0.1, theta=0.5, layer=i + 1, shared_weights=i != 1) for i in range(3)
         )
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -90,9 +98,9 @@ class GCNII(nn.Module):
 
 
 class APPNP(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
-        self.lin1, self.lin2 = pyg.Linear(NUM_FEATURES, HIDDEN), pyg.Linear(HIDDEN, NUM_CLASSES)
+        self.lin1, self.lin2 = pyg.Linear(widths.features, widths.hidden), pyg.Linear(widths.hidden, widths.classes)
         self.prop = pyg.APPNP(3, 0.1)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -103,11 +111,13 @@ class APPNP(nn.Module):
 class JK(nn.Module):
     """A residual beside jumping knowledge."""
 
-    def __init__(self, mode: str = "cat") -> None:
+    def __init__(self, widths: Widths = SMALL, mode: str = "cat") -> None:
         super().__init__()
-        self.convs = nn.ModuleList(pyg.GCNConv(w, HIDDEN) for w in (NUM_FEATURES, HIDDEN, HIDDEN))
-        self.jump = pyg.JumpingKnowledge(mode, channels=HIDDEN, num_layers=3)
-        self.lin = nn.Linear(3 * HIDDEN if mode == "cat" else HIDDEN, NUM_CLASSES)
+        self.convs = nn.ModuleList(
+            pyg.GCNConv(w, widths.hidden) for w in (widths.features, widths.hidden, widths.hidden)
+        )
+        self.jump = pyg.JumpingKnowledge(mode, channels=widths.hidden, num_layers=3)
+        self.lin = nn.Linear(3 * widths.hidden if mode == "cat" else widths.hidden, widths.classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         xs: list[Tensor] = []
@@ -119,37 +129,39 @@ class JK(nn.Module):
 
 
 class PNA(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
         options = {"aggregators": ["mean", "max", "std"], "scalers": ["identity"], "deg": torch.arange(9)}
-        self.conv = pyg.PNAConv(NUM_FEATURES, HIDDEN, **options)
-        self.norm = pyg.BatchNorm(HIDDEN)
-        self.mlp = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, NUM_CLASSES))
+        self.conv = pyg.PNAConv(widths.features, widths.hidden, **options)
+        self.norm = pyg.BatchNorm(widths.hidden)
+        self.mlp = nn.Sequential(
+            nn.Linear(widths.hidden, widths.hidden), nn.ReLU(), nn.Linear(widths.hidden, widths.classes)
+        )
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.mlp(F.relu(self.norm(self.conv(x, edge_index))))
 
 
 class Transformer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
-        self.conv1 = pyg.TransformerConv(NUM_FEATURES, 4, heads=2, beta=True)
-        self.norm = nn.LayerNorm(HIDDEN)
-        self.conv2 = pyg.TransformerConv(HIDDEN, NUM_CLASSES, heads=2, concat=False, beta=True)
+        self.conv1 = pyg.TransformerConv(widths.features, widths.hidden // 2, heads=2, beta=True)
+        self.norm = nn.LayerNorm(widths.hidden)
+        self.conv2 = pyg.TransformerConv(widths.hidden, widths.classes, heads=2, concat=False, beta=True)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.conv2(F.relu(self.norm(self.conv1(x, edge_index))), edge_index)
 
 
 class DeeperGCN(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
-        self.encoder = nn.Linear(NUM_FEATURES, HIDDEN)
+        self.encoder = nn.Linear(widths.features, widths.hidden)
         self.layers = nn.ModuleList()
         for _ in range(3):
-            conv = pyg.GENConv(HIDDEN, HIDDEN, aggr="softmax", t=1.0, learn_t=True, norm="layer")
-            self.layers.append(pyg.DeepGCNLayer(conv, nn.LayerNorm(HIDDEN), nn.ReLU(inplace=True), dropout=0.1))
-        self.out = nn.Linear(HIDDEN, NUM_CLASSES)
+            conv = pyg.GENConv(widths.hidden, widths.hidden, aggr="softmax", t=1.0, learn_t=True, norm="layer")
+            self.layers.append(pyg.DeepGCNLayer(conv, nn.LayerNorm(widths.hidden), nn.ReLU(inplace=True), dropout=0.1))
+        self.out = nn.Linear(widths.hidden, widths.classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = self.layers[0].conv(self.encoder(x), edge_index)
@@ -174,45 +186,50 @@ class EdgeMessage(pyg.MessagePassing):
 
 
 class Custom(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
-        self.conv1, self.conv2 = EdgeMessage(NUM_FEATURES, HIDDEN), EdgeMessage(HIDDEN, NUM_CLASSES)
+        self.conv1, self.conv2 = EdgeMessage(widths.features, widths.hidden), EdgeMessage(widths.hidden, widths.classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.conv2(F.relu(self.conv1(x, edge_index)), edge_index)
 
 
-def mixed() -> nn.Module:
+def mixed(widths: Widths = SMALL) -> nn.Module:
     """PyG's Sequential, and convolutions that share their weights."""
-    shared = pyg.GraphConv(HIDDEN, HIDDEN, aggr="mean")
+    shared = pyg.GraphConv(widths.hidden, widths.hidden, aggr="mean")
     return pyg.Sequential(
         "x, edge_index",
         [
-            (pyg.SGConv(NUM_FEATURES, HIDDEN, K=2), "x, edge_index -> x"),
+            (pyg.SGConv(widths.features, widths.hidden, K=2), "x, edge_index -> x"),
             nn.ELU(inplace=True),
             (shared, "x, edge_index -> x"),
             nn.Dropout(0.4),
             (shared, "x, edge_index -> x"),
-            nn.Linear(HIDDEN, NUM_CLASSES),
+            nn.Linear(widths.hidden, widths.classes),
         ],
     )
+
+
+def basic(widths: Widths = SMALL) -> nn.Module:
+    """One of PyG's own models."""
+    return pyg.GraphSAGE(*widths[:2], 3, widths.classes, dropout=0.4, norm="batch_norm", jk="cat")
 
 
 NATIVE: dict[str, Any] = {
     "pyg-gcn": GCN,
     "pyg-gat": GAT,
-    "pyg-gatv2": lambda: GAT(pyg.GATv2Conv, share_weights=True),
-    "pyg-gat-edges": lambda: GAT(edge_dim=3),
-    "pyg-gatv2-edges": lambda: GAT(pyg.GATv2Conv, edge_dim=3),
+    "pyg-gatv2": partial(GAT, conv=pyg.GATv2Conv, share_weights=True),
+    "pyg-gat-edges": partial(GAT, edge_dim=3),
+    "pyg-gatv2-edges": partial(GAT, conv=pyg.GATv2Conv, edge_dim=3),
     "pyg-sage": SAGE,
-    "pyg-sage-max": lambda: SAGE(aggr="max", project=True, normalize=True),
+    "pyg-sage-max": partial(SAGE, aggr="max", project=True, normalize=True),
     "pyg-gin": GIN,
     "pyg-gcnii": GCNII,
     "pyg-appnp": APPNP,
     "pyg-jk": JK,
-    "pyg-jk-lstm": lambda: JK("lstm"),
+    "pyg-jk-lstm": partial(JK, mode="lstm"),
     "pyg-mixed": mixed,
-    "pyg-basic": lambda: pyg.GraphSAGE(NUM_FEATURES, HIDDEN, 3, NUM_CLASSES, dropout=0.4, norm="batch_norm", jk="cat"),
+    "pyg-basic": basic,
 }
 """Those that become weft's aggregates."""
 BY_BLOCKS: dict[str, Any] = {

@@ -1,0 +1,105 @@
+"""Times training epochs of models written for PyG, in PyG and converted (weft.nn.convert), under `single`.
+
+    python benchmarks/converted.py --graph rmat:vertices=20k,edges=400k,features=64,classes=16 --out NAME
+
+Logits of an evaluation are compared first; then epochs take turns: forward, cross entropy, backward and Adam. PyG has
+the edges as edge_index, sorted by target. Models are those of pyg_models.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from kernels import save
+from pyg_models import PYG_MODELS, Widths
+from steps import make_plan, train_step, whole_step
+from torch.nn.functional import cross_entropy
+
+import weft
+from weft.comm import Group
+from weft.core.config import Config
+from weft.engine.tasks import make_task
+from weft.nn import Workload, convert
+
+TOLERANCE = 1e-3  # of the largest logit: float32, sums in another order
+WITHOUT_EDGES = [name for name in PYG_MODELS if "edges" not in name]
+
+
+def main() -> int:
+    options = parse()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    graph = weft.load(options.graph)
+    rows = []
+    for name in options.models.split(",") if options.models else WITHOUT_EDGES:
+        rows.append({"model": name, **measure(name, graph, options)})
+        report(rows[-1])
+    if options.out:
+        save(options.out, {"options": vars(options), "rows": rows})
+    return 0
+
+
+def measure(name: str, graph: weft.Graph, options: argparse.Namespace) -> dict[str, Any]:
+    """The seconds of both, round by round."""
+    torch.manual_seed(0)
+    model = PYG_MODELS[name](Widths(graph.num_features, options.hidden, graph.num_classes))
+    data = SimpleNamespace(x=graph.x, edge_index=torch.stack(graph.in_edges.edges()))
+    theirs, placed = copy.deepcopy(model), make_plan("single", Workload(convert(model), graph)).place(Group())
+    task = make_task(Config(), placed)
+    optimizers = [torch.optim.Adam(one.parameters(), lr=0.01) for one in (theirs, placed.model)]
+    called = (data,) if name.startswith("pyg-sage") else (data.x, data.edge_index)
+    with torch.no_grad():
+        expected, found = theirs.eval()(*called), placed.forward(placed.evaluation(0))
+    apart = float((found - expected).abs().max() / expected.abs().max())
+    if not apart <= TOLERANCE:
+        raise SystemExit(f"{name}: logits differ by {apart:.1e} of the largest")
+    theirs.train()
+
+    def epoch_of_pyg(_: int) -> None:
+        logits = theirs(*called)
+        cross_entropy(logits[graph.train_mask], graph.y[graph.train_mask]).backward()
+
+    def epoch_of_weft(number: int) -> None:
+        train_step(placed, task, whole_step(placed, number))
+
+    seconds: list[list[float]] = [[], []]
+    for number in range(options.rounds + 1):
+        for optimizer, run, spent in zip(optimizers, (epoch_of_pyg, epoch_of_weft), seconds, strict=True):
+            start = time.perf_counter()
+            optimizer.zero_grad()
+            run(number)
+            optimizer.step()
+            spent.append(time.perf_counter() - start)
+    return {"apart": apart, "pyg": seconds[0][1:], "weft": seconds[1][1:]}
+
+
+def report(row: dict[str, Any]) -> None:
+    """One line."""
+    ratios = [theirs / own for theirs, own in zip(row["pyg"], row["weft"], strict=True)]
+    print(
+        f"{row['model']:16} PyG {statistics.median(row['pyg']):7.3f} s  weft {statistics.median(row['weft']):7.3f} s  "
+        f"{statistics.median(ratios):5.2f}x ({min(ratios):.2f} to {max(ratios):.2f})   logits {row['apart']:.0e} apart",
+        flush=True,
+    )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graph", default="rmat:vertices=20k,edges=400k,features=64,classes=16")
+    parser.add_argument("--models", default="", help="separated by commas; none: all that read no edge features")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=0, help="0: all cores")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

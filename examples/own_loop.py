@@ -1,0 +1,28 @@
+"""A training loop of your own, on one rank or on those of torchrun: `torchrun --nproc-per-node 2 examples/own_loop.py`.
+
+What is more than in a loop on one GPU: `place`, and `placed` for what it knows of this rank.
+"""
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import weft
+
+if __name__ == "__main__":
+    graph = weft.load("digits")
+    torch.manual_seed(0)
+    model = weft.nn.SAGE(graph.num_features, out_width=graph.num_classes, hidden=32)
+    with weft.place(graph, model, strategy="hybrid") as placed:
+        optimizer = torch.optim.AdamW(placed.model.parameters(), lr=0.01)
+        for epoch in range(30):
+            for batch in placed.batches(epoch):  # one, unless the strategy has mini-batches
+                optimizer.zero_grad()
+                logits = placed(batch)  # of this rank's vertices
+                loss = cross_entropy(logits[batch.rows], batch.y, label_smoothing=0.1, reduction="sum") / batch.size
+                placed.backward(loss)  # sums the parameters' gradients over the ranks
+                optimizer.step()
+        scores = placed.evaluate()
+        logits = placed.gather(placed.logits())  # of all vertices, on rank 0
+        if logits is not None:
+            torch.save(placed.model.state_dict(), "own_loop.pt")
+            print(f"test accuracy {scores['test_accuracy']:.3f}, of {len(logits)} vertices")

@@ -1,0 +1,179 @@
+"""A model and a graph placed by a strategy, for a training loop of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.comm import Group
+from weft.core.config import Config
+from weft.core.errors import InputError
+from weft.data import Graph
+from weft.engine.check import check
+from weft.engine.embedded import gather_rows
+from weft.engine.metrics import NodeTask
+from weft.engine.options import options_of_families, refuse_foreign_flags, rows_device
+from weft.engine.own import OwnFunctions, taken_functions
+from weft.engine.rank import make_plan
+from weft.engine.run import asked, joined, plan_together, prepared_workload
+from weft.engine.tasks import make_task
+from weft.engine.torchrun import on_present_ranks, under_torchrun
+from weft.nn import embeddings
+from weft.strategies import Placed, Step
+
+OF_THE_LOOP = (
+    *("epochs", "optimizer", "lr", "weight_decay", "momentum", "clip_norm", "scheduler", "scheduler_epochs"),
+    *("lr_factor", "warmup_epochs", "eval_every", "patience", "until", "timeline", "checkpoint_every", "measure"),
+)
+"""Fields of a configuration that a loop of one's own decides."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """What a rank learns from in one step."""
+
+    rows: Tensor
+    """int64 [k]: which of its logits have a label to learn from."""
+    y: Tensor
+    """[k, ...]: those labels."""
+    size: int
+    """How many there are on all ranks: what a sum of losses is divided by."""
+    step: Step
+
+
+class PlacedModel:
+    """A model on this rank's part of a graph.
+
+        with weft.place(graph, model, strategy="hybrid") as placed:
+            optimizer = torch.optim.Adam(placed.model.parameters(), lr=0.01)
+            for epoch in range(100):
+                for batch in placed.batches(epoch):
+                    optimizer.zero_grad()
+                    logits = placed(batch)
+                    loss = cross_entropy(logits[batch.rows], batch.y, reduction="sum") / batch.size
+                    placed.backward(loss)
+                    optimizer.step()
+                scores = placed.evaluate()
+
+    model: the rank's own copy, whose parameters are the same on all ranks. rank, size: this rank, and how many there
+    are. vertices: int64 [n], those that the rank answers for. Every rank makes the same calls.
+    """
+
+    def __init__(self, config: Config, placed: Placed, group: Group, own: OwnFunctions) -> None:
+        self.placed, self.group, self.model = placed, group, placed.model
+        self.graph, self.rank, self.size = placed.graph, group.rank, group.size
+        self.vertices = torch.arange(self.graph.num_vertices)[placed.rows]
+        task = make_task(config, placed, own)
+        assert isinstance(task, NodeTask)
+        self.task = task
+        self._made: tuple[Tensor, Tensor] | None = None
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """The steps of an epoch: one for the whole graph, or one for each mini-batch of `split` and `sampled`."""
+        task = self.task
+        for step in self.placed.steps(epoch):
+            if step.vertices is None:
+                rows, size = task.chosen["train"], task.num_labelled["train"]
+                yield Batch(rows=rows, y=task.y[rows], size=size, step=step)
+            else:
+                y = task.graph_y[step.vertices].to(self.group.device)
+                yield Batch(rows=torch.arange(len(y), device=y.device), y=y, size=step.batch_size, step=step)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Logits [n, C] of the rows that this rank answers for in a step, of which a loss is to be made."""
+        made = self.placed.forward(batch.step)
+        logits = made.detach().requires_grad_()
+        self._made = made, logits
+        return logits
+
+    def backward(self, loss: Tensor) -> None:
+        """Leaves every parameter's gradient of the sum of all ranks' losses. loss: this rank's, of the last logits.
+
+        InputError where there are no logits, or the loss is not of them.
+        """
+        if self._made is None:
+            raise InputError("backward: there are no logits since the last one: call placed(batch) before")
+        (made, logits), self._made = self._made, None
+        if loss.requires_grad:
+            loss.backward()
+        elif len(logits):
+            raise InputError("backward: the loss does not depend on the logits that placed(batch) gave")
+        grad = self.placed.empty_rows(made)
+        grad.zero_() if logits.grad is None else grad.copy_(logits.grad)
+        self.placed.backward(made, grad)
+
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        """The logits [n, C] of the rank's vertices that are scored, exact: whole neighbourhoods, without dropout."""
+        return self.placed.forward(self.placed.evaluation(0)).detach()
+
+    def evaluate(self) -> dict[str, float | None]:
+        """The scores of all ranks' vertices, by name, such as val_accuracy; see `--metrics`."""
+        step = self.placed.evaluation(0)
+        counts = self.task.counts(self.placed.forward(step), step)
+        return self.task.scores(self.group.all_gather_object(counts))
+
+    def gather(self, rows: Tensor) -> Tensor | None:
+        """All ranks' rows [N, ...] on rank 0, by the vertices' original ids, from each one's [n, ...]; else None."""
+        ids = self.vertices if self.graph.ids is None else self.graph.ids[self.vertices]
+        whole = rows.new_zeros(self.graph.num_vertices, *rows.shape[1:])
+        whole[ids.to(rows.device)] = rows
+        whole = self.group.all_reduce(whole, tag="gather")
+        return None if self.rank else whole
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The model's, with the embedded rows of all ranks on rank 0: what `load_state_dict` takes."""
+        state: dict[str, Tensor] = self.model.state_dict()
+        rows = {name: gather_rows(state[name], self.placed.embedded, self.group) for name in embeddings(self.model)}
+        return state | rows
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Gives the model tensors that rank 0's `state_dict` gave, which every rank has."""
+        rows = {name: state[name][self.placed.embedded.to(state[name].device)] for name in embeddings(self.model)}
+        self.model.load_state_dict(state | rows)
+
+    def __enter__(self) -> PlacedModel:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if kind is None and under_torchrun():
+            self.group.close()
+
+
+def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: Any) -> PlacedModel:
+    """A model on this rank's part of a graph, under a strategy, for a training loop of one's own; see PlacedModel.
+
+    graph, model: as of `weft.train`. options: fields of weft.Config that say what is computed and where: strategy,
+    partition, device_memory, batch_size, metrics, seed, ... In a script under torchrun, it joins the ranks that are
+    there, which begin with rank 0's weights; otherwise there is one rank.
+    InputError for a mistake of the caller, such as an option that the loop decides.
+    """
+    own, options = taken_functions(options)
+    config, whole, module = asked(graph, model, options, "weft.place")
+    for spec in fields(config):
+        if spec.name in OF_THE_LOOP and getattr(config, spec.name) != spec.default:
+            raise InputError(f"{spec.name} has no effect on a loop of your own, which decides it: leave it out")
+    if own.callbacks or own.loss or own.optimizer or own.scheduler:
+        raise InputError("a loop of your own calls its loss, optimizer, scheduler and callbacks itself: leave them out")
+    if config.task != "node":
+        raise InputError(f"task {config.task}: weft.place is for the node task: give weft.train the task")
+    if config.workers > 1 and not under_torchrun():
+        raise InputError(f"workers={config.workers}: start the script by torchrun --nproc-per-node {config.workers}")
+    config = on_present_ranks(config)
+    refuse_foreign_flags(config)
+    if module is not None:
+        options_of_families(config, module)
+    work = prepared_workload(config, whole, module)
+    check(config, work, own, launched=False, own_model=module is not None)
+    if not under_torchrun():
+        group = Group(device=rows_device(config))
+        return PlacedModel(config, make_plan(config, work).place(group, seed=config.seed), group, own)
+    group = joined(config, work)
+    plan, _ = plan_together(config, work, group, lambda: (make_plan(config, work), ""))
+    return PlacedModel(config, plan.place(group, seed=config.seed), group, own)
