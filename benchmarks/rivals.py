@@ -45,16 +45,16 @@ def run_pyg(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], obj
             layer = pyg.GATConv(ours.in_width, ours.head_width, **gat)
             layer.lin.weight.data = ours.weight.data.t().contiguous()
             layer.att_src.data, layer.att_dst.data = ours.attention_src.data[None], ours.attention_dst.data[None]
-        elif hasattr(ours, "weight_self"):
+        elif getattr(ours, "weight_self", None) is not None:
             layer = pyg.SAGEConv(ours.in_width, ours.out_width)
             layer.lin_l.weight.data = ours.weight.data.t().contiguous()
             layer.lin_r.weight.data = ours.weight_self.data.t().contiguous()
-            layer.lin_l.bias.data.zero_()
+            layer.lin_l.bias.data = ours.bias.data
         else:
             layer = pyg.GCNConv(ours.in_width, ours.out_width, normalize=False)
             layer.lin.weight.data = ours.weight.data.t().contiguous()
         layers.append(layer)
-    if not gat and not hasattr(ours, "weight_self"):
+    if not gat and getattr(ours, "weight_self", None) is None:
         edges, weight = gcn_norm(edges, None, graph.num_vertices, dtype=torch.float32)
     if name == "pyg-csr":
         if gat:
@@ -96,7 +96,7 @@ def dgl_sage(model: nn.Module) -> nn.ModuleList:
         layer = dgl_nn.SAGEConv(ours.in_width, ours.out_width, "mean")
         layer.fc_neigh.weight.data = ours.weight.data.t().contiguous()
         layer.fc_self.weight.data = ours.weight_self.data.t().contiguous()
-        layer.fc_self.bias.data.zero_()
+        layer.fc_self.bias.data = ours.bias.data
         layers.append(layer)
     return nn.ModuleList(layers)
 
@@ -144,7 +144,7 @@ def run_dgl(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], obj
     """DGL's layers with weft's weights."""
     from dgl import nn as dgl_nn
 
-    sage = hasattr(model.layers[0], "weight_self")
+    sage = getattr(model.layers[0], "weight_self", None) is not None
     blocks = dgl_graph(graph, loops=not sage)
     layers: list[nn.Module] = list(dgl_sage(model)) if sage else []
     for ours in () if sage else model.layers:
