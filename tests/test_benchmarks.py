@@ -26,7 +26,7 @@ RUNS = {
     "memory": "--graph rmat:vertices=3000,edges=20k,features=8,classes=3 --ranks 1 --strategies single,tensor",
     "partition": "--graphs rmat:vertices=300,edges=2k --parts 2,3",
     "minibatches": "--graphs rmat:vertices=300,edges=2k --batch-sizes 32 --batches 2",
-    "converted": "--graph rmat:vertices=300,edges=2k,features=8,classes=3 --models pyg-gcn,pyg-pna --rounds 1",
+    "converted": "--graph sbm:vertices=300,degree=4,features=8,classes=3 --models pyg-gcn,pyg-pna --rounds 1",
     "halo": "--graphs rmat:vertices=300,edges=2k --parts 2,3",
     "reach": "--graphs rmat:vertices=300,edges=2k,features=8,classes=3 --labelled 0.01 --hidden 16 --rounds 1",
     "sampling": "--graphs rmat:vertices=300,edges=2k --batch-sizes 32 --contenders weft,weft-labor --rounds 1",

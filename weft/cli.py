@@ -148,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--layer", type=whole, metavar="X", help="embeddings: the layer whose rows they are (the last but one)"
     )
+    command.add_argument("--model", metavar="X", help="package.module:Class, where the run's is not one of weft's")
     add_options(command, only=PLACING)
     command.add_argument("--out", type=Path, required=True, help="a new .npy, .safetensors or .parquet file")
     command.add_argument("--overwrite", action="store_true", help="replace the file that is there")
@@ -225,6 +226,7 @@ def _predict(options: argparse.Namespace) -> int:
         out=options.out,
         what=options.what,
         layer=options.layer,
+        model=options.model,
         overwrite=options.overwrite,
         **{name: value for name, value in vars(options).items() if name in PLACING},
     )

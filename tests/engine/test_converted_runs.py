@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import weft
+from weft.cli import main
 from weft.core.errors import InputError
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -84,3 +85,66 @@ def test_noise_of_its_own_is_refused(tmp_path: Path) -> None:
 
 def _losses(run: Any) -> list[float]:
     return [line["loss"] for line in run.records if line["kind"] == "epoch"]
+
+
+SOURCE = """
+import torch
+import torch_geometric.nn as pyg
+
+class Net(torch.nn.Module):
+    def __init__(self, in_channels, out_channels, hidden=16):
+        super().__init__()
+        self.conv1, self.conv2 = pyg.GCNConv(in_channels, hidden), pyg.GCNConv(hidden, out_channels)
+
+    def forward(self, x, edge_index):
+        return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
+
+def unlike(in_channels, out_channels):
+    return [in_channels, out_channels]
+
+def wanting(in_channels, out_channels, hidden):
+    return Net(in_channels, out_channels, hidden)
+"""
+
+
+@pytest.fixture
+def defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module in this folder that has the source."""
+    monkeypatch.chdir(tmp_path)
+    name = f"models_of_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    return name
+
+
+def test_a_class_is_named_where_it_is_defined(defined: str, tmp_path: Path) -> None:
+    """By the command, on local ranks, which import it too; and told again to predict with it."""
+    words = ["train", "digits", f"--model={defined}:Net", "--epochs=3", "--dtype=float64", "--seed=5"]
+    assert main([*words, "--strategy=tensor", "--workers=2", "--out=two"]) == 0
+    assert main([*words, "--out=one"]) == 0
+    one, two = (_losses(weft.Run.open(tmp_path / name)) for name in ("one", "two"))
+    assert all(abs(a - b) < 1e-9 for a, b in zip(one, two, strict=True))
+    assert f"--model={defined}:Net" in (tmp_path / "one" / "card.md").read_text()
+    assert main(["predict", "one", "--out=a.npy", f"--model={defined}:Net"]) == 0
+    assert main(["predict", "one", "--out=b.npy"]) == 2
+    assert not (tmp_path / "b.npy").exists()
+    assert main(["compare", "digits", f"--model={defined}:Net", "--strategies=single,tensor", "--epochs=1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("none_such:Net", "no module 'none_such' can be imported"),
+        ("{}:Other", "has no 'Other': give package.module:Class"),
+        ("{}:wanting", r"is called as wanting\(64, 10\).*missing a required argument: 'hidden'"),
+        ("{}:unlike", "makes a list: give what makes a torch.nn.Module"),
+        (":Net", "no module '' can be imported"),
+    ],
+)
+def test_a_name_that_makes_no_model(name: str, said: str, defined: str) -> None:
+    with pytest.raises(InputError, match=said):
+        weft.train("digits", name.format(defined), epochs=1, quiet=True)
+
+
+def test_options_of_weft_families_are_refused_for_it(defined: str) -> None:
+    with pytest.raises(InputError, match="hidden has no effect on a model of your own"):
+        weft.train("digits", f"{defined}:Net", hidden=8, epochs=1, quiet=True)

@@ -106,7 +106,7 @@ def embedded_state(path: Path) -> None:
         sizes = [None if placed.rank else {name: list(value.shape) for name, value in state.items()}]
         if placed.group.size > 1:
             torch.distributed.broadcast_object_list(sizes, 0)
-        whole = state
+        whole = {name: value.clone() for name, value in state.items()}
         if placed.rank:
             whole = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in sizes[0].items()}
         for name in sorted(whole):

@@ -105,7 +105,11 @@ class Config:
         fixed=True,
     )
 
-    model: str = option("gcn", "gcn, sage, gin, gat, gatv2 or rgcn", fixed=True)
+    model: str = option(
+        "gcn",
+        "gcn, sage, gin, gat, gatv2 or rgcn, or package.module:Class, called as Class(num_features, num_classes)",
+        fixed=True,
+    )
     decoupled: bool = option(False, "all updates first, then all propagations (a different model)", fixed=True)
     layers: int = option(2, "number of layers", least=1, most=1000, fixed=True)
     hidden: int = option(

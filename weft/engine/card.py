@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from weft.core.config import Config
+from weft.engine.imported import is_imported
 from weft.engine.saved import Description
 
 
@@ -72,9 +73,10 @@ def changed_fields(config: Config) -> dict[str, Any]:
 def repeating(described: Description, given: dict[str, Any]) -> str:
     """The command, or the call where graph or model have no name that a command knows."""
     config = described.config
-    if described.own_model or described.own_graph:
+    if (described.own_model and not is_imported(config.model)) or described.own_graph:
         graph = "graph" if described.own_graph else repr(config.graph)
-        model = f"model=model,  # a {described.own_model}" if described.own_model else f"model={config.model!r},"
+        own = described.own_model and not is_imported(config.model)
+        model = f"model=model,  # a {described.own_model}" if own else f"model={config.model!r},"
         options = "".join(f"    {name}={value!r},\n" for name, value in given.items())
         return f"```python\nweft.train(\n    {graph},\n    {model}\n{options})\n```"
     words = ["weft", "train", config.graph, f"--model={config.model}"]

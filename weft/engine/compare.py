@@ -15,7 +15,7 @@ from weft.engine.check import check
 from weft.engine.folder import new_folder
 from weft.engine.options import own_flags, refuse_foreign_flags, without_foreign_flags
 from weft.engine.rank import Job, make_plan, make_workload, prepare_process
-from weft.engine.run import Run, load_graph, run_checked
+from weft.engine.run import Run, load_graph, own_class, run_checked
 from weft.engine.tasks import prepared, task_model
 from weft.engine.torchrun import is_main_process, on_present_ranks, under_torchrun
 from weft.nn import Workload
@@ -97,7 +97,7 @@ def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bo
     for name, one in contenders.items():
         prepare_process(one)
         work, plan = make_workload(one, graph, task_model(None, GraphShape.of(graph), one)), None
-        check(one, work, launched=launched)
+        check(one, work, launched=launched, own_model=bool(own_class(one)))
         if launched:  # else rank 0 plans when it comes to it
             plan = make_plan(one, work)
             plan.forget()
@@ -106,7 +106,7 @@ def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bo
     runs: dict[str, Run] = {}
     for name, one in contenders.items():
         prepare_process(one)
-        job = Job(config=one, out=out / name, resume=False, quiet=quiet)
+        job = Job(config=one, out=out / name, resume=False, quiet=quiet, own_model=own_class(one))
         runs[name] = run_checked(job, *made.pop(name), launched=launched, last=not made)
     if not is_main_process():
         return runs

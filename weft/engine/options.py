@@ -93,8 +93,11 @@ def refuse_foreign_flags(config: Config, strategies: tuple[str, ...] = ()) -> No
             raise InputError(f"{flag} has no effect under {kind} {chosen}: leave it out, or give {owners}")
 
 
-def options_of_families(config: Config, model: nn.Module) -> tuple[str, ...]:
-    """The fields of a configuration that a module of one's own does not read. InputError where one of them is given."""
+def options_of_families(config: Config, model: nn.Module | None) -> tuple[str, ...]:
+    """The fields of a configuration that a module of one's own does not read. InputError where one of them is given.
+
+    model: None: one that is yet to be made, of the configuration's dtype.
+    """
     idle = [name for name in FAMILY_OPTIONS if name != "hidden" or config.task != "link"]
     if isinstance(model, LinkModel):
         idle += ["hidden", "decoder"]
@@ -103,7 +106,7 @@ def options_of_families(config: Config, model: nn.Module) -> tuple[str, ...]:
             raise InputError(
                 f"{spec.name} has no effect on a model of your own: leave it out, and make the {config.model} so"
             )
-    if config.dtype != dtype_name(model):
+    if model is not None and config.dtype != dtype_name(model):
         raise InputError(
             f"dtype {config.dtype}: the model's parameters are {dtype_name(model)}: leave it out, or convert the model"
         )

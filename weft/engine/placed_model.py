@@ -21,7 +21,7 @@ from weft.engine.metrics import NodeTask
 from weft.engine.options import options_of_families, refuse_foreign_flags, rows_device
 from weft.engine.own import OwnFunctions, taken_functions
 from weft.engine.rank import make_plan
-from weft.engine.run import asked, joined, plan_together, prepared_workload
+from weft.engine.run import asked, joined, own_class, plan_together, prepared_workload
 from weft.engine.tasks import make_task
 from weft.engine.torchrun import on_present_ranks, under_torchrun
 from weft.nn import embeddings
@@ -167,10 +167,10 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
         raise InputError(f"workers={config.workers}: start the script by torchrun --nproc-per-node {config.workers}")
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
-    if module is not None:
+    if own_class(config, module):
         options_of_families(config, module)
     work = prepared_workload(config, whole, module)
-    check(config, work, own, launched=False, own_model=module is not None)
+    check(config, work, own, launched=False, own_model=bool(own_class(config, module)))
     if not under_torchrun():
         group = Group(device=rows_device(config))
         return PlacedModel(config, make_plan(config, work).place(group, seed=config.seed), group, own)

@@ -51,7 +51,7 @@ def predict(
     out: str | Path | None = None,
     what: str = "logits",
     layer: int | None = None,
-    model: nn.Module | None = None,
+    model: nn.Module | str | None = None,
     overwrite: bool = False,
     **options: Any,
 ) -> Tensor:
@@ -62,7 +62,8 @@ def predict(
     out: a new .npy, .safetensors or .parquet file; what is returned is mapped, from this file or one without a name.
     what: "logits" [N, C]; "classes", int64 [N], or bool [N, C] where a vertex may have several; "embeddings" [N, F],
     the rows behind a layer of a weft.nn.Stack, before its norm and activation. layer: which one, from 1; by default the
-    last but one, and with task="link" the encoder's rows. model: a module of one's own, as it was made for the run.
+    last but one, and with task="link" the encoder's rows. model: a module of one's own, as it was made for the run, or
+    where it is defined, as in "package.module:Class".
     options: fields of weft.Config that say where to compute (weft.core.config.PLACING), such as strategy="offload" and
     device_memory="512MB"; what is not given is as in the run.
     Under torchrun, joins the ranks that are there, on one host.

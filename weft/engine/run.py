@@ -25,6 +25,7 @@ from weft.engine.agree import agree
 from weft.engine.check import check
 from weft.engine.checkpoint import Checkpoint
 from weft.engine.folder import RunFolder, new_folder
+from weft.engine.imported import is_imported
 from weft.engine.local import on_local_ranks
 from weft.engine.options import (
     dtype_name,
@@ -148,17 +149,17 @@ def run(
         raise InputError("--resume needs --out: the folder of the run to go on with")
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
-    idle = options_without_own(config, own) + (() if model is None else options_of_families(config, model))
+    idle = options_without_own(config, own) + (options_of_families(config, model) if own_class(config, model) else ())
     work = prepared_workload(config, graph, model)
     launched = config.workers > 1 and not under_torchrun()
-    check(config, work, own, launched=launched, own_model=model is not None)
+    check(config, work, own, launched=launched, own_model=bool(own_class(config, model)))
     job = Job(
         config=config,
         out=out,
         resume=resume,
         quiet=quiet,
         idle=idle,
-        own_model="" if model is None else class_name(model),
+        own_model=own_class(config, model),
         own_graph=graph is not None,
         own=own,
     )
@@ -172,9 +173,11 @@ def prepared_workload(config: Config, graph: Graph | None, model: nn.Module | No
     return make_workload(config, graph, task_model(model, GraphShape.of(graph), config))
 
 
-def class_name(model: nn.Module) -> str:
-    """The qualified name of a module's class."""
-    return f"{type(model).__module__}.{type(model).__qualname__}"
+def own_class(config: Config, model: nn.Module | None = None) -> str:
+    """The qualified name of the class of a module of one's own; '': the configuration names one of weft's."""
+    if model is not None:
+        return f"{type(model).__module__}.{type(model).__qualname__}"
+    return config.model if is_imported(config.model) else ""
 
 
 def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched: bool, last: bool = True) -> Run:

@@ -108,20 +108,24 @@ class SavedModel:
         with readable(folder.path, "train again, in a new folder"):
             return cls(folder=folder, described=Description.from_record(known), weights=weights)
 
-    def model(self, module: nn.Module | None = None, typed: TypedShape | None = None) -> nn.Module:
+    def model(self, module: nn.Module | str | None = None, typed: TypedShape | None = None) -> nn.Module:
         """The model with these weights: a module of one's own, or made as the configuration says.
 
-        typed: of the graph that it is for, if it is another one.
+        module: may say where it is defined, as --model does. typed: of the graph that it is for, if it is another one.
         InputError for a module of another structure or type, and where there has to be one.
         """
         path, own = self.folder.path, self.described.own_model
         if module is None and own:
             raise InputError(
                 f"{path}: its model is a {own}, a class that weft does not import: make one as it was made for the "
-                "run, and give it, as in weft.load_model(run, model) or weft.predict(run, model=model)"
+                "run, and give it, as in weft.load_model(run, model) or weft.predict(run, model=model), or say where "
+                "it is defined, as in --model package.module:Class"
             )
-        shape = self.described.shape if typed is None else replace(self.described.shape, typed=typed)
-        model = task_model(module, shape, self.described.config)
+        config, shape = self.described.config, self.described.shape
+        shape = shape if typed is None else replace(shape, typed=typed)
+        if isinstance(module, str):
+            config, module = replace(config, model=module), None
+        model = task_model(module, shape, config)
         if dtype_name(model) != self.described.config.dtype:
             raise InputError(f"{path} was trained in {self.described.config.dtype}: convert the model to that")
         try:
@@ -137,7 +141,7 @@ def no_run(folder: RunFolder) -> InputError:
     return InputError(f"{folder.path} holds no run (no config.toml): give the folder of one")
 
 
-def load_model(run: str | Path, model: nn.Module | None = None) -> nn.Module:
+def load_model(run: str | Path, model: nn.Module | str | None = None) -> nn.Module:
     """The model of a run's folder with its best weights, on the CPU; without its graph.
 
     model: a module of one's own, as it was made for the run, which gets the weights; needed where the run was given

@@ -16,6 +16,7 @@ from weft.data import (
     with_held_out_links,
     with_inverse_relations,
 )
+from weft.engine.imported import imported_model, is_imported
 from weft.engine.link import LinkTask
 from weft.engine.losses import make_loss, num_logits
 from weft.engine.metrics import NodeTask, Task
@@ -46,17 +47,17 @@ def task_model(model: nn.Module | None, shape: GraphShape, config: Config) -> nn
 
     For links, with a decoder.
     """
-    if model is not None and is_pyg(model):
+    width = (num_logits(config, shape) or shape.num_classes) if config.task == "node" else config.hidden
+    if model is None:
+        model = _named(config, shape, width)
+    if is_pyg(model):
         model = convert(model, given=known_edges(shape))
-    if config.task == "node":
-        return _from_config(config, shape, num_logits(config, shape) or shape.num_classes) if model is None else model
-    if isinstance(model, LinkModel):
+    if config.task == "node" or isinstance(model, LinkModel):
         return model
-    encoder = _from_config(config, shape, config.hidden) if model is None else model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(config.seed, DECODER) >> 1)
         decoder = make_decoder(config.decoder, max(shape.num_forward_relations, 1), config.hidden)
-    return LinkModel(encoder, decoder.to(next((p.dtype for p in encoder.parameters()), torch.float32)))
+    return LinkModel(model, decoder.to(next((p.dtype for p in model.parameters()), torch.float32)))
 
 
 def known_edges(shape: GraphShape) -> list[str]:
@@ -69,7 +70,9 @@ def known_edges(shape: GraphShape) -> list[str]:
     return [name for name, value in known.items() if value]
 
 
-def _from_config(config: Config, shape: GraphShape, out_width: int) -> nn.Module:
+def _named(config: Config, shape: GraphShape, out_width: int) -> nn.Module:
+    if is_imported(config.model):
+        return imported_model(config.model, shape, out_width, config)
     return from_config(config, shape.num_features, out_width, shape.num_edge_features, shape.typed)
 
 
