@@ -22,6 +22,8 @@ from weft.nn.phases import Boundary
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
+from torch_geometric.utils import add_self_loops  # noqa: E402
+
 from benchmarks.pyg_models import BY_BLOCKS, GAT, GCN, NATIVE, PYG_MODELS, SMALL  # noqa: E402
 
 NUM_VERTICES = 23
@@ -129,6 +131,36 @@ def test_what_weft_has_runs_in_its_aggregates() -> None:
         assert any(type(one).__name__ == "WithView" for one in does), name
 
 
+class Weighing(nn.Module):
+    """A convolution by blocks that is not given the weights which the graph has, or is."""
+
+    def __init__(self, weighs: bool) -> None:
+        super().__init__()
+        self.weighs, self.conv = weighs, pyg.GraphConv(NUM_FEATURES, NUM_CLASSES, aggr="max")
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+        return self.conv(x, edge_index, edge_weight) if self.weighs else self.conv(x, edge_index)
+
+
+@pytest.mark.parametrize("aggr", ["max", "median"])
+@pytest.mark.parametrize("weighs", [False, True])
+def test_a_convolution_has_the_weights_that_it_is_given(weighs: bool, aggr: str) -> None:
+    data, model = Data.make(), Weighing(weighs).double()
+    if aggr == "median":
+        model.conv.aggr, model.conv.aggr_module = aggr, pyg.aggr.MedianAggregation()
+    own, converted = copy.deepcopy(model), convert(model)
+    expected = own(data.x, data.edge_index, data.edge_weight)
+    torch.testing.assert_close(data.of_weft(converted), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_edge_features_that_a_convolution_was_not_made_for() -> None:
+    """PyG's GATConv without edge_dim leaves them."""
+    data, model = Data.make(), GAT().double()
+    own, converted = copy.deepcopy(model), convert(model, given=["edge_attr"])
+    expected = own.eval()(data.x, data.edge_index, data.edge_attr)
+    torch.testing.assert_close(data.of_weft(converted.eval()), expected, rtol=1e-9, atol=1e-9)
+
+
 class Relational(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -190,6 +222,22 @@ def normalising(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     return self.norm(self.conv(x, edge_index))
 
 
+def turning_edges(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    return self.conv(x, edge_index.flip(0))
+
+
+def with_loops(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    return self.conv(x, add_self_loops(edge_index)[0])
+
+
+def weighing_by_another(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    return self.conv(x, edge_index, x[:, 0])
+
+
+def asking_for_attention(self: Any, x: Tensor, edge_index: Tensor) -> Any:
+    return self.gat(x, edge_index, return_attention_weights=True)[0]
+
+
 def two_results(self: Any, x: Tensor, edge_index: Tensor) -> Any:
     return self.conv(x, edge_index), x
 
@@ -201,13 +249,30 @@ def two_results(self: Any, x: Tensor, edge_index: Tensor) -> Any:
         (branching, r"test_convert.py, line \d+ .*x\.sum\(\) > 0.*cannot follow"),
         (reading_edges, r"edge_index\[0\].*is read outside of a convolution"),
         (drawing, r"rand draws random numbers"),
+        (asking_for_attention, r"GATConv is given return_attention_weights beside x"),
+        (turning_edges, r"flip\(0\).*GCNConv is given another edge_index than the graph's"),
+        (with_loops, r"test_convert.py, line \d+ .*add_self_loops.*cannot follow"),
+        (weighing_by_another, r"x\[:, 0\].*GCNConv is given another edge_weight than the graph's"),
         (assigning, r"x\[0\] = 0\.0.*cannot follow"),
         (two_results, "one tensor with a row for each vertex"),
     ],
 )
 def test_what_cannot_be_converted_is_named(forward: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        convert(Written(forward))
+        convert(Written(forward, gat=pyg.GATConv(NUM_FEATURES, NUM_CLASSES)))
+
+
+def test_hooks_run() -> None:
+    data, lin = Data.make(), nn.Linear(NUM_FEATURES, NUM_FEATURES)
+    model = Written(alone, gat=pyg.GATConv(NUM_FEATURES, NUM_CLASSES), lin=lin).double()
+    for part in (lin, model.gat, model.gat.lin):
+        part.register_forward_hook(lambda *call: 2 * call[-1])
+    own, converted = copy.deepcopy(model), convert(model)
+    torch.testing.assert_close(data.of_weft(converted), data.of_pyg(own, []), rtol=1e-9, atol=1e-9)
+
+
+def alone(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    return self.gat(self.lin(x), edge_index)
 
 
 @pytest.mark.parametrize("norm", ["GraphNorm", "InstanceNorm", "PairNorm", "LayerNorm"])

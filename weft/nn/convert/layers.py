@@ -21,6 +21,7 @@ from weft.nn.conv import LinearConv
 from weft.nn.convert.program import GraphStep
 from weft.nn.norm import BatchNorm
 from weft.nn.phases import Boundary, BoundaryState
+from weft.nn.pyg import PyGConv, from_pyg
 from weft.nn.reduce import Max, Sum
 from weft.nn.view import View
 
@@ -93,6 +94,13 @@ class WithView(GraphStep):
     def resume(self, model: nn.Module, view: View, state: BoundaryState) -> Tensor:
         del model, view
         return state.result
+
+
+def by_blocks(conv: Any, given: frozenset[str]) -> PyGConv:
+    """A convolution as it is; given: what of the graph's edges the model gives it."""
+    layer = from_pyg(conv)
+    layer.takes &= given
+    return layer
 
 
 @dataclass(frozen=True)
@@ -206,7 +214,7 @@ def gat(scope: Scope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
     h = conv.lin(x)
     by_head = h.view(-1, conv.heads, conv.out_channels)
     logits = [(by_head * part).sum(-1) for part in (conv.att_src, conv.att_dst)]
-    if edge_attr is None:
+    if edge_attr is None or conv.lin_edge is None:
         y = scope.over_graph(Aggregated(partial(Attend.of, slope=conv.negative_slope)), h, *logits)
         return attended(conv, y, x)
     edges = conv.lin_edge.weight.view(conv.heads, conv.out_channels, -1)

@@ -79,7 +79,8 @@ class Converted(PhasedModel):
             call: Any = does
             return call(*args, **kwargs)
         module: Any = self.get_submodule(does.path)
-        if type(module).__name__ == "Linear" and args[0].dim() == 2 and not module._forward_hooks:
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        if type(module).__name__ == "Linear" and args[0].dim() == 2 and not hooked:
             return view.linear(args[0], module.weight.t(), module.bias)
         return module(*args, **kwargs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,10 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.core.errors import InputError
-from weft.nn.convert.layers import RULES, GlobalNorm, WithView
+from weft.nn.convert.layers import RULES, GlobalNorm, WithView, by_blocks
 from weft.nn.convert.program import GraphStep, Program
 from weft.nn.convert.steps import ROOT, make_program, run_step
 from weft.nn.convert.where import blamed, first_line, line_of
-from weft.nn.pyg import from_pyg
 
 EDGES = {
     "edge_index": ("edge_index", "adj_t", "adj"),
@@ -122,29 +122,42 @@ class Tracer(fx.Tracer):
 
     def _convolve(self, conv: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         name, where = type(conv).__name__, line_of(sys._getframe(1))
-        bound = inspect.signature(conv.forward).bind(*args, **kwargs)
-        bound.apply_defaults()
-        said = {key: one for key, one in bound.arguments.items() if one is not None and key != "edge_index"}
-        x = said.get("x", next(iter(said.values())))
-        pair = isinstance(x, tuple | list) and len(x) == 2 and x[0] is x[1]
-        x = said["x"] = x[0] if pair else x
-        if not isinstance(x, fx.Proxy) or "return_attention_weights" in said:
-            raise InputError(
-                f"{where}: {name} is called in a way that weft cannot follow: call it as conv(x, edge_index)"
-            )
+        signature = inspect.signature(conv.forward)
+        given = signature.bind(*args, **kwargs).arguments
+        said = {key: one for key, one in given.items() if one is not signature.parameters[key].default}
+        for key in EDGES:
+            if said.get(key) is not None and not _is_graphs(said[key], key):
+                raise InputError(
+                    f"{where}: {name} is given another {key} than the graph's: give the graph the edges that it is to "
+                    "have"
+                )
+        first = "x" if "x" in said else next(iter(said))
+        x = said.pop(first)
+        x = x[0] if isinstance(x, tuple | list) and len(x) == 2 and x[0] is x[1] else x
+        if not isinstance(x, fx.Proxy):
+            raise InputError(f"{where}: {name} reads rows of two kinds: call it as conv(x, edge_index)")
         if getattr(conv, "flow", "source_to_target") != "source_to_target":
             raise InputError(f"{where}: {name} sends from targets to sources: turn the graph's edges round instead")
         self.path = self._path(conv)
         rule = RULES.get(name) if type(conv).__module__.startswith("torch_geometric.nn.conv") else None
-        if rule:
-            wanted = [key for key in inspect.signature(rule).parameters if key not in ("scope", "conv")]
-            y = rule(self, conv, **{key: said.get(key) for key in wanted})
-            if y is not None:
-                return y
-        rows = [key for key, one in said.items() if isinstance(one, fx.Proxy) and key not in EDGES and key != "x"]
-        if rows:
-            raise InputError(f"{where}: {name} reads {' and '.join(['x', *rows])}, and weft runs it on x alone")
-        return self.over_graph(WithView(self.path, from_pyg), x)
+        if rule and not any(part._forward_hooks or part._forward_pre_hooks for part in conv.modules()):
+            wanted = [key for key in inspect.signature(rule).parameters if key not in ("scope", "conv", "x")]
+            if said.keys() <= {*wanted, *EDGES}:
+                y = rule(self, conv, x=x, **{key: said.get(key) for key in wanted})
+                if y is not None:
+                    return y
+        others = [key for key in said if key not in EDGES]
+        if others:
+            raise InputError(
+                f"{where}: {name} is given {' and '.join(others)} beside x and what the graph knows of its edges, and "
+                "runs on those alone: have it in the layer"
+            )
+        return self.over_graph(WithView(self.path, partial(by_blocks, given=frozenset(said))), x)
+
+
+def _is_graphs(edges: Any, name: str) -> bool:
+    """Whether what a convolution is given is what the graph knows of its edges by that name."""
+    return isinstance(edges, fx.Proxy) and edges.node.op == "placeholder" and edges.node.target == name
 
 
 def _is_message_passing(module: nn.Module) -> bool:
