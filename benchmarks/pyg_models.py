@@ -85,16 +85,16 @@ class GIN(nn.Module):
 class GCNII(nn.Module):
     def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
-        self.lins = nn.ModuleList([nn.Linear(widths.features, widths.hidden), nn.Linear(widths.hidden, widths.classes)])
+        self.linears = nn.ModuleList([nn.Linear(widths.features, widths.hidden), nn.Linear(widths.hidden, widths.classes)])
         self.convs = nn.ModuleList(
             pyg.GCN2Conv(widths.hidden, 0.1, theta=0.5, layer=i + 1, shared_weights=i != 1) for i in range(3)
         )
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        x = x_0 = self.lins[0](F.dropout(x, 0.4, self.training)).relu()
+        x = x_0 = self.linears[0](F.dropout(x, 0.4, self.training)).relu()
         for conv in self.convs:
             x = conv(F.dropout(x, 0.4, self.training), x_0, edge_index).relu()
-        return self.lins[1](x)
+        return self.linears[1](x)
 
 
 class APPNP(nn.Module):
