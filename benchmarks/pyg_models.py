@@ -85,7 +85,7 @@ class GIN(nn.Module):
 class GCNII(nn.Module):
     def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
-        self.linears = nn.ModuleList([nn.Linear(widths.features, widths.hidden), nn.Linear(widths.hidden, widths.classes)])
+        self.linears = nn.ModuleList([nn.Linear(*widths[:2]), nn.Linear(*widths[1:])])
         self.convs = nn.ModuleList(
             pyg.GCN2Conv(widths.hidden, 0.1, theta=0.5, layer=i + 1, shared_weights=i != 1) for i in range(3)
         )
