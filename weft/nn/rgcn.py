@@ -47,11 +47,20 @@ class RGCNConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
 
     def forward(self, view: View, x: Tensor) -> Tensor:
-        weight: Tensor = self.weight
-        if self.mixture is not None:
-            weight = linear(self.mixture, weight.flatten(1)).view(-1, *weight.shape[1:])
-        a = view.relate(x, weight)
-        return a + view.linear(view.targets(x), self.weight_self, self.bias)
+        return related(view, x, self.weight, self.mixture, self.weight_self, self.bias)
+
+
+def related(
+    view: View, x: Tensor, weight: Tensor, mixture: Tensor | None, weight_self: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """The rows [n, o] of relational convolution. weight: [R or B, blocks, i, o]; mixture: [R, B], of B bases.
+
+    weight_self: of own rows, which are left out where it is None.
+    """
+    if mixture is not None:
+        weight = linear(mixture, weight.flatten(1)).view(-1, *weight.shape[1:])
+    a = view.relate(x, weight)
+    return plus(a, bias) if weight_self is None else a + view.linear(view.targets(x), weight_self, bias)
 
 
 class OneHotRGCNConv(nn.Module):

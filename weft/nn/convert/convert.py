@@ -21,8 +21,8 @@ def convert(model: nn.Module, *, given: Collection[str] = ()) -> Converted:
     """A PyG model, unchanged, as one that runs under weft's strategies, with the numbers of one device.
 
     model: its forward takes x and edge_index, and may take edge_weight and edge_attr, or `data` with these; it returns
-    a row for each vertex. Its Python runs once: loops and branches on its options stay, branches on tensors cannot.
-    given: the optional arguments, edge_weight or edge_attr, that the graph is to fill.
+    a row for each vertex. Its Python runs once in training and once in evaluation: loops and branches on its options
+    stay, branches on tensors cannot. given: the optional arguments, such as edge_weight, that the graph is to fill.
 
     Convolutions that weft has (weft.nn.convert.layers.RULES) become its aggregates, others run by blocks of edges as
     they are; dropout becomes keyed, batch norm that of all vertices. The result shares the model's parameters, and
@@ -32,7 +32,7 @@ def convert(model: nn.Module, *, given: Collection[str] = ()) -> Converted:
     """
     unknown = set(given) - {*EDGES}
     if unknown:
-        raise InputError(f"given={sorted(unknown)}: give some of edge_weight, edge_attr")
+        raise InputError(f"given={sorted(unknown)}: give some of edge_weight, edge_attr, edge_type")
     shadow = _sharing(model)
     programs = {training: trace(shadow.train(training), frozenset(given)) for training in (True, False)}
     training, evaluating = programs[True], programs[False]

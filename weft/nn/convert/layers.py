@@ -20,9 +20,10 @@ from weft.nn.attention import Attend, AttendEdges
 from weft.nn.conv import LinearConv
 from weft.nn.convert.program import GraphStep
 from weft.nn.norm import BatchNorm
-from weft.nn.phases import Boundary, BoundaryState
+from weft.nn.phases import Boundary, BoundaryState, PhasedLayer
 from weft.nn.pyg import PyGConv, from_pyg
 from weft.nn.reduce import Max, Sum
+from weft.nn.rgcn import related
 from weft.nn.view import View
 
 
@@ -38,13 +39,23 @@ class Aggregated(GraphStep):
         del model, view
         return Boundary(request=self.make(*rows), steps=self.steps)
 
-    def resume(self, model: nn.Module, view: View, state: BoundaryState) -> Tensor:
-        del model, view
-        return state.result
+
+class Phased(GraphStep):
+    """What a layer in phases does."""
+
+    def layer(self, model: nn.Module) -> PhasedLayer:
+        """The layer, with the model's parameters."""
+        raise NotImplementedError
+
+    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary | Tensor:
+        return self.layer(model).begin(view, *rows)
+
+    def resume(self, model: nn.Module, view: View, state: BoundaryState) -> Boundary | Tensor:
+        return self.layer(model).resume(view, state)
 
 
 @dataclass(frozen=True)
-class Mapped(GraphStep):
+class Mapped(Phased):
     """A sum of mapped rows, in the order that costs less: `A x W`, and what rows add by a map of their own."""
 
     path: str
@@ -55,13 +66,7 @@ class Mapped(GraphStep):
     weight_self: str = ""
     """Of that of the rows themselves; '': none."""
 
-    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary | Tensor:
-        return self._layer(model).begin(view, *rows)
-
-    def resume(self, model: nn.Module, view: View, state: BoundaryState) -> Boundary | Tensor:
-        return self._layer(model).resume(view, state)
-
-    def _layer(self, model: nn.Module) -> MapOf:
+    def layer(self, model: nn.Module) -> MapOf:
         conv = model.get_submodule(self.path)
         own = conv.get_submodule(self.weight_self) if self.weight_self else None
         return MapOf(self.aggregate, conv.get_submodule(self.weight), own, conv)
@@ -91,10 +96,6 @@ class WithView(GraphStep):
         (x,) = rows
         return Boundary(request=Request(WholeLayer(model.get_submodule(self.path)), {"x": x, "own": x}))
 
-    def resume(self, model: nn.Module, view: View, state: BoundaryState) -> Tensor:
-        del model, view
-        return state.result
-
 
 def by_blocks(conv: Any, given: frozenset[str]) -> PyGConv:
     """A convolution as it is; given: what of the graph's edges the model gives it."""
@@ -104,19 +105,13 @@ def by_blocks(conv: Any, given: frozenset[str]) -> PyGConv:
 
 
 @dataclass(frozen=True)
-class GlobalNorm(GraphStep):
+class GlobalNorm(Phased):
     """A batch norm over all vertices."""
 
     path: str
     over_edges = False
 
-    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary | Tensor:
-        return self._norm(model).begin(view, *rows)
-
-    def resume(self, model: nn.Module, view: View, state: BoundaryState) -> Boundary | Tensor:
-        return self._norm(model).resume(view, state)
-
-    def _norm(self, model: nn.Module) -> BatchNorm:
+    def layer(self, model: nn.Module) -> BatchNorm:
         norm = model.get_submodule(self.path)
         assert isinstance(norm, BatchNorm)
         return norm
@@ -282,14 +277,11 @@ class RelationalConv(nn.Module):
     def __init__(self, conv: Any) -> None:
         super().__init__()
         self.weight, self.comp, self.root, self.bias = conv.weight, conv.comp, conv.root, conv.bias
-        self.blocks, self.out_width = conv.num_blocks or 1, conv.out_channels
+        self.out_width = conv.out_channels
 
     def forward(self, view: View, x: Tensor) -> Tensor:
-        weight = self.weight if self.comp is None else torch.einsum("rb,bio->rio", self.comp, self.weight)
-        y = view.relate(x, weight if weight.dim() == 4 else weight[:, None])
-        if self.root is not None:
-            y = y + view.linear(view.targets(x), self.root)
-        return y if self.bias is None else y + self.bias
+        weight = self.weight if self.weight.dim() == 4 else self.weight[:, None]
+        return related(view, x, weight, self.comp, self.root, self.bias)
 
 
 def rgcn(scope: Scope, conv: Any, *, x: Any) -> Any:

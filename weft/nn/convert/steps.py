@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -152,13 +153,13 @@ def _is_width(node: fx.Node) -> bool:
 def _finished(steps: list[Step], result: str) -> tuple[Step, ...]:
     """The steps, each with its stage and with what is read behind it."""
     aggregates = [isinstance(step.does, GraphStep) and step.does.over_edges for step in steps]
-    before = [sum(aggregates[:number]) for number in range(len(steps))]
+    begun, last = [0, *accumulate(aggregates)], max(sum(aggregates) - 1, 0)
     read: dict[str, None] = {result: None}
     found: list[Step] = []
-    for step, begun in zip(reversed(steps), reversed(before), strict=True):
+    for number, step in reversed([*enumerate(steps)]):
         read.pop(step.name, None)
         norm = isinstance(step.does, GraphStep) and not step.does.over_edges
-        stage = max(begun - 1, 0) if norm else min(begun, max(sum(aggregates) - 1, 0))
+        stage = max(begun[number] - 1, 0) if norm else min(begun[number], last)
         found.append(replace(step, stage=stage, alive=tuple(read)))
         read |= dict.fromkeys(values_in(step.args, step.kwargs))
     return tuple(reversed(found))

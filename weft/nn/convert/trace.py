@@ -32,8 +32,7 @@ COUPLING = ("GraphNorm", "InstanceNorm", "PairNorm", "MeanSubtractionNorm", "Gra
 def trace(model: nn.Module, given: frozenset[str]) -> Program:
     """The steps of a model's forward, as it is set to train or to evaluate.
 
-    given: which of edge_weight and edge_attr an optional argument of that name has. InputError, with the line, for what
-    no step can be made of.
+    given: the optional arguments that the graph fills. InputError, with the line, for what no step can be made of.
     """
     root = Root(model, given)
     try:
