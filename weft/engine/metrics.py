@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -42,6 +43,17 @@ class Task(Protocol):
         ...
 
 
+class Examples(NamedTuple):
+    """What a rank learns from in a step."""
+
+    rows: Tensor
+    """int64 [k]: which of its rows."""
+    y: Tensor
+    """[k, ...]: their labels."""
+    size: int
+    """How many there are on all ranks."""
+
+
 class NodeTask:
     """Learning what vertices are, of their labels, by the loss of each row; without one, by what labels these are.
 
@@ -72,21 +84,30 @@ class NodeTask:
         self.vertices = torch.arange(graph.num_vertices)[rows]
         self.graph_y, self.y = graph.y, graph.y[rows].to(device)
 
+    def examples(self, step: Step) -> Examples:
+        """What this rank learns from in a step: all its labelled rows, or those of a mini-batch."""
+        if step.vertices is None:
+            return self._examples
+        y = self.graph_y[step.vertices].to(self.y.device)
+        return Examples(torch.arange(len(y), device=y.device), y, step.batch_size)
+
+    @cached_property
+    def _examples(self) -> Examples:
+        rows = self.chosen["train"]
+        return Examples(rows, self.y[rows], self.num_labelled["train"])
+
     def loss(self, logits: Tensor, step: Step) -> tuple[float, Tensor]:
         """This rank's part of the loss, and its gradient [n, C] by the logits."""
         logits = logits.detach()
         grad, total = self.empty(logits), logits.new_zeros(())
-        chosen, y, number = self.chosen["train"], self.y, self.num_labelled["train"]
-        if step.vertices is not None:
-            y = self.graph_y[step.vertices].to(logits.device)
-            chosen, number = torch.arange(len(y), device=logits.device), step.batch_size
+        chosen, y, number = self.examples(step)
         for block, (part,) in row_blocks([chosen], logits, grad):
             rows = chosen[part] - block.start
             grad[block].zero_()
             if not len(rows):
                 continue
             here = logits[block].index_select(0, rows).requires_grad_()
-            loss = self.row_loss(here, typed(y[chosen[part]], here)).sum() / number
+            loss = self.row_loss(here, typed(y[part], here)).sum() / number
             (grad_here,) = torch.autograd.grad(loss, here)
             grad[block].index_copy_(0, rows, grad_here)
             total += loss.detach()

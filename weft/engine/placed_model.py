@@ -17,11 +17,12 @@ from weft.core.errors import InputError
 from weft.data import Graph
 from weft.engine.check import check
 from weft.engine.embedded import gather_rows
+from weft.engine.joined import joined, plan_together
 from weft.engine.metrics import NodeTask
 from weft.engine.options import options_of_families, refuse_foreign_flags, rows_device
 from weft.engine.own import OwnFunctions, taken_functions
 from weft.engine.rank import make_plan
-from weft.engine.run import asked, joined, own_class, plan_together, prepared_workload
+from weft.engine.run import asked, own_class, prepared_workload
 from weft.engine.tasks import make_task
 from weft.engine.torchrun import on_present_ranks, under_torchrun
 from weft.nn import embeddings
@@ -76,14 +77,8 @@ class PlacedModel:
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """The steps of an epoch: one for the whole graph, or one for each mini-batch of `split` and `sampled`."""
-        task = self.task
         for step in self.placed.steps(epoch):
-            if step.vertices is None:
-                rows, size = task.chosen["train"], task.num_labelled["train"]
-                yield Batch(rows=rows, y=task.y[rows], size=size, step=step)
-            else:
-                y = task.graph_y[step.vertices].to(self.group.device)
-                yield Batch(rows=torch.arange(len(y), device=y.device), y=y, size=step.batch_size, step=step)
+            yield Batch(**self.task.examples(step)._asdict(), step=step)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Logits [n, C] of the rows that this rank answers for in a step, of which a loss is to be made."""
