@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.comm import Group, join
+from weft.comm import Group
 from weft.core.config import PLACING, Config
 from weft.core.errors import InputError, RunError, Stopped, unknown
 from weft.core.forkserver import temporary_folder
-from weft.core.meter import Meter
 from weft.core.optimisations import Optimisations
 from weft.core.table_file import HEADERS, TableFile
 from weft.data import Graph, GraphShape, as_asked, forward_relations, with_inverse_relations
 from weft.engine.blocks import row_blocks
 from weft.engine.check import check_placing
 from weft.engine.folder import RunFolder
+from weft.engine.joined import joined, plan_together
 from weft.engine.local import on_local_ranks
 from weft.engine.losses import num_logits, output_kind
 from weft.engine.options import refuse_foreign_flags, rows_device, without_foreign_flags
@@ -89,7 +89,11 @@ def predict(
     work = Workload(asked, found, Optimisations.without(f"{config.disable},reach"))  # which leaves rows out
     launched = config.workers > 1 and not under_torchrun()
     check_placing(config, work, launched=launched, own_model=model is not None)
-    plan = make_plan(config, work, saved.folder)
+    if under_torchrun():
+        group = joined(config, work)
+        plan, _ = plan_together(config, work, group, lambda: (make_plan(config, work, saved.folder), ""))
+    else:
+        group, plan = Group(device=rows_device(config)), make_plan(config, work, saved.folder)
     with draft_of(path) as draft:
         rank_work = RowsOfRank(
             config=config,
@@ -98,7 +102,7 @@ def predict(
             draft=draft,
             suffix=path.suffix if path and path.suffix in HEADERS else ".npy",
         )
-        rows = launched_rows(rank_work, plan) if launched else rank_work.rows(plan)
+        rows = launched_rows(rank_work, plan) if launched else rank_work.rows(plan, group)
         if path and is_main_process():
             publish(rows, what, draft, path)
     return rows
@@ -116,15 +120,12 @@ class RowsOfRank:
     suffix: str
     """The format of the table, see TableFile."""
 
-    def rows(self, plan: Plan) -> Tensor:
-        """The whole table, mapped: of the only rank, or of one of torchrun's."""
-        device = rows_device(self.config)
-        if not under_torchrun():
-            return self._write(plan, Group(device=device)).open()
-        group = join(timeout_seconds=self.config.timeout, meter=Meter(), device=device)
+    def rows(self, plan: Plan, group: Group) -> Tensor:
+        """The whole table, mapped: of the only rank, or of one of torchrun's, which part then."""
         rows = self._write(plan, group).open()
         group.all_gather_object({})  # until all have it, since rank 0 may take its name
-        group.close()
+        if under_torchrun():
+            group.close()
         return rows
 
     def __call__(self, plan: Plan, group: Group) -> dict[str, Any]:

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from weft.comm import Group, join
+from weft.comm import Group
 from weft.core import record
 from weft.core.config import Config
 from weft.core.errors import InputError, RunError, Stopped
-from weft.core.meter import Meter
-from weft.cost import Machine
 from weft.data import Graph, GraphShape, as_asked, load
-from weft.engine.agree import agree
 from weft.engine.check import check
 from weft.engine.checkpoint import Checkpoint
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.imported import is_imported
+from weft.engine.joined import joined, plan_together
 from weft.engine.local import on_local_ranks
 from weft.engine.options import (
     dtype_name,
-    make_options,
     options_of_families,
     options_without_own,
-    partition_of,
     refuse_foreign_flags,
     rows_device,
-    with_partition,
 )
 from weft.engine.own import NOTHING_OWN, OwnFunctions, taken_functions
 from weft.engine.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
@@ -43,7 +36,7 @@ from weft.engine.saved import load_model, no_run
 from weft.engine.tasks import prepared, task_model
 from weft.engine.torchrun import on_present_ranks, restarted, under_torchrun
 from weft.nn import Workload
-from weft.strategies import Plan, get_strategy
+from weft.strategies import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,8 +212,8 @@ def data_options(config: Config) -> dict[str, Any]:
 
 
 def _stem(config: Config) -> str:
-    stem = Path(config.graph).stem.replace(":", "-").replace(",", "-")
-    return f"{stem}-{config.model}-{config.strategy}"
+    stem = f"{Path(config.graph).stem}-{config.model}-{config.strategy}"
+    return stem.replace(":", "-").replace(",", "-")
 
 
 def _check_folder(job: Job, graph: Graph) -> None:
@@ -285,45 +278,6 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
     if last or isinstance(ended, int):
         group.close()
     return folder, ended
-
-
-def joined(config: Config, work: Workload) -> Group:
-    """The ranks that torchrun started, which have the same work."""
-    group = join(timeout_seconds=config.timeout, meter=Meter(), device=rows_device(config))
-    agree(group, config, work.graph, work.model)
-    return group
-
-
-def plan_together(
-    config: Config, work: Workload, group: Group, lead: Callable[[], tuple[Plan, str]]
-) -> tuple[Plan, str]:
-    """The plan that rank 0 makes, and what it says besides, on every rank; its InputError is every rank's.
-
-    lead: what rank 0 does.
-    """
-    said: dict[str, Any] = {}
-    part = torch.empty(work.graph.num_vertices, dtype=torch.int32)
-    if group.rank == 0:
-        try:
-            plan, besides = lead()
-            given = partition_of(plan.options)
-            part = part if given is None else given
-            said = {"besides": besides, "parted": given is not None, "decisions": plan.decisions()}
-            said["machine"] = plan.machine.record() if plan.machine else None
-        except InputError as error:
-            said = {"mistake": str(error)}
-    said = group.all_gather_object(said)[0]
-    if "mistake" in said:
-        raise InputError(said["mistake"])
-    if said["parted"]:
-        part = part.to(group.device)
-        group.broadcast(part, tag="partition")
-    if group.rank:
-        options = make_options(config)
-        options = with_partition(options, part.cpu()) if said["parted"] else options
-        machine = Machine.from_record(said["machine"]) if said["machine"] else None
-        plan = get_strategy(config.strategy)(work, config.workers, options, machine, said["decisions"])
-    return plan, said["besides"]
 
 
 def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:
