@@ -135,7 +135,7 @@ def test_a_single_target_can_take_no_less_than_the_least() -> None:
         needs, one_each = needs_of(op), tuple(range(graph.num_vertices + 1))
         every = torch.arange(graph.num_vertices)
         hop = Chunking(graph).hop
-        sides = Sides([RankSide(hop, every, every)], [one_each], loops=op.loops, ahead=False)
+        sides = Sides([RankSide(hop, every)], [one_each], loops=op.loops, ahead=False)
         assert working_bytes(needs, sides.schedule(0), ahead=False) == least_bytes(hop.block, op, needs)
 
 

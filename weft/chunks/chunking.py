@@ -97,7 +97,7 @@ class Chunking:
 
     def _planned(self, op: Aggregate, needs: WorkingSet, bounds: tuple[int, ...], *, ahead: bool) -> Cut:
         every = torch.arange(self.hop.num_inputs)
-        sides = Sides([RankSide(self.hop, every, every)], [bounds], loops=holds_targets(op), ahead=ahead)
+        sides = Sides([RankSide(self.hop, every)], [bounds], loops=holds_targets(op), ahead=ahead)
         schedule = sides.schedule(0)
         return Cut(bounds, schedule, ahead, working_bytes(needs, schedule, ahead=ahead))
 

@@ -21,15 +21,16 @@ VERTEX_COST = 4  # a target costs as much as so many edges, where chunks are to 
 
 
 class RankSide(NamedTuple):
-    """A rank's side of an aggregate.
-
-    own: int64, ascending, the vertices that the rank results for, which are its first local rows. rows: int64, the
-    vertex of each local row, at least hop.num_inputs of them.
-    """
+    """A rank's side of an aggregate."""
 
     hop: Hop
-    own: Tensor
     rows: Tensor
+    """int64: the vertex of each local row, of which the first hop.num_inputs are the aggregate's."""
+
+    def places(self, vertices: Tensor) -> Tensor:
+        """int64 [k]: which of its rows some vertices are, all of which it has."""
+        known, order = self.rows[: self.hop.num_inputs].sort()
+        return order[torch.searchsorted(known, vertices)]
 
 
 def even_ranges(block: Adjacency, count: int) -> tuple[int, ...]:

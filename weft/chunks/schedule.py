@@ -70,7 +70,7 @@ class Sides:
         for part, cuts, order, begins in zip(parts, bounds, self.orders, starts, strict=True):
             sources = chunk_sources(part.hop.block, cuts, loops=loops)
             asked = [
-                torch.searchsorted(owner.own, part.hop.fetched[first:end])
+                owner.places(part.hop.fetched[first:end])
                 for owner, (first, end) in zip(parts, pairwise(begins), strict=True)
             ]
             self._sides.append(_Side(part.hop, Sets.of([sources[chunk] for chunk in order]), join(asked)))

@@ -134,7 +134,7 @@ class Cutter:
         return alone and all(one.op.linear or one.hop in self.kept for one in over)
 
     def _parts(self, hops: range) -> list[RankSide]:
-        return [RankSide(each.hops[hops[0]], each.own, each.rows) for each in self.needed]
+        return [RankSide(each.hops[hops[0]], each.rows) for each in self.needed]
 
     def _sides(self, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None) -> Sides:
         """What the chunks of all ranks read, kept until others are asked for."""

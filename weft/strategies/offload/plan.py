@@ -95,8 +95,6 @@ class OffloadPlan(Plan):
         reach = find_reach(self.work, self.traits, training=False)
         if isinstance(reach, str):
             return reach
-        if self.size > 1:
-            return "ranks share what they load"
         if embeddings(self.work.model) or self.work.graph.relations:
             return "types are of the whole graph"
         return why_all(self.work, self.traits, training=True) or reach
