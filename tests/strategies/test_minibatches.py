@@ -351,5 +351,5 @@ def with_another_end(*, pairs: Tensor, route: Route) -> CandidateLinks:
 @pytest.mark.parametrize("error", ["other negatives", pytest.param("an end of another link", marks=pytest.mark.slow)])
 def test_an_error_planted_in_links_shows(error: str) -> None:
     case = LINK_CASES[0]
-    given = link_given(case, batch_size="60", fanout="2")
+    given = link_given(case, batch_size="60", fanout="2", partition=part_by("metis", case, 2))  # see above
     on_ranks(2, check_planted, case, error, given, train(Group(), case, "split", given))
