@@ -29,7 +29,7 @@ RUNS = {
     "converted": "--graph sbm:vertices=300,degree=4,features=8,classes=3 --models pyg-gcn,pyg-pna --rounds 1",
     "halo": "--graphs rmat:vertices=300,edges=2k --parts 2,3",
     "reach": "--graphs rmat:vertices=300,edges=2k,features=8,classes=3 --labelled 0.01 --hidden 16 --rounds 1",
-    "seeds": "--graphs sbm:vertices=300,degree=4,features=8,classes=3 --models gcn,pyg-sage --seeds 2 --epochs 2",
+    "seeds": "--graphs sbm:vertices=300,degree=4,features=8,classes=3 --models gcn,pyg-gcn --seeds 2 --epochs 2",
     "sampling": "--graphs rmat:vertices=300,edges=2k --batch-sizes 32 --contenders weft,weft-labor --rounds 1",
 }
 
