@@ -35,9 +35,8 @@ def main() -> int:
             layers=options.layers,
             workers=options.workers,
             epochs=options.epochs,
-            batch_size=options.batch_size,
-            fanout=options.fanout,
             metrics=options.metrics,
+            **({"batch_size": options.batch_size, "fanout": options.fanout} if options.fanout else {}),
         )
         with tempfile.TemporaryDirectory() as folder:
             runs = weft.compare(config, contenders(options.contenders), Path(folder) / "runs", quiet=True)
@@ -85,7 +84,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", default="512")
-    parser.add_argument("--fanout", default="10")
+    parser.add_argument("--fanout", default="10", help="none where no contender draws mini-batches")
     parser.add_argument("--metrics", default="", help="the score, such as roc_auc; none: the task's")
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
     return parser.parse_args()
