@@ -112,6 +112,8 @@ def test_mistakes_name_the_remedy() -> None:
         InputError, match="--edge-attention is of gat and gatv2, and gin has no attention: leave it out"
     ):
         make_model("gin", 7, 3, edge_width=2)
+    with pytest.raises(InputError, match="--attention-dropout is of gat and gatv2, and sage has no attention: leave"):
+        make_model("sage", 7, 3, attention_dropout=0.5)
     with pytest.raises(InputError, match="--edge-attention: the graph has no edge features"):
         from_config(Config(model="gat", edge_attention=True), 7, 3)
 
