@@ -4,9 +4,12 @@
 // of z_e is alpha_e leaky_relu'(z_e) (grad_y_v . h_u - D_v), and leaky_relu' is s + (1 - s) [z_e > 0]. Summed over a
 // row, the vectors come out of the sum: both logits' gradients follow from sums of rows weighted by alpha and by
 // alpha [z > 0] (here: weight and positive). So forward and backward are one loop, and nothing is as large as E x H.
+// Dropout puts m_e alpha_e in the place of alpha_e where rows are summed, and so m_e grad_y_v . h_u in that gradient; the
+// masks m are drawn again backward.
 #pragma once
 
 #include "chunk.h"
+#include "edge_mask.h"
 #include "kernels.h"
 #include "softmax.h"
 
@@ -27,17 +30,18 @@ WEFT_INLINE void add_columns(T* row, const T* added, int64_t begin, int64_t end)
   for (int64_t column = begin; column < end; ++column) row[column] += added[column];
 }
 
-// Calls visit(indices, count, last_index) for a row's entries, kChunk at a time, then for the row itself if it has a loop.
+// Calls visit(indices, count, last_index, begins) for a row's entries, kChunk at a time, then for the row itself if it has
+// a loop; begins: whether the first of them follows none.
 template <class I, class Visit>
 WEFT_INLINE void for_chunks(const int64_t* indptr, const I* indices, int64_t row, bool loop, const I* last_index,
                             Visit visit) {
   for (int64_t entry = indptr[row]; entry < indptr[row + 1]; entry += kChunk) {
     const int64_t left = indptr[row + 1] - entry;
-    visit(indices + entry, left < kChunk ? left : kChunk, last_index);
+    visit(indices + entry, left < kChunk ? left : kChunk, last_index, entry == indptr[row]);
   }
   if (loop) {
     const I self = static_cast<I>(row);
-    visit(&self, 1, &self);
+    visit(&self, 1, &self, true);
   }
 }
 
@@ -50,6 +54,7 @@ struct AttendRows {
   const int64_t* bounds = a.bounds + head;
   Chunk<T, I> chunk{};
   Softmax<T> softmax;
+  EdgeMask mask{a.dropout};
   alignas(64) Weights<T> weight, positive;
 
   AttendRows(const Attend<T, I>& args, const Plan<ChunkRows<T, I, kPlus>>& columns) : a(args), plan(columns) {
@@ -67,7 +72,7 @@ struct AttendRows {
       chunk.first = true;
       softmax.clear();
       for_chunks(a.indptr, a.indices, row, a.loop && a.loop[row], last_index,
-                 [&](const I* indices, int64_t count, const I* last) {
+                 [&](const I* indices, int64_t count, const I* last, bool begins) {
                    chunk.indices = indices;
                    chunk.count = count;
                    chunk.last_index = last;
@@ -79,6 +84,7 @@ struct AttendRows {
                        add(row, j);
                      }
                    }
+                   if (a.dropout) drop(row, begins);
                    plan.run(chunk);
                    chunk.first = false;
                  });
@@ -95,6 +101,14 @@ struct AttendRows {
       const Vector<T, L> alpha = exponential<T, L>(leaky_relu(argument, a.slope) - lse);
       store<L>(weight[j] + e, alpha);
       if (kPlus) store<L>(positive[j] + e, where_positive(argument, alpha));
+    }
+  }
+
+  void drop(int64_t row, bool begins) {
+    if (begins) mask.begin();
+    mask.template draw<false>(row, chunk.indices, chunk.count);
+    for (int64_t j = 0; j < num_heads; ++j) {
+      mask.drop(head + j, chunk.count, weight[j], kPlus ? positive[j] : nullptr);
     }
   }
 
@@ -190,6 +204,7 @@ struct AttendBackwardRows {
   Chunk<T, I> chunk{};
   T* const scratch = new T[2 * a.width];  // a row of plus, and of grad_h where it is added or nobody wants it
   T dots[kHeads];                         // sum of alpha leaky_relu' D over the row
+  EdgeMask mask{a.dropout};
   alignas(64) Weights<T> weight, positive, lse, dot;
 
   AttendBackwardRows(const AttendBackward<T, I>& args, const Plan<ChunkRows<T, I, kLogits>>& columns)
@@ -215,7 +230,7 @@ struct AttendBackwardRows {
       chunk.first = true;
       zero_columns(dots, 0, kHeads);
       for_chunks(a.indptr_t, a.indices_t, row, loop, last_index,
-                 [&](const I* indices, int64_t count, const I* last) {
+                 [&](const I* indices, int64_t count, const I* last, bool begins) {
                    chunk.indices = indices;
                    chunk.count = count;
                    chunk.last_index = last;
@@ -224,6 +239,7 @@ struct AttendBackwardRows {
                    gather(stats + a.num_heads, 3 * a.num_heads, num_heads, chunk, lse);
                    if (kLogits) gather(stats + 2 * a.num_heads, 3 * a.num_heads, num_heads, chunk, dot);
                    for (int64_t j = 0; j < num_heads; ++j) weigh(row, j);
+                   if (a.dropout) drop(row, begins);
                    plan.run(chunk);
                    chunk.first = false;
                  });
@@ -248,6 +264,14 @@ struct AttendBackwardRows {
       }
     }
     if (kLogits) dots[j] += mixed(sum_lanes<L, T>(sum), sum_lanes<L, T>(sum_positive));
+  }
+
+  void drop(int64_t row, bool begins) {
+    if (begins) mask.begin();
+    mask.template draw<true>(row, chunk.indices, chunk.count);
+    for (int64_t j = 0; j < num_heads; ++j) {
+      mask.drop(head + j, chunk.count, weight[j], kLogits ? positive[j] : nullptr);
+    }
   }
 
   // leaky_relu' times what was summed: the slope everywhere, and the rest of one where the argument is positive.

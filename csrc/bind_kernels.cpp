@@ -43,6 +43,31 @@ EdgeIds edge_ids_of(const AnyIds& ids) {
   return {nullptr, static_cast<const int64_t*>(ids.data())};
 }
 
+// An EdgeDropout that keeps its arrays.
+struct Mask {
+  ConstArray<int64_t, 1> source_ids, target_ids;
+  uint64_t key;
+  uint32_t first_head, threshold;
+  double scale;
+
+  EdgeDropout of(int64_t num_sources, int64_t num_targets) const {
+    require(size(source_ids, 0) == num_sources && size(target_ids, 0) == num_targets,
+            "dropout must have an id per source and per target");
+    return {source_ids.data(), target_ids.data(), key, first_head, threshold, scale};
+  }
+};
+
+void bind_mask(nb::module_& module) {
+  using Ids = ConstArray<int64_t, 1>;
+  nb::class_<Mask>(module, "EdgeDropout")
+      .def(
+          "__init__",
+          [](Mask* self, Ids sources, Ids targets, uint64_t key, uint32_t first_head, uint32_t threshold, double scale) {
+            new (self) Mask{sources, targets, key, first_head, threshold, scale};
+          },
+          "source_ids"_a.noconvert(), "target_ids"_a.noconvert(), "key"_a, "first_head"_a, "threshold"_a, "scale"_a);
+}
+
 // Checked before any kernel walks a matrix: what ids cannot tell.
 template <class I>
 void check_rows(const ConstArray<int64_t, 1>& indptr, const ConstArray<I, 1>& indices, int num_threads) {
@@ -139,7 +164,7 @@ void bind_attend(nb::module_& module) {
       [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, ConstArray<T, 2> logit_src,
          ConstArray<T, 2> logit_dst, MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, T slope,
          ConstArray<T, 2> h, bool lse_known, Array<T, 2> lse, Array<T, 2> y, Maybe<T, 2> plus, Maybe<T, 2> share,
-         int num_threads) {
+         const Mask* dropout, int num_threads) {
         check_rows(indptr, indices, num_threads);
         const int64_t num_targets = size(indptr, 0) - 1, num_heads = size(logit_src, 1), width = size(h, 1);
         check_bounds(bounds, num_heads, width);
@@ -151,6 +176,7 @@ void bind_attend(nb::module_& module) {
                 "plus and share go together, with the shapes of y and lse");
         require(length_or(loop, num_targets) == num_targets && (!loop || num_targets <= size(h, 0)),
                 "loop must have one flag per target, and targets be the first sources");
+        const EdgeDropout drops = dropout ? dropout->of(size(h, 0), num_targets) : EdgeDropout{};
         const Attend<T, I> args{num_targets,
                                 num_heads,
                                 width,
@@ -167,6 +193,7 @@ void bind_attend(nb::module_& module) {
                                 y.data(),
                                 data_or_null(plus),
                                 data_or_null(share),
+                                dropout ? &drops : nullptr,
                                 num_threads};
         nb::gil_scoped_release release;
         graph_kernels<T, I>(kernels()).attend(args);
@@ -174,12 +201,13 @@ void bind_attend(nb::module_& module) {
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "logit_src"_a.noconvert(), "logit_dst"_a.noconvert(),
       "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a, "h"_a.noconvert(), "lse_known"_a,
       "lse"_a.noconvert(), "y"_a.noconvert(), "plus"_a.noconvert().none(), "share"_a.noconvert().none(),
-      "num_threads"_a);
+      "dropout"_a.none(), "num_threads"_a);
   module.def(
       "attend_backward",
       [](ConstArray<int64_t, 1> indptr_t, ConstArray<I, 1> indices_t, ConstArray<T, 2> logit_src,
          ConstArray<T, 3> stats, MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, T slope, MaybeConst<T, 2> h,
-         ConstArray<T, 2> grad_y, Maybe<T, 2> grad_h, Maybe<T, 2> grad_logit_src, bool add, int num_threads) {
+         ConstArray<T, 2> grad_y, Maybe<T, 2> grad_h, Maybe<T, 2> grad_logit_src, bool add,
+         const Mask* dropout, int num_threads) {
         check_rows(indptr_t, indices_t, num_threads);
         const int64_t num_sources = size(indptr_t, 0) - 1, num_targets = size(stats, 0);
         const int64_t num_heads = size(logit_src, 1), width = size(grad_y, 1);
@@ -193,6 +221,7 @@ void bind_attend(nb::module_& module) {
         require(!add || grad_h, "there must be a grad_h to add to");
         require(length_or(loop, num_targets) == num_targets && (!loop || num_targets <= num_sources),
                 "loop must have one flag per target, and targets be the first sources");
+        const EdgeDropout drops = dropout ? dropout->of(num_sources, num_targets) : EdgeDropout{};
         const AttendBackward<T, I> args{num_sources,
                                         num_targets,
                                         num_heads,
@@ -209,13 +238,15 @@ void bind_attend(nb::module_& module) {
                                         data_or_null(grad_h),
                                         data_or_null(grad_logit_src),
                                         add,
+                                        dropout ? &drops : nullptr,
                                         num_threads};
         nb::gil_scoped_release release;
         graph_kernels<T, I>(kernels()).attend_backward(args);
       },
       "indptr_t"_a.noconvert(), "indices_t"_a.noconvert(), "logit_src"_a.noconvert(), "stats"_a.noconvert(),
       "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a, "h"_a.noconvert().none(), "grad_y"_a.noconvert(),
-      "grad_h"_a.noconvert().none(), "grad_logit_src"_a.noconvert().none(), "add"_a, "num_threads"_a);
+      "grad_h"_a.noconvert().none(), "grad_logit_src"_a.noconvert().none(), "add"_a, "dropout"_a.none(),
+      "num_threads"_a);
 }
 
 template <class T, class I>
@@ -317,10 +348,32 @@ void bind_pairs(nb::module_& module) {
       "grad_left"_a.noconvert(), "grad_right"_a.noconvert(), "grad_attention"_a.noconvert(),
       "grad_edge_map"_a.noconvert().none(), "num_threads"_a);
   module.def(
+      "drop_edges",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, MaybeConst<bool, 1> loop, const Mask& dropout,
+         Array<T, 2> alpha, int num_threads) {
+        check_rows(indptr, indices, num_threads);
+        const int64_t num_targets = size(indptr, 0) - 1, num_sources = size(dropout.source_ids, 0);
+        require(length_or(loop, num_targets) == num_targets && (!loop || num_targets <= num_sources),
+                "loop must have one flag per target, and targets be the first sources");
+        require(size(alpha, 0) == num_logits(indices, loop), "alpha must have a row per edge and per loop");
+        const DropEdges<T, I> args{num_targets,
+                                   size(alpha, 1),
+                                   indptr.data(),
+                                   indices.data(),
+                                   data_or_null(loop),
+                                   dropout.of(num_sources, num_targets),
+                                   alpha.data(),
+                                   num_threads};
+        nb::gil_scoped_release release;
+        graph_kernels<T, I>(kernels()).drop_edges(args);
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "loop"_a.noconvert().none(), "dropout"_a,
+      "alpha"_a.noconvert(), "num_threads"_a);
+  module.def(
       "weigh",
       [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, std::optional<AnyIds> edge_ids,
          MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, ConstArray<T, 2> alpha, ConstArray<T, 2> x,
-         Array<T, 2> y, int num_threads) {
+         T scale, Array<T, 2> y, int num_threads) {
         check_rows(indptr, indices, num_threads);
         const int64_t num_rows = size(indptr, 0) - 1, num_heads = size(bounds, 0) - 1, width = size(x, 1);
         check_bounds(bounds, num_heads, width);
@@ -340,18 +393,19 @@ void bind_pairs(nb::module_& module) {
                                bounds.data(),
                                alpha.data(),
                                x.data(),
+                               scale,
                                y.data(),
                                num_threads};
         nb::gil_scoped_release release;
         graph_kernels<T, I>(kernels()).weigh(args);
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "edge_ids"_a.noconvert().none(), "loop"_a.noconvert().none(),
-      "bounds"_a.noconvert(), "alpha"_a.noconvert(), "x"_a.noconvert(), "y"_a.noconvert(), "num_threads"_a);
+      "bounds"_a.noconvert(), "alpha"_a.noconvert(), "x"_a.noconvert(), "scale"_a, "y"_a.noconvert(), "num_threads"_a);
   module.def(
       "weigh_backward",
       [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, MaybeConst<bool, 1> loop,
-         ConstArray<int64_t, 1> bounds, ConstArray<T, 2> alpha, ConstArray<T, 2> x, ConstArray<T, 2> grad_y, bool last,
-         Array<T, 2> grad_logits, int num_threads) {
+         ConstArray<int64_t, 1> bounds, ConstArray<T, 2> alpha, ConstArray<T, 2> x, ConstArray<T, 2> grad_y, T scale,
+         bool last, Array<T, 2> grad_logits, int num_threads) {
         check_rows(indptr, indices, num_threads);
         const int64_t num_targets = size(indptr, 0) - 1, num_heads = size(bounds, 0) - 1, width = size(x, 1);
         check_bounds(bounds, num_heads, width);
@@ -363,13 +417,13 @@ void bind_pairs(nb::module_& module) {
         const WeighBackward<T, I> args{num_targets,   num_heads,     width,
                                        indptr.data(), indices.data(), data_or_null(loop),
                                        bounds.data(), alpha.data(),  x.data(),
-                                       grad_y.data(), last,          grad_logits.data(),
-                                       num_threads};
+                                       grad_y.data(), scale,         last,
+                                       grad_logits.data(), num_threads};
         nb::gil_scoped_release release;
         graph_kernels<T, I>(kernels()).weigh_backward(args);
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "loop"_a.noconvert().none(), "bounds"_a.noconvert(),
-      "alpha"_a.noconvert(), "x"_a.noconvert(), "grad_y"_a.noconvert(), "last"_a, "grad_logits"_a.noconvert(),
+      "alpha"_a.noconvert(), "x"_a.noconvert(), "grad_y"_a.noconvert(), "scale"_a, "last"_a, "grad_logits"_a.noconvert(),
       "num_threads"_a);
 }
 
@@ -467,6 +521,7 @@ void bind_graph_kernels(nb::module_& module) {
 }  // namespace
 
 void bind_kernels(nb::module_& module) {
+  bind_mask(module);
   bind_graph_kernels<float, int32_t>(module);
   bind_graph_kernels<float, int64_t>(module);
   bind_graph_kernels<double, int32_t>(module);

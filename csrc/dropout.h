@@ -14,9 +14,10 @@ WEFT_INLINE uint64_t mix64(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// Two rounds of a 32-bit mixer, the row's two halves entering before each; U is one column or a vector of them.
-template <class U>
-WEFT_INLINE U column_hash(uint32_t low, uint32_t high, U column) {
+// Two rounds of a 32-bit mixer, the row's two halves entering before each; U is one column or a vector of them, Half one
+// half or a vector of them.
+template <class Half, class U>
+WEFT_INLINE U column_hash(Half low, Half high, U column) {
   U hash = low + column * 0x9E3779B9u;
   hash ^= hash >> 16;
   hash *= 0x21F0AAADu;
@@ -56,7 +57,7 @@ struct DropoutRow {
     Vector<T, L> value = load<L>(x + column) * a.scale;
     const Vector<T, L> zero{};
     if (kRelu) value = value < zero ? zero : value;
-    store<L>(y + column, where<T, L>(column_hash<U>(low, high, number) >= a.threshold, value));
+    store<L>(y + column, where<T, L>(column_hash(low, high, number) >= a.threshold, value));
   }
 
   // Whole vectors, then one that ends where the row does and computes some numbers again.

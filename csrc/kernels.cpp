@@ -11,7 +11,7 @@ namespace weft::WEFT_ISA {
 template <class T, class I>
 constexpr GraphKernels<T, I> graph_table() {
   return {&spmm<T, I>, &spmm_max<T, I>, &spmm_max_backward<T, I>, &attend<T, I>, &attend_backward<T, I>,
-          &pair_logits<T, I>, &pair_backward<T, I>, &weigh<T, I>, &weigh_backward<T, I>};
+          &pair_logits<T, I>, &pair_backward<T, I>, &drop_edges<T, I>, &weigh<T, I>, &weigh_backward<T, I>};
 }
 
 template <class T>

@@ -67,10 +67,21 @@ struct SpmmMaxBackward {
   int num_threads;
 };
 
+// Drops the weight of an entry by head where a hash of (key, target's id, source's id, copy, first_head + head) is below
+// the threshold, and scales the others. copy: of entries that join the same ends, which stand side by side, how many come
+// before.
+struct EdgeDropout {
+  const int64_t *source_ids, *target_ids;
+  uint64_t key;
+  uint32_t first_head, threshold;
+  double scale;
+};
+
 // y_v = sum_e alpha_e h_u, alpha_e = exp(leaky_relu(logit_src_u + logit_dst_v) - lse_v) and lse_v what makes them sum
 // to 1; head j owns columns [bounds[j], bounds[j + 1]) of h. lse is written, or read where lse_known; 0 where nothing
 // has any weight. For the backward pass, unless null: plus_v = sum of alpha_e h_u where leaky_relu's argument is
-// positive, and share_v, which is written with lse, the sum of those alpha_e.
+// positive, and share_v, which is written with lse, the sum of those alpha_e. With dropout the alpha_e of the sums of rows
+// are dropped, after the softmax: lse and share_v know nothing of it.
 template <class T, class I>
 struct Attend {
   int64_t num_targets, num_heads, width;
@@ -83,6 +94,7 @@ struct Attend {
   const T* h;
   bool lse_known;
   T *lse, *y, *plus, *share;
+  const EdgeDropout* dropout;  // or null
   int num_threads;
 };
 
@@ -113,7 +125,8 @@ struct AttendBackward {
   T slope;
   const T *h, *grad_y;
   T *grad_h, *grad_logit_src;
-  bool add;  // to what grad_h has
+  bool add;                    // to what grad_h has
+  const EdgeDropout* dropout;  // or null
   int num_threads;
 };
 
@@ -154,7 +167,20 @@ struct EdgeSoftmax {
   int num_threads;
 };
 
-// y_r = sum_e alpha_e x_u, by head; over the transpose with the edge ids of its entries (has_ids).
+// alpha [E + n, H] = -alpha where dropped.
+template <class T, class I>
+struct DropEdges {
+  int64_t num_targets, num_heads;
+  const int64_t* indptr;
+  const I* indices;
+  const bool* loop;
+  EdgeDropout dropout;
+  T* alpha;
+  int num_threads;
+};
+
+// y_r = sum_e alpha_e x_u, by head; what is negative is dropped, the others are scaled. Over the transpose with
+// the edge ids of its entries (has_ids).
 template <class T, class I>
 struct Weigh {
   int64_t num_rows, num_heads, width;
@@ -166,6 +192,7 @@ struct Weigh {
   int64_t num_loops;  // flags in loop
   const int64_t* bounds;
   const T *alpha, *x;
+  T scale;
   T* y;
   int num_threads;
 };
@@ -180,6 +207,7 @@ struct WeighBackward {
   const bool* loop;
   const int64_t* bounds;
   const T *alpha, *x, *grad_y;
+  T scale;
   bool last;
   T* grad_logits;
   int num_threads;
@@ -219,6 +247,7 @@ struct GraphKernels {
   void (*attend_backward)(const AttendBackward<T, I>&);
   void (*pair_logits)(const Pairs<T, I>&, T* logits);
   void (*pair_backward)(const PairsBackward<T, I>&);
+  void (*drop_edges)(const DropEdges<T, I>&);
   void (*weigh)(const Weigh<T, I>&);
   void (*weigh_backward)(const WeighBackward<T, I>&);
 };

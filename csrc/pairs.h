@@ -1,10 +1,12 @@
 // Attention whose logits need both ends of an edge: the logits, their softmax, the sum that it weighs, and the gradients.
 //
 // Numbers by edge and head are kept, [E + n, H]: the edges in their order, then the loop of every target, 0 where it has
-// none. Numbers by edge and column are not; backward computes them again, by target and by source.
+// none. Numbers by edge and column are not; backward computes them again, by target and by source. What dropout drops of
+// the softmax is in its sign.
 #pragma once
 
 #include "chunk.h"
+#include "edge_mask.h"
 #include "exp.h"
 #include "kernels.h"
 #include "softmax.h"
@@ -212,6 +214,37 @@ void edge_softmax(const EdgeSoftmax<T>& a) {
   });
 }
 
+template <class T, class I>
+void drop_edges(const DropEdges<T, I>& a) {
+  const int64_t num_edges = a.indptr[a.num_targets];
+  for_row_blocks(a.indptr, a.num_targets, a.num_threads, [&](int64_t first, int64_t end) {
+    EdgeMask mask(&a.dropout);
+    const auto flip = [&](int64_t row, const I* indices, int64_t count, int64_t edge) {
+      mask.template draw<false>(row, indices, count);
+      T* alpha = a.alpha + edge * a.num_heads;
+      for (int64_t e = 0; e < count; ++e) {
+        for (int64_t head = 0; head < a.num_heads; ++head, ++alpha) *alpha = mask.drops(e, head) ? -*alpha : *alpha;
+      }
+    };
+    for (int64_t row = first; row < end; ++row) {
+      mask.begin();
+      for (int64_t entry = a.indptr[row]; entry < a.indptr[row + 1]; entry += kChunk) {
+        const int64_t left = a.indptr[row + 1] - entry;
+        flip(row, a.indices + entry, left < kChunk ? left : kChunk, entry);
+      }
+      if (!a.loop || !a.loop[row]) continue;
+      const I self = static_cast<I>(row);
+      mask.begin();
+      flip(row, &self, 1, num_edges + row);
+    }
+  });
+}
+
+template <class T>
+WEFT_INLINE T magnitude(T alpha) {
+  return alpha < 0 ? -alpha : alpha;
+}
+
 // Rows of the matrix (targets, or sources of the transpose) for one group of heads.
 template <class T, class I>
 struct WeighRows {
@@ -252,10 +285,17 @@ struct WeighRows {
     for (int64_t j = 0; j < num_heads; ++j) weight[j][e] = alpha[j];
   }
 
+  void drop(int64_t count) {
+    for (int64_t j = 0; j < num_heads; ++j) {
+      for (int64_t e = 0; e < count; ++e) weight[j][e] = weight[j][e] < 0 ? T{0} : weight[j][e] * a.scale;
+    }
+  }
+
   void sum(const I* indices, int64_t count, const I* last_index) {
     chunk.indices = indices;
     chunk.count = count;
     chunk.last_index = last_index;
+    if (a.scale != 1) drop(count);
     plan.run(chunk);
     chunk.first = false;
   }
@@ -293,15 +333,17 @@ void weigh_backward(const WeighBackward<T, I>& a) {
                       for (int64_t column = a.bounds[head]; column < a.bounds[head + 1]; ++column) {
                         sum += grad_y[column] * x[column];
                       }
-                      grad[head] += sum;
-                      dot[head] += alpha[head] * grad[head];
+                      grad[head] += alpha[head] < 0 ? T{0} : sum * a.scale;
+                      dot[head] += magnitude(alpha[head]) * grad[head];
                     }
                   });
       if (!a.last) continue;
       for_entries(a.indptr, a.indices, a.num_targets, row, loop, same, [&](int64_t, int64_t edge, int64_t) {
         const T* alpha = a.alpha + edge * heads;
         T* grad = a.grad_logits + edge * heads;
-        for (int64_t head = 0; head < heads; ++head) grad[head] = alpha[head] * (grad[head] - dot[head]);
+        for (int64_t head = 0; head < heads; ++head) {
+          grad[head] = magnitude(alpha[head]) * (grad[head] - dot[head]);
+        }
       });
       for (int64_t head = 0; a.loop && !loop && head < heads; ++head) a.grad_logits[(num_edges + row) * heads + head] = 0;
     }

@@ -60,6 +60,12 @@ def spmm_max_backward(
     grad_x: Tensor,
     num_threads: int,
 ) -> None: ...
+
+class EdgeDropout:
+    def __init__(
+        self, source_ids: Tensor, target_ids: Tensor, key: int, first_head: int, threshold: int, scale: float
+    ) -> None: ...
+
 def attend(
     indptr: Tensor,
     indices: Tensor,
@@ -74,6 +80,7 @@ def attend(
     y: Tensor,
     plus: Tensor | None,
     share: Tensor | None,
+    dropout: EdgeDropout | None,
     num_threads: int,
 ) -> None: ...
 def attend_stats(
@@ -102,6 +109,7 @@ def attend_backward(
     grad_h: Tensor | None,
     grad_logit_src: Tensor | None,
     add: bool,
+    dropout: EdgeDropout | None,
     num_threads: int,
 ) -> None: ...
 def pair_logits(
@@ -142,6 +150,9 @@ def pair_backward(
     num_threads: int,
 ) -> None: ...
 def edge_softmax(indptr: Tensor, loop: Tensor | None, logits: Tensor, alpha: Tensor, num_threads: int) -> None: ...
+def drop_edges(
+    indptr: Tensor, indices: Tensor, loop: Tensor | None, dropout: EdgeDropout, alpha: Tensor, num_threads: int
+) -> None: ...
 def weigh(
     indptr: Tensor,
     indices: Tensor,
@@ -150,6 +161,7 @@ def weigh(
     bounds: Tensor,
     alpha: Tensor,
     x: Tensor,
+    scale: float,
     y: Tensor,
     num_threads: int,
 ) -> None: ...
@@ -161,6 +173,7 @@ def weigh_backward(
     alpha: Tensor,
     x: Tensor,
     grad_y: Tensor,
+    scale: float,
     last: bool,
     grad_logits: Tensor,
     num_threads: int,

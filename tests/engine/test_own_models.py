@@ -21,6 +21,7 @@ OTHER: dict[str, Any] = {
     "hidden": 8,
     "heads": 2,
     "edge_attention": True,
+    "attention_dropout": 0.1,
     "bases": 2,
     "blocks": 2,
     "one_hot": True,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency
-from weft.kernels import EdgeFeatures, Scale, ops, reference
+from weft.kernels import EdgeDropout, EdgeFeatures, Scale, ops, reference
 
 DTYPES = [torch.float32, torch.float64]
 kept = lru_cache(1000)
@@ -104,17 +104,31 @@ def max_case(adj: Adjacency, width: int) -> Case:
 
 @kept
 def attend_case(
-    adj: Adjacency, bounds: tuple[int, ...], *, loop: bool = False, steps: int = 1, slope: float = 0.2
+    adj: Adjacency,
+    bounds: tuple[int, ...],
+    *,
+    loop: bool = False,
+    steps: int = 1,
+    slope: float = 0.2,
+    dropout: float = 0.0,
 ) -> Case:
     num_heads = len(bounds) - 1
 
     def call(module: ModuleType, adj: Adjacency, inputs: list[Tensor]) -> Tensor:
         square = adj.num_targets == adj.num_sources
         flags = ~adj.has_loop if loop and adj.num_targets <= adj.num_sources else None
-        return module.attend(adj, *inputs, bounds=bounds, loop=flags, slope=slope, steps=steps if square else 1)
+        drops = edge_dropout(adj, dropout)
+        number = steps if square else 1
+        return module.attend(adj, *inputs, bounds=bounds, loop=flags, slope=slope, steps=number, dropout=drops)
 
     sizes = [(adj.num_sources, bounds[-1]), (adj.num_sources, num_heads), (adj.num_targets, num_heads)]
     return Case(call, [rounded(randn(*size, seed=seed)) for seed, size in enumerate(sizes)])
+
+
+def edge_dropout(adj: Adjacency, p: float, *, key: int = 2**63 + 11) -> EdgeDropout | None:
+    """With large ids that are no places, and are not those of the first sources."""
+    targets, sources = torch.arange(adj.num_targets), torch.arange(adj.num_sources)
+    return EdgeDropout(p, key, 2, sources.flip(0) * 1_000_003, targets + 2**33) if p else None
 
 
 @kept
@@ -138,13 +152,16 @@ def pair_case(
 
 
 @kept
-def attend_edges_case(adj: Adjacency, bounds: tuple[int, ...], *, loop: bool = False, steps: int = 1) -> Case:
+def attend_edges_case(
+    adj: Adjacency, bounds: tuple[int, ...], *, loop: bool = False, steps: int = 1, dropout: float = 0.0
+) -> Case:
     loops = loop and adj.num_targets <= adj.num_sources
 
     def call(module: ModuleType, adj: Adjacency, inputs: list[Tensor]) -> Tensor:
         square = adj.num_targets == adj.num_sources
         flags = ~adj.has_loop if loops else None
-        return module.attend_edges(adj, *inputs, bounds=bounds, loop=flags, steps=steps if square else 1)
+        drops = edge_dropout(adj, dropout)
+        return module.attend_edges(adj, *inputs, bounds=bounds, loop=flags, steps=steps if square else 1, dropout=drops)
 
     sizes = [(adj.num_sources, bounds[-1]), (adj.num_edges + loops * adj.num_targets, len(bounds) - 1)]
     return Case(call, [rounded(randn(*size, seed=seed)) for seed, size in enumerate(sizes)])

@@ -16,15 +16,18 @@ MASK32 = 2**32 - 1
 
 def keeps(key: int, row: int, column: int, p: float) -> bool:
     """The definition, in Python's integers."""
-    mixed = mix64(key ^ row)
+    return bits_of(mix64(key ^ row), column) >= int(p * 2**32)
+
+
+def bits_of(mixed: int, column: int) -> int:
+    """The hash of a word and a column."""
     bits = ((mixed & MASK32) + column * 0x9E3779B9) & MASK32
     bits ^= bits >> 16
     bits = bits * 0x21F0AAAD & MASK32
     bits ^= bits >> 15
     bits ^= mixed >> 32
     bits = bits * 0x735A2D97 & MASK32
-    bits ^= bits >> 15
-    return bits >= int(p * 2**32)
+    return bits ^ (bits >> 15)
 
 
 @pytest.mark.usefixtures("backend")

@@ -49,6 +49,13 @@ class TestParity:
         for adj in graphs(index):
             assert_same(adj, attend_case(adj, (0, 4, 21), loop=True, steps=3, slope=0.1), dtype)
 
+    @pytest.mark.parametrize("p", [0.1, 0.4])
+    def test_attend_under_dropout(self, dtype, index, p):
+        for adj, bounds in itertools.product(graphs(index), BOUNDS):
+            odd = len(bounds) % 2 == 1
+            assert_same(adj, attend_case(adj, bounds, loop=odd, steps=2 if odd else 1, dropout=p), dtype)
+            assert_same(adj, attend_edges_case(adj, bounds, loop=odd, steps=2 if odd else 1, dropout=p), dtype)
+
     def test_pair_logits(self, dtype, index):
         for number, (adj, bounds) in enumerate(itertools.product(graphs(index), BOUNDS)):
             assert_same(adj, pair_case(adj, bounds, features=number % 3, loop=number % 2 == 1), dtype)
@@ -80,9 +87,10 @@ def test_every_width(width):
 @given(drawn_graphs(), st.integers(0, 70), st.booleans(), st.booleans())
 @settings(deadline=None, max_examples=25)
 def test_drawn_graphs(adj, width, weighted, loop):
+    p = 0.4 * weighted
     assert_same(adj, spmm_case(adj, width, source=True, target=True, loop=loop, weighted=weighted), torch.float64)
     assert_same(adj, max_case(adj, width), torch.float64)
     bounds = (0, width // 4, width // 2, width)
-    assert_same(adj, attend_case(adj, bounds, loop=loop, steps=2), torch.float64)
-    assert_same(adj, attend_edges_case(adj, bounds, loop=loop, steps=2), torch.float64)
+    assert_same(adj, attend_case(adj, bounds, loop=loop, steps=2, dropout=p), torch.float64)
+    assert_same(adj, attend_edges_case(adj, bounds, loop=loop, steps=2, dropout=p), torch.float64)
     assert_same(adj, pair_case(adj, bounds, features=2 * weighted, loop=loop), torch.float64)

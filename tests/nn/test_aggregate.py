@@ -16,6 +16,7 @@ from weft.core.errors import InputError
 from weft.data import Adjacency
 from weft.nn import Aggregate, Attend, AttendEdges, ByRelation, EdgePart, GraphView, Max, Rows, Sum, Topology, Total
 from weft.nn import attention as attention_module
+from weft.nn.attention import EdgeSoftmax, MaskKey
 from weft.nn.partial import Partial
 
 HEADS, WIDTH, LOGITS, FEATURES, RELATIONS = 2, 6, 4, 3, 4
@@ -103,6 +104,21 @@ def check(op: Aggregate, num_vertices: int, num_edges: int, count: int, seed: in
 @settings(max_examples=25, deadline=None)
 def test_parts_combine_to_the_whole(op: Aggregate, num_vertices: int, num_edges: int, count: int, seed: int) -> None:
     check(op, num_vertices, num_edges, count, seed)
+
+
+@pytest.mark.parametrize("op", [one for one in OPS if isinstance(one, EdgeSoftmax)], ids=str)
+@pytest.mark.parametrize("count", [1, 3])
+def test_parts_combine_under_dropout(op: EdgeSoftmax, count: int) -> None:
+    """Where edges that join the same ends are of one part."""
+    topology = topology_of(2, 12, 60)
+    op, rows, source = replace(op, dropout=MaskKey(0.5, 9)), rows_of(op, 12, 2), topology.adjacency.edges()[0]
+    loops = torch.arange(12) % count
+    parts = [EdgePart(topology, (source % count == one).nonzero().view(-1), loops == one) for one in range(count)]
+    whole = with_gradients(op.apply(topology, rows), rows)
+    for first, second in zip(
+        whole, with_gradients(op.combine([op.partial(p, rows) for p in parts]), rows), strict=True
+    ):
+        torch.testing.assert_close(second, first, rtol=1e-12, atol=1e-12)
 
 
 def test_large_logits_do_not_overflow() -> None:

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 
 from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES, make_graph
 from weft.core.errors import InputError
+from weft.core.random import key
 from weft.data import Adjacency
+from weft.kernels import EdgeDropout, reference
 from weft.nn import Converted, GraphView, Sum, convert
 from weft.nn.convert.convert import parameters_of
 from weft.nn.convert.layers import Aggregated, GlobalNorm
@@ -66,6 +68,7 @@ def without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose masks are keyed in weft, and PyTorch's otherwise."""
     monkeypatch.setattr(F, "dropout", lambda x, *_, **__: x)
     monkeypatch.setattr(GraphView, "dropout", lambda _self, x, _p: x)
+    monkeypatch.setattr(GraphView, "mask_key", lambda _self, _p: None)
 
 
 def made(name: str) -> nn.Module:
@@ -97,6 +100,43 @@ def test_equals_pyg(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(found[path].grad, parameter.grad, rtol=1e-9, atol=1e-9, msg=path)
     y, expected = data.of_weft(converted.eval()), data.of_pyg(own.eval(), given)
     torch.testing.assert_close(y, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["pyg-gat-dropout", "pyg-gatv2-dropout", "pyg-gatv2-dropout-edges"])
+def test_dropout_of_attention_equals_pygs_under_the_same_masks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits and gradients in training; in PyG the loops come behind the edges, as in weft's masks."""
+    data, model, given = Data.make(), made(name), given_of(name)
+    own, converted = copy.deepcopy(model).train(), convert(model, given=given).train()
+    ids, num_edges = torch.arange(NUM_VERTICES), data.edges.num_edges
+    dropped = []
+
+    def imposed(x: Tensor, p: float, training: bool) -> Tensor:
+        if len(x) == NUM_VERTICES:  # of rows
+            return x
+        assert training
+        assert len(x) == num_edges + NUM_VERTICES
+        dropped.append(p)
+        return reference.dropped(x, data.edges, EdgeDropout(p, key(0, 1), 0, ids, ids))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "dropout", imposed)
+        expected = data.of_pyg(own, given)
+    with monkeypatch.context() as patch:
+        patch.setattr(GraphView, "dropout", lambda _self, x, _p: x)
+        y = data.of_weft(converted)
+    assert dropped == [0.6, 0.6]
+    torch.testing.assert_close(y, expected, rtol=1e-9, atol=1e-9)
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    expected.backward(grad)
+    for path, parameter in own.named_parameters():
+        torch.testing.assert_close(
+            model.get_parameter(path).grad,
+            parameter.grad,
+            rtol=1e-9,
+            atol=1e-9,
+            msg=lambda said, path=path: path + said,
+        )
 
 
 @pytest.mark.parametrize("name", ["pyg-gin", "pyg-transformer", "pyg-basic"])
@@ -291,7 +331,7 @@ def test_a_number_of_rows_does_not_cross_an_aggregate() -> None:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (lambda: GAT(dropout=0.3), "GATConv has dropout=0.3 of its own"),
+        (lambda: GAT(conv=pyg.GATConv, dropout=0.3, fill_value=0.0), "GATConv has dropout=0.3 of its own"),
         (
             lambda: pyg.Sequential("x, edge_index", [(pyg.ChebConv(7, 5, 2), "x, edge_index -> x")]),
             "ChebConv reads more",

@@ -103,6 +103,42 @@ def test_outline_reads_a_model_without_data() -> None:
     assert operation.backward
 
 
+@pytest.mark.parametrize("model", ["gat", "gatv2"])
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_weights_of_edges_are_dropped_in_training_alone(model: str, decoupled: bool) -> None:
+    """Anew for each key, as often as the model attends; an evaluation is that of the same model without dropout."""
+    graph, options = make_graph(23), {"hidden": 8, "heads": 2, "decoupled": decoupled, "dropout": 0.0}
+    models = []
+    for p in (0.5, 0.0):
+        torch.manual_seed(0)
+        models.append(make_model(model, 7, 3, attention_dropout=p, **options))
+    assert graph.x is not None
+
+    def rows(made: torch.nn.Module, key: int) -> torch.Tensor:
+        views = [GraphView.of(graph.in_edges, key=key) for _ in range(made.num_stages)]
+        found: torch.Tensor = made(views, graph.x)
+        return found
+
+    dropping, plain = models
+    assert torch.equal(rows(dropping, 1), rows(dropping, 1))
+    assert (rows(dropping, 1) - rows(dropping, 2)).abs().max() > 1e-3
+    assert (rows(dropping, 1) - rows(plain, 1)).abs().max() > 1e-3
+    assert torch.equal(rows(dropping.eval(), 1), rows(plain, 2))
+
+
+def test_a_layer_of_ones_own_drops_the_same() -> None:
+    """And each call has another mask."""
+    graph, h = make_graph(23), torch.randn(23, 6, dtype=torch.float64)
+    edges, logits = graph.in_edges, torch.randn(23, 2, dtype=torch.float64)
+    views = [GraphView.of(edges, key=5) for _ in range(2)]
+    first, second = (view.attend(h, logits, logits, slope=0.2, dropout=0.5) for view in views)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, views[0].attend(h, logits, logits, slope=0.2, dropout=0.5))
+    attention = torch.ones(2, 1, dtype=torch.float64)
+    by_edges = GraphView.of(edges, key=5).attend_edges(h, logits, logits, attention, slope=0.2, dropout=0.5)
+    torch.testing.assert_close(by_edges, first)
+
+
 def test_mistakes_name_the_remedy() -> None:
     with pytest.raises(InputError, match="unknown model 'gcm': did you mean 'gcn'"):
         make_model("gcm", 7, 3)
@@ -112,6 +148,8 @@ def test_mistakes_name_the_remedy() -> None:
         InputError, match="--edge-attention is of gat and gatv2, and gin has no attention: leave it out"
     ):
         make_model("gin", 7, 3, edge_width=2)
+    with pytest.raises(InputError, match="--attention-dropout is of gat and gatv2, and sage has no attention: leave"):
+        make_model("sage", 7, 3, attention_dropout=0.5)
     with pytest.raises(InputError, match="--edge-attention: the graph has no edge features"):
         from_config(Config(model="gat", edge_attention=True), 7, 3)
 

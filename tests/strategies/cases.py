@@ -57,6 +57,7 @@ class Case:
     weighted: bool = False
     edge_features: int = 0
     edge_attention: bool = False
+    attention_dropout: float = 0.0
     multilabel: bool = False
     without: str = ""
     frozen: bool = False
@@ -136,6 +137,7 @@ class Case:
             norm=self.norm,
             residual=self.residual,
             edge_width=self.edge_features if self.edge_attention else 0,
+            attention_dropout=self.attention_dropout,
         )
 
     def make_converted(self) -> nn.Module:
@@ -189,6 +191,7 @@ def converted_cases() -> list[Case]:
     found = [Case(model=f"pyg-{name}") for name in names]
     found += [Case(model=name) for name in BY_BLOCKS]
     found += [Case(model=f"pyg-{name}-edges", edge_features=3) for name in ("gat", "gatv2")]
+    found += [Case(model=f"pyg-{name}-dropout") for name in ("gat", "gatv2")]
     found.append(Case(model="pyg-gcn", weighted=True, order="bfs"))
     found.append(Case(model="pyg-jk", num_vertices=150, labels=4))  # with rows that no loss reads
     return found
@@ -224,6 +227,19 @@ def attention_cases() -> list[Case]:
     found.append(Case(model="gatv2", hidden=20, heads=5, layers=2, order="bfs", **edges))
     found.append(PARTS_OF_LOGITS)
     found.append(Case(model="gatv2", num_vertices=3, layers=2, **edges))
+    return found + dropping_cases()
+
+
+def dropping_cases() -> list[Case]:
+    """Dropout of attention's weights: heads that are cut between ranks, loops, doubled edges, several steps."""
+    drops: dict[str, Any] = {"attention_dropout": 0.5}
+    found = [Case(model=model, **drops) for model in ("gat", "gatv2")]
+    found += [Case(model=model, decoupled=True, order="bfs", **drops) for model in ("gat", "gatv2")]
+    found.append(Case(model="gat", hidden=20, heads=5, layers=2, residual=True, norm="batch", **drops))
+    found.append(
+        Case(model="gatv2", hidden=20, heads=5, layers=2, order="degree", edge_features=3, edge_attention=True, **drops)
+    )
+    found.append(replace(PARTS_OF_LOGITS, **drops))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from tests.strategies.cases import Case
 from tests.strategies.session import Given, check_case, reference
 from weft.chunks.halos import GradFlow, RowFlow
 from weft.comm import Group, exchange, halo
-from weft.nn import RelationRows, embedding_rows, typed
+from weft.nn import Attend, EdgeSoftmax, RelationRows, SubTopology, embedding_rows, typed
 from weft.store.rows import HostRows, MemoryRows
+from weft.strategies.tensor.attention import AttentionPlan
 from weft.strategies.vertex.embedded import EmbeddedHalo
 from weft.strategies.vertex.plan import PlacedVertices
 
@@ -105,6 +107,40 @@ def summed_embedding() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def masks_by_local_ids() -> Iterator[None]:
+    """A block's edges have the masks of where their ends stand on the rank."""
+    places = property(lambda block: torch.arange(len(block.sources)))
+    first = property(lambda block: torch.arange(block.adjacency.num_targets))
+    with replaced(SubTopology, "ids", places), replaced(SubTopology, "target_ids", first):
+        yield
+
+
+@contextmanager
+def masks_of_first_heads() -> Iterator[None]:
+    """A rank takes its first head for the first of all."""
+    right = AttentionPlan.share
+
+    def wrong(plan: AttentionPlan, op: EdgeSoftmax, rank: int) -> EdgeSoftmax:
+        mine = right(plan, op, rank)
+        return replace(mine, dropout=mine.dropout and mine.dropout._replace(first_head=0))
+
+    with replaced(AttentionPlan, "share", wrong):
+        yield
+
+
+@contextmanager
+def other_masks_backward() -> Iterator[None]:
+    """The masks of the forward pass are not drawn again."""
+    right = Attend.gradients
+
+    def wrong(op: Attend, *given: Any) -> Any:
+        return right(replace(op, dropout=op.dropout and op.dropout._replace(key=op.dropout.key ^ 1)), *given)
+
+    with replaced(Attend, "gradients", wrong):
+        yield
+
+
 PLANTED: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     "tensor": ("tensor", lambda: replaced(exchange, "_join_columns", too_large(exchange._join_columns))),
     "columns": ("tensor", lambda: replaced(MemoryRows, "write", wrong_write(MemoryRows.write))),
@@ -118,6 +154,9 @@ PLANTED: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     "pairs": ("tensor", wrong_pairs),
     "embedded_rows": ("cached", wrong_embedded_rows),
     "summed_embedding": ("communicated", summed_embedding),
+    "masks_by_local_ids": ("communicated", masks_by_local_ids),
+    "masks_of_first_heads": ("tensor", masks_of_first_heads),
+    "other_masks_backward": ("offload", other_masks_backward),
 }
 """By name: a strategy, and what makes it wrong while it is entered.
 

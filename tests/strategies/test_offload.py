@@ -129,6 +129,12 @@ def test_a_planted_error_shows(size: int) -> None:
     check_planted(size, "offload", Case(model="gcn"), Given(chunks=3, scratch=SCRATCH))
 
 
+def test_masks_of_edges_that_are_not_drawn_again_show() -> None:
+    """Results are kept for the backward pass, which is to have the same masks."""
+    case = Case(model="gat", attention_dropout=0.5)
+    check_planted(1, "other_masks_backward", case, Given(chunks=3, intermediates="keep"), shows="gradient")
+
+
 def check_prefetch(group: Group) -> None:
     """What is loaded ahead changes no bit, of logits, gradients and losses."""
     for case in (

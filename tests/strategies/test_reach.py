@@ -37,6 +37,7 @@ def cases() -> list[Case]:
     found.append(Case(model="gcn", order="bfs", weighted=True, **FEW))
     found.append(Case(model="sage", sparse=True, layers=2, **FEW))
     found.append(Case(model="gat", edge_features=3, edge_attention=True, layers=2, **FEW))
+    found += [Case(model=model, attention_dropout=0.5, layers=2, **FEW) for model in ("gat", "gatv2")]
     found.append(Case(model="SAGEConv", layers=2, hidden=8, **FEW))
     found.append(Case(model="GINEConv", layers=2, edge_features=3, **FEW))
     found.append(Case(model="rgcn", typed="some", layers=2, blocks=2, hidden=8, **FEW))

@@ -161,6 +161,12 @@ def test_a_planted_error_in_partial_logits_shows(size: int) -> None:
     check_planted(size, "logits", PARTS_OF_LOGITS, Given(), shows="logits")
 
 
+@pytest.mark.parametrize("error", ["masks_by_local_ids", "masks_of_first_heads"])
+@pytest.mark.parametrize("size", SEVERAL)
+def test_a_planted_error_in_masks_of_edges_shows(size: int, error: str) -> None:
+    check_planted(size, error, Case(model="gat", attention_dropout=0.5), Given(), shows="logits")
+
+
 @pytest.mark.parametrize("error", ["pairs", "embedded_rows", "summed_embedding"])
 @pytest.mark.parametrize("size", SEVERAL)
 def test_a_planted_error_of_types_shows(size: int, error: str) -> None:

@@ -121,6 +121,9 @@ class Config:
     )
     heads: int = option(4, "attention heads of gat and gatv2", least=1, most=1 << 20, fixed=True)
     edge_attention: bool = option(False, "gat and gatv2: attend by the graph's edge features too", fixed=True)
+    attention_dropout: float = option(
+        0.0, "gat and gatv2: dropout of the weights that edges have", least=0, below=1, fixed=True
+    )
     bases: int = option(
         0, "matrices that the relations of rgcn mix theirs of (basis decomposition); 0: one each", least=0, fixed=True
     )

@@ -10,7 +10,7 @@ try:
 except ImportError as error:
     raise ImportError(f"weft's C++ extension did not load ({error}); build it with: pip install -e .") from error
 
-INTERFACE = 11  # grows with every change to what _native offers; csrc/module.cpp has the same line
+INTERFACE = 12  # grows with every change to what _native offers; csrc/module.cpp has the same line
 
 if INTERFACE != _native.INTERFACE:
     raise ImportError(f"weft's C++ extension is of another version ({_native.__file__}); rebuild: pip install -e .")

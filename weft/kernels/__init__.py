@@ -2,6 +2,7 @@
 
 from weft.kernels.backend import Attention as Attention
 from weft.kernels.backend import AttentionInputs as AttentionInputs
+from weft.kernels.backend import EdgeDropout as EdgeDropout
 from weft.kernels.backend import EdgeFeatures as EdgeFeatures
 from weft.kernels.backend import Scale as Scale
 from weft.kernels.backend import SourceGrads as SourceGrads

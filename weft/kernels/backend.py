@@ -23,6 +23,25 @@ class Scale(NamedTuple):
     loop: Tensor | None = None  # [n]; uses row v of x, so targets must be the first n sources
 
 
+class EdgeDropout(NamedTuple):
+    """Dropout of weights by edge and head, behind their softmax: `keep / (1 - p)`, or 0 with probability p.
+
+    The mask depends on (key, target, source, copy, first_head + head) alone, where copies are the edges that join the
+    same ends and stand side by side, counted from 0; a loop that is added is the first.
+    """
+
+    p: float
+    key: int
+    first_head: int
+    sources: Tensor  # int64 [s], global vertices
+    targets: Tensor  # int64 [n]
+
+    @property
+    def scale(self) -> float:
+        """What is kept is multiplied by it."""
+        return 1 / (1 - self.p)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attention:
     """What an attention is over, besides its tensors.
@@ -35,6 +54,12 @@ class Attention:
     loop: Tensor | None
     slope: float
     steps: int
+    dropout: EdgeDropout | None = None
+
+    @property
+    def scale(self) -> float:
+        """What the weights that dropout keeps are multiplied by."""
+        return 1.0 if self.dropout is None else self.dropout.scale
 
 
 class EdgeFeatures(NamedTuple):
@@ -154,7 +179,8 @@ class Backend(Protocol):
         ...
 
     def attend_edges(self, over: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """h [s, f], logits as of `pair_logits` -> y [n, f], their softmax, and the h of every step."""
+        """h [s, f], logits as of `pair_logits` -> y [n, f], their softmax, negative where it is dropped, and the h of
+        every step."""
         ...
 
     def attend_edges_backward(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency
-from weft.kernels.backend import Attention, EdgeFeatures
+from weft.kernels.backend import Attention, EdgeDropout, EdgeFeatures
 
 
 def check_rows(name: str, x: Tensor, adj: Adjacency, num_rows: int) -> None:
@@ -32,6 +32,7 @@ def checked_attention(over: Attention, h: Tensor, logit_src: Tensor, logit_dst: 
         raise ValueError(f"logit_src has {logit_src.shape[1]} heads, logit_dst {logit_dst.shape[1]}: give as many")
     check_bounds(over.bounds, h.shape[1], logit_src.shape[1])
     check_steps(over.steps, adj)
+    check_dropout(over.dropout, adj)
     return replace(over, loop=checked_loop(over.loop, adj))
 
 
@@ -76,6 +77,21 @@ def check_steps(steps: int, adj: Adjacency) -> None:
         raise ValueError(
             f"steps={steps} over {adj.num_sources} sources, {adj.num_targets} targets: use steps=1 in a block"
         )
+
+
+def check_dropout(dropout: EdgeDropout | None, adj: Adjacency) -> None:
+    """A probability, and a global vertex for each source and target; or none."""
+    if dropout is None:
+        return
+    if not 0 <= dropout.p < 1:
+        raise ValueError(f"dropout.p={dropout.p} must be in [0, 1)")
+    for name, ids, count in (
+        ("sources", dropout.sources, adj.num_sources),
+        ("targets", dropout.targets, adj.num_targets),
+    ):
+        if ids.dtype != torch.int64 or ids.shape != (count,) or ids.device != adj.device:
+            found = f"{ids.dtype} {list(ids.shape)} on {ids.device}"
+            raise ValueError(f"dropout.{name} ({found}) must be int64 [{count}] on {adj.device}, a vertex each")
 
 
 def checked_features(

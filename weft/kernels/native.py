@@ -48,7 +48,7 @@ def spmm_max_backward(adj: Adjacency, position: Tensor, grad_y: Tensor) -> Tenso
 def attend(
     over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, needs_logits: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    adj, threads = over.adj, torch.get_num_threads()
+    adj, threads, drops = over.adj, torch.get_num_threads(), _drops(over)
     bounds = torch.tensor(over.bounds)
     lse = torch.empty_like(logit_dst)
     share = torch.empty_like(logit_dst) if needs_logits else None
@@ -72,6 +72,7 @@ def attend(
             y,
             plus,
             share,
+            drops,
             threads,
         )
         if plus is not None:
@@ -90,7 +91,7 @@ def attend_backward(
     into: SourceGrads = SourceGrads(),  # noqa: B008
 ) -> tuple[Tensor | None, LogitGrads | None]:
     """The steps from last to first; kept: of each one the part with positive arguments, and the result but the last."""
-    adj, threads = over.adj, torch.get_num_threads()
+    adj, threads, drops = over.adj, torch.get_num_threads(), _drops(over)
     edges, bounds = adj.transpose, torch.tensor(over.bounds)
     (_, logit_src, logit_dst, _), (lse, *rows) = inputs, kept
     stats = logit_dst.new_empty(adj.num_targets, 3, logit_dst.shape[1])
@@ -126,6 +127,7 @@ def attend_backward(
             grad_h,
             None if grads is None else grads.source,
             add,
+            drops,
             threads,
         )
         grad_y = grad_y if grad_h is None else grad_h
@@ -181,11 +183,13 @@ def attend_edges(over: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Te
     adj, bounds, threads = over.adj, torch.tensor(over.bounds), torch.get_num_threads()
     alpha = torch.empty_like(logits)
     _native.edge_softmax(adj.indptr, over.loop, logits, alpha, threads)
+    if (drops := _drops(over)) is not None:
+        _native.drop_edges(adj.indptr, adj.indices, over.loop, drops, alpha, threads)
     inputs = []
     for _ in range(over.steps):
         inputs.append(h)
         y = h.new_empty(adj.num_targets, h.shape[1])
-        _native.weigh(adj.indptr, adj.indices, None, over.loop, bounds, alpha, h, y, threads)
+        _native.weigh(adj.indptr, adj.indices, None, over.loop, bounds, alpha, h, over.scale, y, threads)
         h = y
     return h, alpha, inputs
 
@@ -196,13 +200,22 @@ def attend_edges_backward(
     adj, edges, bounds, threads = over.adj, over.adj.transpose, torch.tensor(over.bounds), torch.get_num_threads()
     grad_logits = torch.zeros_like(alpha)
     for step in reversed(range(over.steps)):
-        _native.weigh_backward(
-            adj.indptr, adj.indices, over.loop, bounds, alpha, inputs[step], grad_y, step == 0, grad_logits, threads
-        )
+        weighed = bounds, alpha, inputs[step], grad_y, over.scale
+        _native.weigh_backward(adj.indptr, adj.indices, over.loop, *weighed, step == 0, grad_logits, threads)
         grad_h = grad_y.new_empty(adj.num_sources, grad_y.shape[1])
-        _native.weigh(edges.indptr, edges.indices, edges.edge_ids, over.loop, bounds, alpha, grad_y, grad_h, threads)
+        _native.weigh(
+            edges.indptr, edges.indices, edges.edge_ids, over.loop, bounds, alpha, grad_y, over.scale, grad_h, threads
+        )
         grad_y = grad_h
     return grad_y, grad_logits
+
+
+def _drops(over: Attention) -> _native.EdgeDropout | None:
+    if over.dropout is None:
+        return None
+    p, key, first_head, sources, targets = over.dropout
+    ids = sources.contiguous(), targets.contiguous()
+    return _native.EdgeDropout(*ids, key, first_head, int(p * 2**32), over.scale)
 
 
 def keyed_dropout(x: Tensor, rows: Tensor, key: int, p: float, first_column: int, relu: bool) -> Tensor:

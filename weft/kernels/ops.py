@@ -17,6 +17,7 @@ from weft.kernels.backend import (
     Attention,
     AttentionInputs,
     Backend,
+    EdgeDropout,
     EdgeFeatures,
     LogitGrads,
     Pairs,
@@ -25,6 +26,7 @@ from weft.kernels.backend import (
 )
 from weft.kernels.checks import (
     check_bounds,
+    check_dropout,
     check_rows,
     check_square_start,
     check_steps,
@@ -106,6 +108,7 @@ def attend(
     loop: Tensor | None = None,
     slope: float = 0.2,
     steps: int = 1,
+    dropout: EdgeDropout | None = None,
 ) -> Tensor:
     """`y_v = sum_e alpha_e h_u`, alpha the softmax of `leaky_relu(logit_src_u + logit_dst_v)` over the in-edges of v.
 
@@ -118,8 +121,9 @@ def attend(
         logit_src, logit_dst: [s, H] and [n, H].
         loop: bool [n]; where true, v has one more edge, from itself. Targets must then be the first n sources.
         steps: more than one asks for n = s.
+        dropout: of alpha, the same in all steps; the softmax knows nothing of it.
     """
-    over = Attention(adj=adj, bounds=bounds, loop=loop, slope=slope, steps=steps)
+    over = Attention(adj=adj, bounds=bounds, loop=loop, slope=slope, steps=steps, dropout=dropout)
     over = checked_attention(over, h, logit_src, logit_dst)
     needs_logits = torch.is_grad_enabled() and (logit_src.requires_grad or logit_dst.requires_grad)
     y: Tensor = Attend.apply(h, logit_src, logit_dst, backend_of(h), over, needs_logits)  # type: ignore[no-untyped-call]
@@ -207,6 +211,7 @@ def attend_edges(
     bounds: Sequence[int],
     loop: Tensor | None = None,
     steps: int = 1,
+    dropout: EdgeDropout | None = None,
 ) -> Tensor:
     """`y_v = sum_e alpha_e h_u` as `attend`, alpha the softmax of given logits, as those of `pair_logits`."""
     check_rows("h", h, adj, adj.num_sources)
@@ -216,7 +221,8 @@ def attend_edges(
         raise ValueError(f"logits ({logits.dtype} {list(logits.shape)}) must be {h.dtype} [{num_logits}, heads]")
     check_bounds(bounds, h.shape[1], logits.shape[1])
     check_steps(steps, adj)
-    over = Attention(adj=adj, bounds=bounds, loop=loop, slope=1.0, steps=steps)
+    check_dropout(dropout, adj)
+    over = Attention(adj=adj, bounds=bounds, loop=loop, slope=1.0, steps=steps, dropout=dropout)
     y: Tensor = AttendEdges.apply(h, logits, backend_of(h), over)  # type: ignore[no-untyped-call]
     return y
 

@@ -14,7 +14,7 @@ from torch.nn.functional import leaky_relu
 
 from weft.core.random import mix64_each, signed
 from weft.data.adjacency import Adjacency
-from weft.kernels.backend import EdgeFeatures, Scale
+from weft.kernels.backend import EdgeDropout, EdgeFeatures, Scale
 
 MASK32 = (1 << 32) - 1
 
@@ -66,14 +66,47 @@ def attend(
     loop: Tensor | None = None,
     slope: float = 0.2,
     steps: int = 1,
+    dropout: EdgeDropout | None = None,
 ) -> Tensor:
-    source, target = adj.edges()
-    if loop is not None:
-        itself = loop.nonzero()[:, 0]
-        source, target = torch.cat([source, itself]), torch.cat([target, itself])
+    source, target = edges_and_loops(adj, loop)
     logits = leaky_relu(logit_src[source] + logit_dst[target], slope)
-    alpha = edge_softmax(logits, target, adj.num_targets)
-    return weigh(alpha, bounds, source, target, adj.num_targets, h, steps)
+    return attend_edges(adj, h, logits, bounds=bounds, loop=loop, steps=steps, dropout=dropout)
+
+
+def dropped(alpha: Tensor, adj: Adjacency, dropout: EdgeDropout | None) -> Tensor:
+    """Weights [E, H], or with those of loops [E + n, H], under dropout."""
+    if dropout is None:
+        return alpha
+    return torch.where(edge_mask(adj, len(alpha), alpha.shape[1], dropout), alpha * dropout.scale, 0)
+
+
+def edge_mask(adj: Adjacency, num_weights: int, num_heads: int, dropout: EdgeDropout) -> Tensor:
+    """Which weights dropout keeps, bool [E, H], or of loops, too, [E + n, H]; see `EdgeDropout`."""
+    source, target = adj.edges()
+    place = torch.arange(adj.num_edges, device=adj.device)
+    first = torch.ones_like(place, dtype=torch.bool)
+    first[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
+    copy = place - torch.where(first, place, 0).cummax(0).values
+    itself = torch.arange(num_weights - adj.num_edges, device=adj.device)
+    source, target = torch.cat([source, itself]), torch.cat([target, itself])
+    copy = torch.cat([copy, torch.zeros_like(itself)])
+    words = mix64_each(mix64_each(dropout.targets[target] ^ signed(dropout.key)) ^ dropout.sources[source])
+    words = torch.where(copy > 0, mix64_each(words ^ copy), words)
+    kept = words.new_ones(len(words), num_heads, dtype=torch.bool)
+    for head in range(num_heads):
+        kept[:, head] = hashed(words, place.new_full((1,), dropout.first_head + head))[:, 0] >= int(dropout.p * 2**32)
+    return kept
+
+
+def hashed(words: Tensor, column: Tensor) -> Tensor:
+    """The 32 bits [n, k] of words int64 [n] and columns int64 [k]."""
+    low, high = words & MASK32, (words >> 32) & MASK32
+    bits = (low[:, None] + column * 0x9E3779B9) & MASK32
+    bits = bits ^ (bits >> 16)
+    bits = (bits * 0x21F0AAAD) & MASK32
+    bits = bits ^ (bits >> 15) ^ high[:, None]
+    bits = (bits * 0x735A2D97) & MASK32
+    return bits ^ (bits >> 15)
 
 
 def edge_softmax(logits: Tensor, target: Tensor, num_targets: int) -> Tensor:
@@ -124,11 +157,12 @@ def attend_edges(
     bounds: Sequence[int],
     loop: Tensor | None = None,
     steps: int = 1,
+    dropout: EdgeDropout | None = None,
 ) -> Tensor:
     source, target = edges_and_loops(adj, loop)
     if loop is not None:
         logits = logits.masked_fill(~torch.cat([loop.new_ones(adj.num_edges), loop])[:, None], -torch.inf)
-    alpha = edge_softmax(logits, target, adj.num_targets)
+    alpha = dropped(edge_softmax(logits, target, adj.num_targets), adj, dropout)
     return weigh(alpha, bounds, source, target, adj.num_targets, h, steps)
 
 
@@ -148,13 +182,5 @@ def keyed_dropout(x: Tensor, rows: Tensor, *, key: int, p: float, first_column: 
 
 def keep_mask(rows: Tensor, width: int, key: int, p: float, first_column: int) -> Tensor:
     """Which entries dropout keeps, bool [n, width]: a 32-bit hash of (key, row, column), compared with p * 2**32."""
-    mixed = mix64_each(rows ^ signed(key))
-    low, high = mixed & MASK32, (mixed >> 32) & MASK32
     column = torch.arange(first_column, first_column + width, device=rows.device)
-    bits = (low[:, None] + column * 0x9E3779B9) & MASK32
-    bits = bits ^ (bits >> 16)
-    bits = (bits * 0x21F0AAAD) & MASK32
-    bits = bits ^ (bits >> 15) ^ high[:, None]
-    bits = (bits * 0x735A2D97) & MASK32
-    bits = bits ^ (bits >> 15)
-    return bits >= int(p * 2**32)
+    return hashed(mix64_each(rows ^ signed(key)), column) >= int(p * 2**32)

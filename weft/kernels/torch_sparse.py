@@ -66,6 +66,8 @@ def attend(
         sums += (own - largest).exp()
     lse = torch.where(sums == 0, 0, largest + sums.log())
     alpha, own_alpha = _weights(over, logit_src, logit_dst, lse)
+    drops, own_drops = _drops(over, logit_src)
+    alpha, own_alpha = _times(alpha, drops), None if own_alpha is None else _times(own_alpha, own_drops)
     results = [h]
     for _ in range(over.steps):
         h = _weighted_sum(over, adj.indptr, adj.indices, alpha, own_alpha, h, adj.num_targets)
@@ -87,7 +89,9 @@ def attend_backward(
     adj, edges = over.adj, over.adj.transpose
     source, target = adj.edges()
     alpha, own_alpha = _weights(over, logit_src, logit_dst, lse)
-    alpha_t = alpha[edges.edge_ids.long()]
+    drops, own_drops = _drops(over, logit_src)
+    alpha_t = _times(alpha, drops)[edges.edge_ids.long()]
+    own_kept = None if own_alpha is None else _times(own_alpha, own_drops)
     grad_alpha, grad_own = torch.zeros_like(alpha), torch.zeros_like(lse)
     grad_h: Tensor | None = None
     for step in reversed(range(over.steps)):
@@ -95,12 +99,13 @@ def attend_backward(
             x, y = inputs.between(between)[step : step + 2]
             dots = _head_dots(over, grad_y, y)
             for block in _edge_blocks(adj, x.shape[1]):
-                grad_alpha[block] += _head_dots(over, grad_y[target[block]], x[source[block]]) - dots[target[block]]
+                found = _head_dots(over, grad_y[target[block]], x[source[block]])
+                grad_alpha[block] += _times(found, None if drops is None else drops[block]) - dots[target[block]]
             if own_alpha is not None:
-                grad_own += _head_dots(over, grad_y, x[: adj.num_targets]) - dots
+                grad_own += _times(_head_dots(over, grad_y, x[: adj.num_targets]), own_drops) - dots
         if needs_h or step > 0:
             grad_h = grad_y = _weighted_sum(
-                over, edges.indptr, edges.indices, alpha_t, own_alpha, grad_y, adj.num_sources
+                over, edges.indptr, edges.indices, alpha_t, own_kept, grad_y, adj.num_sources
             )
     if into.h is not None and grad_h is not None:
         grad_h = into.h.add_(grad_h)
@@ -164,10 +169,12 @@ def attend_edges(over: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Te
         sums += alpha[num_edges:]
         alpha[num_edges:] /= torch.where(sums == 0, 1, sums)
     alpha[:num_edges] /= torch.where(sums == 0, 1, sums)[target]
-    inputs = []
+    if over.dropout is not None:
+        alpha = torch.where(reference.edge_mask(adj, len(alpha), alpha.shape[1], over.dropout), alpha, -alpha)
+    kept, inputs = _by_edge_and_loop(over, _kept(over, alpha)), []
     for _ in range(over.steps):
         inputs.append(h)
-        h = _weighted_sum(over, adj.indptr, adj.indices, *_by_edge_and_loop(over, alpha), h, adj.num_targets)
+        h = _weighted_sum(over, adj.indptr, adj.indices, *kept, h, adj.num_targets)
     return h, alpha, inputs
 
 
@@ -176,7 +183,8 @@ def attend_edges_backward(
 ) -> tuple[Tensor, Tensor]:
     adj, edges = over.adj, over.adj.transpose
     source, target = adj.edges()
-    by_edge, by_loop = _by_edge_and_loop(over, alpha)
+    dropped = alpha < 0
+    by_edge, by_loop = _by_edge_and_loop(over, _kept(over, alpha))
     by_entry = by_edge[edges.edge_ids.long()]
     grad_logits = torch.zeros_like(alpha)
     grad_edge, grad_loop = grad_logits[: adj.num_edges], grad_logits[adj.num_edges :]
@@ -186,7 +194,9 @@ def attend_edges_backward(
         if by_loop is not None:
             grad_loop += _head_dots(over, grad_y, x[: adj.num_targets])
         grad_y = _weighted_sum(over, edges.indptr, edges.indices, by_entry, by_loop, grad_y, adj.num_sources)
-    grad_logits *= alpha
+    alpha = alpha.abs()
+    grad_logits.mul_(alpha).mul_(over.scale).masked_fill_(dropped, 0)
+    by_edge, by_loop = _by_edge_and_loop(over, alpha)
     dots = _segment_sum(grad_edge, adj.indptr)
     if by_loop is not None:
         dots += grad_loop
@@ -284,6 +294,24 @@ def _weighted_sum(
             num_loops = len(own)
             y[:num_loops, columns] += own[:, head, None] * x[:num_loops, columns]
     return y
+
+
+def _drops(over: Attention, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """What dropout multiplies the weights of the edges [E, H] and of the virtual self edges [n, H] by, if any."""
+    if over.dropout is None:
+        return None, None
+    num_edges, num_loops = over.adj.num_edges, 0 if over.loop is None else len(over.loop)
+    factors = reference.edge_mask(over.adj, num_edges + num_loops, like.shape[1], over.dropout).to(like) * over.scale
+    return factors[:num_edges], factors[num_edges:]
+
+
+def _times(values: Tensor, factors: Tensor | None) -> Tensor:
+    return values if factors is None else values * factors
+
+
+def _kept(over: Attention, alpha: Tensor) -> Tensor:
+    """The weights after dropout, which has made negative what it drops."""
+    return alpha if over.dropout is None else alpha.clamp(min=0).mul_(over.scale)
 
 
 def _by_edge_and_loop(over: Attention, alpha: Tensor) -> tuple[Tensor, Tensor | None]:

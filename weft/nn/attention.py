@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from weft.data import Adjacency
 from weft.kernels import (
     Attention,
     AttentionInputs,
+    EdgeDropout,
     SourceGrads,
     attend,
     attend_edges,
@@ -24,16 +25,31 @@ from weft.nn.aggregate import SLOT_BYTES, TARGET_BYTES, Aggregate, Request, Rows
 from weft.nn.partial import Partial, log_sum_exp, merge_softmaxes
 from weft.nn.topology import EdgePart, Topology
 
+ID_BYTES = 8
+"""Of the original id of each end, by which dropout goes."""
+
+
+class MaskKey(NamedTuple):
+    """Dropout of the weights of edges by head; `View.mask_key` gives one."""
+
+    p: float
+    key: int
+    first_head: int = 0
+    """Which of all heads is the first at hand."""
+
 
 @dataclass(frozen=True)
 class EdgeSoftmax(Aggregate):
     """The sum of h over in-edges and v itself, weighted by the softmax of logits by head.
 
     bounds: head j has the columns bounds[j]:bounds[j + 1] of the h at hand. slope: of the logits' leaky ReLU.
+    dropout: of the weights, in all steps the same; it is another in every step of training and no part of what the
+    aggregate is: two that differ in it alone are equal.
     """
 
     bounds: tuple[int, ...]
     slope: float
+    dropout: MaskKey | None = field(default=None, compare=False, kw_only=True)
     first = "h"
     by_edge: ClassVar[bool]
     """Whether the logits are numbers by edge."""
@@ -50,6 +66,10 @@ class EdgeSoftmax(Aggregate):
         """The logits [E, H] of a block's edges, or [E + n, H] where v may have a loop besides."""
         raise NotImplementedError
 
+    def edge_dropout(self, topology: Topology) -> EdgeDropout | None:
+        """The dropout of a block's weights, which knows whose they are."""
+        return None if self.dropout is None else EdgeDropout(*self.dropout, topology.ids, topology.target_ids)
+
     def working_set(
         self, adjacency: Adjacency, width: int, *, itemsize: int, size: int = 1, num_edge_features: int = 0
     ) -> WorkingSet:
@@ -61,12 +81,15 @@ class EdgeSoftmax(Aggregate):
         if self.by_edge:
             edge += 5 * logits + (2 * num_edge_features * itemsize + 8 if num_edge_features else 0)
         return WorkingSet(
-            TARGET_BYTES + 1 + 3 * row + 5 * logits + 2 * ends + edge, SLOT_BYTES + 3 * row + 8 * ends, edge
+            TARGET_BYTES + ID_BYTES + 1 + 3 * row + 5 * logits + 2 * ends + edge,
+            SLOT_BYTES + ID_BYTES + 3 * row + 8 * ends,
+            edge,
         )
 
     def partial(self, part: EdgePart, rows: Rows) -> Partial:
         logits = self.edge_logits(part, rows)
-        y = attend_edges(part.adjacency, rows["h"], logits, bounds=self.bounds, loop=part.loop)
+        dropout = self.edge_dropout(part)
+        y = attend_edges(part.adjacency, rows["h"], logits, bounds=self.bounds, loop=part.loop, dropout=dropout)
         return Partial(y, log_sum_exp(part, logits))
 
     def combine(self, partials: Sequence[Partial]) -> Tensor:
@@ -81,9 +104,11 @@ class Attend(EdgeSoftmax):
     by_edge = False
 
     @classmethod
-    def of(cls, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float) -> Request:
+    def of(
+        cls, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, dropout: MaskKey | None = None
+    ) -> Request:
         """As `View.attend` takes it."""
-        op = cls(even_heads(h.shape[1], logit_src.shape[1]), slope)
+        op = cls(even_heads(h.shape[1], logit_src.shape[1]), slope, dropout=dropout)
         return Request(op, {"h": h, "logit_src": logit_src, "logit_dst": logit_dst})
 
     @property
@@ -106,6 +131,7 @@ class Attend(EdgeSoftmax):
             loop=topology.loop,
             slope=self.slope,
             steps=steps,
+            dropout=self.edge_dropout(topology),
         )
 
     def apply_saving(self, topology: Topology, rows: Rows) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -132,7 +158,14 @@ class Attend(EdgeSoftmax):
         return pair_logits(topology.adjacency, left, right, ones, bounds=bounds, loop=loop, slope=self.slope)
 
     def _over(self, topology: Topology) -> Attention:
-        return Attention(adj=topology.adjacency, bounds=self.bounds, loop=topology.loop, slope=self.slope, steps=1)
+        return Attention(
+            adj=topology.adjacency,
+            bounds=self.bounds,
+            loop=topology.loop,
+            slope=self.slope,
+            steps=1,
+            dropout=self.edge_dropout(topology),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +186,15 @@ class AttendEdges(EdgeSoftmax):
 
     @classmethod
     def of(
-        cls, h: Tensor, left: Tensor | None, right: Tensor, attention: Tensor, *, edge_map: Tensor | None, slope: float
+        cls,
+        h: Tensor,
+        left: Tensor | None,
+        right: Tensor,
+        attention: Tensor,
+        *,
+        edge_map: Tensor | None,
+        slope: float,
+        dropout: MaskKey | None = None,
     ) -> Request:
         """As `View.attend_edges` takes it."""
         heads = len(attention)
@@ -164,6 +205,7 @@ class AttendEdges(EdgeSoftmax):
             logit_bounds=even_heads(right.shape[1], heads),
             apart=left is not None,
             has_edge_map=edge_map is not None,
+            dropout=dropout,
         )
         return Request(op, {name: value for name, value in rows.items() if value is not None})
 
@@ -194,8 +236,15 @@ class AttendEdges(EdgeSoftmax):
         return {"h": rows["h"], "logits": self.edge_logits(topology, rows)}
 
     def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:
-        h, logits = prepared["h"], prepared["logits"]
-        return attend_edges(topology.adjacency, h, logits, bounds=self.bounds, loop=topology.loop, steps=steps)
+        return attend_edges(
+            topology.adjacency,
+            prepared["h"],
+            prepared["logits"],
+            bounds=self.bounds,
+            loop=topology.loop,
+            steps=steps,
+            dropout=self.edge_dropout(topology),
+        )
 
     def edge_logits(self, topology: Topology, rows: Rows) -> Tensor:
         return pair_logits(

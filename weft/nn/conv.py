@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.nn.aggregate import Aggregate, Request
-from weft.nn.attention import Attend, AttendEdges
+from weft.nn.attention import Attend, AttendEdges, MaskKey
 from weft.nn.dense import Linear, linear
 from weft.nn.phases import Boundary, BoundaryState, PhasedLayer
 from weft.nn.reduce import Sum
@@ -107,6 +107,7 @@ class AttentionConv(PhasedLayer):
 
     The heads' outputs are side by side (`concat`) or averaged; out_width is the result's. edge_width: the features of
     an edge that take part in its logit, 0 for none; v's own edge, where the graph has none, has the mean of v's others.
+    dropout: of alpha in training, the same in all steps, as PyG's of that name.
     """
 
     def __init__(
@@ -120,10 +121,11 @@ class AttentionConv(PhasedLayer):
         update: bool = True,
         bias: bool = True,
         edge_width: int = 0,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.in_width, self.out_width = in_width, out_width
-        self.heads, self.concat, self.slope = heads, concat, slope
+        self.heads, self.concat, self.slope, self.dropout = heads, concat, slope, dropout
         self.head_width = out_width // heads if concat else out_width
         width = heads * self.head_width
         self.weight = glorot(in_width, width) if update else None
@@ -134,6 +136,10 @@ class AttentionConv(PhasedLayer):
     def make_logits(self, in_width: int) -> None:
         """Draws what else logits are made with, of rows [n, in_width]."""
         raise NotImplementedError
+
+    def mask_key(self, view: View) -> MaskKey | None:
+        """That of alpha."""
+        return view.mask_key(self.dropout if self.training else 0.0)
 
     def resume(self, view: View, state: BoundaryState) -> Tensor:
         """The rows from the heads' outputs [n, H D]."""
@@ -160,10 +166,11 @@ class GATConv(AttentionConv):
         h = x if self.weight is None else view.linear(x, self.weight)
         vectors = torch.cat([by_head(self.attention_src), by_head(self.attention_dst)], 1)
         logit_src, logit_dst = linear(h, vectors).split(self.heads, 1)
+        slope, dropout = self.slope, self.mask_key(view)
         if self.weight_edge is None or self.attention_edge is None:
-            return Boundary(request=Attend.of(h, logit_src, logit_dst, slope=self.slope))
+            return Boundary(request=Attend.of(h, logit_src, logit_dst, slope=slope, dropout=dropout))
         edge_map, ones = self.weight_edge @ by_head(self.attention_edge), h.new_ones(self.heads, 1)
-        request = AttendEdges.of(h, logit_src, logit_dst, ones, edge_map=edge_map, slope=self.slope)
+        request = AttendEdges.of(h, logit_src, logit_dst, ones, edge_map=edge_map, slope=slope, dropout=dropout)
         return Boundary(request=request)
 
 
@@ -183,7 +190,10 @@ class GATv2Conv(AttentionConv):
         else:
             both = view.linear(x, torch.cat([self.weight, self.weight_right], 1))  # as in SAGEConv
             h, right = both.split(self.weight.shape[1], 1)
-        request = AttendEdges.of(h, None, right, self.attention, edge_map=self.weight_edge, slope=self.slope)
+        slope, dropout = self.slope, self.mask_key(view)
+        request = AttendEdges.of(
+            h, None, right, self.attention, edge_map=self.weight_edge, slope=slope, dropout=dropout
+        )
         return Boundary(request=request)
 
 

@@ -34,6 +34,7 @@ def make_model(
     norm: str = "none",
     residual: bool = False,
     edge_width: int = 0,
+    attention_dropout: float = 0.0,
     bases: int = 0,
     blocks: int = 0,
     one_hot: bool = False,
@@ -42,16 +43,20 @@ def make_model(
     """A model from features [n, in_width] to logits [n, out_width]: `model` is gcn, sage, gin, gat, gatv2 or rgcn.
 
     `hidden` is the width of hidden rows, of all heads together for gat and gatv2, whose last layer averages its heads.
-    edge_width: the features of an edge that their logits have a part for, 0 for none.
+    edge_width: the features of an edge that their logits have a part for, 0 for none. attention_dropout: of what their
+    edges weigh, in training.
     typed: `graph.typed`, for rgcn, and for a graph without x, whose first rows are `hidden` wide; in_width is 0 then.
     """
     check_family(model, typed, hidden, decoupled=decoupled, bases=bases, blocks=blocks, one_hot=one_hot)
-    check_attention(model, hidden, heads=heads, edge_width=edge_width)
+    check_attention(model, hidden, heads=heads, edge_width=edge_width, dropout=attention_dropout)
     attends, last, num_relations = model in ATTENTION, layers - 1, typed.num_relations
     biases = [*[norm != "batch"] * last, True]
     builders: dict[str, Callable[..., nn.Module]] = {
         **PLAIN,
-        **{name: partial(kind, heads=heads, edge_width=edge_width) for name, kind in ATTENTION.items()},
+        **{
+            name: partial(kind, heads=heads, edge_width=edge_width, dropout=attention_dropout)
+            for name, kind in ATTENTION.items()
+        },
         "rgcn": partial(_relational, num_relations=num_relations, bases=bases, blocks=blocks),
     }
     hidden_layer = builders[model]
@@ -111,13 +116,12 @@ def _relational(in_width: int, out_width: int, *, num_relations: int, bases: int
     return RGCNConv(in_width, out_width, num_relations=num_relations, bases=bases, blocks=blocks, bias=bias)
 
 
-def check_attention(model: str, hidden: int, *, heads: int, edge_width: int) -> None:
-    """InputError for heads that do not fit, and for edge features where nothing attends."""
+def check_attention(model: str, hidden: int, *, heads: int, edge_width: int, dropout: float) -> None:
+    """InputError for heads that do not fit, and for options of attention where nothing attends."""
     if model not in ATTENTION:
-        if edge_width:
-            raise InputError(
-                f"--edge-attention is of {' and '.join(ATTENTION)}, and {model} has no attention: leave it out"
-            )
+        for flag, given in (("--edge-attention", edge_width), ("--attention-dropout", dropout)):
+            if given:
+                raise InputError(f"{flag} is of {' and '.join(ATTENTION)}, and {model} has no attention: leave it out")
     elif hidden % heads:
         raise InputError(f"--hidden {hidden} is no multiple of --heads {heads}: give {heads * (hidden // heads + 1)}")
 
@@ -133,6 +137,7 @@ FAMILY_OPTIONS = (
     "hidden",
     "heads",
     "edge_attention",
+    "attention_dropout",
     "bases",
     "blocks",
     "one_hot",

@@ -16,6 +16,7 @@ from weft.core.random import key as make_key
 from weft.data import Adjacency
 from weft.kernels import keyed_dropout, spmm
 from weft.nn.aggregate import Aggregate, Rows, Total, WholeLayer
+from weft.nn.attention import MaskKey
 from weft.nn.dense import linear
 from weft.nn.relations import OwnRelationRows
 from weft.nn.topology import Topology
@@ -167,12 +168,14 @@ class GraphView(View):
             x, relu = torch.relu(x), False
         if p == 0:
             return x
-        self._calls += 1
-        key = make_key(self._key, self._calls)
+        key = self._next_key()
         dropped = self._drop(x, key, p, relu)
         if self.origin(x) == "inputs":
             self._dropped, self._mask = dropped, (key, p)
         return dropped
+
+    def mask_key(self, p: float) -> MaskKey | None:
+        return None if p == 0 else MaskKey(p, self._next_key())
 
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
         inputs = self.inputs
@@ -206,6 +209,11 @@ class GraphView(View):
     def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         """An aggregate over edges of this rank's rows."""
         return self.run(op, op.prepare(self.topology, rows), steps, self.topology)
+
+    def _next_key(self) -> int:
+        """That of the next mask."""
+        self._calls += 1
+        return make_key(self._key, self._calls)
 
     def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
         return keyed_dropout(x, self.row_ids[: len(x)], key=key, p=p, relu=relu)

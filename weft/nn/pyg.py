@@ -99,7 +99,10 @@ def from_pyg(conv: Any) -> PyGConv:
     for part in conv.modules():
         p = dropout_of(part)
         if p:
-            raise InputError(f"{name} has dropout={p} of its own, drawn anew by every rank: have it between layers")
+            raise InputError(
+                f"{name} has dropout={p} of its own, drawn anew by every rank: have it between layers, or "
+                "of attention give weft.nn.convert a model of GATConv or GATv2Conv, or take those of weft.nn"
+            )
     padded = [type(part).__name__ for part in conv.modules() if type(part).__name__ in PADDED]
     if padded:
         raise InputError(

@@ -73,6 +73,7 @@ def attention_of(pyg: Any, layer: GATConv | GATv2Conv) -> nn.Module:
     options: dict[str, Any] = {
         "heads": layer.heads,
         "concat": layer.concat,
+        "dropout": layer.dropout,
         "negative_slope": layer.slope,
         "bias": layer.bias is not None,
         "edge_dim": None if layer.weight_edge is None else len(layer.weight_edge),

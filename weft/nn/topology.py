@@ -58,10 +58,15 @@ class Topology:
 
     @cached_property
     def ids(self) -> Tensor:
-        """By which vertices dropout masks are keyed: int64 [n]."""
+        """By which vertices dropout masks are keyed: those of sources, int64 [s]."""
         return (
-            torch.arange(self.adjacency.num_targets, device=self.adjacency.device) if self._ids is None else self._ids
+            torch.arange(self.adjacency.num_sources, device=self.adjacency.device) if self._ids is None else self._ids
         )
+
+    @cached_property
+    def target_ids(self) -> Tensor:
+        """Those of targets, int64 [n]."""
+        return self.ids[: self.adjacency.num_targets]
 
     @cached_property
     def lacks_loop(self) -> Tensor:
@@ -169,8 +174,11 @@ class SubTopology(Topology):
 
     @cached_property
     def ids(self) -> Tensor:
-        """original ids."""
         return self.whole.ids[self.sources].to(self.adjacency.device)
+
+    @cached_property
+    def target_ids(self) -> Tensor:
+        return self.whole.ids[self.targets].to(self.adjacency.device)
 
     @cached_property
     def edge_features(self) -> Tensor | None:
@@ -190,6 +198,8 @@ class SubTopology(Topology):
 class EdgePart(Topology):
     """Some of a topology's in-edges, between all of its sources and targets.
 
+    Under dropout of attention, edges that join the same ends must be of one part: masks tell them apart by their order.
+
     edges: int64 [e], ascending, where they stand among all. loops: bool [n], the targets whose missing loop, where an
     aggregate adds it, belongs to this part.
     """
@@ -200,7 +210,10 @@ class EdgePart(Topology):
         indptr = torch.searchsorted(targets, torch.arange(num_targets + 1, device=adjacency.device))
         weight = None if adjacency.weight is None else adjacency.weight[edges]
         super().__init__(
-            Adjacency(indptr=indptr, indices=adjacency.indices[edges], num_sources=adjacency.num_sources, weight=weight)
+            Adjacency(
+                indptr=indptr, indices=adjacency.indices[edges], num_sources=adjacency.num_sources, weight=weight
+            ),
+            whole.ids,
         )
         self.whole, self.edges, self._loops = whole, edges, loops
 
@@ -210,6 +223,10 @@ class EdgePart(Topology):
         found = torch.full(places.shape, -1, device=places.device)
         found[some] = self.edges[self.adjacency.indptr[:-1, None][some] + places[some]]
         return found
+
+    @cached_property
+    def target_ids(self) -> Tensor:
+        return self.whole.target_ids
 
     @cached_property
     def lacks_loop(self) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from weft.nn.aggregate import Aggregate, Rows
-from weft.nn.attention import Attend, AttendEdges
+from weft.nn.attention import Attend, AttendEdges, MaskKey
 from weft.nn.reduce import ByRelation, Max, Sum
 from weft.nn.relations import OwnRelationRows
 
@@ -59,12 +59,16 @@ class View(Protocol):
         op = Max() if reduce == "max" else Sum(norm=norm or mean, weighted=weighted)
         return self.aggregate(op, {"x": x}, steps)
 
-    def attend(self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1) -> Tensor:
+    def attend(
+        self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1, dropout: float = 0.0
+    ) -> Tensor:
         """The sum of h [n, H D] over in-edges and v itself, weighted by edge softmax; the weights serve all steps.
 
-        The softmax is of leaky_relu(logit_src_u + logit_dst_v), logits [n, H], both of all rows of h.
+        The softmax is of leaky_relu(logit_src_u + logit_dst_v), logits [n, H], both of all rows of h. dropout: of the
+        weights, for which see `mask_key`.
         """
-        return self.aggregate(*Attend.of(h, logit_src, logit_dst, slope=slope), steps)
+        mask_key = self.mask_key(dropout)
+        return self.aggregate(*Attend.of(h, logit_src, logit_dst, slope=slope, dropout=mask_key), steps)
 
     def attend_edges(
         self,
@@ -76,6 +80,7 @@ class View(Protocol):
         edge_map: Tensor | None = None,
         slope: float,
         steps: int = 1,
+        dropout: float = 0.0,
     ) -> Tensor:
         """As `attend`, by logits that need both ends of an edge: `attention . leaky_relu(left_u + right_v)`, by head.
 
@@ -83,7 +88,9 @@ class View(Protocol):
         argument has the graph's edge features times it besides; v's own edge, where the graph has none, has the mean of
         those of v's in-edges.
         """
-        return self.aggregate(*AttendEdges.of(h, left, right, attention, edge_map=edge_map, slope=slope), steps)
+        mask_key = self.mask_key(dropout)
+        request = AttendEdges.of(h, left, right, attention, edge_map=edge_map, slope=slope, dropout=mask_key)
+        return self.aggregate(*request, steps)
 
     def relate(self, x: Tensor, weight: Tensor) -> Tensor:
         """Over relations r, the sum of `W_r` times the mean of x [n, B i] over in-neighbours by r: [n, B o].
@@ -130,6 +137,14 @@ class View(Protocol):
 
     def dropout(self, x: Tensor, p: float, *, relu: bool = False) -> Tensor:
         """Dropout whose mask depends on (seed, epoch, stage, call, vertex, column) alone; with relu, of max(x, 0)."""
+        ...
+
+    def mask_key(self, p: float) -> MaskKey | None:
+        """What names the dropout mask of an aggregate over edges; None where p is 0, as it is to be in evaluation.
+
+        The mask depends on (seed, epoch, stage, call, target, source, head) alone, and of edges that join the same ends
+        on how many come before.
+        """
         ...
 
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.nn.aggregate import Aggregate, Request, WholeLayer
-from weft.nn.attention import Attend, AttendEdges
+from weft.nn.attention import Attend, AttendEdges, MaskKey
 from weft.nn.conv import LinearConv
 from weft.nn.convert.program import GraphStep
 from weft.nn.norm import BatchNorm
@@ -38,6 +38,17 @@ class Aggregated(GraphStep):
     def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
         del model, view
         return Boundary(request=self.make(*rows), steps=self.steps)
+
+
+@dataclass(frozen=True)
+class Attended(Aggregated):
+    """An attention, whose weights are dropped."""
+
+    dropout: float = 0.0
+
+    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
+        del model
+        return Boundary(request=self.make(*rows, dropout=view.mask_key(self.dropout)))
 
 
 class Phased(GraphStep):
@@ -198,8 +209,14 @@ def attended(conv: Any, y: Any, x: Any) -> Any:
 
 
 def attends_as_weft(conv: Any) -> bool:
-    """Whether attention goes over in-edges and the vertex itself, whose edge features are their mean, undropped."""
-    return bool(conv.add_self_loops and conv.fill_value == "mean" and conv.aggr in ("add", "sum") and not conv.dropout)
+    """Whether attention goes over in-edges and the vertex itself, whose edge features are their mean."""
+    return bool(conv.add_self_loops and conv.fill_value == "mean" and conv.aggr in ("add", "sum"))
+
+
+def attention(scope: Scope, conv: Any, make: Callable[..., Request], *rows: Any) -> Any:
+    """The attention of a convolution."""
+    dropout = conv.dropout if conv.training else 0.0
+    return scope.over_graph(Attended(partial(make, slope=conv.negative_slope), dropout=dropout), *rows)
 
 
 def gat(scope: Scope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
@@ -210,18 +227,24 @@ def gat(scope: Scope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
     by_head = h.view(-1, conv.heads, conv.out_channels)
     logits = [(by_head * part).sum(-1) for part in (conv.att_src, conv.att_dst)]
     if edge_attr is None or conv.lin_edge is None:
-        y = scope.over_graph(Aggregated(partial(Attend.of, slope=conv.negative_slope)), h, *logits)
-        return attended(conv, y, x)
+        return attended(conv, attention(scope, conv, Attend.of, h, *logits), x)
     edges = conv.lin_edge.weight.view(conv.heads, conv.out_channels, -1)
     edge_map = (edges * conv.att_edge.view(conv.heads, -1, 1)).sum(1).t()
-    make = partial(attend_with_edges, slope=conv.negative_slope)
-    return attended(conv, scope.over_graph(Aggregated(make), h, *logits, edge_map), x)
+    return attended(conv, attention(scope, conv, attend_with_edges, h, *logits, edge_map), x)
 
 
-def attend_with_edges(h: Tensor, logit_src: Tensor, logit_dst: Tensor, edge_map: Tensor, *, slope: float) -> Request:
+def attend_with_edges(
+    h: Tensor,
+    logit_src: Tensor,
+    logit_dst: Tensor,
+    edge_map: Tensor,
+    *,
+    slope: float,
+    dropout: MaskKey | None,
+) -> Request:
     """The request of GAT with edge features, whose logits are sums of numbers by head."""
     ones = h.new_ones(logit_src.shape[1], 1)
-    return AttendEdges.of(h, logit_src, logit_dst, ones, edge_map=edge_map, slope=slope)
+    return AttendEdges.of(h, logit_src, logit_dst, ones, edge_map=edge_map, slope=slope, dropout=dropout)
 
 
 def gatv2(scope: Scope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
@@ -231,15 +254,20 @@ def gatv2(scope: Scope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
     left = conv.lin_l(x)
     right = left if conv.share_weights else conv.lin_r(x)
     shared = [conv.att[0]] + ([] if edge_attr is None else [conv.lin_edge.weight.t()])
-    make = partial(attend_pairs, slope=conv.negative_slope)
-    return attended(conv, scope.over_graph(Aggregated(make), left, right, *shared), x)
+    return attended(conv, attention(scope, conv, attend_pairs, left, right, *shared), x)
 
 
 def attend_pairs(
-    left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None = None, *, slope: float
+    left: Tensor,
+    right: Tensor,
+    attention: Tensor,
+    edge_map: Tensor | None = None,
+    *,
+    slope: float,
+    dropout: MaskKey | None,
 ) -> Request:
     """The request of GATv2."""
-    return AttendEdges.of(left, None, right, attention, edge_map=edge_map, slope=slope)
+    return AttendEdges.of(left, None, right, attention, edge_map=edge_map, slope=slope, dropout=dropout)
 
 
 def appnp(scope: Scope, conv: Any, *, x: Any, edge_weight: Any) -> Any:

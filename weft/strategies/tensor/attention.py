@@ -46,10 +46,12 @@ class AttentionPlan:
 
     def share(self, op: EdgeSoftmax, rank: int) -> EdgeSoftmax:
         """The attention on the columns that a rank holds, logits made of columns apart."""
-        bounds = tuple(self.bounds(rank))
+        bounds, (first_head, _) = tuple(self.bounds(rank)), self.held[rank]
+        dropout = op.dropout and op.dropout._replace(first_head=first_head)
         if isinstance(op, AttendEdges):
-            return replace(op, bounds=bounds, logit_bounds=tuple(self.logit_bounds(rank)), apart=True)
-        return replace(op, bounds=bounds)
+            logit_bounds = tuple(self.logit_bounds(rank))
+            return replace(op, bounds=bounds, logit_bounds=logit_bounds, apart=True, dropout=dropout)
+        return replace(op, bounds=bounds, dropout=dropout)
 
     @property
     def num_vertices(self) -> int:

@@ -1,0 +1,57 @@
+// Dropout of weights by edge and head, whose masks are drawn where they are needed.
+#pragma once
+
+#include "chunk.h"
+#include "dropout.h"
+#include "kernels.h"
+
+namespace weft::WEFT_ISA {
+
+// The masks of a chunk of a row's entries. The entries of a row come in their order, chunk by chunk.
+struct EdgeMask {
+  const EdgeDropout* const dropout;
+  int64_t before = -1;  // the neighbour of the entry before
+  uint64_t copy = 0;
+  alignas(64) uint32_t low[kChunk] = {}, high[kChunk] = {};
+
+  explicit EdgeMask(const EdgeDropout* drops) : dropout(drops) {}
+
+  // Before a row's entries, and before its loop, which is no copy of any.
+  void begin() { before = -1; }
+
+  // Rows are targets, or sources of the transpose.
+  template <bool kTransposed, class I>
+  void draw(int64_t row, const I* indices, int64_t count) {
+    for (int64_t e = 0; e < count; ++e) {
+      const int64_t neighbour = indices[e];
+      copy = neighbour == before ? copy + 1 : 0;
+      before = neighbour;
+      const int64_t source = kTransposed ? row : neighbour, target = kTransposed ? neighbour : row;
+      const uint64_t mixed = mix64(dropout->key ^ static_cast<uint64_t>(dropout->target_ids[target]));
+      uint64_t word = mix64(mixed ^ static_cast<uint64_t>(dropout->source_ids[source]));
+      if (copy) word = mix64(word ^ copy);
+      low[e] = static_cast<uint32_t>(word);
+      high[e] = static_cast<uint32_t>(word >> 32);
+    }
+  }
+
+  bool drops(int64_t e, int64_t head) const {
+    return column_hash(low[e], high[e], dropout->first_head + static_cast<uint32_t>(head)) < dropout->threshold;
+  }
+
+  // A head's weights of the chunk, and those whose argument is positive, unless null.
+  template <class T>
+  void drop(int64_t head, int64_t count, T* weight, T* positive) const {
+    constexpr int L = kLanes<T>;
+    using U = Vector<uint32_t, L>;
+    const T scale = static_cast<T>(dropout->scale);
+    const U number = U{} + (dropout->first_head + static_cast<uint32_t>(head));
+    for (int64_t e = 0; e < count; e += L) {
+      const auto kept = column_hash(load<L>(low + e), load<L>(high + e), number) >= dropout->threshold;
+      store<L>(weight + e, where<T, L>(kept, load<L>(weight + e) * scale));
+      if (positive) store<L>(positive + e, where<T, L>(kept, load<L>(positive + e) * scale));
+    }
+  }
+};
+
+}  // namespace weft::WEFT_ISA
