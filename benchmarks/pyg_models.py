@@ -128,6 +128,21 @@ class JK(nn.Module):
         return self.lin(self.jump(xs))
 
 
+class RGCN(nn.Module):
+    """Over the relations of a graph whose edges have types."""
+
+    def __init__(self, widths: Widths = SMALL, relations: int = 5, **options: Any) -> None:
+        super().__init__()
+        self.lin = pyg.Linear(widths.features, widths.hidden)
+        self.conv1 = pyg.RGCNConv(widths.hidden, widths.hidden, relations, **options)
+        self.conv2 = pyg.FastRGCNConv(widths.hidden, widths.classes, relations, num_bases=2)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        x = F.dropout(self.lin(x), p=0.4, training=self.training)
+        x = x + self.conv1(x, edge_index, edge_type).relu()
+        return self.conv2(x, edge_index, edge_type)
+
+
 class PNA(nn.Module):
     def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
@@ -232,6 +247,12 @@ NATIVE: dict[str, Any] = {
     "pyg-basic": basic,
 }
 """Those that become weft's aggregates."""
+TYPED: dict[str, Any] = {
+    "pyg-rgcn": RGCN,
+    "pyg-rgcn-bases": partial(RGCN, num_bases=3, root_weight=False, bias=False),
+    "pyg-rgcn-blocks": partial(RGCN, num_blocks=2),
+}
+"""Those that become weft's relation means, over edges of five types."""
 BY_BLOCKS: dict[str, Any] = {
     "pyg-pna": PNA,
     "pyg-transformer": Transformer,
@@ -239,4 +260,4 @@ BY_BLOCKS: dict[str, Any] = {
     "pyg-custom": Custom,
 }
 """Those with convolutions that run as they are."""
-PYG_MODELS = NATIVE | BY_BLOCKS
+PYG_MODELS = NATIVE | TYPED | BY_BLOCKS

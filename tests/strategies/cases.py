@@ -189,6 +189,7 @@ def converted_cases() -> list[Case]:
     found = [Case(model=f"pyg-{name}") for name in names]
     found += [Case(model=name) for name in BY_BLOCKS]
     found += [Case(model=f"pyg-{name}-edges", edge_features=3) for name in ("gat", "gatv2")]
+    found += [Case(model=f"pyg-rgcn{kind}", typed="x") for kind in ("", "-bases", "-blocks")]
     found.append(Case(model="pyg-gcn", weighted=True, order="bfs"))
     found.append(Case(model="pyg-jk", num_vertices=150, labels=4))  # with rows that no loss reads
     return found

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,6 +21,8 @@ RANDOM = (
 """Functions that draw numbers by themselves."""
 IN_PLACE = {operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul}
 IN_PLACE[operator.itruediv] = operator.truediv
+LAYER = "layer"
+"""Marks the node of what a convolution gives."""
 ROOT = "model."
 """What paths begin with below the module that was traced."""
 
@@ -112,7 +112,8 @@ def _program(graph: fx.Graph, root: nn.Module, training: bool) -> Program:
             kind = "shared"
         kinds[node.name], alias[node] = kind, Value(node.name)
         steps.append(Step(name=node.name, does=step[0], args=step[1], kwargs=step[2], kind=kind, line=line))
-    return Program(steps=_finished(steps, result), result=result, kinds=kinds)
+    layers = [alias[node].name for node in graph.nodes if node.meta.get(LAYER)]
+    return Program.of(steps, result, kinds, tuple(layers))
 
 
 def _step(
@@ -148,18 +149,3 @@ def _is_width(node: fx.Node) -> bool:
         shape = of.target is getattr and of.args[1] == "shape"
         return bool((shape or (of.op == "call_method" and of.target == "size")) and node.args[1] != 0)
     return False
-
-
-def _finished(steps: list[Step], result: str) -> tuple[Step, ...]:
-    """The steps, each with its stage and with what is read behind it."""
-    aggregates = [isinstance(step.does, GraphStep) and step.does.over_edges for step in steps]
-    begun, last = [0, *accumulate(aggregates)], max(sum(aggregates) - 1, 0)
-    read: dict[str, None] = {result: None}
-    found: list[Step] = []
-    for number, step in reversed([*enumerate(steps)]):
-        read.pop(step.name, None)
-        norm = isinstance(step.does, GraphStep) and not step.does.over_edges
-        stage = max(begun[number] - 1, 0) if norm else min(begun[number], last)
-        found.append(replace(step, stage=stage, alive=tuple(read)))
-        read |= dict.fromkeys(values_in(step.args, step.kwargs))
-    return tuple(reversed(found))

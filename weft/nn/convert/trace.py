@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from weft.core.errors import InputError
 from weft.nn.convert.layers import RULES, GlobalNorm, WithView, by_blocks
 from weft.nn.convert.program import GraphStep, Program
-from weft.nn.convert.steps import ROOT, make_program, run_step
+from weft.nn.convert.steps import LAYER, ROOT, make_program, run_step
 from weft.nn.convert.where import blamed, first_line, line_of
 
 EDGES = {
@@ -93,7 +93,9 @@ class Tracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         if _is_message_passing(m):
-            return self._convolve(m, args, kwargs)
+            y = self._convolve(m, args, kwargs)
+            y.node.meta[LAYER] = True
+            return y
         kind = type(m).__name__
         if kind in COUPLING or (kind == "LayerNorm" and getattr(m, "mode", "node") == "graph"):
             raise InputError(
@@ -150,6 +152,10 @@ class Tracer(fx.Tracer):
             raise InputError(
                 f"{where}: {name} is given {' and '.join(others)} beside x and what the graph knows of its edges, and "
                 "runs on those alone: have it in the layer"
+            )
+        if "edge_type" in said:
+            raise InputError(
+                f"{where}: {name} reads edge_type in a way that weft has no aggregate for: take RGCNConv with aggr='mean'"
             )
         return self.over_graph(WithView(self.path, partial(by_blocks, given=frozenset(said))), x)
 
