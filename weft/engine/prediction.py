@@ -239,6 +239,8 @@ def find_graph(saved: SavedModel, config: Config, graph: Graph | str | Path | No
             found = load_graph(replace(config, graph=str(graph)))
         if config.task == "link" and config.inverse_relations and forward_relations(found) == found.relations:
             found = with_inverse_relations(found)
+    if described.shape.featured_types:
+        found = found.by_type()
     require_alike(described.shape, found)
     return found
 

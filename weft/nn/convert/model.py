@@ -36,6 +36,11 @@ class Converted(PhasedModel):
             self.register_buffer(name, buffer)
 
     @property
+    def gives(self) -> tuple[str, ...]:
+        """The vertex types whose rows it gives, of a model by types; (): every vertex's."""
+        return self._program.gives
+
+    @property
     def num_layers(self) -> int:
         """Its convolutions."""
         return len(self._program.layers)

@@ -99,6 +99,8 @@ class Program:
     """Of the values."""
     layers: tuple[str, ...] = ()
     """Names of the convolutions' results, in the order of their calls."""
+    gives: tuple[str, ...] = ()
+    """Vertex types that it has rows for, of a model by vertex types; the others' are zero."""
 
     @classmethod
     def of(cls, steps: Sequence[Step], result: str, kinds: dict[str, Kind], layers: tuple[str, ...]) -> Program:
