@@ -21,7 +21,16 @@ from weft.engine.scores import make_metrics
 from weft.engine.tasks import validation_score
 from weft.engine.torchrun import is_main_process
 from weft.engine.updates import make_optimizer, make_scheduler
-from weft.nn import ONE_DEVICE, Converted, GraphOperation, LinkModel, TypedInput, Workload, idle_parameters, require_independent_rows
+from weft.nn import (
+    ONE_DEVICE,
+    Converted,
+    GraphOperation,
+    LinkModel,
+    TypedInput,
+    Workload,
+    idle_parameters,
+    require_independent_rows,
+)
 from weft.strategies import get_strategy
 
 
@@ -120,8 +129,8 @@ def check_rows_given(graph: Graph, model: nn.Module) -> None:
         span = graph.type_range(name)
         if name not in model.gives and any(bool(mask[span.start : span.stop].any()) for mask in masks):
             raise InputError(
-                f"the model gives rows of {' and '.join(model.gives)}, and {graph.name} has vertices of {name} to train or "
-                "score: return a dict of the rows of both"
+                f"the model gives rows of {' and '.join(model.gives)}, and {graph.name} has vertices of {name} to train "
+                "or score: return a dict of the rows of both"
             )
 
 

@@ -207,7 +207,10 @@ def asked_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
             "could be told apart: give --what logits"
         )
     if not model.num_layers:
-        raise InputError("--what embeddings: the model has no convolution: give --what logits")
+        raise InputError(
+            "--what embeddings: the model has no convolution over all vertices: give --what logits, of one that "
+            "returns the rows"
+        )
     number = max(model.num_layers - 1, 1) if layer is None else layer
     if not 1 <= number <= model.num_layers:
         raise InputError(f"--layer {number}: the model has {model.num_layers} layers: give 1 to {model.num_layers}")

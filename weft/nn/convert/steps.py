@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
 from weft.core.errors import InputError
-from weft.nn.convert.program import Dropout, GraphStep, Kind, Method, Module, Parameter, Program, Step, Value, values_in
+from weft.nn.convert.program import Dropout, Kind, Method, Module, Parameter, Program, Step, Value, values_in
 from weft.nn.convert.typed import edges_of, together
 
 RANDOM = (

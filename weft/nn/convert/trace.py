@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -111,11 +111,19 @@ class RootByType(Root):
             return [SimpleNamespace(x_dict=x_dict, edge_index_dict=edges)]
         wanted = [one for one in others if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
         if [one.name for one in wanted] not in (["edge_index_dict"], ["edge_index"]):
+            said = ", ".join(one.name for one in wanted) or "no edges"
             raise InputError(
-                f"{type(self.model).__name__}.forward wants {', '.join(one.name for one in wanted) or 'no edges'} beside "
-                f"{first.name}, and weft has x_dict and edge_index_dict to give: give others a default"
+                f"{type(self.model).__name__}.forward wants {said} beside {first.name}, and weft has x_dict and "
+                "edge_index_dict to give: give others a default"
             )
         return [x_dict, edges]
+
+
+class Extreme(NamedTuple):
+    """What a maximum or minimum by columns gives, as a tuple, which people ask whether it is one."""
+
+    values: Any
+    indices: Any
 
 
 class Tracer(fx.Tracer):
@@ -196,10 +204,10 @@ class Tracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         return a if isinstance(a, GraphStep) else super().create_arg(a)
 
-    def create_proxy(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *more: Any, **rest: Any) -> Any:
-        found = super().create_proxy(kind, target, args, kwargs, *more, **rest)
-        if target in (torch.max, torch.min) and (isinstance(kwargs.get("dim"), int) or (len(args) > 1 and isinstance(args[1], int))):
-            return found[0], found[1]
+    def create_proxy(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: Any, *more: Any, **rest: Any) -> Any:
+        found: Any = super().create_proxy(kind, target, args, kwargs, *more, **rest)
+        if target in (torch.max, torch.min) and isinstance(kwargs.get("dim", args[1] if args[1:] else None), int):
+            return Extreme(found[0], found[1])
         return found
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
@@ -208,8 +216,8 @@ class Tracer(fx.Tracer):
         types = {one.meta[typed.TYPE] for one in node.all_input_nodes if typed.TYPE in one.meta}
         if len(types) > 1 and node.op != "output" and node.target is not typed.logits_by_number:
             raise InputError(
-                f"{node.meta['line']}: rows of {' and '.join(sorted(types))} are put together, of which none belongs to "
-                "another: leave that to convolutions"
+                f"{node.meta['line']}: rows of {' and '.join(sorted(types))} are put together, of which none belongs "
+                "to another: leave that to convolutions"
             )
         if len(types) == 1:
             (node.meta[typed.TYPE],) = types
@@ -227,7 +235,9 @@ class Tracer(fx.Tracer):
         x, edges = said.pop("x", None), said.pop("edge_index", None)
         relation = edges.node.meta.get(typed.RELATION) if isinstance(edges, fx.Proxy) else None
         if relation is None:
-            raise InputError(f"{where}: {name} is given other edges than those of edge_index_dict: give it one of these")
+            raise InputError(
+                f"{where}: {name} is given other edges than those of edge_index_dict: give it one of these"
+            )
         source, _, target = relation.split("|")
         x, own = x if isinstance(x, tuple | list) else (x, x)
         if (typed.type_of(x), typed.type_of(own)) != (source, target):
@@ -237,11 +247,17 @@ class Tracer(fx.Tracer):
             )
         rule = typed.RULES.get(name) if type(conv).__module__.startswith("torch_geometric.nn.conv") else None
         hooked = any(part._forward_hooks or part._forward_pre_hooks for part in conv.modules())
-        if rule is None or said or hooked or getattr(conv, "aggr", "") not in typed.REDUCE or conv.flow != "source_to_target":
+        if (
+            rule is None
+            or said
+            or hooked
+            or getattr(conv, "aggr", "") not in typed.REDUCE
+            or conv.flow != "source_to_target"
+        ):
             what = f" with {' and '.join(said)}" if said else f" with aggr={conv.aggr!r}" if rule and not hooked else ""
             raise InputError(
-                f"{where}: {name}{what} cannot be converted over one relation of several: use SAGEConv or GraphConv with "
-                "aggr='mean' or 'sum'"
+                f"{where}: {name}{what} cannot be converted over one relation of several: use SAGEConv or GraphConv "
+                "with aggr='mean' or 'sum', without hooks"
             )
         self.path, self.relation = self._path(conv), relation
         return rule(self, conv, x, own)
@@ -280,7 +296,8 @@ class Tracer(fx.Tracer):
             )
         if "edge_type" in said:
             raise InputError(
-                f"{where}: {name} reads edge_type in a way that weft has no aggregate for: take RGCNConv with aggr='mean'"
+                f"{where}: {name} reads edge_type in a way that weft has no aggregate for: take RGCNConv with "
+                "aggr='mean'"
             )
         return self.over_graph(WithView(self.path, partial(by_blocks, given=frozenset(said))), x)
 

@@ -126,12 +126,14 @@ class MapsByRelation(nn.Module):
 
     def __init__(self, step: Relations, maps: Sequence[Any]) -> None:
         super().__init__()
-        self.step, self.__dict__["maps"] = step, maps
+        self.step = step
+        self.__dict__["maps"] = maps
         self.out_width = max(slot.made + len(one.weight) for slot, one in zip(step.slots, maps, strict=True))
 
     def forward(self, view: View, x: Tensor) -> Tensor:
         parts = defaultdict[int, list[Tensor]](list)
-        for slot, one in zip(self.step.slots, self.maps, strict=True):
+        maps: Sequence[Any] = self.__dict__["maps"]
+        for slot, one in zip(self.step.slots, maps, strict=True):
             height, width = one.weight.shape[1], one.weight.shape[0]
             after = (x.shape[1] - slot.read - height, self.out_width - slot.made - width)
             parts[slot.relation].append(functional.pad(one.weight.t(), (slot.made, after[1], slot.read, after[0])))
@@ -246,7 +248,7 @@ def together(steps: list[Step], kinds: dict[str, Kind], num_relations: int) -> l
     for number in sorted(at):
         found += [step for step in at[number] if not isinstance(step.does, Related)]
         for reduce in ("mean", "sum"):
-            some = [step for step in at[number] if isinstance(step.does, Related) and step.does.reduce == reduce]
+            some = [one for one in at[number] if getattr(one.does, "reduce", "") == reduce]
             if some:
                 found += _joined(some, f"relations_{number}_{reduce}", kinds, num_relations)
     return found

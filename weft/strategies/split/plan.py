@@ -92,8 +92,8 @@ class MiniBatchPlan(CommunicatedPlan):
             self._refuse_unscaled(asked)
         if not self.whole_sampler.draws_all and any(isinstance(op.op, ByRelation) and not op.op.mean for op in asked):
             raise InputError(
-                f"--fanout {self.options.fanout}: edges are drawn, and the model sums them by relation: give --fanout all, "
-                "or convolutions with aggr='mean'"
+                f"--fanout {self.options.fanout}: edges are drawn, and the model sums them by relation: give --fanout "
+                "all, or convolutions with aggr='mean'"
             )
 
     def require(self) -> None:
