@@ -154,7 +154,7 @@ class Hetero(nn.Module):
     def __init__(self, widths: Widths = SMALL, features: dict[str, int] | None = None, aggr: str = "sum") -> None:
         super().__init__()
         features = features or dict.fromkeys("abc", widths.features)
-        self.lins = nn.ModuleDict({name: nn.Linear(width, widths.hidden) for name, width in features.items()})
+        self.maps = nn.ModuleDict({name: nn.Linear(width, widths.hidden) for name, width in features.items()})
         hidden, self.convs = widths.hidden, nn.ModuleList()
         for _ in range(2):
             known = [one for one in RELATIONS if {one[0], one[2]} <= features.keys()]
@@ -168,7 +168,7 @@ class Hetero(nn.Module):
         return kind((hidden, hidden), hidden, aggr="mean", **({"project": True} if number == 2 else {}))
 
     def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
-        x_dict = {name: self.lins[name](x).relu_() for name, x in x_dict.items()}
+        x_dict = {name: self.maps[name](x).relu_() for name, x in x_dict.items()}
         for conv in self.convs:
             found = {name: self.norms[name](x) for name, x in conv(x_dict, edge_index_dict).items()}
             x_dict = x_dict | {name: F.dropout(x.relu(), 0.4, self.training) for name, x in found.items()}

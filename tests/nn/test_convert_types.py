@@ -132,7 +132,7 @@ def misnaming(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
     return {"b": self.conv(x_dict, edge_index_dict)["a"]}
 
 
-def reading_edges(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
+def reading_edges(_self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
     return x_dict["a"] * edge_index_dict["a", "r0", "a"].sum()
 
 

@@ -108,8 +108,8 @@ def check_input(graph: Graph, model: nn.Module) -> None:
     wanted = graph.typed._replace(num_relations=0)
     if wanted.has_input and not found:
         raise InputError(
-            f"{graph.name} has features by vertex type, or none: make the model with typed=graph.typed, or give its "
-            "Stack input=weft.nn.TypedInput(graph.typed, width)"
+            f"{graph.name} has features by vertex type, or none: make the model with typed=graph.typed, give its "
+            "Stack input=weft.nn.TypedInput(graph.typed, width), or take a PyG model over x_dict"
         )
     if any(typed._replace(num_relations=0) != wanted for typed in found):
         raise InputError(
@@ -129,8 +129,8 @@ def check_rows_given(graph: Graph, model: nn.Module) -> None:
         span = graph.type_range(name)
         if name not in model.gives and any(bool(mask[span.start : span.stop].any()) for mask in masks):
             raise InputError(
-                f"the model gives rows of {' and '.join(model.gives)}, and {graph.name} has vertices of {name} to train "
-                "or score: return a dict of the rows of both"
+                f"the model gives rows of {' and '.join(model.gives)}, and {graph.name} has vertices of {name} to "
+                "train or score: return a dict of the rows of both"
             )
 
 

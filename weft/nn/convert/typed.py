@@ -182,8 +182,8 @@ class Types(NamedTuple):
         """Those of a graph. InputError where it has none."""
         if shape is None or not shape.featured_types or not shape.relations:
             raise InputError(
-                f"{model} takes rows by vertex type, and the graph has none with features: give a graph of HeteroData "
-                "(weft.Graph.from_pyg), and weft.nn.convert shape=weft.data.GraphShape.of(graph.by_type())"
+                f"{model} takes rows by vertex type, and the graph has none with features of their own: give "
+                "weft.train the model and a graph of HeteroData, or weft.nn.convert shape=GraphShape.of(graph.by_type())"
             )
         return cls(shape.featured_types, shape.relations, shape.typed)
 
@@ -204,8 +204,6 @@ def type_of(value: Any) -> str | None:
 
 class Scope(Protocol):
     """What a rule writes its steps with."""
-
-    path: str
 
     def over_relation(self, weight: str, reduce: Reduce, x: Any) -> Any:
         """The sources' rows x by the relation that the convolution goes over, reduced and mapped."""
@@ -248,13 +246,13 @@ def together(steps: list[Step], kinds: dict[str, Kind], num_relations: int) -> l
     for number in sorted(at):
         found += [step for step in at[number] if not isinstance(step.does, Related)]
         for reduce in ("mean", "sum"):
-            some = [one for one in at[number] if getattr(one.does, "reduce", "") == reduce]
+            some = [step for step in at[number] if isinstance(step.does, Related) and step.does.reduce == reduce]
             if some:
-                found += _joined(some, f"relations_{number}_{reduce}", kinds, num_relations)
+                found += _joined(some, reduce, f"relations_{number}_{reduce}", kinds, num_relations)
     return found
 
 
-def _joined(some: list[Step], name: str, kinds: dict[str, Kind], num_relations: int) -> list[Step]:
+def _joined(some: list[Step], reduce: Reduce, name: str, kinds: dict[str, Kind], num_relations: int) -> list[Step]:
     """One step for those of several relations, and what each of them gives, as columns of it."""
     read: dict[tuple[int, str], int] = {}
     widths, made, slots = defaultdict[int, int](int), defaultdict[str, int](int), list[Slot]()
@@ -270,7 +268,7 @@ def _joined(some: list[Step], name: str, kinds: dict[str, Kind], num_relations: 
         made[does.target] += width
         slots.append(Slot(does.relation, does.weight, read[source], begin))
         parts.append(replace(step, does=columns_of, args=(Value(name), begin, width)))
-    does = Relations(some[0].does.reduce, tuple(slots), tuple(number for number, _ in read), num_relations)
+    made_of = Relations(reduce, tuple(slots), tuple(number for number, _ in read), num_relations)
     args = (kind, *(Value(one) for _, one in read))
     kinds[name] = "rows"
-    return [Step(name=name, does=does, args=args, kwargs={}, kind="rows", line=some[0].line), *parts]
+    return [Step(name=name, does=made_of, args=args, kwargs={}, kind="rows", line=some[0].line), *parts]
