@@ -183,7 +183,8 @@ class Types(NamedTuple):
         if shape is None or not shape.featured_types or not shape.relations:
             raise InputError(
                 f"{model} takes rows by vertex type, and the graph has none with features of their own: give "
-                "weft.train the model and a graph of HeteroData, or weft.nn.convert shape=GraphShape.of(graph.by_type())"
+                "weft.train the model and a graph of HeteroData, or weft.nn.convert "
+                "shape=GraphShape.of(graph.by_type())"
             )
         return cls(shape.featured_types, shape.relations, shape.typed)
 
