@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from kernels import save
-from pyg_models import PYG_MODELS, Widths
+from pyg_models import BY_TYPE, PYG_MODELS, TYPED, Widths
 from steps import make_plan, train_step, whole_step
 from torch.nn.functional import cross_entropy
 
@@ -29,7 +29,7 @@ from weft.engine.tasks import make_task
 from weft.nn import Workload, convert
 
 TOLERANCE = 1e-3  # of the largest logit: float32, sums in another order
-WITHOUT_EDGES = [name for name in PYG_MODELS if "edges" not in name]
+WITHOUT_EDGES = [name for name in PYG_MODELS if "edges" not in name and name not in TYPED | BY_TYPE]
 
 
 def main() -> int:

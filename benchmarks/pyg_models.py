@@ -128,6 +128,73 @@ class JK(nn.Module):
         return self.lin(self.jump(xs))
 
 
+class RGCN(nn.Module):
+    """Over the relations of a graph whose edges have types."""
+
+    def __init__(self, widths: Widths = SMALL, relations: int = 5, **options: Any) -> None:
+        super().__init__()
+        self.lin = pyg.Linear(widths.features, widths.hidden)
+        self.conv1 = pyg.RGCNConv(widths.hidden, widths.hidden, relations, **options)
+        self.conv2 = pyg.FastRGCNConv(widths.hidden, widths.classes, relations, num_bases=2)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        x = F.dropout(self.lin(x), p=0.4, training=self.training)
+        x = x + self.conv1(x, edge_index, edge_type).relu()
+        return self.conv2(x, edge_index, edge_type)
+
+
+FORWARD = (("a", "r0", "a"), ("b", "r1", "a"), ("c", "r2", "a"), ("a", "r3", "c"), ("b", "r4", "c"))
+RELATIONS = (*FORWARD, *((target, f"rev_{name}", source) for source, name, target in FORWARD))
+"""Of vertices of three types."""
+
+
+class Hetero(nn.Module):
+    """Convolutions by relation over dicts, in a graph where all types have features, or where c has none."""
+
+    def __init__(self, widths: Widths = SMALL, features: dict[str, int] | None = None, aggr: str = "sum") -> None:
+        super().__init__()
+        features = features or dict.fromkeys("abc", widths.features)
+        self.maps = nn.ModuleDict({name: nn.Linear(width, widths.hidden) for name, width in features.items()})
+        hidden, self.convs = widths.hidden, nn.ModuleList()
+        for _ in range(2):
+            known = [one for one in RELATIONS if {one[0], one[2]} <= features.keys()]
+            convs = {one: self.conv(number, hidden) for number, one in enumerate(known)}
+            self.convs.append(pyg.HeteroConv(convs, aggr=aggr))
+        self.norms = nn.ModuleDict({name: nn.LayerNorm(hidden) for name in "abc"})
+        self.out = nn.Linear(hidden, widths.classes)
+
+    def conv(self, number: int, hidden: int) -> nn.Module:
+        kind = pyg.GraphConv if number % 2 else pyg.SAGEConv
+        return kind((hidden, hidden), hidden, aggr="mean", **({"project": True} if number == 2 else {}))
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        x_dict = {name: self.maps[name](x).relu_() for name, x in x_dict.items()}
+        for conv in self.convs:
+            found = {name: self.norms[name](x) for name, x in conv(x_dict, edge_index_dict).items()}
+            x_dict = x_dict | {name: F.dropout(x.relu(), 0.4, self.training) for name, x in found.items()}
+        return self.out(x_dict["a"])
+
+
+class Homogeneous(nn.Module):
+    """What `to_hetero` makes a model by types of."""
+
+    def __init__(self, widths: Widths) -> None:
+        super().__init__()
+        self.lin, self.drop = nn.Linear(widths.features, widths.hidden), nn.Dropout(0.4)
+        self.conv1 = pyg.SAGEConv((widths.hidden, widths.hidden), widths.hidden)
+        self.conv2 = pyg.GraphConv((widths.hidden, widths.hidden), widths.classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.lin(x)
+        x = x + self.drop(self.conv1(x, edge_index)).relu()
+        return self.conv2(x, edge_index)
+
+
+def to_hetero(widths: Widths = SMALL, aggr: str = "mean") -> nn.Module:
+    """With sums by relation, and logits of several types."""
+    return pyg.to_hetero(Homogeneous(widths), (["a", "b", "c"], [*RELATIONS]), aggr=aggr)
+
+
 class PNA(nn.Module):
     def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
@@ -235,6 +302,19 @@ NATIVE: dict[str, Any] = {
     "pyg-basic": basic,
 }
 """Those that become weft's aggregates."""
+TYPED: dict[str, Any] = {
+    "pyg-rgcn": RGCN,
+    "pyg-rgcn-bases": partial(RGCN, num_bases=3, root_weight=False, bias=False),
+    "pyg-rgcn-blocks": partial(RGCN, num_blocks=2),
+}
+"""Those that become weft's relation means, over edges of five types."""
+BY_TYPE: dict[str, Any] = {
+    "pyg-hetero": Hetero,
+    "pyg-hetero-max": partial(Hetero, aggr="max"),
+    "pyg-hetero-some": partial(Hetero, features={"a": 4, "b": 3}, aggr="mean"),
+    "pyg-to-hetero": to_hetero,
+}
+"""Those over x_dict and edge_index_dict, of a graph of three vertex types."""
 BY_BLOCKS: dict[str, Any] = {
     "pyg-pna": PNA,
     "pyg-transformer": Transformer,
@@ -242,4 +322,4 @@ BY_BLOCKS: dict[str, Any] = {
     "pyg-custom": Custom,
 }
 """Those with convolutions that run as they are."""
-PYG_MODELS = NATIVE | BY_BLOCKS
+PYG_MODELS = NATIVE | TYPED | BY_TYPE | BY_BLOCKS

@@ -58,6 +58,70 @@ def test_trains_as_it_is_on_several_ranks(strategy: str, tmp_path: Path) -> None
     assert not torch.equal(model.conv1.lin_l.weight, net().conv1.lin_l.weight)
 
 
+class Jumping(Net):
+    """Between whose convolutions a residual and a second use of one of them stand, with attention by heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gat, self.out = pyg.GATConv(16, 8, heads=2), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.norm(self.conv1(x, edge_index)).relu_()
+        for _ in range(2):
+            h = h + self.dropout(self.gat(h, edge_index)).relu()
+        return self.out(h)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "layers", "options"),
+    [
+        ("single", 1, (1, 2, 3), {}),
+        ("tensor", 2, (2,), {}),
+        ("offload", 1, (3,), {"chunks": 3}),
+        pytest.param("hybrid", 2, (1, 2, 3), {}, marks=pytest.mark.slow),
+        pytest.param("offload", 2, (1, 2, 3), {"chunks": 3}, marks=pytest.mark.slow),
+        pytest.param("pipeline", 2, (1, 2, 3), {"chunks": 3}, marks=pytest.mark.slow),
+        pytest.param("split", 2, (2,), {}, marks=pytest.mark.slow),
+    ],
+)
+def test_embeddings_are_what_a_hook_sees(
+    strategy: str, workers: int, layers: tuple[int, ...], options: dict[str, Any], jumping: Any
+) -> None:
+    run, _, seen = jumping
+    assert len(seen) == 3
+    for layer in layers:
+        said = {"what": "embeddings", "layer": layer, "strategy": strategy, "workers": workers, **options}
+        found = weft.predict(run, model=net(Jumping), **said)
+        torch.testing.assert_close(found, seen[layer - 1], rtol=1e-9, atol=1e-9)
+
+
+def test_embeddings_by_default_and_beyond(jumping: Any) -> None:
+    """The last convolution but one; and a line for one that there is not."""
+    run, _, seen = jumping
+    found = weft.predict(run, model=net(Jumping), what="embeddings")
+    torch.testing.assert_close(found, seen[1], rtol=1e-9, atol=1e-9)
+    with pytest.raises(InputError, match="--layer 4: the model has 3 layers"):
+        weft.predict(run, model=net(Jumping), what="embeddings", layer=4)
+
+
+@pytest.fixture(scope="module")
+def jumping(tmp_path_factory: pytest.TempPathFactory) -> tuple[weft.Run, nn.Module, list[Tensor]]:
+    """A run, its model with the best weights, and what hooks on PyG's convolutions see."""
+    model = net(Jumping)
+    run = weft.train("digits", model, out=tmp_path_factory.mktemp("runs") / "run", **OPTIONS)
+    graph, seen = weft.load("digits"), list[Tensor]()
+
+    def note(_module: nn.Module, _given: Any, result: Tensor) -> None:
+        seen.append(result.clone())
+
+    hooks = [part.register_forward_hook(note) for part in (model.conv1, model.gat)]
+    with torch.no_grad():
+        model.eval()(graph.x.double(), torch.stack(graph.in_edges.edges()))
+    for hook in hooks:
+        hook.remove()
+    return run, model, seen
+
+
 def test_equals_a_script_of_pyg(tmp_path: Path) -> None:
     """Four epochs of Adam without dropout: losses, and the accuracy of the saved weights."""
     graph = weft.load("digits")

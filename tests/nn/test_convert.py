@@ -17,7 +17,7 @@ from weft.core.errors import InputError
 from weft.core.random import key
 from weft.data import Adjacency
 from weft.kernels import EdgeDropout, reference
-from weft.nn import Converted, GraphView, Sum, convert
+from weft.nn import Converted, GraphView, PyGConv, Sum, convert
 from weft.nn.convert.convert import parameters_of
 from weft.nn.convert.layers import Aggregated, GlobalNorm
 from weft.nn.phases import Boundary
@@ -26,8 +26,9 @@ pyg = pytest.importorskip("torch_geometric.nn")
 
 from torch_geometric.utils import add_self_loops  # noqa: E402
 
-from benchmarks.pyg_models import BY_BLOCKS, GAT, GCN, NATIVE, PYG_MODELS, SMALL  # noqa: E402
+from benchmarks.pyg_models import BY_BLOCKS, BY_TYPE, GAT, GCN, PYG_MODELS, RGCN  # noqa: E402
 
+MODELS = [name for name in PYG_MODELS if name not in BY_TYPE]
 NUM_VERTICES = 23
 
 
@@ -49,7 +50,7 @@ class Data(SimpleNamespace):
             edge_index=torch.stack(edges.edges()),
             edge_weight=edges.weight,
             edge_attr=torch.randn(len(source), 3, generator=random, dtype=torch.float64),
-            edge_type=torch.randint(0, 4, (len(source),), generator=random),
+            edge_type=torch.randint(0, 5, (len(source),), generator=random),
         )
 
     def of_pyg(self, model: nn.Module, given: list[str]) -> Tensor:
@@ -60,7 +61,7 @@ class Data(SimpleNamespace):
         return model(self.x, *known.values()) if "Sequential" in type(model).__name__ else model(self.x, **known)
 
     def of_weft(self, model: Converted) -> Tensor:
-        view = GraphView.of(self.edges, edge_features=self.edge_attr, edge_type=self.edge_type, num_relations=4)
+        view = GraphView.of(self.edges, edge_features=self.edge_attr, edge_type=self.edge_type, num_relations=5)
         return model([copy.copy(view) for _ in range(model.num_stages)], self.x)
 
 
@@ -83,7 +84,7 @@ def given_of(name: str) -> list[str]:
     return ["edge_attr"] if "edges" in name else ["edge_weight"] if name == "pyg-gcn" else []
 
 
-@pytest.mark.parametrize("name", PYG_MODELS)
+@pytest.mark.parametrize("name", MODELS)
 def test_equals_pyg(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits, gradients, running statistics, and then an evaluation."""
     data, model, given = Data.make(), made(name), given_of(name)
@@ -155,7 +156,7 @@ def test_weights_go_both_ways(name: str) -> None:
 
 
 def test_it_reaches_other_processes() -> None:
-    for name in PYG_MODELS:
+    for name in MODELS:
         converted = convert(made(name))
         again = pickle.loads(pickle.dumps(converted))
         torch.testing.assert_close(Data.make().of_weft(again.eval()), Data.make().of_weft(converted.eval()))
@@ -163,12 +164,10 @@ def test_it_reaches_other_processes() -> None:
 
 def test_what_weft_has_runs_in_its_aggregates() -> None:
     """So `tensor` has it, whose ranks have columns of all rows and no edges."""
-    for name in NATIVE:
-        does = [step.does for step in convert(made(name), given=given_of(name)).programs[True].steps]
-        assert not any(type(one).__name__ == "WithView" for one in does), name
-    for name in BY_BLOCKS:
-        does = [step.does for step in convert(made(name)).programs[True].steps]
-        assert any(type(one).__name__ == "WithView" for one in does), name
+    for name in MODELS:
+        converted = convert(made(name), given=given_of(name))
+        by_blocks = any(isinstance(part, PyGConv) for part in converted.modules())
+        assert by_blocks == (name in BY_BLOCKS), name
 
 
 class Weighing(nn.Module):
@@ -201,22 +200,9 @@ def test_edge_features_that_a_convolution_was_not_made_for() -> None:
     torch.testing.assert_close(data.of_weft(converted.eval()), expected, rtol=1e-9, atol=1e-9)
 
 
-class Relational(nn.Module):
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.conv1 = pyg.RGCNConv(NUM_FEATURES, SMALL.hidden, 4, **options)
-        self.conv2 = pyg.RGCNConv(SMALL.hidden, NUM_CLASSES, 4)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
-        return self.conv2(self.conv1(x, edge_index, edge_type).relu(), edge_index, edge_type)
-
-
-@pytest.mark.parametrize("options", [{}, {"num_bases": 2}, {"root_weight": False, "bias": False}])
-def test_relations_equal_pyg(options: dict[str, Any]) -> None:
-    data, model = Data.make(), Relational(**options).double()
-    own, converted = copy.deepcopy(model), convert(model)
-    torch.testing.assert_close(data.of_weft(converted), data.of_pyg(own, []), rtol=1e-9, atol=1e-9)
-    assert converted.state_dict().keys() == own.state_dict().keys()
+def test_relations_that_weft_has_not_are_named() -> None:
+    with pytest.raises(InputError, match=r"conv1.*RGCNConv reads edge_type.*RGCNConv with aggr='mean'"):
+        convert(RGCN(aggr="max"))
 
 
 class Written(nn.Module):

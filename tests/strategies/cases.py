@@ -20,11 +20,12 @@ from tests.strategies.graphs import (
     NUM_FEATURES,
     NUM_FEATURES_SPARSE,
     make_graph,
+    make_named_relations,
     make_typed_graph,
     with_few_labels,
 )
 from weft.cost import Machine
-from weft.data import Graph, TypedShape, reorder
+from weft.data import Graph, GraphShape, reorder
 from weft.nn import MODELS, Stack, convert, from_pyg, make_model
 from weft.nn.conv import mlp
 from weft.strategies import STRATEGIES, ResidentPlan
@@ -106,10 +107,12 @@ class Case:
                 sparse=self.sparse,
             )
         )
+        if self.by_type:
+            graph = make_named_relations(graph).by_type()
         if self.labels:
             graph = with_few_labels(graph, self.labels)
         torch.manual_seed(5)
-        model = self.make_pyg_stack() if self.model in PYG else self.make_model(graph.typed)
+        model = self.make_pyg_stack() if self.model in PYG else self.make_model(graph)
         if self.frozen:
             next(model.parameters()).requires_grad_(False)
             model.register_parameter("unused", nn.Parameter(torch.ones(3)))
@@ -117,14 +120,19 @@ class Case:
             nn.init.uniform_(parameter, -0.6, 0.6)
         return reorder(graph, self.order), model.double()
 
-    def make_model(self, typed: TypedShape) -> nn.Module:
+    @property
+    def by_type(self) -> bool:
+        """Whether its model takes rows by vertex type."""
+        return "hetero" in self.model
+
+    def make_model(self, graph: Graph) -> nn.Module:
         if self.model.startswith("pyg-"):
-            return self.make_converted()
+            return self.make_converted(GraphShape.of(graph))
         return make_model(
             self.model,
             NUM_FEATURES_SPARSE if self.sparse else NUM_FEATURES,
             NUM_CLASSES,
-            typed=typed,
+            typed=graph.typed,
             bases=self.bases,
             blocks=self.blocks,
             one_hot=self.one_hot,
@@ -140,11 +148,11 @@ class Case:
             attention_dropout=self.attention_dropout,
         )
 
-    def make_converted(self) -> nn.Module:
+    def make_converted(self, shape: GraphShape) -> nn.Module:
         from benchmarks.pyg_models import PYG_MODELS
 
         given = (["edge_attr"] if self.edge_features else []) + (["edge_weight"] if self.weighted else [])
-        return convert(PYG_MODELS[self.model](), given=given)
+        return convert(PYG_MODELS[self.model](), given=given, shape=shape)
 
     def make_pyg_stack(self) -> Stack:
         import torch_geometric.nn as pyg
@@ -192,6 +200,9 @@ def converted_cases() -> list[Case]:
     found += [Case(model=name) for name in BY_BLOCKS]
     found += [Case(model=f"pyg-{name}-edges", edge_features=3) for name in ("gat", "gatv2")]
     found += [Case(model=f"pyg-{name}-dropout") for name in ("gat", "gatv2")]
+    found += [Case(model=f"pyg-rgcn{kind}", typed="x") for kind in ("", "-bases", "-blocks")]
+    found += [Case(model=f"pyg-{name}", typed="x") for name in ("hetero", "hetero-max", "to-hetero")]
+    found.append(Case(model="pyg-hetero-some", typed="some"))
     found.append(Case(model="pyg-gcn", weighted=True, order="bfs"))
     found.append(Case(model="pyg-jk", num_vertices=150, labels=4))  # with rows that no loss reads
     return found

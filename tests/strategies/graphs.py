@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from weft.data import Graph
+from weft.data import Graph, with_inverse_relations
 
 NUM_FEATURES, NUM_FEATURES_SPARSE, NUM_CLASSES = 7, 300, 5
 
@@ -109,3 +109,9 @@ def make_typed_graph(num_vertices: int, kind: str) -> Graph:
             for i, (name, width) in enumerate(zip(names, widths, strict=False))
         },
     )
+
+
+def make_named_relations(graph: Graph) -> Graph:
+    """With inverse relations, under names that Python has for variables, as `to_hetero` wants them."""
+    both = with_inverse_relations(graph)
+    return replace(both, relations=tuple(name.replace("inverse of ", "rev_") for name in both.relations))

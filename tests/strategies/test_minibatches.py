@@ -147,7 +147,13 @@ def test_equals_one_rank(name: str, case: Case, sampling: str, size: int) -> Non
         partition=part,
         prefetch_batches=0,
     )
-    if name == "sampled" and size > 1 and (has_batch_norm(case) or case.typed in ("some", "none", "one")):
+    if case.model == "pyg-to-hetero":
+        with pytest.raises(InputError, match=r"sums them by relation: give --fanout all"):
+            given.plan(name, workload(case), size)
+        check(case, name, size, Given(**given | {"fanout": "all"}))
+        return
+    embedded = case.typed in ("some", "none", "one") and not case.by_type
+    if name == "sampled" and size > 1 and (has_batch_norm(case) or embedded):
         with pytest.raises(InputError, match="give --strategy split"):
             given.plan(name, workload(case), size)
         return

@@ -137,6 +137,15 @@ class Graph(GraphFields):
         """The in-edges of one relation, targets and sources numbered within their own type. Made anew at each call."""
         return relation_edges(self, name)
 
+    def by_type(self) -> Graph:
+        """With the features of each vertex type apart, also where all are of one width; itself if they are."""
+        if self.x is None or not self.vertex_types:
+            return self
+        spans = {name: self.type_range(name) for name in self.vertex_types}
+        return dataclasses.replace(
+            self, x=None, features={name: self.x[one.start : one.stop] for name, one in spans.items()}
+        )
+
     @classmethod
     def of(cls, known: GraphFields, *, trusted: bool = False) -> Graph:
         """The graph that has these fields, checked; `trusted` as above."""

@@ -24,6 +24,10 @@ class GraphShape:
     typed: TypedShape = UNTYPED
     num_forward_relations: int = 0
     """Relations without those that were made against another's edges."""
+    relations: tuple[str, ...] = ()
+    """Names of all of them."""
+    featured_types: tuple[str, ...] = ()
+    """Names of the vertex types that have features of their own, as `typed.featured` has them."""
 
     @classmethod
     def of(cls, graph: Graph) -> GraphShape:
@@ -36,6 +40,8 @@ class GraphShape:
             label_kind=graph.label_kind,
             typed=graph.typed,
             num_forward_relations=len(forward_relations(graph)),
+            relations=graph.relations,
+            featured_types=tuple(name for name in graph.vertex_types if name in graph.features),
         )
 
     def record(self) -> dict[str, Any]:
@@ -47,4 +53,5 @@ class GraphShape:
         """What `record` has said."""
         typed = dict(values["typed"])
         featured = tuple((int(count), int(width)) for count, width in typed.pop("featured"))
-        return cls(**values | {"typed": TypedShape(featured=featured, **typed)})
+        names = {name: tuple(values.get(name, ())) for name in ("relations", "featured_types")}
+        return cls(**values | names | {"typed": TypedShape(featured=featured, **typed)})

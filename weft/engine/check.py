@@ -21,7 +21,16 @@ from weft.engine.scores import make_metrics
 from weft.engine.tasks import validation_score
 from weft.engine.torchrun import is_main_process
 from weft.engine.updates import make_optimizer, make_scheduler
-from weft.nn import ONE_DEVICE, GraphOperation, TypedInput, Workload, idle_parameters, require_independent_rows
+from weft.nn import (
+    ONE_DEVICE,
+    Converted,
+    GraphOperation,
+    LinkModel,
+    TypedInput,
+    Workload,
+    idle_parameters,
+    require_independent_rows,
+)
 from weft.strategies import get_strategy
 
 
@@ -57,12 +66,14 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
     if config.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
     check_input(graph, model)
+    check_rows_given(graph, model)
     plan = get_strategy(config.strategy)
     plan.check_size(config.workers)
     work.outline(plan.traits, training=True)
     rows_device(config)
     if own_model:
-        require_independent_rows(work, together=plan.traits == ONE_DEVICE)
+        by_type = isinstance(model, Converted) and bool(model.gives)
+        require_independent_rows(work, together=plan.traits == ONE_DEVICE and not by_type)
     if launched:
         if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
             raise InputError(
@@ -97,13 +108,30 @@ def check_input(graph: Graph, model: nn.Module) -> None:
     wanted = graph.typed._replace(num_relations=0)
     if wanted.has_input and not found:
         raise InputError(
-            f"{graph.name} has features by vertex type, or none: make the model with typed=graph.typed, or give its "
-            "Stack input=weft.nn.TypedInput(graph.typed, width)"
+            f"{graph.name} has features by vertex type, or none: make the model with typed=graph.typed, give its "
+            "Stack input=weft.nn.TypedInput(graph.typed, width), or take a PyG model over x_dict"
         )
     if any(typed._replace(num_relations=0) != wanted for typed in found):
         raise InputError(
             f"the model's TypedInput was made for other vertex types than {graph.name} has: use typed=graph.typed"
         )
+
+
+def check_rows_given(graph: Graph, model: nn.Module) -> None:
+    """InputError where a model by vertex types has no rows for vertices that are read: labelled ones, ends of links."""
+    if isinstance(model, LinkModel):
+        model, masks = model.encoder, [torch.ones(graph.num_vertices, dtype=torch.bool)]
+    else:
+        masks = [mask for mask in (graph.train_mask, graph.val_mask, graph.test_mask) if mask is not None]
+    if not isinstance(model, Converted) or not model.gives:
+        return
+    for name in graph.vertex_types:
+        span = graph.type_range(name)
+        if name not in model.gives and any(bool(mask[span.start : span.stop].any()) for mask in masks):
+            raise InputError(
+                f"the model gives rows of {' and '.join(model.gives)}, and {graph.name} has vertices of {name} to "
+                "train or score: return a dict of the rows of both"
+            )
 
 
 def warn_of_idle_parameters(work: Workload) -> None:

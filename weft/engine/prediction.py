@@ -35,7 +35,7 @@ from weft.engine.saved import SavedModel
 from weft.engine.tasks import prepared
 from weft.engine.torchrun import is_main_process, on_present_ranks, under_torchrun
 from weft.engine.watchdog import Watchdog
-from weft.nn import LinkModel, Stack, Workload
+from weft.nn import Converted, LinkModel, Stack, Workload
 from weft.strategies import Plan, get_strategy
 
 WHAT = ("logits", "classes", "embeddings")
@@ -61,9 +61,9 @@ def predict(
     held-out links are held out of its own graph again, and of no other.
     out: a new .npy, .safetensors or .parquet file; what is returned is mapped, from this file or one without a name.
     what: "logits" [N, C]; "classes", int64 [N], or bool [N, C] where a vertex may have several; "embeddings" [N, F],
-    the rows behind a layer of a weft.nn.Stack, before its norm and activation. layer: which one, from 1; by default the
-    last but one, and with task="link" the encoder's rows. model: a module of one's own, as it was made for the run, or
-    where it is defined, as in "package.module:Class".
+    the rows behind a layer of a weft.nn.Stack, before its norm and activation, or what a convolution of a PyG model
+    gives. layer: which one, from 1; by default the last but one, and with task="link" the encoder's rows. model: a
+    module of one's own, as it was made for the run, or where it is defined, as in "package.module:Class".
     options: fields of weft.Config that say where to compute (weft.core.config.PLACING), such as strategy="offload" and
     device_memory="512MB"; what is not given is as in the run.
     Under torchrun, joins the ranks that are there, on one host.
@@ -201,14 +201,19 @@ def asked_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
         model = model.encoder
         if layer is None:
             return model
-    if not isinstance(model, Stack) or not model.is_plain:
+    if not isinstance(model, Converted) and not (isinstance(model, Stack) and model.is_plain):
         raise InputError(
-            f"--what embeddings: a {type(model).__name__} is no weft.nn.Stack, whose layers could be told apart: give "
-            "--what logits"
+            f"--what embeddings: a {type(model).__name__} is no weft.nn.Stack, and not written for PyG, whose layers "
+            "could be told apart: give --what logits"
         )
-    number = max(model.num_stages - 1, 1) if layer is None else layer
-    if not 1 <= number <= model.num_stages:
-        raise InputError(f"--layer {number}: the model has {model.num_stages} layers: give 1 to {model.num_stages}")
+    if not model.num_layers:
+        raise InputError(
+            "--what embeddings: the model has no convolution over all vertices: give --what logits, of one that "
+            "returns the rows"
+        )
+    number = max(model.num_layers - 1, 1) if layer is None else layer
+    if not 1 <= number <= model.num_layers:
+        raise InputError(f"--layer {number}: the model has {model.num_layers} layers: give 1 to {model.num_layers}")
     return model.up_to(number)
 
 
@@ -237,6 +242,8 @@ def find_graph(saved: SavedModel, config: Config, graph: Graph | str | Path | No
             found = load_graph(replace(config, graph=str(graph)))
         if config.task == "link" and config.inverse_relations and forward_relations(found) == found.relations:
             found = with_inverse_relations(found)
+    if described.shape.featured_types:
+        found = found.by_type()
     require_alike(described.shape, found)
     return found
 

@@ -36,6 +36,7 @@ from weft.engine.saved import load_model, no_run
 from weft.engine.tasks import prepared, task_model
 from weft.engine.torchrun import on_present_ranks, restarted, under_torchrun
 from weft.nn import Workload
+from weft.nn.convert import takes_types
 from weft.strategies import Plan
 
 
@@ -163,6 +164,8 @@ def prepared_workload(config: Config, graph: Graph | None, model: nn.Module | No
     """What a configuration asks for, of the graph and model that it names or that are given; sets up the process."""
     prepare_process(config)
     graph = prepared(load_graph(config) if graph is None else as_asked(graph, **data_options(config)), config)
+    if model is not None and takes_types(model):
+        graph = graph.by_type()
     return make_workload(config, graph, task_model(model, GraphShape.of(graph), config))
 
 

@@ -51,7 +51,7 @@ def task_model(model: nn.Module | None, shape: GraphShape, config: Config) -> nn
     if model is None:
         model = _named(config, shape, width)
     if is_pyg(model):
-        model = convert(model, given=known_edges(shape))
+        model = convert(model, given=known_edges(shape), shape=shape)
     if config.task == "node" or isinstance(model, LinkModel):
         return model
     with torch.random.fork_rng(devices=[]):

@@ -107,13 +107,13 @@ class OutlineView(GraphView):
                 f"edge_width={features.shape[1]}"
             )
 
-    def relate(self, x: Tensor, weight: Tensor) -> Tensor:
+    def relate(self, x: Tensor, weight: Tensor, *, reduce: Literal["sum", "mean"] = "mean") -> Tensor:
         if len(weight) != self.notes.num_relations:
             raise InputError(
                 f"the model has maps for {len(weight)} relations, and the graph has {self.notes.num_relations}: "
                 "make it with the graph's graph.typed"
             )
-        rows = self.aggregate(ByRelation(), {"x": x})
+        rows = self.aggregate(ByRelation(mean=reduce == "mean"), {"x": x})
         levels, hop = self.notes.levels, self.notes.operations[-1].hop
         num_related = levels.relation_rows[hop] if levels else max(1, round(self.notes.rows_per_vertex * len(rows)))
         related = rows.new_empty(num_related, rows.shape[1])

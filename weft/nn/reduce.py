@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.core import native
 from weft.data import Adjacency
-from weft.kernels import spmm, spmm_max, spmm_max_places, spmm_transposed
+from weft.kernels import Scale, spmm, spmm_max, spmm_max_places, spmm_transposed
 from weft.nn.aggregate import SLOT_BYTES, TARGET_BYTES, Aggregate, Rows, WorkingSet
 from weft.nn.partial import Partial, add, merge_maxima
 from weft.nn.topology import EdgePart, Norm, Topology
@@ -91,20 +91,21 @@ class Max(Aggregate):
 
 @dataclass(frozen=True)
 class ByRelation(Aggregate):
-    """The mean over the in-edges of each relation: a row for each target and relation that has any, [M, F].
+    """The mean, or the sum, over the in-edges of each relation: a row for each target and relation with any, [M, F].
 
     `topology.relation_rows` maps those by their relations and adds them up to the targets' rows.
     """
 
+    mean: bool = True
     linear = can_save = True
 
     def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:
         assert steps == 1, "the results are no rows of vertices"
         x = prepared["x"]
-        return spmm(topology.relation_edges, x, scale=topology.relation_scale(x.dtype))
+        return spmm(topology.relation_edges, x, scale=self._scale(topology, x.dtype))
 
     def transposed(self, topology: Topology, grad: Tensor, into: Tensor | None = None) -> Tensor:
-        scale = topology.relation_scale(grad.dtype)
+        scale = self._scale(topology, grad.dtype)
         return spmm_transposed(topology.relation_edges, grad, scale=scale, into=into)
 
     def working_set(
@@ -119,5 +120,10 @@ class ByRelation(Aggregate):
         return Partial(spmm(edges, rows["x"]), edges.degree[:, None])
 
     def combine(self, partials: Sequence[Partial]) -> Tensor:
+        if not self.mean:
+            return add(partials)
         counts = torch.stack([one.beside for one in partials if one.beside is not None]).sum(0)
         return add(partials) / counts
+
+    def _scale(self, topology: Topology, dtype: torch.dtype) -> Scale:
+        return topology.relation_scale(dtype) if self.mean else Scale()

@@ -58,6 +58,11 @@ class Stack(PhasedModel):
         self.residual, self.activation = residual, activation
 
     @property
+    def num_layers(self) -> int:
+        """Its layers."""
+        return len(self.layers)
+
+    @property
     def is_plain(self) -> bool:
         """Whether its layers, and what is between them, are all that it does: not with phases or hooks of its own."""
         own = (type(self).begin, type(self).resume) != (Stack.begin, Stack.resume)

@@ -92,12 +92,12 @@ class View(Protocol):
         request = AttendEdges.of(h, left, right, attention, edge_map=edge_map, slope=slope, dropout=mask_key)
         return self.aggregate(*request, steps)
 
-    def relate(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Over relations r, the sum of `W_r` times the mean of x [n, B i] over in-neighbours by r: [n, B o].
+    def relate(self, x: Tensor, weight: Tensor, *, reduce: Literal["sum", "mean"] = "mean") -> Tensor:
+        """Over relations r, the sum of `W_r` times the mean, or sum, of x [n, B i] over in-neighbours by r: [n, B o].
 
         weight: [R, B, i, o], for each relation a block-diagonal matrix with B blocks.
         """
-        return self.relation_rows.map(self.aggregate(ByRelation(), {"x": x}), weight)
+        return self.relation_rows.map(self.aggregate(ByRelation(mean=reduce == "mean"), {"x": x}), weight)
 
     @property
     def typed_rows(self) -> TypedRows:

@@ -2,6 +2,7 @@
 
     layers      what a convolution of PyG does in weft's aggregates
     trace       a model's forward, with its convolutions as calls over the graph; steps: what its calls come to
+    typed       rows and edges by type, in dicts, as those of one graph
     program     those steps, and what is alive between them
     model       runs them as phases under views
 
@@ -11,3 +12,5 @@
 from weft.nn.convert.convert import convert as convert
 from weft.nn.convert.convert import is_pyg as is_pyg
 from weft.nn.convert.model import Converted as Converted
+from weft.nn.convert.typed import RowsByType as RowsByType
+from weft.nn.convert.typed import takes_types as takes_types

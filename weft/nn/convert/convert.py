@@ -8,21 +8,26 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import UninitializedParameter
 
 from weft.core.errors import InputError
+from weft.data import GraphShape
 from weft.nn.convert.layers import GlobalNorm, WithView
 from weft.nn.convert.model import Converted
 from weft.nn.convert.program import GraphStep, Program
 from weft.nn.convert.trace import EDGES, parameters_of, trace
+from weft.nn.convert.typed import INPUT, RowsByType, Types, takes_types
 from weft.nn.norm import BatchNorm
 
 
-def convert(model: nn.Module, *, given: Collection[str] = ()) -> Converted:
+def convert(model: nn.Module, *, given: Collection[str] = (), shape: GraphShape | None = None) -> Converted:
     """A PyG model, unchanged, as one that runs under weft's strategies, with the numbers of one device.
 
     model: its forward takes x and edge_index, and may take edge_weight and edge_attr, or `data` with these; it returns
     a row for each vertex. Its Python runs once in training and once in evaluation: loops and branches on its options
     stay, branches on tensors cannot. given: the optional arguments, such as edge_weight, that the graph is to fill.
+    Of a graph of HeteroData, it may take x_dict and edge_index_dict instead, and return rows of a vertex type, or of
+    several in a dict: shape is that of the graph then, as `Graph.by_type` gives it.
 
     Convolutions that weft has (weft.nn.convert.layers.RULES) become its aggregates, others run by blocks of edges as
     they are; dropout becomes keyed, batch norm that of all vertices. The result shares the model's parameters, and
@@ -33,20 +38,28 @@ def convert(model: nn.Module, *, given: Collection[str] = ()) -> Converted:
     unknown = set(given) - {*EDGES}
     if unknown:
         raise InputError(f"given={sorted(unknown)}: give some of edge_weight, edge_attr, edge_type")
+    if any(isinstance(one, UninitializedParameter) for one in model.parameters()):
+        raise InputError(
+            f"{type(model).__name__} has weights that get their widths with the first rows: call it once on the data "
+            "before, under torch.no_grad()"
+        )
     shadow = _sharing(model)
-    programs = {training: trace(shadow.train(training), frozenset(given)) for training in (True, False)}
+    types = Types.of(shape, type(model).__name__) if takes_types(model) else None
+    programs = {training: trace(shadow.train(training), frozenset(given), types) for training in (True, False)}
     training, evaluating = programs[True], programs[False]
     if [type(step.does) for step in _graph_steps(training)] != [type(step.does) for step in _graph_steps(evaluating)]:
         raise InputError(f"{type(model).__name__} has other convolutions in training than in evaluation: have the same")
     for path, part in _replaced(shadow, training).items():
         parent, _, name = path.rpartition(".")
         shadow.get_submodule(parent).add_module(name, part)
+    if types is not None:
+        shadow.add_module(INPUT, RowsByType(types.typed))
     return Converted(shadow, training, evaluating).train(model.training)
 
 
 def is_pyg(model: nn.Module) -> bool:
     """Whether a module is written for PyG: it is none over views, and takes edges, or `data`."""
-    wanted = {"data", *(one for some in EDGES.values() for one in some)}
+    wanted = {"data", "edge_index_dict", *(one for some in EDGES.values() for one in some)}
     return not hasattr(model, "num_stages") and not wanted.isdisjoint(one.name for one in parameters_of(model))
 
 

@@ -325,6 +325,7 @@ def simple(scope: Scope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
 
 RULES: dict[str, Callable[..., Any]] = {
     "APPNP": appnp,
+    "FastRGCNConv": rgcn,
     "GATConv": gat,
     "GATv2Conv": gatv2,
     "GCN2Conv": gcn2,

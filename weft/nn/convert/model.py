@@ -35,6 +35,22 @@ class Converted(PhasedModel):
         for name, buffer in model.named_buffers(recurse=False):
             self.register_buffer(name, buffer)
 
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """The vertex types whose rows it gives, of a model by types; (): every vertex's."""
+        return self._program.gives
+
+    @property
+    def num_layers(self) -> int:
+        """Its convolutions."""
+        return len(self._program.layers)
+
+    def up_to(self, layers: int) -> Converted:
+        """A model whose parameters it shares: its rows are what the convolution of this number gives, from 1."""
+        return Converted(self, *(self.programs[training].up_to(layers) for training in (True, False))).train(
+            self.training
+        )
+
     def begin(self, views: Sequence[View], x: Tensor) -> Boundary | Tensor:
         return self._advance(views, 0, None, {"x": x})
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -96,11 +97,44 @@ class Program:
     """Name of the value that is the model's result."""
     kinds: dict[str, Kind]
     """Of the values."""
+    layers: tuple[str, ...] = ()
+    """Names of the convolutions' results, in the order of their calls."""
+    gives: tuple[str, ...] = ()
+    """Vertex types that it has rows for, of a model by vertex types; the others' are zero."""
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], result: str, kinds: dict[str, Kind], layers: tuple[str, ...]) -> Program:
+        """The steps that lead to a result, each with its stage and with what is read behind it."""
+        read, needed = {result}, list[Step]()
+        for step in reversed(steps):
+            if step.name in read:
+                needed.append(step)
+                read |= {*values_in(step.args, step.kwargs)}
+        return cls(steps=_placed(needed[::-1], result), result=result, kinds=kinds, layers=layers)
+
+    def up_to(self, layer: int) -> Program:
+        """That whose result is what the convolution of this number gives, from 1."""
+        return Program.of(self.steps, self.layers[layer - 1], self.kinds, self.layers[:layer])
 
     @property
     def num_stages(self) -> int:
         """Its aggregates over edges, or 1."""
         return max(1, sum(isinstance(step.does, GraphStep) and step.does.over_edges for step in self.steps))
+
+
+def _placed(steps: list[Step], result: str) -> tuple[Step, ...]:
+    """The steps, each with its stage and with what is read behind it."""
+    aggregates = [isinstance(step.does, GraphStep) and step.does.over_edges for step in steps]
+    begun, last = [0, *accumulate(aggregates)], max(sum(aggregates) - 1, 0)
+    read: dict[str, None] = {result: None}
+    found: list[Step] = []
+    for number, step in reversed([*enumerate(steps)]):
+        read.pop(step.name, None)
+        norm = isinstance(step.does, GraphStep) and not step.does.over_edges
+        stage = max(begun[number] - 1, 0) if norm else min(begun[number], last)
+        found.append(replace(step, stage=stage, alive=tuple(read)))
+        read |= dict.fromkeys(values_in(step.args, step.kwargs))
+    return tuple(reversed(found))
 
 
 def map_values(change: Callable[[Value | Parameter], Any], argument: Any) -> Any:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,7 +12,8 @@ from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
 from weft.core.errors import InputError
-from weft.nn.convert.program import Dropout, GraphStep, Kind, Method, Module, Parameter, Program, Step, Value, values_in
+from weft.nn.convert.program import Dropout, Kind, Method, Module, Parameter, Program, Step, Value, values_in
+from weft.nn.convert.typed import edges_of, together
 
 RANDOM = (
     *("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "bernoulli", "multinomial"),
@@ -23,17 +22,19 @@ RANDOM = (
 """Functions that draw numbers by themselves."""
 IN_PLACE = {operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul}
 IN_PLACE[operator.itruediv] = operator.truediv
+LAYER = "layer"
+"""Marks the node of what a convolution gives."""
 ROOT = "model."
 """What paths begin with below the module that was traced."""
 
 
-def make_program(graph: fx.Graph, root: nn.Module, *, training: bool) -> Program:
-    """The steps of a traced forward; root: has the model as `model`."""
+def make_program(graph: fx.Graph, root: nn.Module, *, training: bool, num_relations: int = 0) -> Program:
+    """The steps of a traced forward; root: has the model as `model`. num_relations: of a model by vertex types."""
     for node in graph.nodes:
         _require_plain(node)
     _without_in_place(graph, root)
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
-    return _program(graph, root, training)
+    return _program(graph, root, training, num_relations)
 
 
 def run_step(*_: Any) -> Any:
@@ -73,7 +74,7 @@ def _is_behind(order: dict[fx.Node, int], node: fx.Node, user: fx.Node) -> bool:
     return order[user] > order[node]
 
 
-def _program(graph: fx.Graph, root: nn.Module, training: bool) -> Program:
+def _program(graph: fx.Graph, root: nn.Module, training: bool, num_relations: int) -> Program:
     """The steps of a graph."""
     kinds: dict[str, Kind] = {"x": "rows"}
     alias: dict[fx.Node, Any] = {}
@@ -89,6 +90,9 @@ def _program(graph: fx.Graph, root: nn.Module, training: bool) -> Program:
             continue
         if node.op == "get_attr":
             alias[node] = Parameter(node.target.removeprefix(ROOT))
+            continue
+        if node.target is edges_of:
+            edges.add(node)
             continue
         touched = [one.name for one in node.all_input_nodes if one in edges]
         if touched:
@@ -112,7 +116,8 @@ def _program(graph: fx.Graph, root: nn.Module, training: bool) -> Program:
             kind = "shared"
         kinds[node.name], alias[node] = kind, Value(node.name)
         steps.append(Step(name=node.name, does=step[0], args=step[1], kwargs=step[2], kind=kind, line=line))
-    return Program(steps=_finished(steps, result), result=result, kinds=kinds)
+    layers = [alias[node].name for node in graph.nodes if node.meta.get(LAYER)]
+    return Program.of(together(steps, kinds, num_relations), result, kinds, tuple(layers))
 
 
 def _step(
@@ -134,7 +139,7 @@ def _step(
         said = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
         p, drops = said.get("p", 0.5), said.get("training", True)
         if drops and p and not training:
-            raise InputError(f"{line}: dropout goes on in evaluations: say training=self.training")
+            raise InputError(f"{line}: dropout goes on in evaluations: say training=self.training, or use nn.Dropout")
         return (Dropout(p), (said["input"],), {}) if drops and p else None
     return node.target, args, kwargs
 
@@ -148,18 +153,3 @@ def _is_width(node: fx.Node) -> bool:
         shape = of.target is getattr and of.args[1] == "shape"
         return bool((shape or (of.op == "call_method" and of.target == "size")) and node.args[1] != 0)
     return False
-
-
-def _finished(steps: list[Step], result: str) -> tuple[Step, ...]:
-    """The steps, each with its stage and with what is read behind it."""
-    aggregates = [isinstance(step.does, GraphStep) and step.does.over_edges for step in steps]
-    begun, last = [0, *accumulate(aggregates)], max(sum(aggregates) - 1, 0)
-    read: dict[str, None] = {result: None}
-    found: list[Step] = []
-    for number, step in reversed([*enumerate(steps)]):
-        read.pop(step.name, None)
-        norm = isinstance(step.does, GraphStep) and not step.does.over_edges
-        stage = max(begun[number] - 1, 0) if norm else min(begun[number], last)
-        found.append(replace(step, stage=stage, alive=tuple(read)))
-        read |= dict.fromkeys(values_in(step.args, step.kwargs))
-    return tuple(reversed(found))

@@ -90,6 +90,11 @@ class MiniBatchPlan(CommunicatedPlan):
             (self._refuse_steps if self.splits else self._refuse_own)(asked)
         if any(isinstance(one, tuple) for one in fanouts) or self.options.sampling == "weighted":
             self._refuse_unscaled(asked)
+        if not self.whole_sampler.draws_all and any(isinstance(op.op, ByRelation) and not op.op.mean for op in asked):
+            raise InputError(
+                f"--fanout {self.options.fanout}: edges are drawn, and the model sums them by relation: give --fanout "
+                "all, or convolutions with aggr='mean'"
+            )
 
     def require(self) -> None:
         if self.options.cache_memory is not None:
