@@ -25,10 +25,10 @@ from weft.data import Graph, GraphShape, as_asked, forward_relations, with_inver
 from weft.engine.blocks import row_blocks
 from weft.engine.check import check_placing
 from weft.engine.folder import RunFolder
-from weft.engine.joined import joined, plan_together
+from weft.engine.joined import joined, parting, plan_together
 from weft.engine.local import on_local_ranks
 from weft.engine.losses import num_logits, output_kind
-from weft.engine.options import refuse_foreign_flags, rows_device, without_foreign_flags
+from weft.engine.options import refuse_foreign_flags, without_foreign_flags
 from weft.engine.rank import make_plan, prepare_process, use_own_gpu
 from weft.engine.run import Run, data_options, load_graph
 from weft.engine.saved import SavedModel
@@ -89,12 +89,9 @@ def predict(
     work = Workload(asked, found, Optimisations.without(f"{config.disable},reach"))  # which leaves rows out
     launched = config.workers > 1 and not under_torchrun()
     check_placing(config, work, launched=launched, own_model=model is not None)
-    if under_torchrun():
-        group = joined(config, work)
+    group = joined(f"weft.predict, {what}", config, work)
+    with parting(group), draft_of(path) as draft:
         plan, _ = plan_together(config, work, group, lambda: (make_plan(config, work, saved.folder), ""))
-    else:
-        group, plan = Group(device=rows_device(config)), make_plan(config, work, saved.folder)
-    with draft_of(path) as draft:
         rank_work = RowsOfRank(
             config=config,
             what=what,
@@ -124,8 +121,7 @@ class RowsOfRank:
         """The whole table, mapped: of the only rank, or of one of torchrun's, which part then."""
         rows = self._write(plan, group).open()
         group.all_gather_object({})  # until all have it, since rank 0 may take its name
-        if under_torchrun():
-            group.close()
+        group.close()
         return rows
 
     def __call__(self, plan: Plan, group: Group) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from weft.engine.check import check
 from weft.engine.checkpoint import Checkpoint
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.imported import is_imported
-from weft.engine.joined import joined, plan_together
+from weft.engine.joined import joined, parting, plan_together
 from weft.engine.local import on_local_ranks
 from weft.engine.options import (
     dtype_name,
@@ -256,7 +256,7 @@ def _work_alone(job: Job, folder: RunFolder, plan: Plan) -> Ended:
 def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, Ended]:
     """A rank that torchrun started. Rank 0 plans and opens the folder; its mistake is every rank's."""
     config, graph = job.config, work.graph
-    group = joined(config, work)
+    group = joined("weft.train", config, work)
     opened: list[RunFolder] = []
 
     def lead() -> tuple[Plan, str]:
@@ -265,16 +265,17 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
         opened.append(_open_folder(job, graph))
         return plan, str(opened[0].path)
 
-    plan, path = plan_together(config, work, group, lead)
-    folder = opened[0] if opened else RunFolder(Path(path))
-    try:
-        ended = run_rank(job, folder, plan, group)
-    except InputError:
-        if group.rank == 0:
-            folder.discard()
-        raise
-    finally:
-        folder.release()
+    with parting(group):
+        plan, path = plan_together(config, work, group, lead)
+        folder = opened[0] if opened else RunFolder(Path(path))
+        try:
+            ended = run_rank(job, folder, plan, group)
+        except InputError:
+            if group.rank == 0:
+                folder.discard()
+            raise
+        finally:
+            folder.release()
     if last or isinstance(ended, int):
         group.close()
     return folder, ended
