@@ -142,28 +142,50 @@ def run(
         raise InputError("--resume needs --out: the folder of the run to go on with")
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
-    idle = options_without_own(config, own) + (options_of_families(config, model) if own_class(config, model) else ())
+    job = make_job(config, graph, model, own, out=out, resume=resume, quiet=quiet)
     work = prepared_workload(config, graph, model)
     launched = config.workers > 1 and not under_torchrun()
-    check(config, work, own, launched=launched, own_model=bool(own_class(config, model)))
-    job = Job(
+    check(config, work, own, launched=launched, own_model=bool(job.own_model))
+    return run_checked(job, work, launched=launched)
+
+
+def make_job(
+    config: Config,
+    graph: Graph | None,
+    model: nn.Module | None,
+    own: OwnFunctions,
+    *,
+    out: Path | None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> Job:
+    """What the ranks of a run have in common, with what was given as objects.
+
+    InputError for an option that has no effect on these.
+    """
+    own_model = own_class(config, model)
+    return Job(
         config=config,
         out=out,
         resume=resume,
         quiet=quiet,
-        idle=idle,
-        own_model=own_class(config, model),
+        idle=options_without_own(config, own) + (options_of_families(config, model) if own_model else ()),
+        own_model=own_model,
         own_graph=graph is not None,
         own=own,
     )
-    return run_checked(job, work, launched=launched)
 
 
 def prepared_workload(config: Config, graph: Graph | None, model: nn.Module | None) -> Workload:
     """What a configuration asks for, of the graph and model that it names or that are given; sets up the process."""
     prepare_process(config)
-    graph = prepared(load_graph(config) if graph is None else as_asked(graph, **data_options(config)), config)
+    graph = prepared_graph(config, graph)
     return make_workload(config, graph, task_model(model, GraphShape.of(graph), config))
+
+
+def prepared_graph(config: Config, graph: Graph | None) -> Graph:
+    """The graph that a configuration names, or the one given, as its task wants it."""
+    return prepared(load_graph(config) if graph is None else as_asked(graph, **data_options(config)), config)
 
 
 def own_class(config: Config, model: nn.Module | None = None) -> str:
@@ -211,11 +233,6 @@ def data_options(config: Config) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names} | {"inverse_relations": inverse}
 
 
-def _stem(config: Config) -> str:
-    stem = f"{Path(config.graph).stem}-{config.model}-{config.strategy}"
-    return stem.replace(":", "-").replace(",", "-")
-
-
 def _check_folder(job: Job, graph: Graph) -> None:
     """InputError where the folder that was asked for is not for this run."""
     if job.out is not None:
@@ -234,7 +251,7 @@ def _found(job: Job, folder: RunFolder, graph: Graph) -> tuple[bool, Checkpoint 
 
 def _open_folder(job: Job, graph: Graph) -> RunFolder:
     """The run's folder, which is its own from now on until it is released."""
-    folder = RunFolder(job.out or new_folder(_stem(job.config)))
+    folder = RunFolder(job.out or new_folder(job.config.graph, job.config.model, job.config.strategy))
     folder.lock()
     try:
         goes_on, found = _found(job, folder, graph)
