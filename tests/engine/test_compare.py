@@ -79,9 +79,8 @@ def test_mistakes(given: dict[str, Any], said: str, tmp_path: Path) -> None:
 
 def test_a_model_that_strategies_share_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were one copy for all."""
-    monkeypatch.setattr(
-        sys.modules["weft.engine.compare"], "copy", type("Shared", (), {"deepcopy": lambda _, model: model})()
-    )
+    shared = type("Shared", (), {"deepcopy": staticmethod(lambda model: model)})
+    monkeypatch.setattr(sys.modules["weft.engine.compare"], "copy", shared)
     model = own("weft")
     weft.compare("digits", model, strategies=STRATEGIES, out=tmp_path / "out", **OPTIONS)
     with pytest.raises(AssertionError):

@@ -47,13 +47,12 @@ def compare(
     with its weights. `weft.load_model(run.folder, model)` gives it the best ones of a run.
     strategies: see Contenders; {"two": {"strategy": "tensor", "chunks": 2}} gives a contender another value of a field.
     out: a new folder with a run for each, and compare.jsonl; by default one in runs/.
-    Each runs in processes of its own, which import the script anew, or on the ranks of torchrun. Raises as `weft.train`.
+    Each runs in processes of its own, which import the script anew, or on torchrun's ranks. Raises as `weft.train`.
     """
     if "strategy" in options or isinstance(strategies, str):
         raise InputError('weft.compare: give strategies=["single", "tensor"], a list of names')
-    if isinstance(strategies, Mapping) and (
-        bare := [n for n, fields in strategies.items() if "strategy" not in fields]
-    ):
+    bare = [name for name in strategies if isinstance(strategies, Mapping) and "strategy" not in strategies[name]]
+    if bare:
         raise InputError(f"strategies: {bare[0]} names no strategy: give its fields one")
     own, options = taken_functions(options)
     config, whole, module = asked(graph, model, options, "weft.compare")
