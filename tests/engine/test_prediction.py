@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from weft.cli import main
 from weft.comm import Group
 from weft.core.optimisations import Optimisations
 from weft.core.table_file import TableFile
+from weft.core.tensor_peak import TensorPeak
+from weft.core.units import parse_bytes
 from weft.data import Graph, reorder
 from weft.engine import prediction
 from weft.engine.options import make_options
@@ -32,6 +35,8 @@ from weft.engine.run import Run
 from weft.nn import Embedding, Stack, Workload
 from weft.nn.conv import SAGEConv
 from weft.strategies import get_strategy
+from weft.strategies.offload.placed import PlacedOffload
+from weft.strategies.offload.plan import OffloadPlan
 
 OPTIONS: dict[str, Any] = {"epochs": 3, "dtype": "float64", "hidden": 8, "layers": 3, "dropout": 0.2, "quiet": True}
 PLACES = [
@@ -449,3 +454,39 @@ def test_rows_that_a_step_leaves_out_would_be_seen(run: Run, monkeypatch: pytest
     monkeypatch.setattr(prediction, "Optimisations", type("All", (), {"without": lambda _: Optimisations()}))
     with pytest.raises((IndexError, ValueError, RuntimeError)):
         predict(run)
+
+
+@pytest.mark.parametrize("model", ["sage", "gat"])
+def test_stays_within_the_devices_memory(
+    model: str,
+    weft_data: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By all tensors that are made, the loader's too, on a real graph; what cannot is refused before."""
+    store, limit, seen = tmp_path / "graph", parse_bytes("8MB", "--device-memory"), list[int]()
+    weft.load(str(weft_data("tolokers"))).save(store)
+    trained = train(str(store), model, out=tmp_path / "run", epochs=1, hidden=128, quiet=True)
+    forward = PlacedOffload.forward
+
+    def watched(placed: PlacedOffload, step: Any) -> Tensor:
+        if placed.forecast is None:  # the chunk scaled down, by which a plan finds what one takes
+            return forward(placed, step)
+        forward(placed, step)  # what is made once is the host's
+        peak = TensorPeak()
+        placed.chunks.__dict__["_loader"] = ThreadPoolExecutor(1, initializer=peak.__enter__)
+        with peak:
+            rows = forward(placed, step)
+        seen.append(peak.most)
+        return rows
+
+    monkeypatch.setattr(PlacedOffload, "forward", watched)
+    found = predict(trained, strategy="offload", device_memory="8MB")
+    torch.testing.assert_close(found, predict(trained), rtol=1e-3, atol=1e-4)
+    predict(trained, strategy="offload", device_memory="256MB")
+    within, without = seen
+    assert limit / 8 < within <= limit < without
+    monkeypatch.setattr(OffloadPlan, "place", lambda *_, **__: pytest.fail("placed"))
+    with pytest.raises(weft.InputError, match=r"^--device-memory 50\.0 kB: one vertex .* give --device-memory"):
+        predict(trained, strategy="offload", device_memory="50kB", out=tmp_path / "rows.npy")
+    assert not (tmp_path / "rows.npy").exists()
