@@ -19,7 +19,6 @@ from typing import Any
 from kernels import save
 
 import weft
-from weft.core.config import Config
 from weft.parser import contenders
 
 EPOCHS = (1, 2, 3, 5, 10, 20, 30, 50)
@@ -29,17 +28,17 @@ def main() -> int:
     options = parse()
     rows: list[dict[str, Any]] = []
     for graph in options.graphs.split(";"):
-        config = Config(
-            graph=graph,
-            model=options.model,
-            layers=options.layers,
-            workers=options.workers,
-            epochs=options.epochs,
-            metrics=options.metrics,
-            **({"batch_size": options.batch_size, "fanout": options.fanout} if options.fanout else {}),
-        )
+        names = ["layers", "workers", "epochs", "metrics"] + ["batch_size", "fanout"] * bool(options.fanout)
+        given: dict[str, Any] = {name: getattr(options, name) for name in names}
         with tempfile.TemporaryDirectory() as folder:
-            runs = weft.compare(config, contenders(options.contenders), Path(folder) / "runs", quiet=True)
+            runs = weft.compare(
+                graph,
+                options.model,
+                strategies=contenders(options.contenders),
+                out=Path(folder) / "runs",
+                quiet=True,
+                **given,
+            )
             found = [{"graph": graph, "contender": name, **curve(run.records)} for name, run in runs.items()]
         report(graph, found)
         rows += found

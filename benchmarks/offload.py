@@ -3,11 +3,13 @@
     python benchmarks/offload.py time --graphs "topo_cnr-2000;topo_soc-Slashdot0902" --models gcn,gat --chunks 8
     python benchmarks/offload.py forecast --graphs topo_cnr-2000 --models gcn,sage,gin,gat --limits 64MB,#8
     python benchmarks/offload.py memory --graph rmat:vertices=500k,edges=5m,features=128,classes=16 --limits 64MB,128MB
+    python benchmarks/offload.py predict --graph coauthor_physics --limits 64MB,256MB --epochs 1
 
 time: contenders take turns with training steps in one process, after their logits have been compared; a contender is
 single or offload#CHUNKS, with - and an optimisation that it is to do without. forecast: a training step whose tensors
 are followed, those of the loader too, and whose bytes are counted. memory: each run is a process of its own on a graph
 in a store, whose resident memory is watched; from it goes what the same command has on a graph of few vertices.
+predict: the same of `weft predict`, with the model of a run on the few vertices.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ FEW = "rmat:vertices=500,edges=5k,features={},classes=16"
 
 def main() -> int:
     options = parse()
-    rows = {"time": times, "forecast": forecasts, "memory": memories}[options.what](options)
+    rows = {"time": times, "forecast": forecasts, "memory": memories, "predict": predictions}[options.what](options)
     if options.out:
         save(options.out, {"options": vars(options), "rows": rows})
     return 0
@@ -241,16 +243,55 @@ def run(
     command += ["--strategy", "offload", "--device-memory", limit, "--epochs", options.epochs]
     command += ["--hidden", options.hidden, "--layers", options.layers, "--intermediates", options.intermediates]
     command += ["--eval-every", options.epochs, "--checkpoint-every", 0]
+    most = watch(command, out.with_suffix(".log"))
+    records = [json.loads(one) for one in (out / "metrics.jsonl").read_text().splitlines()]
+    return most, records
+
+
+def predictions(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Predictions of each model under each limit, in processes that are watched."""
+    rows = []
+    print("model   limit     chunks  forecast device  host    scratch   own   resident  of declared")
+    with tempfile.TemporaryDirectory(prefix="weft-") as name:
+        folder = Path(name)
+        graph, store, few = weft.load(options.graph), folder / "graph", folder / "few"
+        graph.save(store)
+        weft.load(f"rmat:vertices=500,edges=5k,features={graph.num_features},classes={graph.num_classes}").save(few)
+        for model in options.models.split(","):
+            sizes = {"hidden": options.hidden, "layers": options.layers}
+            trained = weft.train(str(few), model, out=folder / model, epochs=1, quiet=True, **sizes)
+            for limit in options.limits.split(","):
+                device = parse_bytes(limit, "--limits")
+                plan = make_plan("offload", Workload(trained.model, graph), device_memory=device)
+                (said,) = plan.decisions()["forecasts"]
+                own, resident = (watched_prediction(trained.folder, one, limit, folder) for one in (few, store))
+                share = (resident - own) / (device + said["host"])
+                rows.append({"model": model, "limit": device, **said, "own": own, "resident": resident, "share": share})
+                print(
+                    f"{model:6} {limit:>8} {said['chunks']:8} {format_bytes(said['device']):>12}"
+                    f"{format_bytes(said['host']):>12} {format_bytes(said['disk']):>9} {format_bytes(own):>8}"
+                    f" {format_bytes(resident):>8} {share:9.2f}",
+                    flush=True,
+                )
+    return rows
+
+
+def watched_prediction(run: Path, graph: Path, limit: str, folder: Path) -> int:
+    """The most that a prediction's process has resident."""
+    command = [sys.executable, "-m", "weft", "predict", run, graph, "--out", folder / "rows.npy", "--overwrite"]
+    return watch([*command, "--strategy", "offload", "--device-memory", limit], folder / "log")
+
+
+def watch(command: list[Any], log: Path) -> int:
+    """Runs a command to its end: the most bytes that its process had resident."""
     most = 0
-    log = out.with_suffix(".log")
     with log.open("w") as said, subprocess.Popen([*map(str, command)], stdout=said, stderr=said) as process:
         while process.poll() is None:
             most = max(most, memory(process.pid))
             time.sleep(3e-3)
     if process.returncode:
         raise SystemExit(log.read_text())
-    records = [json.loads(one) for one in (out / "metrics.jsonl").read_text().splitlines()]
-    return most, records
+    return most
 
 
 def memory(pid: int) -> int:
@@ -265,7 +306,7 @@ def memory(pid: int) -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("time", "forecast", "memory"))
+    parser.add_argument("what", choices=("time", "forecast", "memory", "predict"))
     parser.add_argument("--graphs", default="topo_cnr-2000")
     parser.add_argument("--graph", default="rmat:vertices=500k,edges=5m,features=128,classes=16")
     parser.add_argument("--features", type=int, default=128)

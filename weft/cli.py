@@ -199,14 +199,15 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from weft import engine, report
+    from weft import report
+    from weft.engine.compare import ablate, compare_as
     from weft.engine.torchrun import is_main_process
 
     config = _config(options)
     if options.ablate:
-        runs = engine.ablate(config, options.out)
+        runs = ablate(config, options.out)
     else:
-        runs = engine.compare(config, contenders(options.strategies), options.out)
+        runs = compare_as(config, contenders(options.strategies), options.out)
     if not is_main_process():
         return 0
     summaries = {name: done.summary for name, done in runs.items()}

@@ -27,6 +27,7 @@ from weft.core.errors import InputError
 from weft.cost import Trace
 from weft.data import Graph, GraphShape, Links, reorder, with_inverse_relations
 from weft.data.inverse import inverse_of
+from weft.engine.compare import compare_as
 from weft.engine.link import LinkTask
 from weft.engine.tasks import make_task, prepared, task_model
 from weft.nn import LinkModel, Workload
@@ -320,7 +321,7 @@ def test_inverse_relations_carry_messages_and_are_no_links(tmp_path: Path) -> No
         assert links.num_relations == len(whole.relations)
         assert links.train[:, 2].max() < len(whole.relations)
     whole.save(tmp_path / "graph")
-    runs = weft.compare(replace(config, graph=str(tmp_path / "graph")), ["single"], tmp_path / "out", quiet=True)
+    runs = compare_as(replace(config, graph=str(tmp_path / "graph")), ["single"], tmp_path / "out", quiet=True)
     assert 0 <= runs["single"].summary["test_auc"] <= 1
 
 

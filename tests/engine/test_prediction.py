@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +29,17 @@ from weft.cli import main
 from weft.comm import Group
 from weft.core.optimisations import Optimisations
 from weft.core.table_file import TableFile
+from weft.core.tensor_peak import TensorPeak
+from weft.core.units import parse_bytes
 from weft.data import Graph, reorder
-from weft.engine import prediction
+from weft.engine import blocks, prediction
 from weft.engine.options import make_options
 from weft.engine.run import Run
 from weft.nn import Embedding, Stack, Workload
 from weft.nn.conv import SAGEConv
 from weft.strategies import get_strategy
+from weft.strategies.offload.placed import PlacedOffload
+from weft.strategies.offload.plan import OffloadPlan
 
 OPTIONS: dict[str, Any] = {"epochs": 3, "dtype": "float64", "hidden": 8, "layers": 3, "dropout": 0.2, "quiet": True}
 PLACES = [
@@ -393,6 +401,89 @@ def test_a_command_on_ranks(run: Run, tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["rows.npy"]
 
 
+def predicted_on_hosts(group: Group, run: Path, out: Path, given: dict[str, Any]) -> Tensor:
+    """Rows on a rank, where all but two are on other hosts than rank 0, which have no folder for the file."""
+    os.environ["LOCAL_RANK"] = str(group.rank if group.rank < 2 else group.rank - 2)
+    try:
+        path = out if group.rank < 2 else out.parent / "nowhere" / out.name
+        return weft.predict(run, out=path, **given).clone()
+    finally:
+        os.environ["LOCAL_RANK"] = os.environ["RANK"]
+
+
+@pytest.mark.parametrize("what", ["logits", "classes"])
+def test_hosts_send_their_rows(what: str, run: Run, tmp_path: Path) -> None:
+    """In several blocks; the file is written on rank 0's host alone."""
+    given = {"what": what, "strategy": "communicated", "partition": "random"}
+    found = on_ranks(4, in_small_blocks, run.folder, tmp_path / "rows.npy", given)
+    wanted = weft.predict(run, what=what)
+    for rows in (*found[:2], torch.from_numpy(np.load(tmp_path / "rows.npy"))):
+        torch.testing.assert_close(rows, wanted, rtol=1e-9, atol=1e-9)
+    for rows in found[2:]:
+        assert rows.shape == (0, *wanted.shape[1:])
+    assert [one.name for one in tmp_path.iterdir()] == ["rows.npy"]
+
+
+def test_rows_that_are_not_sent_would_be_seen(run: Run, tmp_path: Path) -> None:
+    given = {"strategy": "communicated", "partition": "random"}
+    on_ranks(4, without_sending, run.folder, tmp_path / "rows.npy", given)
+    assert not np.allclose(np.load(tmp_path / "rows.npy"), weft.predict(run).numpy(), atol=1e-9)
+
+
+def without_sending(group: Group, *arguments: Any) -> Tensor:
+    """`predicted_on_hosts`, as if all ranks were of one host."""
+    right, prediction.RowsOfRank._bring = prediction.RowsOfRank._bring, lambda *_: None  # type: ignore[method-assign]
+    try:
+        return predicted_on_hosts(group, *arguments)
+    finally:
+        prediction.RowsOfRank._bring = right  # type: ignore[method-assign]
+
+
+def test_what_is_true_or_not_is_sent() -> None:
+    """As classes of several labels are."""
+    for rows in on_ranks(2, sent_to_rank_0)[:1]:
+        assert rows.tolist() == [[True, False], [True, False], [False, True]]
+
+
+def sent_to_rank_0(group: Group) -> Tensor:
+    rows = torch.tensor([[True, False]]) if group.rank == 0 else torch.tensor([[True, False], [False, True]])
+    return prediction.to_rank_0(group, rows, [1, 2])
+
+
+def in_small_blocks(group: Group, *arguments: Any) -> Tensor:
+    """`predicted_on_hosts` in blocks of three rows."""
+    right, blocks.BLOCK_BYTES = blocks.BLOCK_BYTES, 3 * 5 * 8
+    try:
+        return predicted_on_hosts(group, *arguments)
+    finally:
+        blocks.BLOCK_BYTES = right
+
+
+@pytest.mark.slow
+def test_two_hosts_of_torchrun(run: Run, tmp_path: Path) -> None:
+    """Emulated by one torchrun for each; both write to a folder of their own, of which one stays empty."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    hosts = []
+    for number in range(2):
+        (folder := tmp_path / str(number)).mkdir()
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number)]
+        command += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port), "-m", "weft"]
+        command += ["predict", str(run.folder), "--strategy", "tensor", "--out", str(folder / "rows.npy")]
+        hosts.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}))
+    try:
+        assert [host.wait(100) for host in hosts] == [0, 0]
+    finally:
+        for host in hosts:
+            host.kill()
+            host.wait()
+    torch.testing.assert_close(
+        torch.from_numpy(np.load(tmp_path / "0" / "rows.npy")), predict(run), rtol=1e-9, atol=1e-9
+    )
+    assert list((tmp_path / "1").iterdir()) == []
+
+
 def hold() -> None:
     """In the command's process, and the ranks forked from it: rows do not come into the file."""
     TableFile.put = lambda *_: time.sleep(100)  # type: ignore[assignment, method-assign, return-value]
@@ -449,3 +540,39 @@ def test_rows_that_a_step_leaves_out_would_be_seen(run: Run, monkeypatch: pytest
     monkeypatch.setattr(prediction, "Optimisations", type("All", (), {"without": lambda _: Optimisations()}))
     with pytest.raises((IndexError, ValueError, RuntimeError)):
         predict(run)
+
+
+@pytest.mark.parametrize("model", ["sage", "gat"])
+def test_stays_within_the_devices_memory(
+    model: str,
+    weft_data: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By all tensors that are made, the loader's too, on a real graph; what cannot is refused before."""
+    store, limit, seen = tmp_path / "graph", parse_bytes("8MB", "--device-memory"), list[int]()
+    weft.load(str(weft_data("tolokers"))).save(store)
+    trained = train(str(store), model, out=tmp_path / "run", epochs=1, hidden=128, quiet=True)
+    forward = PlacedOffload.forward
+
+    def watched(placed: PlacedOffload, step: Any) -> Tensor:
+        if placed.forecast is None:  # the chunk scaled down, by which a plan finds what one takes
+            return forward(placed, step)
+        forward(placed, step)  # what is made once is the host's
+        peak = TensorPeak()
+        placed.chunks.__dict__["_loader"] = ThreadPoolExecutor(1, initializer=peak.__enter__)
+        with peak:
+            rows = forward(placed, step)
+        seen.append(peak.most)
+        return rows
+
+    monkeypatch.setattr(PlacedOffload, "forward", watched)
+    found = predict(trained, strategy="offload", device_memory="8MB")
+    torch.testing.assert_close(found, predict(trained), rtol=1e-3, atol=1e-4)
+    predict(trained, strategy="offload", device_memory="256MB")
+    within, without = seen
+    assert limit / 8 < within <= limit < without
+    monkeypatch.setattr(OffloadPlan, "place", lambda *_, **__: pytest.fail("placed"))
+    with pytest.raises(weft.InputError, match=r"^--device-memory 50\.0 kB: one vertex .* give --device-memory"):
+        predict(trained, strategy="offload", device_memory="50kB", out=tmp_path / "rows.npy")
+    assert not (tmp_path / "rows.npy").exists()

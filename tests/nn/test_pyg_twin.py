@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 from weft.core.errors import InputError
 from weft.data import Graph
-from weft.nn import GraphView, RowLayer, Stack, Topology, make_model, to_pyg
+from weft.nn import GraphView, RowLayer, Stack, Topology, convert, from_pyg, make_model, to_pyg
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
@@ -64,7 +65,7 @@ def test_has_the_same_numbers(model: str, options: dict[str, Any], edge_width: i
     assert [part.dropout for part in twin.modules() if hasattr(part, "att_src") or hasattr(part, "att")] == (
         [0.6] * 3 if drops else []
     )
-    inputs: list[Tensor | None] = [x, torch.stack(graph.in_edges.edges()).long()]
+    inputs: list[Tensor] = [x, torch.stack(graph.in_edges.edges()).long()]
     if model == "gcn":
         assert graph.in_edges.weight is not None
         inputs.append(graph.in_edges.weight.double())
@@ -73,6 +74,37 @@ def test_has_the_same_numbers(model: str, options: dict[str, Any], edge_width: i
         inputs.append(graph.edge_features.double())
     torch.testing.assert_close(twin(*inputs), rows_of(ours, graph, x), rtol=1e-9, atol=1e-9)
     assert not any(type(part).__module__.startswith("weft") for part in twin.modules())
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "gatv2"])
+@pytest.mark.parametrize("given", [False, True], ids=["edges", "weights or features"])
+def test_exports(model: str, given: bool) -> None:
+    """As docs/predict.md has it: for any number of vertices and edges, also none, by PyTorch's own operators alone."""
+    if given and model in ("sage", "gin"):
+        pytest.skip("takes no numbers of edges")
+    torch.manual_seed(0)
+    attends = given and model != "gcn"
+    ours = shaken(make_model(model, 7, 5, hidden=8, norm="batch", edge_width=3 if attends else 0).double())
+    twin, vertices, edges = to_pyg(ours), Dim("vertices"), Dim("edges")
+    numbers: list[tuple[int, ...]] = [(3,)] if attends else [()]
+
+    def inputs(num_vertices: int, num_edges: int) -> tuple[Tensor | None, ...]:
+        x = torch.randn(num_vertices, 7, dtype=torch.float64)
+        edge_index = torch.randint(0, num_vertices, (2, num_edges))
+        behind = [torch.rand(num_edges, *shape, dtype=torch.float64) for shape in numbers] if given else [None]
+        return (x, edge_index, *(behind if given or model == "gcn" else []))
+
+    shapes = [{0: vertices}, {1: edges}, {0: edges} if given else None]
+    first = inputs(31, 120)
+    program = torch.export.export(twin, first, dynamic_shapes=(tuple(shapes[: len(first)]),))
+    for size in ((31, 120), (50, 11), (1, 0)):
+        other = inputs(*size)
+        torch.testing.assert_close(program.module()(*other), twin(*other), rtol=1e-9, atol=1e-9)
+    called = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    assert {type(one).__module__.partition(".")[0] for one in called} <= {"torch", "builtins"}
+    fixed = torch.export.export(twin, first)
+    with pytest.raises((AssertionError, RuntimeError)):
+        fixed.module()(*inputs(50, 11))
 
 
 def test_rows_alone() -> None:
@@ -95,3 +127,26 @@ def test_rows_alone() -> None:
 def test_models_without_a_twin(model: nn.Module, said: str) -> None:
     with pytest.raises(InputError, match=said):
         to_pyg(model)
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "gatv2"])
+def test_tensors_by_pygs_names_go_by_way_of_its_model(model: str) -> None:
+    """As docs/models.md has it: a checkpoint of PyG's, here the twin's, is loaded there, and converted."""
+    graph, x = make(), torch.randn(31, 7, dtype=torch.float64)
+    ours = shaken(make_model(model, 7, 5, hidden=8).double()).eval()
+    saved, fresh = to_pyg(ours).state_dict(), to_pyg(make_model(model, 7, 5, hidden=8).double())
+    with pytest.raises(RuntimeError, match="of a PyG model: load them into that, and give it to weft"):
+        ours.load_state_dict(saved)
+    fresh.load_state_dict(saved)
+    moved = convert(fresh, given=["edge_weight"]).eval()
+    torch.testing.assert_close(rows_of(moved, graph, x), rows_of(ours, graph, x), rtol=1e-9, atol=1e-9)
+    assert moved.state_dict().keys() == saved.keys()
+
+
+def test_tensors_of_another_stack_are_torchs_to_refuse() -> None:
+    """Also where a layer is PyG's own, so that names of PyG's are right."""
+    ours = Stack([from_pyg(pyg.SAGEConv(7, 5))])
+    ours.load_state_dict(ours.state_dict())
+    with pytest.raises(RuntimeError) as caught:
+        make_model("gcn", 7, 5).load_state_dict(make_model("sage", 7, 5).state_dict())
+    assert "PyG" not in str(caught.value)

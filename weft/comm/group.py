@@ -144,9 +144,12 @@ class Group:
         return [json.loads(bytes(part.tolist())) for part in texts.split(counts)]
 
     def close(self) -> None:
-        """Leaves the process group, and those of the axes, when all ranks are done."""
-        if self.size > 1 and dist.is_initialized():
+        """Leaves the process group, and those of the axes: when all ranks are done, or this one cannot go on."""
+        if self.process_group is not None and dist.is_initialized():
             dist.destroy_process_group(self.process_group)
+        beside = vars(self).get("beside")
+        for one in (self, *self._axes.values(), *([beside] if beside else [])):
+            one.process_group = None  # the last hold on connections, whose end the others see
 
     def synchronize(self) -> None:
         """Waits for the device."""

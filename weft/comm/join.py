@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -20,8 +21,8 @@ from weft.core.meter import Meter
 def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_method: str = "env://") -> Group:
     """Joins the ranks that torchrun or the launcher started (RANK, WORLD_SIZE, LOCAL_RANK in the environment).
 
-    Ranks that have joined and not left yet go on as they are, with another meter. InputError if the environment is not
-    torchrun's; RunError if the others do not come within the timeout.
+    Ranks that have joined and not left yet go on as they are, with another meter; those that have left meet anew.
+    InputError if the environment is not torchrun's; RunError if the others do not come within the timeout.
     """
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -37,10 +38,8 @@ def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_meth
     timeout, started = timedelta(seconds=timeout_seconds), time.perf_counter()
     try:
         if not dist.is_initialized():
-            store = next(rendezvous(init_method, rank, size, timeout=timeout))[0]
+            store = _meeting(_store(init_method, rank, size, timeout), rank)
             store.set_timeout(timeout)
-            restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store has the addresses of all
-            store = distributed_c10d.PrefixStore(f"restart {restart}", store)
             with without_gloo_lines():
                 dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError, dist.DistError) as error:
@@ -50,3 +49,17 @@ def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_meth
             f"rank {rank} did not meet the other {size - 1}{where}: given up after {seconds:.0f} s ({reason})"
         ) from error
     return Group(rank, size, meter, device, process_group=dist.group.WORLD, timeout=timeout)
+
+
+@cache
+def _store(init_method: str, rank: int, size: int, timeout: timedelta) -> distributed_c10d.Store:
+    """Where ranks leave their addresses. A process keeps it for its next meeting: rank 0's may be what serves it."""
+    store: distributed_c10d.Store = next(rendezvous(init_method, rank, size, timeout=timeout))[0]
+    return store
+
+
+def _meeting(store: distributed_c10d.Store, rank: int) -> distributed_c10d.Store:
+    """A place in the store for a rank's next meeting, since the addresses of those before are in it still."""
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    number = store.add(f"restart {restart} rank {rank}", 1)
+    return distributed_c10d.PrefixStore(f"restart {restart} meeting {number}", store)

@@ -20,18 +20,18 @@ PLACES = ("graph", "partition", "probe", "scratch")
 SOME_ROWS = 4096  # of each tensor over vertices that are compared
 
 
-def agree(group: Group, config: Config, graph: Graph, model: nn.Module) -> None:
+def agree(group: Group, call: str, config: Config, graph: Graph, model: nn.Module) -> None:
     """Sees to it that all ranks do the same: from the same graph, configuration, versions and weights, rank 0's.
 
-    InputError on every rank if they do not, which names a rank and what differs.
+    call: what is done, such as "weft.train". InputError on every rank if they do not, which names one and what differs.
     """
-    everyone = group.all_gather_object(_described(config, graph, model))
+    everyone = group.all_gather_object(_described(call, config, graph, model))
     for rank, told in enumerate(everyone):
         for what, value in everyone[0].items():
             if told[what] != value:
                 raise InputError(
                     f"rank {rank} has {what} {told[what]}, and rank 0 {value}: "
-                    "start all ranks with the same graph, options, model and versions"
+                    "let all ranks make the same calls, with the same graph, options, model and versions"
                 )
     with torch.no_grad():
         for _, tensor in tensors_of(model):
@@ -40,7 +40,7 @@ def agree(group: Group, config: Config, graph: Graph, model: nn.Module) -> None:
             tensor.copy_(values)
 
 
-def _described(config: Config, graph: Graph, model: nn.Module) -> dict[str, str]:
+def _described(call: str, config: Config, graph: Graph, model: nn.Module) -> dict[str, str]:
     """What must be the same on all ranks, by the words that an error has for it."""
     options = {
         f"--{name.replace('_', '-')}": str(value) for name, value in asdict(config).items() if name not in PLACES
@@ -48,6 +48,7 @@ def _described(config: Config, graph: Graph, model: nn.Module) -> dict[str, str]
     rows = {name: getattr(graph, name) for name in ("x", "y", "train_mask", "val_mask", "test_mask", "edge_features")}
     layout = "".join(f"{name} {tensor.dtype} {list(tensor.shape)};" for name, tensor in tensors_of(model))
     return {
+        "the call": call,
         "a graph of vertices and edges": f"{graph.num_vertices:,} and {graph.num_edges:,}",
         "a graph with fingerprint": graph.fingerprint[:16],
         **{f"rows {name} with digest": _digest(tensor) for name, tensor in rows.items()},

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.record import Recorder
-from weft.data import GraphShape
+from weft.data import Graph, GraphShape
 from weft.engine.check import check
 from weft.engine.folder import new_folder
 from weft.engine.options import own_flags, refuse_foreign_flags, without_foreign_flags
-from weft.engine.rank import Job, make_plan, make_workload, prepare_process
-from weft.engine.run import Run, load_graph, own_class, run_checked
-from weft.engine.tasks import prepared, task_model
+from weft.engine.own import NOTHING_OWN, OwnFunctions, taken_functions
+from weft.engine.rank import make_plan, make_workload, prepare_process
+from weft.engine.run import Run, asked, make_job, prepared_graph, run_checked
+from weft.engine.tasks import task_model
 from weft.engine.torchrun import is_main_process, on_present_ranks, under_torchrun
 from weft.nn import Workload
 from weft.strategies import Plan, get_strategy
@@ -24,18 +28,48 @@ from weft.strategies import Plan, get_strategy
 ABLATION_CHUNKS = 4
 
 
+Contenders = Sequence[str] | Mapping[str, Mapping[str, Any]]
+"""Names of strategies; or, by names of one's own, the `strategy` and fields of the configuration that belong to it."""
+
+
 def compare(
+    graph: Graph | str | Path,
+    model: nn.Module | str = "gcn",
+    *,
+    strategies: Contenders,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> dict[str, Run]:
+    """Trains the same model on the same graph once per strategy, `single` on one rank; the runs by name.
+
+    graph, model, options: as of `weft.train`. A module of one's own stays as it is: each strategy starts from a copy,
+    with its weights. `weft.load_model(run.folder, model)` gives it the best ones of a run.
+    strategies: see Contenders; {"two": {"strategy": "tensor", "chunks": 2}} gives a contender another value of a field.
+    out: a new folder with a run for each, and compare.jsonl; by default one in runs/.
+    Each runs in processes of its own, which import the script anew, or on torchrun's ranks. Raises as `weft.train`.
+    """
+    if "strategy" in options or isinstance(strategies, str):
+        raise InputError('weft.compare: give strategies=["single", "tensor"], a list of names')
+    bare = [name for name in strategies if isinstance(strategies, Mapping) and "strategy" not in strategies[name]]
+    if bare:
+        raise InputError(f"strategies: {bare[0]} names no strategy: give its fields one")
+    own, options = taken_functions(options)
+    config, whole, module = asked(graph, model, options, "weft.compare")
+    return compare_as(config, strategies, Path(out) if out else None, whole, module, own, quiet=quiet)
+
+
+def compare_as(
     config: Config,
-    strategies: Sequence[str] | Mapping[str, Mapping[str, Any]],
-    out: Path | None = None,
+    strategies: Contenders,
+    out: Path | None,
+    graph: Graph | None = None,
+    model: nn.Module | None = None,
+    own: OwnFunctions = NOTHING_OWN,
     *,
     quiet: bool = False,
 ) -> dict[str, Run]:
-    """Trains the same model once per strategy, `single` on one rank; see `run_all`. InputError for a wrong name.
-
-    strategies: their names; or, by names of one's own, the `strategy` and fields of the configuration that belong to
-    it, which this contender has another value of.
-    """
+    """`compare` for a configuration; without a graph or a model, those that it names. See `run_all`."""
     if isinstance(strategies, Mapping):
         given = {name: dict(fields) for name, fields in strategies.items()}
     else:
@@ -52,7 +86,7 @@ def compare(
         workers = min(config.workers, plan.max_ranks or config.workers)
         contenders[name] = replace(without_foreign_flags(config, plan.name), workers=workers, **given[name])
         refuse_foreign_flags(contenders[name])
-    return run_all(contenders, out, quiet=quiet)
+    return run_all(contenders, out, graph, model, own, quiet=quiet)
 
 
 def ablate(config: Config, out: Path | None = None, *, quiet: bool = False) -> dict[str, Run]:
@@ -79,12 +113,20 @@ def ablate(config: Config, out: Path | None = None, *, quiet: bool = False) -> d
     )
 
 
-def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bool = False) -> dict[str, Run]:
+def run_all(
+    contenders: dict[str, Config],
+    out: Path | None,
+    graph: Graph | None = None,
+    model: nn.Module | None = None,
+    own: OwnFunctions = NOTHING_OWN,
+    *,
+    quiet: bool = False,
+) -> dict[str, Run]:
     """Trains once per contender into `out`/NAME, one after the other, and records the summaries in `out`/compare.jsonl.
 
     contenders: configurations of one graph by name. Each runs in processes of its own, even on one rank, so that its
-    memory is its own; under torchrun, on the ranks that are there, which is how a cluster is measured. InputError for
-    a mistake of the caller.
+    memory is its own; under torchrun, on the ranks that are there, which is how a cluster is measured. model: of which
+    each has a copy. InputError for a mistake of the caller.
     """
     if under_torchrun() and out is None:
         raise InputError("compare under torchrun needs --out: a folder that rank 0 can write, the same for all ranks")
@@ -92,22 +134,24 @@ def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bo
         raise InputError(f"--out {out} holds another run: give another folder")
     contenders = {name: on_present_ranks(one) for name, one in contenders.items()}
     config, launched = next(iter(contenders.values())), not under_torchrun()
-    graph = prepared(load_graph(config), config)
+    jobs = {name: make_job(one, graph, model, own, out=None, quiet=quiet) for name, one in contenders.items()}
+    whole = prepared_graph(config, graph, model)
+    shape = GraphShape.of(whole)
+    given = None if model is None else task_model(copy.deepcopy(model), shape, config)
     made: dict[str, tuple[Workload, Plan | None]] = {}
     for name, one in contenders.items():
         prepare_process(one)
-        work, plan = make_workload(one, graph, task_model(None, GraphShape.of(graph), one)), None
-        check(one, work, launched=launched, own_model=bool(own_class(one)))
+        work, plan = make_workload(one, whole, task_model(copy.deepcopy(given), shape, one)), None
+        check(one, work, own, launched=launched, own_model=bool(jobs[name].own_model))
         if launched:  # else rank 0 plans when it comes to it
             plan = make_plan(one, work)
             plan.forget()
         made[name] = work, plan
-    out = out or new_folder(f"{Path(config.graph).stem}-compare")
+    out = out or new_folder(config.graph, "compare")
     runs: dict[str, Run] = {}
-    for name, one in contenders.items():
-        prepare_process(one)
-        job = Job(config=one, out=out / name, resume=False, quiet=quiet, own_model=own_class(one))
-        runs[name] = run_checked(job, *made.pop(name), launched=launched, last=not made)
+    for name, job in jobs.items():
+        prepare_process(job.config)
+        runs[name] = run_checked(replace(job, out=out / name), *made.pop(name), launched=launched, last=not made)
     if not is_main_process():
         return runs
     recorder = Recorder(out / "compare.jsonl")

@@ -152,9 +152,9 @@ class RunFolder:
             ) from error
 
 
-def new_folder(stem: str) -> Path:
-    """A folder in runs/ that was not there, made so that no other run takes it too."""
-    number = 1
+def new_folder(graph: str, *names: str) -> Path:
+    """A folder in runs/ that was not there, made so that no other run takes it too; its name has that of a graph."""
+    stem, number = "-".join([Path(graph).stem, *names]).replace(":", "-").replace(",", "-"), 1
     while True:
         folder = Path("runs") / f"{stem}-{number}"
         try:

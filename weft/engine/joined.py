@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,15 +15,29 @@ from weft.core.meter import Meter
 from weft.cost import Machine
 from weft.engine.agree import agree
 from weft.engine.options import make_options, partition_of, rows_device, with_partition
+from weft.engine.torchrun import under_torchrun
 from weft.nn import Workload
 from weft.strategies import Plan, get_strategy
 
 
-def joined(config: Config, work: Workload) -> Group:
-    """The ranks that torchrun started, which have the same work."""
+def joined(call: str, config: Config, work: Workload) -> Group:
+    """The ranks that torchrun started, which have the same work, or this one alone; call: see `agree`."""
+    if not under_torchrun():
+        return Group(device=rows_device(config))
     group = join(timeout_seconds=config.timeout, meter=Meter(), device=rows_device(config))
-    agree(group, config, work.graph, work.model)
+    with parting(group):
+        agree(group, call, config, work.graph, work.model)
     return group
+
+
+@contextmanager
+def parting(group: Group) -> Iterator[None]:
+    """Ranks part if what is done while entered fails on one: others hear of it, and the next meeting is a new one."""
+    try:
+        yield
+    except BaseException:
+        group.close()
+        raise
 
 
 def plan_together(
@@ -32,6 +47,8 @@ def plan_together(
 
     lead: what rank 0 does.
     """
+    if group.size == 1:
+        return lead()
     said: dict[str, Any] = {}
     part = torch.empty(work.graph.num_vertices, dtype=torch.int32)
     if group.rank == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -17,9 +16,9 @@ from weft.core.errors import InputError
 from weft.data import Graph
 from weft.engine.check import check
 from weft.engine.embedded import gather_rows
-from weft.engine.joined import joined, plan_together
+from weft.engine.joined import joined, parting, plan_together
 from weft.engine.metrics import NodeTask
-from weft.engine.options import options_of_families, refuse_foreign_flags, rows_device
+from weft.engine.options import options_of_families, refuse_foreign_flags
 from weft.engine.own import OwnFunctions, taken_functions
 from weft.engine.rank import make_plan
 from weft.engine.run import asked, own_class, prepared_workload
@@ -136,9 +135,8 @@ class PlacedModel:
     def __enter__(self) -> PlacedModel:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        if kind is None and under_torchrun():
-            self.group.close()
+    def __exit__(self, *_: object) -> None:
+        self.group.close()
 
 
 def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: Any) -> PlacedModel:
@@ -166,9 +164,7 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
         options_of_families(config, module)
     work = prepared_workload(config, whole, module)
     check(config, work, own, launched=False, own_model=bool(own_class(config, module)))
-    if not under_torchrun():
-        group = Group(device=rows_device(config))
-        return PlacedModel(config, make_plan(config, work).place(group, seed=config.seed), group, own)
-    group = joined(config, work)
-    plan, _ = plan_together(config, work, group, lambda: (make_plan(config, work), ""))
-    return PlacedModel(config, plan.place(group, seed=config.seed), group, own)
+    group = joined("weft.place", config, work)
+    with parting(group):
+        plan, _ = plan_together(config, work, group, lambda: (make_plan(config, work), ""))
+        return PlacedModel(config, plan.place(group, seed=config.seed), group, own)

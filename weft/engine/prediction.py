@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,15 @@ from weft.data import Graph, GraphShape, as_asked, forward_relations, with_inver
 from weft.engine.blocks import row_blocks
 from weft.engine.check import check_placing
 from weft.engine.folder import RunFolder
-from weft.engine.joined import joined, plan_together
+from weft.engine.joined import joined, parting, plan_together
 from weft.engine.local import on_local_ranks
 from weft.engine.losses import num_logits, output_kind
-from weft.engine.options import refuse_foreign_flags, rows_device, without_foreign_flags
+from weft.engine.options import refuse_foreign_flags, without_foreign_flags
 from weft.engine.rank import make_plan, prepare_process, use_own_gpu
 from weft.engine.run import Run, data_options, load_graph
 from weft.engine.saved import SavedModel
 from weft.engine.tasks import prepared
-from weft.engine.torchrun import is_main_process, on_present_ranks, under_torchrun
+from weft.engine.torchrun import is_main_process, on_first_host, on_present_ranks, under_torchrun
 from weft.engine.watchdog import Watchdog
 from weft.nn import Converted, LinkModel, Stack, Workload
 from weft.strategies import Plan, get_strategy
@@ -66,7 +67,8 @@ def predict(
     module of one's own, as it was made for the run, or where it is defined, as in "package.module:Class".
     options: fields of weft.Config that say where to compute (weft.core.config.PLACING), such as strategy="offload" and
     device_memory="512MB"; what is not given is as in the run.
-    Under torchrun, joins the ranks that are there, on one host.
+    Under torchrun, joins the ranks that are there. The run's folder and the graph are to be on every host; the file is
+    on rank 0's, and on the others no rows are returned, [0, C].
 
     Raises InputError for a mistake of the caller; RunError if a rank is lost; Stopped after SIGTERM or Ctrl-C. Nothing
     is left at `out` then.
@@ -89,12 +91,9 @@ def predict(
     work = Workload(asked, found, Optimisations.without(f"{config.disable},reach"))  # which leaves rows out
     launched = config.workers > 1 and not under_torchrun()
     check_placing(config, work, launched=launched, own_model=model is not None)
-    if under_torchrun():
-        group = joined(config, work)
+    group = joined(f"weft.predict, {what}", config, work)
+    with parting(group), draft_of(path) as draft:
         plan, _ = plan_together(config, work, group, lambda: (make_plan(config, work, saved.folder), ""))
-    else:
-        group, plan = Group(device=rows_device(config)), make_plan(config, work, saved.folder)
-    with draft_of(path) as draft:
         rank_work = RowsOfRank(
             config=config,
             what=what,
@@ -122,10 +121,10 @@ class RowsOfRank:
 
     def rows(self, plan: Plan, group: Group) -> Tensor:
         """The whole table, mapped: of the only rank, or of one of torchrun's, which part then."""
-        rows = self._write(plan, group).open()
+        table = self._write(plan, group)
+        rows = (table if on_first_host() else replace(table, shape=(0, *table.shape[1:]))).open()
         group.all_gather_object({})  # until all have it, since rank 0 may take its name
-        if under_torchrun():
-            group.close()
+        group.close()
         return rows
 
     def __call__(self, plan: Plan, group: Group) -> dict[str, Any]:
@@ -142,10 +141,23 @@ class RowsOfRank:
                 made = {} if group.rank else self._create(graph.num_vertices, self._values(rows[:0])).record()
                 table = TableFile.from_record(group.all_gather_object(made)[0])
                 ids = torch.arange(graph.num_vertices)[placed.rows] if graph.ids is None else graph.ids[placed.rows]
-                for block, _ in row_blocks([], rows):
-                    table.put(ids[block], self._values(rows[block]))
+                if on_first_host():
+                    for block, _ in row_blocks([], rows):
+                        table.put(ids[block], self._values(rows[block]))
+                self._bring(group, table, ids, rows)
                 group.all_gather_object({})
         return table
+
+    def _bring(self, group: Group, table: TableFile, ids: Tensor, rows: Tensor) -> None:
+        """Has rank 0 write the rows of ranks on other hosts, a block of each at a time."""
+        blocks = [] if on_first_host() else [block for block, _ in row_blocks([], rows)]
+        everyone = group.all_gather_object({"lengths": [len(ids[block]) for block in blocks]})
+        for number in range(max(len(told["lengths"]) for told in everyone)):
+            counts = [sum(told["lengths"][number : number + 1]) for told in everyone]
+            block = blocks[number] if number < len(blocks) else slice(0)
+            brought = to_rank_0(group, ids[block], counts)
+            values = to_rank_0(group, self._values(rows[block]), counts)
+            table.put(brought, values)
 
     def _values(self, rows: Tensor) -> Tensor:
         """What is written of rows that the model gives."""
@@ -161,6 +173,15 @@ class RowsOfRank:
             return TableFile.create(self.draft, self.what, shape, values.dtype, self.suffix)
         except OSError as error:
             raise RunError(f"{self.draft}: {error.strerror}: give --out a folder with room") from error
+
+
+def to_rank_0(group: Group, rows: Tensor, counts: Sequence[int]) -> Tensor:
+    """All ranks' rows [n, ...], of which each has so many, in rank order on rank 0; none elsewhere."""
+    width = prod(rows.shape[1:])
+    come = [0 if group.rank else width * count for count in counts]
+    sent = [rows.numel(), *[0] * (group.size - 1)]
+    found = group.all_to_all(rows.reshape(-1).to(group.device), sent, come, tag="prediction")
+    return found.cpu().view(sum(come) // max(width, 1), *rows.shape[1:])
 
 
 def launched_rows(work: RowsOfRank, plan: Plan) -> Tensor:
@@ -265,9 +286,7 @@ def require_alike(trained: GraphShape, graph: Graph) -> None:
 
 def require_new_file(path: Path | None, *, overwrite: bool) -> None:
     """InputError for a place where no file can be made, or where there is one, and for a format that there is not."""
-    if under_torchrun() and os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]) != os.environ["WORLD_SIZE"]:
-        raise InputError("a prediction runs on one host, whose ranks write one file: start it there, by --workers")
-    if path is None:
+    if path is None or not on_first_host():
         return
     if path.suffix not in SUFFIXES:
         raise unknown("format of --out", path.suffix, SUFFIXES)

@@ -21,7 +21,7 @@ from weft.engine.check import check
 from weft.engine.checkpoint import Checkpoint
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.imported import is_imported
-from weft.engine.joined import joined, plan_together
+from weft.engine.joined import joined, parting, plan_together
 from weft.engine.local import on_local_ranks
 from weft.engine.options import (
     dtype_name,
@@ -143,30 +143,51 @@ def run(
         raise InputError("--resume needs --out: the folder of the run to go on with")
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
-    idle = options_without_own(config, own) + (options_of_families(config, model) if own_class(config, model) else ())
+    job = make_job(config, graph, model, own, out=out, resume=resume, quiet=quiet)
     work = prepared_workload(config, graph, model)
     launched = config.workers > 1 and not under_torchrun()
-    check(config, work, own, launched=launched, own_model=bool(own_class(config, model)))
-    job = Job(
+    check(config, work, own, launched=launched, own_model=bool(job.own_model))
+    return run_checked(job, work, launched=launched)
+
+
+def make_job(
+    config: Config,
+    graph: Graph | None,
+    model: nn.Module | None,
+    own: OwnFunctions,
+    *,
+    out: Path | None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> Job:
+    """What the ranks of a run have in common, with what was given as objects.
+
+    InputError for an option that has no effect on these.
+    """
+    own_model = own_class(config, model)
+    return Job(
         config=config,
         out=out,
         resume=resume,
         quiet=quiet,
-        idle=idle,
-        own_model=own_class(config, model),
+        idle=options_without_own(config, own) + (options_of_families(config, model) if own_model else ()),
+        own_model=own_model,
         own_graph=graph is not None,
         own=own,
     )
-    return run_checked(job, work, launched=launched)
 
 
 def prepared_workload(config: Config, graph: Graph | None, model: nn.Module | None) -> Workload:
     """What a configuration asks for, of the graph and model that it names or that are given; sets up the process."""
     prepare_process(config)
-    graph = prepared(load_graph(config) if graph is None else as_asked(graph, **data_options(config)), config)
-    if model is not None and takes_types(model):
-        graph = graph.by_type()
+    graph = prepared_graph(config, graph, model)
     return make_workload(config, graph, task_model(model, GraphShape.of(graph), config))
+
+
+def prepared_graph(config: Config, graph: Graph | None, model: nn.Module | None) -> Graph:
+    """The graph that a configuration names, or the one given, as its task and the model want it."""
+    graph = prepared(load_graph(config) if graph is None else as_asked(graph, **data_options(config)), config)
+    return graph.by_type() if model is not None and takes_types(model) else graph
 
 
 def own_class(config: Config, model: nn.Module | None = None) -> str:
@@ -214,11 +235,6 @@ def data_options(config: Config) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names} | {"inverse_relations": inverse}
 
 
-def _stem(config: Config) -> str:
-    stem = f"{Path(config.graph).stem}-{config.model}-{config.strategy}"
-    return stem.replace(":", "-").replace(",", "-")
-
-
 def _check_folder(job: Job, graph: Graph) -> None:
     """InputError where the folder that was asked for is not for this run."""
     if job.out is not None:
@@ -237,7 +253,7 @@ def _found(job: Job, folder: RunFolder, graph: Graph) -> tuple[bool, Checkpoint 
 
 def _open_folder(job: Job, graph: Graph) -> RunFolder:
     """The run's folder, which is its own from now on until it is released."""
-    folder = RunFolder(job.out or new_folder(_stem(job.config)))
+    folder = RunFolder(job.out or new_folder(job.config.graph, job.config.model, job.config.strategy))
     folder.lock()
     try:
         goes_on, found = _found(job, folder, graph)
@@ -259,7 +275,7 @@ def _work_alone(job: Job, folder: RunFolder, plan: Plan) -> Ended:
 def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, Ended]:
     """A rank that torchrun started. Rank 0 plans and opens the folder; its mistake is every rank's."""
     config, graph = job.config, work.graph
-    group = joined(config, work)
+    group = joined("weft.train", config, work)
     opened: list[RunFolder] = []
 
     def lead() -> tuple[Plan, str]:
@@ -268,16 +284,17 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
         opened.append(_open_folder(job, graph))
         return plan, str(opened[0].path)
 
-    plan, path = plan_together(config, work, group, lead)
-    folder = opened[0] if opened else RunFolder(Path(path))
-    try:
-        ended = run_rank(job, folder, plan, group)
-    except InputError:
-        if group.rank == 0:
-            folder.discard()
-        raise
-    finally:
-        folder.release()
+    with parting(group):
+        plan, path = plan_together(config, work, group, lead)
+        folder = opened[0] if opened else RunFolder(Path(path))
+        try:
+            ended = run_rank(job, folder, plan, group)
+        except InputError:
+            if group.rank == 0:
+                folder.discard()
+            raise
+        finally:
+            folder.release()
     if last or isinstance(ended, int):
         group.close()
     return folder, ended

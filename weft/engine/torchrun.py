@@ -37,6 +37,11 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def on_first_host() -> bool:
+    """Whether this process is on rank 0's host, since torchrun numbers the ranks host by host."""
+    return os.environ.get("LOCAL_RANK", "0") == os.environ.get("RANK", "0")
+
+
 def restarted() -> bool:
     """Whether torchrun has started the ranks again after one was lost."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

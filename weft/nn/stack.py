@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from weft.nn.typed import TypedInput
 from weft.nn.view import View
 
 Activation = Callable[[Tensor], Tensor]
+
+PYG_NAME = re.compile(r"\.(lin|lin_l|lin_r|att|att_src|nn)(\.|$)")
+"""What parameters of PyG's convolutions are called, behind the name of their module."""
 
 
 class RowLayer(nn.Module):
@@ -80,6 +84,15 @@ class Stack(PhasedModel):
         )
         made.norms = self.norms[: layers - 1]
         return made
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *told: Any) -> None:
+        """torch's, with an error more where all tensors are of PyG's layers."""
+        super()._load_from_state_dict(state_dict, prefix, *told)
+        known = {f"{prefix}{name}" for name in self.state_dict()}
+        if known.isdisjoint(state_dict) and any(map(PYG_NAME.search, state_dict)):
+            told[-1].append(
+                "these are tensors of a PyG model: load them into that, and give it to weft.train or weft.nn.convert"
+            )
 
     def begin(self, views: Sequence[View], x: Tensor) -> Boundary | Tensor:
         x = x if self.input is None else self.input(views[0])
