@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,6 +23,7 @@ from weft.core.errors import InputError, RunError, Stopped, printable
 from weft.core.explain import explained
 from weft.core.forkserver import start_forkserver
 from weft.core.memory import start_anew_to_keep_pages
+from weft.core.option_file import named_by, options_text, read_options
 from weft.core.stop import SIGNALS, handle_signals
 from weft.parser import Parser, add_options, contenders, given, whole
 
@@ -38,6 +40,22 @@ DATA_OPTIONS = (
     "order",
     "seed",
 )
+
+
+USAGE = "%(prog)s [graph] [--config FILE] [flags]"
+TRAIN_EXAMPLES = """examples:
+  weft train cora --model gat --heads 8 --normalize-features
+  weft train graphs/mine --strategy tensor --workers 4 --out runs/mine
+  weft train --out runs/mine --resume --epochs 200
+  weft train --config run.toml --seed 1
+  torchrun --nproc-per-node 4 -m weft train graphs/mine --strategy tensor"""
+CONFIG_EXAMPLES = """examples:
+  weft config cora --model gat --heads 8 > run.toml
+  weft config --config runs/mine/config.toml --lr 0.005 > run.toml"""
+COMPARE_EXAMPLES = """examples:
+  weft compare cora --strategies single,tensor,hybrid --workers 2
+  weft compare --config run.toml --strategies split,split:sampling=labor --until val_accuracy=0.78
+  weft compare cora --ablate --workers 2"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,11 +119,11 @@ def _warn_in_a_line() -> None:
 
 def _prepare_process(options: argparse.Namespace) -> None:
     """Does what comes before PyTorch's import: settings of the process, and the process that ranks are forked from."""
-    if "pages" not in getattr(options, "disable", ""):
+    saved = _saved(options)
+    values = (dataclasses.asdict(saved) if saved else {}) | _in_file(options) | given(options, Config)
+    if "pages" not in values.get("disable", ""):
         start_anew_to_keep_pages()
-    before = _saved(options)
-    workers = getattr(options, "workers", before.workers if before else 1)
-    if "RANK" not in os.environ and (options.command is _compare or workers > 1):
+    if "RANK" not in os.environ and (options.command is _compare or values.get("workers", 1) > 1):
         start_forkserver()
 
 
@@ -122,13 +140,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version("weft"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
 
-    command = commands.add_parser("train", help="train a model on a graph under a strategy")
+    command = commands.add_parser(
+        "train", help="train a model on a graph under a strategy", usage=USAGE, epilog=TRAIN_EXAMPLES
+    )
+    _add_config(command)
     add_options(command)
     command.add_argument("--out", type=Path, help="folder of the run (default: a new one in runs/)")
     command.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
     command.set_defaults(command=_train)
 
-    command = commands.add_parser("compare", help="train the same model under several strategies")
+    command = commands.add_parser(
+        "config", help="print a configuration file for weft train", usage=USAGE, epilog=CONFIG_EXAMPLES
+    )
+    _add_config(command)
+    add_options(command)
+    command.set_defaults(command=_print_config)
+
+    command = commands.add_parser(
+        "compare", help="train the same model under several strategies", usage=USAGE, epilog=COMPARE_EXAMPLES
+    )
+    _add_config(command)
     add_options(command, leave_out=("strategy",))
     which = command.add_mutually_exclusive_group(required=True)
     which.add_argument(
@@ -176,8 +207,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_config(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", type=Path, metavar="FILE", help="a file of options (weft config); flags go before")
+
+
 def _config(options: argparse.Namespace, **defaults: Any) -> Config:
-    return Config(**(defaults | given(options, Config)))
+    """What a command line, over a file of --config, over some defaults says. InputError where no graph is named."""
+    values = defaults | _in_file(options) | given(options, Config)
+    with _named_by_file(options):
+        config = Config(**values)
+    if not config.graph:
+        raise InputError("no graph is named: give one, or a --config with one (see --help)")
+    return config
+
+
+def _in_file(options: argparse.Namespace) -> dict[str, Any]:
+    """The options in the file of --config, if there is one."""
+    path = getattr(options, "config", None)
+    return read_options(path, Config) if path else {}
+
+
+@contextmanager
+def _named_by_file(options: argparse.Namespace) -> Iterator[None]:
+    """Errors about an option that the file of --config gives, and no flag, say where it stands."""
+    names = _in_file(options).keys() - given(options, Config).keys()
+    with named_by(getattr(options, "config", None), Config, names):
+        yield
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -191,10 +246,21 @@ def _train(options: argparse.Namespace) -> int:
         strategy = getattr(options, "strategy", before.strategy)
         saved = dataclasses.asdict(without_foreign_flags(before, strategy))
     config = _config(options, **saved)
-    done = run(config, None, None, out=options.out, resume=options.resume)
+    with _named_by_file(options):
+        done = run(config, None, None, out=options.out, resume=options.resume)
     if is_main_process():
         _print(report.run_table(done.summary))
         print(f"records and model in {done.folder}")
+    return 0
+
+
+def _print_config(options: argparse.Namespace) -> int:
+    from weft.engine.options import refuse_foreign_flags
+
+    config = _config(options)
+    with _named_by_file(options):
+        refuse_foreign_flags(config)
+    print(options_text(Config, _in_file(options) | given(options, Config), explained=True), end="")
     return 0
 
 
@@ -203,10 +269,11 @@ def _compare(options: argparse.Namespace) -> int:
     from weft.engine.torchrun import is_main_process
 
     config = _config(options)
-    if options.ablate:
-        runs = engine.ablate(config, options.out)
-    else:
-        runs = engine.compare(config, contenders(options.strategies), options.out)
+    with _named_by_file(options):
+        if options.ablate:
+            runs = engine.ablate(config, options.out)
+        else:
+            runs = engine.compare(config, contenders(options.strategies), options.out)
     if not is_main_process():
         return 0
     summaries = {name: done.summary for name, done in runs.items()}
