@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import faulthandler
+import json
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
-
-from rich.console import Console
-from rich.table import Table
 
 from weft.core.config import PLACING, Config, PartitionOptions
 from weft.core.errors import InputError, RunError, Stopped, printable
@@ -28,9 +26,10 @@ from weft.core.stop import SIGNALS, handle_signals
 from weft.parser import Parser, add_options, contenders, given, whole
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from weft.data import Graph
 
-MOST_WIDE = 10_000
 DATA_OPTIONS = (
     "split",
     "normalize_features",
@@ -52,6 +51,20 @@ TRAIN_EXAMPLES = """examples:
 CONFIG_EXAMPLES = """examples:
   weft config cora --model gat --heads 8 > run.toml
   weft config --config runs/mine/config.toml --lr 0.005 > run.toml"""
+SWEEP_USAGE = "%(prog)s FILE [graph] [--config FILE] [flags]"
+SWEEP_EXAMPLES = """a file such as
+  [data]
+  graph = "cora"
+  [model]
+  hidden = [16, 64]
+  [training]
+  seed = [0, 1, 2]
+makes 6 runs; the table has means and standard deviations over the seeds. The
+same command goes on with a sweep that was stopped.
+
+examples:
+  weft sweep sweep.toml
+  weft sweep sweep.toml --config run.toml --epochs 200 --out runs/widths --json"""
 COMPARE_EXAMPLES = """examples:
   weft compare cora --strategies single,tensor,hybrid --workers 2
   weft compare --config run.toml --strategies split,split:sampling=labor --until val_accuracy=0.78
@@ -120,10 +133,11 @@ def _warn_in_a_line() -> None:
 def _prepare_process(options: argparse.Namespace) -> None:
     """Does what comes before PyTorch's import: settings of the process, and the process that ranks are forked from."""
     saved = _saved(options)
-    values = (dataclasses.asdict(saved) if saved else {}) | _in_file(options) | given(options, Config)
-    if "pages" not in values.get("disable", ""):
+    values = (dataclasses.asdict(saved) if saved else {}) | _given(options)
+    if "pages" not in str(values.get("disable", "")):
         start_anew_to_keep_pages()
-    if "RANK" not in os.environ and (options.command is _compare or values.get("workers", 1) > 1):
+    apart = options.command in (_compare, _sweep) or values.get("workers", 1) != 1
+    if "RANK" not in os.environ and apart:
         start_forkserver()
 
 
@@ -147,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     add_options(command)
     command.add_argument("--out", type=Path, help="folder of the run (default: a new one in runs/)")
     command.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    _add_output(command)
     command.set_defaults(command=_train)
 
     command = commands.add_parser(
@@ -170,7 +185,18 @@ def _parser() -> argparse.ArgumentParser:
         "--ablate", action="store_true", help="the parts of strategy tensor, one by one, from communicated on"
     )
     command.add_argument("--out", type=Path, help="folder of the runs (default: a new one in runs/)")
+    _add_output(command)
     command.set_defaults(command=_compare)
+
+    command = commands.add_parser(
+        "sweep", help="train once for each combination of options", usage=SWEEP_USAGE, epilog=SWEEP_EXAMPLES
+    )
+    command.add_argument("sweep", type=Path, metavar="FILE", help="a file of options, of which any may be a list")
+    _add_config(command)
+    add_options(command)
+    command.add_argument("--out", type=Path, help="folder of the runs, to go on with if it is there (runs/FILE)")
+    _add_output(command)
+    command.set_defaults(command=_sweep)
 
     command = commands.add_parser("predict", help="what a trained model gives for every vertex of a graph")
     command.add_argument("run", type=Path, help="folder of the run")
@@ -211,27 +237,50 @@ def _add_config(command: argparse.ArgumentParser) -> None:
     command.add_argument("--config", type=Path, metavar="FILE", help="a file of options (weft config); flags go before")
 
 
+def _add_output(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--quiet", action="store_true", help="print nothing but warnings, errors and the last line")
+    command.add_argument("--json", action="store_true", help="print the result as one JSON object, and no table")
+
+
 def _config(options: argparse.Namespace, **defaults: Any) -> Config:
     """What a command line, over a file of --config, over some defaults says. InputError where no graph is named."""
-    values = defaults | _in_file(options) | given(options, Config)
-    with _named_by_file(options):
-        config = Config(**values)
-    if not config.graph:
-        raise InputError("no graph is named: give one, or a --config with one (see --help)")
+    with _named_by_files(options):
+        config = Config(**(defaults | _given(options)))
+    _require_graph(config.graph)
     return config
 
 
-def _in_file(options: argparse.Namespace) -> dict[str, Any]:
-    """The options in the file of --config, if there is one."""
-    path = getattr(options, "config", None)
-    return read_options(path, Config) if path else {}
+def _require_graph(graph: object) -> None:
+    if not graph:
+        raise InputError("no graph is named: give one, or a --config with one (see --help)")
+
+
+def _files(options: argparse.Namespace) -> dict[Path, dict[str, Any]]:
+    """The options in the files that a command line names: those of --config, and over them those of a sweep."""
+    found: dict[Path, dict[str, Any]] = {}
+    if path := getattr(options, "config", None):
+        found[path] = read_options(path, Config)
+    if path := getattr(options, "sweep", None):
+        found[path] = read_options(path, Config, several=True)
+    return found
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that a command line gives, over those of its files."""
+    found: dict[str, Any] = {}
+    for values in _files(options).values():
+        found |= values
+    return found | given(options, Config)
 
 
 @contextmanager
-def _named_by_file(options: argparse.Namespace) -> Iterator[None]:
-    """Errors about an option that the file of --config gives, and no flag, say where it stands."""
-    names = _in_file(options).keys() - given(options, Config).keys()
-    with named_by(getattr(options, "config", None), Config, names):
+def _named_by_files(options: argparse.Namespace) -> Iterator[None]:
+    """Errors about an option that a file gives, and no flag, say where it stands."""
+    named = set(given(options, Config))
+    with ExitStack() as stack:
+        for path, values in reversed(_files(options).items()):
+            stack.enter_context(named_by(path, Config, values.keys() - named))
+            named |= values.keys()
         yield
 
 
@@ -243,24 +292,37 @@ def _train(options: argparse.Namespace) -> int:
 
     saved: dict[str, Any] = {}
     if (before := _saved(options)) is not None:
-        strategy = getattr(options, "strategy", before.strategy)
+        strategy = _given(options).get("strategy", before.strategy)
         saved = dataclasses.asdict(without_foreign_flags(before, strategy))
     config = _config(options, **saved)
-    with _named_by_file(options):
-        done = run(config, None, None, out=options.out, resume=options.resume)
+    with _named_by_files(options):
+        done = run(config, None, None, out=options.out, resume=options.resume, quiet=options.quiet)
     if is_main_process():
-        _print(report.run_table(done.summary))
-        print(f"records and model in {done.folder}")
+        tables = [report.run_table(done.summary)]
+        values = {"folder": str(done.folder), **done.summary}
+        _print_result(options, tables, f"records and model in {done.folder}", values)
     return 0
+
+
+def _print_result(options: argparse.Namespace, tables: Sequence[Table], last: str, values: dict[str, Any]) -> None:
+    """Prints what came of a command: tables and a last line, as --quiet the line alone, as --json one object."""
+    from weft import report
+
+    if options.json:
+        print(json.dumps(values))
+        return
+    for table in tables if not options.quiet else ():
+        report.print_table(table)
+    print(last)
 
 
 def _print_config(options: argparse.Namespace) -> int:
     from weft.engine.options import refuse_foreign_flags
 
     config = _config(options)
-    with _named_by_file(options):
+    with _named_by_files(options):
         refuse_foreign_flags(config)
-    print(options_text(Config, _in_file(options) | given(options, Config), explained=True), end="")
+    print(options_text(Config, _given(options), explained=True), end="")
     return 0
 
 
@@ -269,18 +331,31 @@ def _compare(options: argparse.Namespace) -> int:
     from weft.engine.torchrun import is_main_process
 
     config = _config(options)
-    with _named_by_file(options):
+    with _named_by_files(options):
         if options.ablate:
-            runs = engine.ablate(config, options.out)
+            runs = engine.ablate(config, options.out, quiet=options.quiet)
         else:
-            runs = engine.compare(config, contenders(options.strategies), options.out)
-    if not is_main_process():
-        return 0
-    summaries = {name: done.summary for name, done in runs.items()}
-    _print(report.compare_table(summaries))
-    _print(report.stage_table(summaries))
-    print(f"records in {next(iter(runs.values())).folder.parent}/compare.jsonl")
+            runs = engine.compare(config, contenders(options.strategies), options.out, quiet=options.quiet)
+    if is_main_process():
+        folder, summaries = next(iter(runs.values())).folder.parent, {name: one.summary for name, one in runs.items()}
+        tables = [report.compare_table(summaries), report.stage_table(summaries)]
+        values = {"folder": str(folder), "runs": summaries}
+        _print_result(options, tables, f"records in {folder}/compare.jsonl", values)
     return 0
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from weft import report
+    from weft.engine.sweep import over_seeds, sweep
+
+    values, out = _given(options), options.out or Path("runs") / options.sweep.stem
+    _require_graph(values.get("graph"))
+    with _named_by_files(options):
+        runs = sweep(values, out, quiet=options.quiet)
+    points = over_seeds(runs)
+    result = {"folder": str(out), "points": points}
+    _print_result(options, [report.sweep_table(points)], f"records in {out}/sweep.jsonl", result)
+    return int(any(one.error for one in runs))
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -314,20 +389,12 @@ def _partition(options: argparse.Namespace) -> int:
     require_writable(out)  # before the work
     book = make_book(load_graph(config), options.parts, method=options.method, options=method)
     book.save(out)
-    _print(report.partition_table(book.quality.record()))
+    report.print_table(report.partition_table(book.quality.record()))
     print(f"book in {out}")
     return 0
 
 
-def _print(table: Table) -> None:
-    """Prints a table, as wide as it needs to be where the output is no terminal."""
-    console = Console()
-    if not console.is_terminal:
-        console.width = console.measure(table, options=console.options.update(width=MOST_WIDE)).maximum
-    console.print(table)
-
-
-STARTING_RANKS = (_train, _compare, _predict)
+STARTING_RANKS = (_train, _compare, _sweep, _predict)
 
 
 def _import(options: argparse.Namespace) -> int:

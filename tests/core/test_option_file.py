@@ -1,4 +1,4 @@
-"""Files of options: every option survives one, and each mistake in it is one line with file, section, key and remedy."""
+"""Files of options: every option survives one, and a mistake is one line with file, section, key and remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--config` and `weft config`: a file says what flags say, flags go before it, and a run's own file repeats the run."""
+"""`--config` and `weft config`: a file says what flags say, flags go before it, and a run's own file repeats it."""
 
 from __future__ import annotations
 

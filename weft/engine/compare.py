@@ -14,6 +14,7 @@ from weft.data import GraphShape
 from weft.engine.check import check
 from weft.engine.folder import new_folder
 from weft.engine.options import own_flags, refuse_foreign_flags, without_foreign_flags
+from weft.engine.progress import waiting
 from weft.engine.rank import Job, make_plan, make_workload, prepare_process
 from weft.engine.run import Run, load_graph, own_class, run_checked
 from weft.engine.tasks import prepared, task_model
@@ -92,21 +93,23 @@ def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bo
         raise InputError(f"--out {out} holds another run: give another folder")
     contenders = {name: on_present_ranks(one) for name, one in contenders.items()}
     config, launched = next(iter(contenders.values())), not under_torchrun()
-    graph = prepared(load_graph(config), config)
+    with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
+        graph = prepared(load_graph(config), config)
     made: dict[str, tuple[Workload, Plan | None]] = {}
     for name, one in contenders.items():
         prepare_process(one)
         work, plan = make_workload(one, graph, task_model(None, GraphShape.of(graph), one)), None
         check(one, work, launched=launched, own_model=bool(own_class(one)))
         if launched:  # else rank 0 plans when it comes to it
-            plan = make_plan(one, work)
+            with waiting(f"planning {name}", quiet=quiet):
+                plan = make_plan(one, work)
             plan.forget()
         made[name] = work, plan
     out = out or new_folder(f"{Path(config.graph).stem}-compare")
     runs: dict[str, Run] = {}
     for name, one in contenders.items():
         prepare_process(one)
-        job = Job(config=one, out=out / name, resume=False, quiet=quiet, own_model=own_class(one))
+        job = Job(config=one, out=out / name, resume=False, quiet=quiet, name=name, own_model=own_class(one))
         runs[name] = run_checked(job, *made.pop(name), launched=launched, last=not made)
     if not is_main_process():
         return runs

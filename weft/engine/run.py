@@ -31,10 +31,11 @@ from weft.engine.options import (
     rows_device,
 )
 from weft.engine.own import NOTHING_OWN, OwnFunctions, taken_functions
+from weft.engine.progress import waiting
 from weft.engine.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
 from weft.engine.saved import load_model, no_run
 from weft.engine.tasks import prepared, task_model
-from weft.engine.torchrun import on_present_ranks, restarted, under_torchrun
+from weft.engine.torchrun import is_main_process, on_present_ranks, restarted, under_torchrun
 from weft.nn import Workload
 from weft.strategies import Plan
 
@@ -133,24 +134,29 @@ def run(
     out: Path | None,
     resume: bool = False,
     quiet: bool = False,
+    name: str = "",
+    apart: bool = False,
 ) -> Run:
     """`train` for a configuration; without a graph or a model, those that the configuration names.
 
-    graph: as it is, to which the configuration may add data and edges, and which it may reorder.
+    graph: as it is, to which the configuration may add data and edges, and which it may reorder. name: what progress
+    calls the run, where it is one of several. apart: in processes of its own, also on one rank.
     """
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the run to go on with")
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
     idle = options_without_own(config, own) + (options_of_families(config, model) if own_class(config, model) else ())
-    work = prepared_workload(config, graph, model)
-    launched = config.workers > 1 and not under_torchrun()
+    with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
+        work = prepared_workload(config, graph, model)
+    launched = (apart or config.workers > 1) and not under_torchrun()
     check(config, work, own, launched=launched, own_model=bool(own_class(config, model)))
     job = Job(
         config=config,
         out=out,
         resume=resume,
         quiet=quiet,
+        name=name,
         idle=idle,
         own_model=own_class(config, model),
         own_graph=graph is not None,
@@ -182,7 +188,8 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
         folder, ended = _work_joined(replace(job, resume=job.resume or restarted()), work, last=last)
     else:
         _check_folder(job, work.graph)
-        plan = plan or make_plan(job.config, work, job.resumed)
+        with waiting(f"planning {job.config.strategy}", quiet=job.quiet):
+            plan = plan or make_plan(job.config, work, job.resumed)
         folder = _open_folder(job, work.graph)
         try:
             ended = (_work_launched if launched else _work_alone)(job, folder, plan)
@@ -284,7 +291,7 @@ def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:
     """Starts local ranks; the model has the best weights afterwards."""
     model = plan.work.model
     try:
-        ended = on_local_ranks(job.config, partial(run_rank, job, folder), plan)
+        ended = on_local_ranks(job.config, partial(run_rank, job, folder), plan, quiet=job.quiet)
     except RunError as error:
         raise RunError(f"{error}; continue with --resume --out {folder.path}") from None
     if not isinstance(ended, int):
