@@ -35,7 +35,7 @@ def shown(line: EpochLine, width: int) -> str:
     ("width", "rest"),
     [
         (30, ""),
-        (60, "tensor  loss 0.1250"),
+        (60, "tensor  loss 0.1250  0 s left"),
         (80, "tensor  loss 0.1250  0 s left  val accuracy 0.5000"),
         (100, "tensor  loss 0.1250  0 s left  val accuracy 0.5000  test auc 0.7500"),
         (160, "tensor  loss 0.1250  0 s left  val accuracy 0.5000  test auc 0.7500  train accuracy 0.2500  0 s/epoch"),
