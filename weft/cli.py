@@ -23,6 +23,7 @@ from weft.core.forkserver import start_forkserver
 from weft.core.memory import start_anew_to_keep_pages
 from weft.core.option_file import named_by, options_text, read_options
 from weft.core.stop import SIGNALS, handle_signals
+from weft.core.told import print_error
 from weft.parser import Parser, add_options, contenders, given, whole
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     finally:
         if arguments is None:
             handle_signals(signal.SIG_IGN)  # Python's own end would answer a signal with a traceback
-    print(f"weft: error: {printable(text)}", file=sys.stderr, flush=True)
+    print_error(text, shared=code == 2)
     return code
 
 

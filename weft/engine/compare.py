@@ -13,6 +13,7 @@ from weft.core.record import Recorder
 from weft.data import GraphShape
 from weft.engine.check import check
 from weft.engine.folder import new_folder
+from weft.engine.joined import made_by_all
 from weft.engine.options import own_flags, refuse_foreign_flags, without_foreign_flags
 from weft.engine.progress import waiting
 from weft.engine.rank import Job, make_plan, make_workload, prepare_process
@@ -94,7 +95,7 @@ def run_all(contenders: dict[str, Config], out: Path | None = None, *, quiet: bo
     contenders = {name: on_present_ranks(one) for name, one in contenders.items()}
     config, launched = next(iter(contenders.values())), not under_torchrun()
     with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
-        graph = prepared(load_graph(config), config)
+        graph = made_by_all(config, lambda: prepared(load_graph(config), config))
     made: dict[str, tuple[Workload, Plan | None]] = {}
     for name, one in contenders.items():
         prepare_process(one)

@@ -21,7 +21,7 @@ from weft.engine.check import check
 from weft.engine.checkpoint import Checkpoint
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.imported import is_imported
-from weft.engine.joined import joined, plan_together
+from weft.engine.joined import joined, made_by_all, plan_together
 from weft.engine.local import on_local_ranks
 from weft.engine.options import (
     dtype_name,
@@ -147,10 +147,15 @@ def run(
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
     idle = options_without_own(config, own) + (options_of_families(config, model) if own_class(config, model) else ())
-    with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
-        work = prepared_workload(config, graph, model)
     launched = (apart or config.workers > 1) and not under_torchrun()
-    check(config, work, own, launched=launched, own_model=bool(own_class(config, model)))
+
+    def prepare() -> Workload:
+        work = prepared_workload(config, graph, model)
+        check(config, work, own, launched=launched, own_model=bool(own_class(config, model)))
+        return work
+
+    with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
+        work = made_by_all(config, prepare)
     job = Job(
         config=config,
         out=out,
