@@ -199,6 +199,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_output(command)
     command.set_defaults(command=_sweep)
 
+    command = commands.add_parser("doctor", help="what this machine has, what will not work, and why")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(command=_doctor)
+
     command = commands.add_parser("predict", help="what a trained model gives for every vertex of a graph")
     command.add_argument("run", type=Path, help="folder of the run")
     command.add_argument("graph", nargs="?", help="another graph, such as one that has grown (default: the run's)")
@@ -357,6 +361,14 @@ def _sweep(options: argparse.Namespace) -> int:
     result = {"folder": str(out), "points": points}
     _print_result(options, [report.sweep_table(points)], f"records in {out}/sweep.jsonl", result)
     return int(any(one.error for one in runs))
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from weft import doctor
+
+    findings = doctor.diagnose()
+    print(json.dumps(doctor.record(findings)) if options.json else doctor.report(findings))
+    return 0 if doctor.works(findings) else 1
 
 
 def _predict(options: argparse.Namespace) -> int:
