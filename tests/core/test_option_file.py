@@ -61,7 +61,7 @@ def test_every_option_has_a_section() -> None:
         ('[model]\nhidden = "64"', "[model] hidden '64': give a value of type int"),
         ("[model]\nhiden = 64", "[model] unknown option 'hiden': did you mean 'hidden'?"),
         ("[training]\nhidden = 64", "[training] hidden belongs to [model]: move it there"),
-        ("[modle]\nhidden = 64", "unknown section 'modle': did you mean 'model'?"),
+        ("[modeel]\nhidden = 64", "unknown section 'modeel': did you mean 'model'?"),
         ("[model]\nlayers = 0", "[model] layers 0: give at least 1"),
         ("[model]\nlayers = [1, 2]", "[model] layers [1, 2]: give a value of type int"),
         ('[model]\nnorm = "btch"', "unknown [model] norm 'btch': did you mean 'batch'?"),
