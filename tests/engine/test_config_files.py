@@ -62,7 +62,7 @@ def test_compare_takes_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path
         ("[model]\nheads = 3", [], "FILE: [model] heads has no effect under model gcn: leave it out, or give --model"),
         ('[model]\nmodel = "gcnn"', [], "FILE: unknown [model] model 'gcnn': did you mean 'gcn'?"),
         ('strategy = "tnsor"', [], "FILE: unknown [strategy] strategy 'tnsor': did you mean 'tensor'?"),
-        ('[task]\nmetrics = "acccuracy"', [], "FILE: unknown [task] metrics 'acuracy': did you mean 'accuracy'?"),
+        ('[task]\nmetrics = "accuracyy"', [], "FILE: unknown [task] metrics 'accuracyy': did you mean 'accuracy'?"),
         ("[strategy]\nworkers = 2", [], "strategy single runs on one rank: give [strategy] workers 1"),
     ],
 )

@@ -45,7 +45,7 @@ def option(
 def help_text(spec: dataclasses.Field[Any]) -> str:
     """What a field means, with the values that it may have where the words do not name them."""
     text, choices = str(spec.metadata["help"]), spec.metadata["choices"]
-    return text if all(one in text for one in choices) else f"{text}: {', '.join(choices)}"
+    return text if all(one in text for one in choices) else f"{text}; one of {', '.join(choices)}"
 
 
 def checked(spec: dataclasses.Field[Any], value: Any) -> Any:

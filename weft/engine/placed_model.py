@@ -25,7 +25,7 @@ from weft.engine.rank import make_plan
 from weft.engine.run import asked, own_class, prepared_workload
 from weft.engine.tasks import make_task
 from weft.engine.torchrun import on_present_ranks, under_torchrun
-from weft.nn import Workload, embeddings
+from weft.nn import embeddings
 from weft.strategies import Placed, Step
 
 OF_THE_LOOP = (
@@ -164,13 +164,8 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
     refuse_foreign_flags(config)
     if own_class(config, module):
         options_of_families(config, module)
-
-    def prepare() -> Workload:
-        work = prepared_workload(config, whole, module)
-        check(config, work, own, launched=False, own_model=bool(own_class(config, module)))
-        return work
-
-    work = made_by_all(config, prepare)
+    work = made_by_all(config, lambda: prepared_workload(config, whole, module))
+    check(config, work, own, launched=False, own_model=bool(own_class(config, module)))
     if not under_torchrun():
         group = Group(device=rows_device(config))
         return PlacedModel(config, make_plan(config, work).place(group, seed=config.seed), group, own)

@@ -148,14 +148,9 @@ def run(
     refuse_foreign_flags(config)
     idle = options_without_own(config, own) + (options_of_families(config, model) if own_class(config, model) else ())
     launched = (apart or config.workers > 1) and not under_torchrun()
-
-    def prepare() -> Workload:
-        work = prepared_workload(config, graph, model)
-        check(config, work, own, launched=launched, own_model=bool(own_class(config, model)))
-        return work
-
     with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
-        work = made_by_all(config, prepare)
+        work = made_by_all(config, lambda: prepared_workload(config, graph, model))
+    check(config, work, own, launched=launched, own_model=bool(own_class(config, model)))
     job = Job(
         config=config,
         out=out,
