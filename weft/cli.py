@@ -5,30 +5,32 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import faulthandler
+import json
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
-
-from rich.console import Console
-from rich.table import Table
 
 from weft.core.config import PLACING, Config, PartitionOptions
 from weft.core.errors import InputError, RunError, Stopped, printable
 from weft.core.explain import explained
 from weft.core.forkserver import start_forkserver
 from weft.core.memory import start_anew_to_keep_pages
+from weft.core.option_file import named_by, options_text, read_options
 from weft.core.stop import SIGNALS, handle_signals
+from weft.core.told import print_error
 from weft.parser import Parser, add_options, contenders, given, whole
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from weft.data import Graph
 
-MOST_WIDE = 10_000
 DATA_OPTIONS = (
     "split",
     "normalize_features",
@@ -38,6 +40,36 @@ DATA_OPTIONS = (
     "order",
     "seed",
 )
+
+
+USAGE = "%(prog)s [graph] [--config FILE] [flags]"
+TRAIN_EXAMPLES = """examples:
+  weft train cora --model gat --heads 8 --normalize-features
+  weft train graphs/mine --strategy tensor --workers 4 --out runs/mine
+  weft train --out runs/mine --resume --epochs 200
+  weft train --config run.toml --seed 1
+  torchrun --nproc-per-node 4 -m weft train graphs/mine --strategy tensor"""
+CONFIG_EXAMPLES = """examples:
+  weft config cora --model gat --heads 8 > run.toml
+  weft config --config runs/mine/config.toml --lr 0.005 > run.toml"""
+SWEEP_USAGE = "%(prog)s FILE [graph] [--config FILE] [flags]"
+SWEEP_EXAMPLES = """a file such as
+  [data]
+  graph = "cora"
+  [model]
+  hidden = [16, 64]
+  [training]
+  seed = [0, 1, 2]
+makes 6 runs; the table has means and standard deviations over the seeds. The
+same command goes on with a sweep that was stopped.
+
+examples:
+  weft sweep sweep.toml
+  weft sweep sweep.toml --config run.toml --epochs 200 --out runs/widths --json"""
+COMPARE_EXAMPLES = """examples:
+  weft compare cora --strategies single,tensor,hybrid --workers 2
+  weft compare --config run.toml --strategies split,split:sampling=labor --until val_accuracy=0.78
+  weft compare cora --ablate --workers 2"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +110,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     finally:
         if arguments is None:
             handle_signals(signal.SIG_IGN)  # Python's own end would answer a signal with a traceback
-    print(f"weft: error: {printable(text)}", file=sys.stderr, flush=True)
+    print_error(text, shared=code == 2)
     return code
 
 
@@ -101,11 +133,12 @@ def _warn_in_a_line() -> None:
 
 def _prepare_process(options: argparse.Namespace) -> None:
     """Does what comes before PyTorch's import: settings of the process, and the process that ranks are forked from."""
-    if "pages" not in getattr(options, "disable", ""):
+    saved = _saved(options)
+    values = (dataclasses.asdict(saved) if saved else {}) | _given(options)
+    if "pages" not in str(values.get("disable", "")):
         start_anew_to_keep_pages()
-    before = _saved(options)
-    workers = getattr(options, "workers", before.workers if before else 1)
-    if "RANK" not in os.environ and (options.command is _compare or workers > 1):
+    apart = options.command in (_compare, _sweep) or values.get("workers", 1) != 1
+    if "RANK" not in os.environ and apart:
         start_forkserver()
 
 
@@ -122,13 +155,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version("weft"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
 
-    command = commands.add_parser("train", help="train a model on a graph under a strategy")
+    command = commands.add_parser(
+        "train", help="train a model on a graph under a strategy", usage=USAGE, epilog=TRAIN_EXAMPLES
+    )
+    _add_config(command)
     add_options(command)
     command.add_argument("--out", type=Path, help="folder of the run (default: a new one in runs/)")
     command.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    _add_output(command)
     command.set_defaults(command=_train)
 
-    command = commands.add_parser("compare", help="train the same model under several strategies")
+    command = commands.add_parser(
+        "config", help="print a configuration file for weft train", usage=USAGE, epilog=CONFIG_EXAMPLES
+    )
+    _add_config(command)
+    add_options(command)
+    command.set_defaults(command=_print_config)
+
+    command = commands.add_parser(
+        "compare", help="train the same model under several strategies", usage=USAGE, epilog=COMPARE_EXAMPLES
+    )
+    _add_config(command)
     add_options(command, leave_out=("strategy",))
     which = command.add_mutually_exclusive_group(required=True)
     which.add_argument(
@@ -139,7 +186,22 @@ def _parser() -> argparse.ArgumentParser:
         "--ablate", action="store_true", help="the parts of strategy tensor, one by one, from communicated on"
     )
     command.add_argument("--out", type=Path, help="folder of the runs (default: a new one in runs/)")
+    _add_output(command)
     command.set_defaults(command=_compare)
+
+    command = commands.add_parser(
+        "sweep", help="train once for each combination of options", usage=SWEEP_USAGE, epilog=SWEEP_EXAMPLES
+    )
+    command.add_argument("sweep", type=Path, metavar="FILE", help="a file of options, of which any may be a list")
+    _add_config(command)
+    add_options(command)
+    command.add_argument("--out", type=Path, help="folder of the runs, to go on with if it is there (runs/FILE)")
+    _add_output(command)
+    command.set_defaults(command=_sweep)
+
+    command = commands.add_parser("doctor", help="what this machine has, what will not work, and why")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(command=_doctor)
 
     command = commands.add_parser("predict", help="what a trained model gives for every vertex of a graph")
     command.add_argument("run", type=Path, help="folder of the run")
@@ -176,8 +238,55 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_config(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", type=Path, metavar="FILE", help="a file of options (weft config); flags go before")
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--quiet", action="store_true", help="print nothing but warnings, errors and the last line")
+    command.add_argument("--json", action="store_true", help="print the result as one JSON object, and no table")
+
+
 def _config(options: argparse.Namespace, **defaults: Any) -> Config:
-    return Config(**(defaults | given(options, Config)))
+    """What a command line, over a file of --config, over some defaults says. InputError where no graph is named."""
+    with _named_by_files(options):
+        config = Config(**(defaults | _given(options)))
+    _require_graph(config.graph)
+    return config
+
+
+def _require_graph(graph: object) -> None:
+    if not graph:
+        raise InputError("no graph is named: give one, or a --config with one (see --help)")
+
+
+def _files(options: argparse.Namespace) -> dict[Path, dict[str, Any]]:
+    """The options in the files that a command line names: those of --config, and over them those of a sweep."""
+    found: dict[Path, dict[str, Any]] = {}
+    if path := getattr(options, "config", None):
+        found[path] = read_options(path, Config)
+    if path := getattr(options, "sweep", None):
+        found[path] = read_options(path, Config, several=True)
+    return found
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that a command line gives, over those of its files."""
+    found: dict[str, Any] = {}
+    for values in _files(options).values():
+        found |= values
+    return found | given(options, Config)
+
+
+@contextmanager
+def _named_by_files(options: argparse.Namespace) -> Iterator[None]:
+    """Errors about an option that a file gives, and no flag, say where it stands."""
+    named = set(given(options, Config))
+    with ExitStack() as stack:
+        for path, values in reversed(_files(options).items()):
+            stack.enter_context(named_by(path, Config, values.keys() - named))
+            named |= values.keys()
+        yield
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -188,13 +297,37 @@ def _train(options: argparse.Namespace) -> int:
 
     saved: dict[str, Any] = {}
     if (before := _saved(options)) is not None:
-        strategy = getattr(options, "strategy", before.strategy)
+        strategy = _given(options).get("strategy", before.strategy)
         saved = dataclasses.asdict(without_foreign_flags(before, strategy))
     config = _config(options, **saved)
-    done = run(config, None, None, out=options.out, resume=options.resume)
+    with _named_by_files(options):
+        done = run(config, None, None, out=options.out, resume=options.resume, quiet=options.quiet)
     if is_main_process():
-        _print(report.run_table(done.summary))
-        print(f"records and model in {done.folder}")
+        tables = [report.run_table(done.summary)]
+        values = {"folder": str(done.folder), **done.summary}
+        _print_result(options, tables, f"records and model in {done.folder}", values)
+    return 0
+
+
+def _print_result(options: argparse.Namespace, tables: Sequence[Table], last: str, values: dict[str, Any]) -> None:
+    """Prints what came of a command: tables and a last line, as --quiet the line alone, as --json one object."""
+    from weft import report
+
+    if options.json:
+        print(json.dumps(values))
+        return
+    for table in tables if not options.quiet else ():
+        report.print_table(table)
+    print(last)
+
+
+def _print_config(options: argparse.Namespace) -> int:
+    from weft.engine.options import refuse_foreign_flags
+
+    config = _config(options)
+    with _named_by_files(options):
+        refuse_foreign_flags(config)
+    print(options_text(Config, _given(options), explained=True), end="")
     return 0
 
 
@@ -204,17 +337,39 @@ def _compare(options: argparse.Namespace) -> int:
     from weft.engine.torchrun import is_main_process
 
     config = _config(options)
-    if options.ablate:
-        runs = ablate(config, options.out)
-    else:
-        runs = compare_as(config, contenders(options.strategies), options.out)
-    if not is_main_process():
-        return 0
-    summaries = {name: done.summary for name, done in runs.items()}
-    _print(report.compare_table(summaries))
-    _print(report.stage_table(summaries))
-    print(f"records in {next(iter(runs.values())).folder.parent}/compare.jsonl")
+    with _named_by_files(options):
+        if options.ablate:
+            runs = ablate(config, options.out, quiet=options.quiet)
+        else:
+            runs = compare_as(config, contenders(options.strategies), options.out, quiet=options.quiet)
+    if is_main_process():
+        folder, summaries = next(iter(runs.values())).folder.parent, {name: one.summary for name, one in runs.items()}
+        tables = [report.compare_table(summaries), report.stage_table(summaries)]
+        values = {"folder": str(folder), "runs": summaries}
+        _print_result(options, tables, f"records in {folder}/compare.jsonl", values)
     return 0
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from weft import report
+    from weft.engine.sweep import over_seeds, sweep
+
+    values, out = _given(options), options.out or Path("runs") / options.sweep.stem
+    _require_graph(values.get("graph"))
+    with _named_by_files(options):
+        runs = sweep(values, out, quiet=options.quiet)
+    points = over_seeds(runs)
+    result = {"folder": str(out), "points": points}
+    _print_result(options, [report.sweep_table(points)], f"records in {out}/sweep.jsonl", result)
+    return int(any(one.error for one in runs))
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from weft import doctor
+
+    findings = doctor.diagnose()
+    print(json.dumps(doctor.record(findings)) if options.json else doctor.report(findings))
+    return 0 if doctor.works(findings) else 1
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -248,20 +403,12 @@ def _partition(options: argparse.Namespace) -> int:
     require_writable(out)  # before the work
     book = make_book(load_graph(config), options.parts, method=options.method, options=method)
     book.save(out)
-    _print(report.partition_table(book.quality.record()))
+    report.print_table(report.partition_table(book.quality.record()))
     print(f"book in {out}")
     return 0
 
 
-def _print(table: Table) -> None:
-    """Prints a table, as wide as it needs to be where the output is no terminal."""
-    console = Console()
-    if not console.is_terminal:
-        console.width = console.measure(table, options=console.options.update(width=MOST_WIDE)).maximum
-    console.print(table)
-
-
-STARTING_RANKS = (_train, _compare, _predict)
+STARTING_RANKS = (_train, _compare, _sweep, _predict)
 
 
 def _import(options: argparse.Namespace) -> int:

@@ -8,10 +8,21 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from weft.core.config import FORMER, Config, PartitionOptions
+from weft.core.config import Config, PartitionOptions
 from weft.core.errors import InputError, nearest
+from weft.core.option import FORMER, help_text
 
-COMMAND_FLAGS = ("--out", "--resume", "--strategies", "--what", "--layer", "--overwrite")
+COMMAND_FLAGS = (
+    "--config",
+    "--out",
+    "--resume",
+    "--strategies",
+    "--what",
+    "--layer",
+    "--overwrite",
+    "--quiet",
+    "--json",
+)
 """Flags that are no fields of a schema."""
 
 
@@ -19,7 +30,8 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, and that takes no abbreviated flags."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
+        as_written = argparse.RawDescriptionHelpFormatter
+        super().__init__(**{"allow_abbrev": False, "formatter_class": as_written, **options})
 
     def error(self, message: str) -> NoReturn:
         flag = re.match(r"unrecognized arguments: (--[a-z-]+)", message)
@@ -60,20 +72,25 @@ def add_options(
     leave_out: Sequence[str] = (),
     only: Sequence[str] | None = None,
 ) -> None:
-    """One flag per field; those not given are absent from the result."""
+    """One flag per field, in the help those of a section together; those not given are absent from the result."""
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for spec in dataclasses.fields(schema):
         if spec.name in leave_out or (only is not None and spec.name not in only):
             continue
         if spec.name == "graph":
-            parser.add_argument("graph", help=spec.metadata["help"])
+            parser.add_argument("graph", nargs="?", default=argparse.SUPPRESS, help=spec.metadata["help"])
             continue
+        section = spec.metadata["section"]
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
         flag = "--" + spec.name.replace("_", "-")
-        text = f"{spec.metadata['help']} ({spec.default})".replace("%", "%%")
+        text = f"{help_text(spec)} ({'none' if spec.default == '' else spec.default})".replace("%", "%%")
         if isinstance(spec.default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+            action = argparse.BooleanOptionalAction
+            groups[section].add_argument(flag, action=action, default=argparse.SUPPRESS, help=text)
         else:
             kind = NUMBERS.get(type(spec.default), str)
-            parser.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar="X", help=text)
+            groups[section].add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar="X", help=text)
     for former, name in FORMER.items():
         if name in (spec.name for spec in dataclasses.fields(schema)) and (only is None or name in only):
             flag = "--" + former.replace("_", "-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.ranks import on_ranks
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.data import Adjacency, Graph
+from weft.engine.joined import shared_mistake
 
 
 def own_model(graph: Graph, seed: int) -> torch.nn.Module:
@@ -73,3 +75,28 @@ def test_what_is_not_the_same_is_said_by_every_rank(tmp_path: Path, what: str, s
     assert said in first
     assert "\n" not in first
     assert not (tmp_path / "out").exists()
+
+
+def train_where_it_is_not(group: Group, folder: Path, others: str) -> str:
+    """What is said where rank 1 has no graph, and rank 0 another of `others`."""
+    name = "nowhere.npz" if group.rank else others
+    with pytest.raises(InputError) as caught:
+        weft.train(folder / name, strategy="tensor", workers=group.size, epochs=2, out=folder / "out", quiet=True)
+    return str(caught.value)
+
+
+def test_what_one_host_lacks_is_said_by_every_rank(tmp_path: Path) -> None:
+    """Before they wait for each other: rank 0 would not hear of it otherwise, and give up after --timeout."""
+    weft.load("digits").save(tmp_path / "graph")
+    mistake = f"{tmp_path}/nowhere.npz: no such file or folder: check the path"
+    said = on_ranks(2, train_where_it_is_not, tmp_path, "graph")
+    assert said == [f"on {socket.gethostname()} (rank 1): {mistake}"] * 2
+    assert on_ranks(2, train_where_it_is_not, tmp_path, "nowhere.npz") == [mistake] * 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_mistakes_of_several_hosts_are_one_line() -> None:
+    told = [{"host": host, "mistake": mistake} for host, mistake in (("a", ""), ("b", "x"), ("b", "x"), ("c", "y"))]
+    assert shared_mistake(told) == "on b (ranks 1, 2): x; on c (rank 3): y"
+    assert shared_mistake(told[1:3]) == "x"
+    assert shared_mistake(told[:1]) == ""

@@ -62,7 +62,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["train", "digits", "--resume"], "--resume needs --out"),
         (["train", "digits", "--resume", "--out", "nothing/here"], "nothing/here holds no run"),
         (["train", "digits", "--device", "cuda"], "--device cuda: torch finds no GPU here"),
-        (["train"], "the following arguments are required: graph"),
+        (["train"], "no graph is named: give one, or a --config with one"),
         (["train", "digits", "--order", "dfs"], "unknown --order 'dfs': did you mean 'bfs'?"),
         (["train", "digits", *HYBRID, "--partition", "mettis"], "unknown --partition 'mettis': did you mean 'metis'?"),
         (["train", "digits", *HYBRID, "--partition", "no/book.safetensors"], "no/book.safetensors: no such file"),

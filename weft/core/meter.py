@@ -224,5 +224,17 @@ class Meter:
 
 def read_status(path: Path, rank: int) -> str:
     """What `rank` was last doing, from the file its Meter was told to show it in."""
+    return _shown(path, rank) or "starting"
+
+
+def has_status(path: Path, rank: int) -> bool:
+    """Whether `rank` has begun to show what it does; also once the file is gone."""
+    try:
+        return bool(_shown(path, rank))
+    except OSError:
+        return True
+
+
+def _shown(path: Path, rank: int) -> str:
     slot = path.read_bytes()[rank * STATUS_BYTES : (rank + 1) * STATUS_BYTES]
-    return slot.rstrip(b"\0").decode(errors="replace") or "starting"
+    return slot.rstrip(b"\0").decode(errors="replace")

@@ -63,8 +63,7 @@ def check(
 def check_placing(config: Config, work: Workload, *, launched: bool, own_model: bool) -> None:
     """InputError for a model on a graph that cannot be placed as a configuration says, to train or not; see `check`."""
     graph, model = work.graph, work.model
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
+    require_device(config)
     check_input(graph, model)
     check_rows_given(graph, model)
     plan = get_strategy(config.strategy)
@@ -85,6 +84,12 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
             raise InputError(
                 f"the model cannot be sent to local ranks ({error}): define its parts in a module"
             ) from error
+
+
+def require_device(config: Config) -> None:
+    """InputError where the device is not there."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
 
 
 def check_functions(config: Config, work: Workload, own: OwnFunctions, validation: str | None) -> None:

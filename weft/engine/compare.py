@@ -16,8 +16,10 @@ from weft.core.record import Recorder
 from weft.data import Graph, GraphShape
 from weft.engine.check import check
 from weft.engine.folder import new_folder
+from weft.engine.joined import made_by_all
 from weft.engine.options import own_flags, refuse_foreign_flags, without_foreign_flags
 from weft.engine.own import NOTHING_OWN, OwnFunctions, taken_functions
+from weft.engine.progress import waiting
 from weft.engine.rank import make_plan, make_workload, prepare_process
 from weft.engine.run import Run, asked, make_job, prepared_graph, run_checked
 from weft.engine.tasks import task_model
@@ -134,8 +136,9 @@ def run_all(
         raise InputError(f"--out {out} holds another run: give another folder")
     contenders = {name: on_present_ranks(one) for name, one in contenders.items()}
     config, launched = next(iter(contenders.values())), not under_torchrun()
-    jobs = {name: make_job(one, graph, model, own, out=None, quiet=quiet) for name, one in contenders.items()}
-    whole = prepared_graph(config, graph, model)
+    jobs = {name: make_job(one, graph, model, own, out=None, quiet=quiet, name=name) for name, one in contenders.items()}
+    with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
+        whole = made_by_all(config, lambda: prepared_graph(config, graph, model))
     shape = GraphShape.of(whole)
     given = None if model is None else task_model(copy.deepcopy(model), shape, config)
     made: dict[str, tuple[Workload, Plan | None]] = {}
@@ -144,7 +147,8 @@ def run_all(
         work, plan = make_workload(one, whole, task_model(copy.deepcopy(given), shape, one)), None
         check(one, work, own, launched=launched, own_model=bool(jobs[name].own_model))
         if launched:  # else rank 0 plans when it comes to it
-            plan = make_plan(one, work)
+            with waiting(f"planning {name}", quiet=quiet):
+                plan = make_plan(one, work)
             plan.forget()
         made[name] = work, plan
     out = out or new_folder(config.graph, "compare")

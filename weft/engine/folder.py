@@ -59,12 +59,7 @@ class RunFolder:
     def _resumed(self, config: Config, fingerprint: str) -> Checkpoint | None:
         if not self.config.exists():
             raise InputError(f"--resume: {self.path} holds no run (no config.toml): leave out --resume to start one")
-        changed = config.changed(Config.read(self.config))
-        if changed:
-            flags = ", ".join("--" + name.replace("_", "-") for name in changed)
-            raise InputError(
-                f"--resume: {flags} differs from the run in {self.path}: leave it out, or start a new --out"
-            )
+        self._require_same(config.changed(Config.read(self.config)))
         found = checkpoint.newest(self.checkpoints)
         if found and (changed := config.changed(found.config)):
             flags = ", ".join("--" + name.replace("_", "-") for name in changed)
@@ -79,6 +74,23 @@ class RunFolder:
                 f"--resume: {self.path} has finished its {epochs} epochs: give more --epochs, --patience or --until"
             )
         return found
+
+    def _require_same(self, changed: list[str]) -> None:
+        """InputError where options that decide the numbers have changed."""
+        if changed:
+            flags = ", ".join("--" + name.replace("_", "-") for name in changed)
+            raise InputError(
+                f"--resume: {flags} differs from the run in {self.path}: leave it out, or start a new --out"
+            )
+
+    def is_finished(self, config: Config) -> bool:
+        """Whether there is a run of a configuration that has ended and would not go on. InputError for another run."""
+        if not self.config.exists() or not self._has_summary():
+            return False
+        saved = Config.read(self.config)
+        self._require_same(saved.changed(config) + (["graph"] if saved.graph != config.graph else []))
+        found = checkpoint.newest(self.checkpoints)
+        return found is None or found.progress.is_over(config)
 
     def summary(self) -> dict[str, Any]:
         """What the record's last line says of a run that has ended, else nothing. InputError for a damaged one."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,10 +15,48 @@ from weft.core.errors import InputError
 from weft.core.meter import Meter
 from weft.cost import Machine
 from weft.engine.agree import agree
+from weft.engine.check import require_device
 from weft.engine.options import make_options, partition_of, rows_device, with_partition
 from weft.engine.torchrun import under_torchrun
 from weft.nn import Workload
 from weft.strategies import Plan, get_strategy
+
+Made = TypeVar("Made")
+
+
+def made_by_all(config: Config, make: Callable[[], Made]) -> Made:
+    """What every rank makes by itself before they work together, of files that each host has.
+
+    Under torchrun the ranks meet before, so that an InputError of some is everyone's, and says whose it is.
+    """
+    if not under_torchrun():
+        return make()
+    require_device(config)
+    group = join(timeout_seconds=config.timeout, meter=Meter(), device=rows_device(config))
+    mistake = ""
+    with parting(group):
+        try:
+            made = make()
+        except InputError as error:
+            mistake = str(error)
+        told = group.all_gather_object({"host": socket.gethostname(), "mistake": mistake})
+        if text := shared_mistake(told):
+            raise InputError(text)
+    return made
+
+
+def shared_mistake(told: Sequence[Mapping[str, str]]) -> str:
+    """The mistakes of all ranks in one line, '' where there is none. told: each rank's, and its host."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for rank, one in enumerate(told):
+        if one["mistake"]:
+            found.setdefault((one["host"], one["mistake"]), []).append(rank)
+    if len({mistake for _, mistake in found}) == 1 and all(one["mistake"] for one in told):
+        return told[0]["mistake"]
+    return "; ".join(
+        f"on {host} ({'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}): {mistake}"
+        for (host, mistake), ranks in found.items()
+    )
 
 
 def joined(call: str, config: Config, work: Workload) -> Group:

@@ -20,13 +20,14 @@ from weft.comm import Group, join
 from weft.core.config import Config
 from weft.core.errors import InputError, RunError
 from weft.core.forkserver import temporary_folder
-from weft.core.meter import Meter
+from weft.core.meter import Meter, has_status
 from weft.core.optimisations import Optimisations
 from weft.core.tensor_file import save_tensors
 from weft.cost import Machine
 from weft.data import Graph
 from weft.engine.launch import NO_ROOM, STOPPED, Meeting, launch
 from weft.engine.options import partition_of, rows_device, with_partition
+from weft.engine.progress import waiting
 from weft.engine.rank import Ended, prepare_process, tensors_of
 from weft.nn import Outlines, Workload
 from weft.strategies import Options, Plan, get_strategy
@@ -69,8 +70,10 @@ class Planned:
         return get_strategy(config.strategy)(work, config.workers, options, self.machine, self.decisions)
 
 
-def on_local_ranks(config: Config, work: RankWork, plan: Plan) -> Ended:
+def on_local_ranks(config: Config, work: RankWork, plan: Plan, *, quiet: bool = False) -> Ended:
     """Has local ranks work on a plan, which is let go of here; the signal that stopped them, or rank 0's values.
+
+    quiet: does not show that they start.
 
     RunError, see `launch`, and where there is no room for what they share.
     """
@@ -89,7 +92,10 @@ def on_local_ranks(config: Config, work: RankWork, plan: Plan) -> Ended:
         skeleton, planned = copy.deepcopy(model).to("meta"), Planned.of(plan)
         plan.forget()
         arguments = (config, work, store, skeleton, weights, planned)
-        stopped_by = launch(local_rank, arguments, workers=config.workers, folder=Path(scratch))
+        meeting = Meeting(Path(scratch))
+        starting = f"starting {config.workers} {'rank' if config.workers == 1 else 'ranks'}"
+        with waiting(starting, quiet=quiet, until=lambda: has_status(meeting.status, 0)):
+            stopped_by = launch(local_rank, arguments, workers=config.workers, folder=meeting.folder)
         return stopped_by or dict(json.loads((Path(scratch) / ENDED).read_text()))
 
 

@@ -16,7 +16,7 @@ from weft.core.errors import InputError
 from weft.data import Graph
 from weft.engine.check import check
 from weft.engine.embedded import gather_rows
-from weft.engine.joined import joined, parting, plan_together
+from weft.engine.joined import joined, made_by_all, parting, plan_together
 from weft.engine.metrics import NodeTask
 from weft.engine.options import options_of_families, refuse_foreign_flags
 from weft.engine.own import OwnFunctions, taken_functions
@@ -162,7 +162,7 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
     refuse_foreign_flags(config)
     if own_class(config, module):
         options_of_families(config, module)
-    work = prepared_workload(config, whole, module)
+    work = made_by_all(config, lambda: prepared_workload(config, whole, module))
     check(config, work, own, launched=False, own_model=bool(own_class(config, module)))
     group = joined("weft.place", config, work)
     with parting(group):

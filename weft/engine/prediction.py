@@ -26,7 +26,7 @@ from weft.data import Graph, GraphShape, as_asked, forward_relations, with_inver
 from weft.engine.blocks import row_blocks
 from weft.engine.check import check_placing
 from weft.engine.folder import RunFolder
-from weft.engine.joined import joined, parting, plan_together
+from weft.engine.joined import joined, made_by_all, parting, plan_together
 from weft.engine.local import on_local_ranks
 from weft.engine.losses import num_logits, output_kind
 from weft.engine.options import refuse_foreign_flags, without_foreign_flags
@@ -85,7 +85,7 @@ def predict(
         raise InputError("--what classes: the run has learnt values: give --what logits, which are these")
     asked = saved.model(model)
     asked_part(asked, what, layer)  # before the graph is loaded
-    found = find_graph(saved, config, graph)
+    found = made_by_all(config, lambda: find_graph(saved, config, graph))
     asked = asked_part(saved.model(model, found.typed), what, layer)
     prepare_process(config)
     work = Workload(asked, found, Optimisations.without(f"{config.disable},reach"))  # which leaves rows out

@@ -26,7 +26,7 @@ from weft.engine.folder import RunFolder
 from weft.engine.losses import num_logits
 from weft.engine.options import make_options
 from weft.engine.own import NOTHING_OWN, OwnFunctions, called
-from weft.engine.progress import ProgressShow
+from weft.engine.progress import ProgressShow, waiting
 from weft.engine.rank_zero import found_checkpoint
 from weft.engine.saved import Description
 from weft.engine.tasks import make_task
@@ -47,6 +47,8 @@ class Job:
     """The run's folder; None: a new one."""
     resume: bool
     quiet: bool
+    name: str = ""
+    """What progress calls the run, where it is one of several."""
     idle: tuple[str, ...] = ()
     """Fields of the configuration that have no effect, and that config.toml does not have."""
     own_model: str = ""
@@ -129,12 +131,13 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
         started = time.perf_counter()
         plan = type(plan)(work, plan.size, plan.options, probe(work, plan.traits, group))
         probe_seconds = time.perf_counter() - started
-    strategy = plan.place(group, seed=config.seed)
-    trainer = Trainer(config, strategy, make_task(config, strategy, job.own), job.own)
-    found = found_checkpoint(folder, group) if job.resume else None
-    if found:
-        trainer.restore(*found)
-    placed = group.all_gather_object(strategy.describe() | {"probe_seconds": probe_seconds})
+    with waiting(f"placing rows under {config.strategy}", quiet=job.quiet or group.rank > 0):
+        strategy = plan.place(group, seed=config.seed)
+        trainer = Trainer(config, strategy, make_task(config, strategy, job.own), job.own)
+        found = found_checkpoint(folder, group) if job.resume else None
+        if found:
+            trainer.restore(*found)
+        placed = group.all_gather_object(strategy.describe() | {"probe_seconds": probe_seconds})
     if group.rank:
         stopped_by, summary, best = _follow(trainer, stop)
     else:
@@ -161,7 +164,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
     """Rank 0's part: it writes. placed: what the record is to say of the plan and of the ranks."""
     config, group = job.config, trainer.group
     first = trainer.progress.epoch
-    show = ProgressShow(first, config.epochs, quiet=job.quiet)
+    show = ProgressShow(first, config.epochs, quiet=job.quiet, name=job.name)
     described = Description.of(config, trainer.strategy.work, own_model=job.own_model, own_graph=job.own_graph)
     with closing(RunWriter(folder, described, show, job.idle)) as writer, called(job.own.callbacks) as call:
         with show:

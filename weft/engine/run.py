@@ -21,7 +21,7 @@ from weft.engine.check import check
 from weft.engine.checkpoint import Checkpoint
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.imported import is_imported
-from weft.engine.joined import joined, parting, plan_together
+from weft.engine.joined import joined, made_by_all, parting, plan_together
 from weft.engine.local import on_local_ranks
 from weft.engine.options import (
     dtype_name,
@@ -31,10 +31,11 @@ from weft.engine.options import (
     rows_device,
 )
 from weft.engine.own import NOTHING_OWN, OwnFunctions, taken_functions
+from weft.engine.progress import waiting
 from weft.engine.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
 from weft.engine.saved import load_model, no_run
 from weft.engine.tasks import prepared, task_model
-from weft.engine.torchrun import on_present_ranks, restarted, under_torchrun
+from weft.engine.torchrun import is_main_process, on_present_ranks, restarted, under_torchrun
 from weft.nn import Workload
 from weft.nn.convert import takes_types
 from weft.strategies import Plan
@@ -134,18 +135,22 @@ def run(
     out: Path | None,
     resume: bool = False,
     quiet: bool = False,
+    name: str = "",
+    apart: bool = False,
 ) -> Run:
     """`train` for a configuration; without a graph or a model, those that the configuration names.
 
-    graph: as it is, to which the configuration may add data and edges, and which it may reorder.
+    graph: as it is, to which the configuration may add data and edges, and which it may reorder. name: what progress
+    calls the run, where it is one of several. apart: in processes of its own, also on one rank.
     """
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the run to go on with")
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
-    job = make_job(config, graph, model, own, out=out, resume=resume, quiet=quiet)
-    work = prepared_workload(config, graph, model)
-    launched = config.workers > 1 and not under_torchrun()
+    job = make_job(config, graph, model, own, out=out, resume=resume, quiet=quiet, name=name)
+    launched = (apart or config.workers > 1) and not under_torchrun()
+    with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
+        work = made_by_all(config, lambda: prepared_workload(config, graph, model))
     check(config, work, own, launched=launched, own_model=bool(job.own_model))
     return run_checked(job, work, launched=launched)
 
@@ -159,6 +164,7 @@ def make_job(
     out: Path | None,
     resume: bool = False,
     quiet: bool = False,
+    name: str = "",
 ) -> Job:
     """What the ranks of a run have in common, with what was given as objects.
 
@@ -170,6 +176,7 @@ def make_job(
         out=out,
         resume=resume,
         quiet=quiet,
+        name=name,
         idle=options_without_own(config, own) + (options_of_families(config, model) if own_model else ()),
         own_model=own_model,
         own_graph=graph is not None,
@@ -206,7 +213,8 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
         folder, ended = _work_joined(replace(job, resume=job.resume or restarted()), work, last=last)
     else:
         _check_folder(job, work.graph)
-        plan = plan or make_plan(job.config, work, job.resumed)
+        with waiting(f"planning {job.config.strategy}", quiet=job.quiet):
+            plan = plan or make_plan(job.config, work, job.resumed)
         folder = _open_folder(job, work.graph)
         try:
             ended = (_work_launched if launched else _work_alone)(job, folder, plan)
@@ -304,7 +312,7 @@ def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:
     """Starts local ranks; the model has the best weights afterwards."""
     model = plan.work.model
     try:
-        ended = on_local_ranks(job.config, partial(run_rank, job, folder), plan)
+        ended = on_local_ranks(job.config, partial(run_rank, job, folder), plan, quiet=job.quiet)
     except RunError as error:
         raise RunError(f"{error}; continue with --resume --out {folder.path}") from None
     if not isinstance(ended, int):

@@ -73,7 +73,7 @@ class RunWriter:
                     peak_memory_bytes=report["peak_memory_bytes"],
                     **part,
                 )
-        self.show.epoch(epoch, loss, scores)
+        self.show.epoch(epoch, loss, scores, max(report["peak_memory_bytes"] for report in reports))
         return line
 
     def _draw(self, found: list[list[Slice]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -109,6 +109,35 @@ def stage_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
         seconds = [stages.get(stage, 0.0) for stage in known]
         table.add_row(name, *(f"{_seconds(one)} {one / sum(seconds):4.0%}" for one in seconds))
     return table
+
+
+def sweep_table(points: Sequence[Mapping[str, Any]]) -> Table:
+    """Combinations of options, each with means over its runs, and behind them the standard deviations."""
+    title = "means over the seeds, and standard deviations"
+    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
+    known: Mapping[str, Any] = next((point["numbers"] for point in points if point["numbers"]), {})
+    scores = [name for split in ("test", "val") for name in known if name.startswith(f"{split}_")]
+    for name in ("options", "runs", *(score.replace("_", " ") for score in scores), "loss", "epochs", "epoch"):
+        table.add_column(name, justify="left" if name == "options" else "right", no_wrap=True)
+    for point in points:
+        options, numbers = point["options"], point["numbers"]
+        ended, runs = point["ended"], len(point["runs"])
+        table.add_row(
+            ", ".join(f"{name}={value}" for name, value in options.items()) or "all",
+            str(runs) if ended == runs else f"{ended} of {runs}",
+            *(_spread(numbers.get(name), "{:.4f}") for name in (*scores, "loss")),
+            _spread(numbers.get("epochs"), "{:.1f}"),
+            _seconds(numbers["epoch_seconds"]["mean"]) if numbers else "-",
+        )
+    return table
+
+
+def _spread(number: Mapping[str, Any] | None, form: str) -> str:
+    """A mean, and behind it the standard deviation where there is one."""
+    if number is None:
+        return "-"
+    spread = "" if number["std"] is None else f" +- {form.format(number['std'])}"
+    return f"{form.format(number['mean'])}{spread}"
 
 
 def partition_table(quality: Mapping[str, Any]) -> Table:

@@ -1,0 +1,77 @@
+"""What `weft doctor` finds: all is well here, and each thing that is not is one line, exit code 1."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from weft import doctor
+from weft.cli import main
+from weft.core.errors import RunError
+from weft.engine import launch
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No ranks are started for the checks of other things."""
+    monkeypatch.setattr(launch, "launch", lambda *_, **__: 0)
+
+
+def said(capsys: pytest.CaptureFixture[str], code: int) -> dict[str, tuple[str, str]]:
+    """State and text of each check, of a command that ends with a code."""
+    capsys.readouterr()
+    assert main(["doctor", "--json"]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert found["works"] == (code == 0)
+    return {one["name"]: (one["state"], one["text"]) for one in found["findings"]}
+
+
+def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, 0)
+    assert found.keys() == doctor.CHECKS.keys()
+    assert found["loopback"] == ("ok", "two local ranks met and exchanged rows")
+    assert torch.__version__ in found["packages"][1]
+
+
+class Usage(NamedTuple):
+    free: int
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_missing_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    known = metadata.version
+
+    def version(name: str) -> str:
+        if name in ("rich", "pyarrow"):
+            raise metadata.PackageNotFoundError(name)
+        return "2.5.1+cpu" if name == "torch" else known(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1000))
+    monkeypatch.setenv("WEFT_DATA", "/nowhere")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = said(capsys, 1)
+    wrong = "rich is not installed; torch is 2.5.1+cpu, and weft needs 2.6: run pip install -e . again"
+    assert found["packages"] == ("FAILS", wrong)
+    assert found["pyarrow"] == ("without", "not installed: no .parquet files")
+    assert found["temporary"][0] == "FAILS"
+    assert "has 1.0 kB of room: name a folder with more in TMPDIR" in found["temporary"][1]
+    assert found["datasets"][1].startswith("WEFT_DATA=/nowhere is no folder")
+    assert found["GPUs"][0] == "without"
+    assert main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines].count("FAILS") == 3
+    assert all(line.startswith("FAILS") for line in lines[-3:])
+
+
+def test_ranks_that_do_not_meet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> int:
+        raise RunError("rank 1 did not meet the other 1")
+
+    monkeypatch.setattr(launch, "launch", fails)
+    assert said(capsys, 1)["loopback"] == ("FAILS", "RunError: rank 1 did not meet the other 1")
