@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency
-from weft.data.checks import LINKS, MASKS, cast, has_label, label_dtype, label_kind, located, plain
+from weft.data.checks import LINKS, MASKS, cast, check_vector, has_label, label_dtype, label_kind, located, plain
 from weft.data.edges import build
 from weft.data.fields import GraphFields
 from weft.data.io.convert import PygGraph, from_pyg, to_pyg
+from weft.data.io.parts import gathered
 from weft.data.io.store import read_store, save
+from weft.data.io.table_graph import Columns, table_parts
 from weft.data.rules import check_kinds, check_shapes, check_values
+from weft.data.splits import SHARES, random_split, split_by_time
 from weft.data.typed import TypedShape, relation_edges, type_range
 from weft.store.files import release
 
@@ -200,6 +204,66 @@ class Graph(GraphFields):
         )
 
     @classmethod
+    def from_tables(
+        cls,
+        vertices: Any,
+        edges: Any,
+        *,
+        id: str | None = None,
+        source: str = "source",
+        target: str = "target",
+        features: str | Sequence[str] = (),
+        label: str | Sequence[str] = (),
+        split: str | Sequence[float] | None = None,
+        split_time: str | None = None,
+        weight: str | None = None,
+        edge_features: str | Sequence[str] = (),
+        undirected: bool = False,
+        seed: int = 0,
+        name: str | None = None,
+    ) -> Graph:
+        """A graph from a table of vertices (or None) and one of edges; docs/data.md says what columns may hold.
+
+        A table is a pandas DataFrame, a pyarrow.Table, arrays by name, or a Parquet, Arrow or CSV file or folder.
+        `id`: the vertices' column of ids, whole numbers or text, by which source and target of an edge name them; None:
+        they are rows, from 0 on. `split`: a column of train, val and test, or three shares of a split that `seed`
+        draws; `split_time`: a column, whose earliest train and latest test. `undirected` adds each edge's reverse.
+
+        Raises InputError that names table, column and row.
+        """
+        columns = Columns(
+            id=id,
+            source=source,
+            target=target,
+            features=named(features),
+            label=named(label),
+            split=split if isinstance(split, str) else None,
+            split_time=split_time,
+            weight=weight,
+            edge_features=named(edge_features),
+        )
+        shares = None if isinstance(split, str) else split
+        parts = table_parts(vertices, edges, columns, name=name, undirected=undirected, shares=shares, seed=seed)
+        return cls.of(gathered(parts))
+
+    def with_split(self, ratio: Sequence[float] = SHARES, *, seed: int = 0, time: Tensor | None = None) -> Graph:
+        """The same graph with another split of its labelled vertices (of all, where it has no labels).
+
+        ratio: the shares to train, validate and test on. Drawn by `seed`; or by `time`, a number for each vertex by
+        its original id: the earliest train, the latest test.
+        """
+        labelled = torch.ones(self.num_vertices, dtype=torch.bool) if self.y is None else has_label(self.y)
+        place = slice(None) if self.ids is None else self.ids
+        labelled = torch.empty_like(labelled).index_copy_(0, self.ids, labelled) if self.ids is not None else labelled
+        if time is None:
+            masks = random_split(labelled, seed, ratio)
+        else:
+            check_vector("time", plain("time", time), self.num_vertices, "vertices")
+            masks = split_by_time(plain("time", time), labelled, ratio)
+        fields: dict[str, Any] = {field: mask[place] for field, mask in masks._asdict().items()}
+        return dataclasses.replace(self, **fields, trusted=True)
+
+    @classmethod
     def from_pyg(cls, data: PygGraph, *, name: str = "graph") -> Graph:
         """A graph from PyG's Data or HeteroData; see weft.data.io.convert."""
         return cls.of(from_pyg(data, name=name))
@@ -228,6 +292,11 @@ class Graph(GraphFields):
 
 
 open_store = Graph.open
+
+
+def named(columns: str | Sequence[str]) -> tuple[str, ...]:
+    """One column or several, as several."""
+    return (columns,) if isinstance(columns, str) else tuple(columns)
 
 
 def known_size(x: object, y: object, type_offsets: object) -> int | None:

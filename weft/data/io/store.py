@@ -30,6 +30,7 @@ from weft.data.io.manifest import (
     read_arrays,
     read_manifest,
 )
+from weft.data.names import NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN, VertexNames
 from weft.store.files import note_mapped
 
 TENSORS = ("edge_type", "edge_features", "x", "y", "ids", *MASKS, *LINKS)
@@ -92,6 +93,7 @@ def write_store(graph: GraphFields, folder: Path) -> None:
         "transpose_edge_ids": transpose.edge_ids,
         "transpose_weight": transpose.weight,
         **{name: getattr(graph, name) for name in TENSORS},
+        **({} if graph.vertex_names is None else graph.vertex_names.arrays()),
         **{feature_key(graph.vertex_types, name): tensor for name, tensor in graph.features.items()},
     }
     manifest = {
@@ -104,6 +106,7 @@ def write_store(graph: GraphFields, folder: Path) -> None:
         "relations": list(graph.relations),
         "vertex_types": list(graph.vertex_types),
         "type_offsets": list(graph.type_offsets),
+        "id_column": "" if graph.vertex_names is None else graph.vertex_names.column,
         "fingerprint": in_edges.fingerprint,
         "files": {key: write_array(folder / f"{key}.npy", t) for key, t in arrays.items() if t is not None},
     }
@@ -174,12 +177,22 @@ def read_store(folder: str | Path, *, verify: bool = True) -> StoreContents:
         relations=entries(manifest, "relations", str, path),
         vertex_types=vertex_types,
         type_offsets=entries(manifest, "type_offsets", int, path),
+        vertex_names=open_names(arrays, manifest, path),
         features={name: arrays[key] for name in vertex_types if (key := feature_key(vertex_types, name)) in arrays},
         **{name: arrays.get(name) for name in TENSORS},
     )
     for array in arrays.values():
         note_mapped(array, private=True)
     return StoreContents(fields, folder, tuple(arrays.values()))
+
+
+def open_names(arrays: dict[str, Tensor], manifest: dict[str, Any], path: Path) -> VertexNames | None:
+    """The names of the vertices; None where the store has none."""
+    found = [arrays.get(name) for name in (NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN)]
+    if found[0] is None and (found[1] is None or found[2] is None):
+        return None
+    numbers, offsets, text = found
+    return VertexNames(column=entry(manifest, "id_column", str, path), numbers=numbers, offsets=offsets, text=text)
 
 
 def open_adjacency(arrays: dict[str, Tensor], symmetric: bool, manifest: Path) -> Adjacency:
