@@ -99,10 +99,14 @@ def count_vertices(source: Tensor, target: Tensor, field: str) -> int:
     """One more than the largest id. Raises InputError where ids are far too sparse to be vertex numbers."""
     if not len(source):
         return 0
-    count = 1 + max(int(source.max()), int(target.max()))
-    if count > max(MAX_SPARSE_IDS, MAX_IDS_PER_EDGE * len(source)):
+    return check_sparse_ids(1 + max(int(source.max()), int(target.max())), len(source), field)
+
+
+def check_sparse_ids(count: int, num_edges: int, field: str) -> int:
+    """One more than the largest id, as it is. Raises InputError where ids are far too sparse to be vertex numbers."""
+    if count > max(MAX_SPARSE_IDS, MAX_IDS_PER_EDGE * num_edges):
         raise InputError(
-            f"{field} holds ids up to {count - 1} in {len(source)} edges, and vertices without any would take "
+            f"{field} holds ids up to {count - 1} in {num_edges} edges, and vertices without any would take "
             f"{format_bytes(POINTER_BYTES * count)} of memory: number the vertices from 0 without gaps, as "
             "names, edges = numpy.unique(edges, return_inverse=True) does, or give num_vertices if they are meant"
         )
