@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from weft.core.errors import InputError, readable, unknown
@@ -15,6 +17,7 @@ from weft.data.io.digits import digits
 from weft.data.io.downloads import LOADERS, download
 from weft.data.io.manifest import is_store
 from weft.data.io.npz_arrays import REMEDY
+from weft.data.io.parts import gathered
 from weft.data.order import reorder
 
 BUILT_IN = {"digits": digits}
@@ -150,6 +153,9 @@ def read_edges(
     num_vertices: int | None = None,
     features: str | Path | None = None,
     labels: str | Path | None = None,
+    split: str | Path | None = None,
+    shares: Sequence[float] | None = None,
+    undirected: bool = False,
     name: str | None = None,
     seed: int = 0,
 ) -> Graph:
@@ -161,15 +167,26 @@ def read_edges(
     features: .npy or a text table, one row per vertex.
     labels: the same with one column of classes (-1 unlabelled), or one column of 0 and 1 per class; labelled vertices
     get a seeded 60/20/20 split.
+    split: .npy or a text table with train, val or test (or 0, 1 or 2) for each vertex; or shares of a split to draw.
+    undirected: joins the ends of each edge in both directions, once (see weft.data.io.parts.GraphParts).
 
     Raises InputError with file, line and content for what is no edge list, and for ids out of range.
     """
     with readable(path, "give a text table of numbers, or an array saved by numpy.save"):
-        fields = edgelist.read_edge_list(
-            path, num_vertices=num_vertices, features=features, labels=labels, name=name, seed=seed
+        parts = edgelist.edge_list_parts(
+            path,
+            num_vertices=num_vertices,
+            features=features,
+            labels=labels,
+            split=split,
+            shares=shares,
+            undirected=undirected,
+            name=name,
+            seed=seed,
         )
+        edges = list(parts.edges())
         with located(path):
-            return Graph.of(fields)
+            return Graph.of(gathered(replace(parts, edges=lambda: iter(edges))))
 
 
 def data_files() -> dict[str, Path]:

@@ -13,8 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core.errors import InputError
 from weft.data.adjacency import Adjacency
-from weft.data.checks import LINKS, MASKS, cast, check_vector, has_label, label_dtype, label_kind, located, plain
+from weft.data.checks import (
+    LINKS,
+    MASKS,
+    Numbers,
+    cast,
+    check_vector,
+    has_label,
+    label_dtype,
+    label_kind,
+    located,
+    plain,
+)
 from weft.data.edges import build
 from weft.data.fields import GraphFields
 from weft.data.io.convert import PygGraph, from_pyg, to_pyg
@@ -150,31 +162,41 @@ class Graph(GraphFields):
     @classmethod
     def from_edges(
         cls,
-        source: Tensor,
-        target: Tensor,
+        source: Numbers,
+        target: Numbers | None = None,
         *,
         num_vertices: int | None = None,
-        weight: Tensor | None = None,
-        edge_features: Tensor | None = None,
-        x: Tensor | None = None,
-        y: Tensor | None = None,
-        train_mask: Tensor | None = None,
-        val_mask: Tensor | None = None,
-        test_mask: Tensor | None = None,
+        weight: Numbers | None = None,
+        edge_features: Numbers | None = None,
+        x: Numbers | None = None,
+        y: Numbers | None = None,
+        train_mask: Numbers | None = None,
+        val_mask: Numbers | None = None,
+        test_mask: Numbers | None = None,
+        undirected: bool = False,
         name: str = "graph",
-        edge_type: Tensor | None = None,
+        edge_type: Numbers | None = None,
         relations: tuple[str, ...] = (),
         vertex_types: tuple[str, ...] = (),
         type_offsets: tuple[int, ...] = (),
-        features: Mapping[str, Tensor] | None = None,
-        val_links: Tensor | None = None,
-        test_links: Tensor | None = None,
+        features: Mapping[str, Numbers] | None = None,
+        val_links: Numbers | None = None,
+        test_links: Numbers | None = None,
     ) -> Graph:
-        """A graph from edges source[e] -> target[e], integer [E].
+        """A graph from edges source[e] -> target[e], integer [E] each, or from one edge_index [2, E] in their place.
 
-        `weight` and `edge_type` [E] and `edge_features` [E, K] are in the same order. Without `num_vertices` it is the
-        length of x, y or type_offsets, else one more than the largest id.
+        All numbers may be tensors, NumPy arrays, columns of pandas or lists. `weight` and `edge_type` [E] and
+        `edge_features` [E, K] are in the order of the edges. Without `num_vertices` it is the length of x, y or
+        type_offsets, else one more than the largest id. `undirected` joins the ends of each edge in both directions,
+        once: of several edges from one vertex to another the first stays, and one as given before one turned round.
         """
+        if target is None:
+            pair = plain("edge_index", source)
+            if pair.dim() != 2 or len(pair) != 2:
+                raise InputError(
+                    f"edge_index has shape {list(pair.shape)}: give edges as [2, E], source row first, or give target"
+                )
+            source, target = pair
         if num_vertices is None:
             num_vertices = known_size(x, y, type_offsets)
         edges = build(
@@ -184,23 +206,27 @@ class Graph(GraphFields):
             weight=weight,
             edge_features=edge_features,
             edge_type=edge_type,
+            undirected=undirected,
         )
+        numbers: dict[str, Any] = {  # tensors as of the cast
+            "x": x,
+            "y": y,
+            "train_mask": train_mask,
+            "val_mask": val_mask,
+            "test_mask": test_mask,
+            "features": {} if features is None else features,
+            "val_links": val_links,
+            "test_links": test_links,
+        }
         return cls(
             in_edges=edges.in_edges,
-            x=x,
-            y=y,
-            train_mask=train_mask,
-            val_mask=val_mask,
-            test_mask=test_mask,
             name=name,
             edge_type=edges.edge_type,
             relations=relations,
             edge_features=edges.edge_features,
             vertex_types=vertex_types,
             type_offsets=type_offsets,
-            features={} if features is None else features,
-            val_links=val_links,
-            test_links=test_links,
+            **numbers,
         )
 
     @classmethod

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.data.edges import build, count_vertices, vertex_count
+from weft.data.edges import build
 from weft.data.fields import GraphFields
 from weft.data.names import VertexNames
 from weft.data.splits import Masks
@@ -23,17 +23,18 @@ class EdgePart:
     """Some edges, between vertices by number; checked."""
 
     source: Tensor
-    """int64 [e]."""
+    """int32 or int64 [e]."""
     target: Tensor
-    """int64 [e]."""
+    """int32 or int64 [e]."""
     weight: Tensor | None = None
     """float32 [e]."""
     features: Tensor | None = None
     """float32 [e, K]."""
 
-    def reversed(self) -> EdgePart:
-        """The same edges in the other direction."""
-        return replace(self, source=self.target, target=self.source)
+    def rows(self, first: int, last: int) -> EdgePart:
+        """Those from one place up to another."""
+        found = {name: getattr(self, name) for name in ("source", "target", "weight", "features")}
+        return EdgePart(**{name: rows[first:last] for name, rows in found.items() if rows is not None})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,17 +61,18 @@ class GraphParts:
 
 def gathered(parts: GraphParts) -> GraphFields:
     """The graph in memory."""
-    found = list(parts.edges())
-    given = [*found, *(part.reversed() for part in found)] if parts.undirected else found
-    none = torch.empty(0, dtype=torch.int64)
-    source, target = (torch.cat([none, *(getattr(part, end) for part in given)]) for end in ("source", "target"))
-    weight, features = (together(getattr(part, name) for part in given) for name in ("weight", "features"))
-    num_vertices = known_vertices(parts, lambda: count_vertices(source, target, "edges"))
-    if parts.undirected:
-        first = first_of_pairs(source, target)
-        source, target = source[first], target[first]
-        weight, features = (None if rows is None else rows[first] for rows in (weight, features))
-    edges = build(source, target, num_vertices=num_vertices, weight=weight, edge_features=features)
+    found, none = list(parts.edges()), torch.empty(0, dtype=torch.int64)
+    ends = (together(getattr(part, end) for part in found) for end in ("source", "target"))
+    source, target = (none if ids is None else ids for ids in ends)
+    weight, features = (together(getattr(part, name) for part in found) for name in ("weight", "features"))
+    edges = build(
+        source,
+        target,
+        num_vertices=parts.num_vertices,
+        weight=weight,
+        edge_features=features,
+        undirected=parts.undirected,
+    )
     return replace(
         edges,
         name=parts.name,
@@ -81,25 +83,10 @@ def gathered(parts: GraphParts) -> GraphFields:
     )
 
 
-def first_of_pairs(source: Tensor, target: Tensor) -> Tensor:
-    """Where each pair of ends is first among edges int64 [E], ascending."""
-    order = source.argsort(stable=True)
-    order = order[target[order].argsort(stable=True)]
-    pairs = torch.stack([target[order], source[order]])
-    new = torch.ones(len(order), dtype=torch.bool)
-    new[1:] = (pairs[:, 1:] != pairs[:, :-1]).any(0)
-    return order[new].sort().values
-
-
 def together(parts: Iterable[Tensor | None]) -> Tensor | None:
     """The rows of all parts; None where there are none."""
     found = [part for part in parts if part is not None]
-    return torch.cat(found) if found else None
-
-
-def known_vertices(parts: GraphParts, count: Callable[[], int]) -> int:
-    """N, as it is stated or counted."""
-    return vertex_count(count() if parts.num_vertices is None else parts.num_vertices)
+    return (found[0] if len(found) == 1 else torch.cat(found)) if found else None
 
 
 def require_rows(field: str, num_rows: int, num_vertices: int) -> None:

@@ -33,6 +33,7 @@ from weft.data.names import Ids, NameCollector, NameIndex, Texts, VertexNames, j
 from weft.data.splits import SHARES, Masks, random_split, split_by_time
 
 SPLIT_WORDS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "": -1, "none": -1}
+SPLIT_WORDS |= {str(number): number for number in range(-1, 3)} | {f"{number}.0": number for number in range(-1, 3)}
 
 Say = Callable[[str], None]
 
@@ -259,9 +260,7 @@ def split_column(table: Table, name: str) -> Masks:
     place, row, found = f"{table.place}: column '{name}'", 0, []
     for part in table.parts({name: TEXT}):
         values, missing = part[name]
-        if not isinstance(values, Texts):
-            raise InputError(f"{place}, row {row}: is no word: give train, val, test, or nothing")
-        words = ["" if gone else word.lower() for word, gone in zip(values.tolist(), missing, strict=True)]
+        words = ["" if gone else str(one).lower() for one, gone in zip(values.tolist(), missing, strict=True)]
         for number, word in enumerate(words):
             if word not in SPLIT_WORDS:
                 raise InputError(f"{place}, row {row + number}: '{word}' is not train, val, test, or nothing")

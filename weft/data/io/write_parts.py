@@ -16,11 +16,12 @@ from weft.core.errors import InputError
 from weft.core.native import id_dtype
 from weft.data.adjacency import topology_digest
 from weft.data.checks import check_ids
-from weft.data.edges import check_sparse_ids
+from weft.data.edges import check_sparse_ids, vertex_count
 from weft.data.io.array_writer import ArrayWriter, write_array
-from weft.data.io.parts import EdgePart, GraphParts, known_vertices, require_rows
+from weft.data.io.parts import EdgePart, GraphParts, require_rows
 from weft.data.io.record_sort import RecordFile, Records, Say, sorted_records
 from weft.data.io.store import no_types, write_manifest
+from weft.store.files import release
 
 BLOCK_EDGES = 1 << 22
 MAX_ID = 1 << 53
@@ -67,11 +68,17 @@ def fill(spool: RecordFile, edges: Iterator[EdgePart], parts: GraphParts, say: S
             raise InputError(f"{parts.name}: parts of the edges differ in weights or features: give all the same")
         for end in ("source", "target"):
             check_ids(f"edges' {end}", getattr(part, end), limit)
-        spool.add(records_of(part, spool.dtype))
+        for first in range(0, len(part.source), BLOCK_EDGES):
+            block = part.rows(first, first + BLOCK_EDGES)
+            spool.add(records_of(block, spool.dtype))
+            release(block.source)
+            release(block.target)
         if len(part.source):
             largest = max(largest, int(part.source.max()), int(part.target.max()))
         say(f"read {spool.num_records:,} edges")
-    return known_vertices(parts, lambda: check_sparse_ids(largest + 1, spool.num_records, "edges"))
+    if parts.num_vertices is None:
+        return vertex_count(check_sparse_ids(largest + 1, spool.num_records, "edges"))
+    return vertex_count(parts.num_vertices)
 
 
 def record_type(part: EdgePart, ids: DTypeLike = np.int64) -> np.dtype[Any]:
@@ -185,7 +192,9 @@ def write_features(parts: GraphParts, num_vertices: int, folder: Path, say: Say)
     some = next(rows, torch.empty(0, 0))
     with ArrayWriter(folder / "x.npy", np.float32, tuple(some.shape[1:])) as writer:
         for part in itertools.chain([some], rows):
-            writer.add(part.numpy())
+            for block in part.split(max(1, BLOCK_EDGES // max(1, part.shape[1]))):
+                writer.add(block.numpy())
+                release(block)
             say(f"wrote features of {writer.num_rows:,} vertices")
         require_rows("features", writer.num_rows, num_vertices)
         return writer.finish()
