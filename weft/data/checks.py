@@ -70,7 +70,7 @@ def from_array(field: str, value: object) -> Tensor:
     """What numpy makes an array of, as a tensor that shares its memory where it can. InputError for no numbers."""
     kind = f"{field} is of type {type(value).__name__}"
     try:
-        array = np.asarray(value)
+        array = np.asarray(value.toarray() if hasattr(value, "toarray") else value)
     except (ValueError, TypeError) as error:
         raise InputError(f"{kind}, and no array of numbers ({cause(error)}): give rows of one length") from None
     if array.dtype.kind not in "biuf" or array.itemsize > 8:

@@ -30,6 +30,7 @@ from weft.data.checks import (
 from weft.data.edges import build
 from weft.data.fields import GraphFields
 from weft.data.io.convert import PygGraph, from_pyg, to_pyg
+from weft.data.io.objects import NODE, SOURCE, TARGET, dgl_fields, matrix_edges, network_tables
 from weft.data.io.parts import gathered
 from weft.data.io.store import read_store, save
 from weft.data.io.table_graph import Columns, table_parts
@@ -271,6 +272,67 @@ class Graph(GraphFields):
         shares = None if isinstance(split, str) else split
         parts = table_parts(vertices, edges, columns, name=name, undirected=undirected, shares=shares, seed=seed)
         return cls.of(gathered(parts))
+
+    @classmethod
+    def from_networkx(
+        cls,
+        graph: Any,
+        *,
+        features: str | Sequence[str] = (),
+        label: str | Sequence[str] = (),
+        split: str | Sequence[float] | None = None,
+        weight: str | None = None,
+        edge_features: str | Sequence[str] = (),
+        seed: int = 0,
+        name: str = "graph",
+    ) -> Graph:
+        """A graph from one of NetworkX, whose nodes are whole numbers or text; an undirected edge leads both ways.
+
+        All but `split`'s shares are names of attributes, and mean what they mean in `from_tables`. A vertex's name is
+        its node. Raises InputError that names attribute and row.
+        """
+        features, label, edge_features = named(features), named(label), named(edge_features)
+        of_nodes = (*features, *label, *named(split if isinstance(split, str) else ()))
+        vertices, edges = network_tables(graph, of_nodes, (*named(weight or ()), *edge_features))
+        return cls.from_tables(
+            vertices,
+            edges,
+            id=NODE,
+            source=SOURCE,
+            target=TARGET,
+            features=features,
+            label=label,
+            split=split,
+            weight=weight,
+            edge_features=edge_features,
+            seed=seed,
+            name=name,
+        )
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, **fields: Any) -> Graph:
+        """A graph from a sparse matrix [N, N] of SciPy, whose entry [u, v] is an edge u -> v.
+
+        Entries are weights, unless all are 1. fields: what `from_edges` takes beside edges, such as x and y.
+        """
+        return cls.from_edges(**matrix_edges(matrix) | fields)
+
+    @classmethod
+    def from_dgl(
+        cls,
+        graph: Any,
+        *,
+        features: str = "feat",
+        label: str = "label",
+        weight: str | None = None,
+        edge_features: str | None = None,
+        name: str = "graph",
+    ) -> Graph:
+        """A graph from one of DGL with one type of nodes and of edges; names of its ndata and edata.
+
+        Masks are ndata's train_mask, val_mask and test_mask.
+        """
+        return cls.from_edges(**dgl_fields(graph, features, label, weight, edge_features), name=name)
 
     def with_split(self, ratio: Sequence[float] = SHARES, *, seed: int = 0, time: Tensor | None = None) -> Graph:
         """The same graph with another split of its labelled vertices (of all, where it has no labels).

@@ -23,9 +23,9 @@ class Texts:
     """n texts in UTF-8, one after the other."""
 
     offsets: NDArray[np.int64]
-    """[n + 1]: where each begins."""
+    """[n + 1]: where each begins, from 0 on."""
     data: NDArray[np.uint8]
-    """All bytes."""
+    """Their bytes."""
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Texts:
@@ -34,13 +34,17 @@ class Texts:
         sizes = np.fromiter(map(len, parts), np.int64, len(parts))
         return cls(offsets=starts(sizes), data=np.frombuffer(b"".join(parts), np.uint8))
 
+    @classmethod
+    def within(cls, offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> Texts:
+        """Those between some offsets [n + 1] of a longer text."""
+        return cls(offsets=offsets - offsets[0], data=data[offsets[0] : offsets[-1]])
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def tolist(self) -> list[str]:
         """As Python's own."""
-        ends = (self.offsets - self.offsets[0]).tolist()
-        data = self.data[self.offsets[0] : self.offsets[-1]].tobytes()
+        data, ends = self.data.tobytes(), self.offsets.tolist()
         return [data[start:end].decode() for start, end in itertools.pairwise(ends)]
 
     def keys(self) -> NDArray[np.uint64]:
@@ -50,11 +54,10 @@ class Texts:
             return sizes.astype(np.uint64)
         powers = np.full(int(sizes.max()), MULTIPLIER, np.uint64)
         powers = np.multiply.accumulate(powers)
-        place = np.arange(len(self.data)) - np.repeat(self.offsets[:-1] - self.offsets[0], sizes)
+        place = np.arange(len(self.data)) - np.repeat(self.offsets[:-1], sizes)
         sums = np.zeros(len(self.data) + 1, np.uint64)
         np.cumsum((self.data.astype(np.uint64) + np.uint64(1)) * powers[place], out=sums[1:])
-        ends = self.offsets - self.offsets[0]
-        return mixed(sums[ends[1:]] - sums[ends[:-1]])
+        return mixed(sums[self.offsets[1:]] - sums[self.offsets[:-1]])
 
     def take(self, places: NDArray[np.int64]) -> Texts:
         """Those at some places [m]."""
@@ -95,9 +98,8 @@ class VertexNames:
     def of(cls, ids: Ids, column: str) -> VertexNames:
         """Those that are some ids [N]."""
         if isinstance(ids, Texts):
-            data = ids.data[ids.offsets[0] : ids.offsets[-1]]
-            offsets = torch.from_numpy(ids.offsets - ids.offsets[0])
-            return cls(column=column, offsets=offsets, text=torch.from_numpy(np.array(data)))
+            offsets, text = torch.from_numpy(ids.offsets), torch.from_numpy(np.array(ids.data))
+            return cls(column=column, offsets=offsets, text=text)
         return cls(column=column, numbers=torch.from_numpy(ids))
 
     @property
@@ -130,7 +132,7 @@ class VertexNames:
         """Those of some rows in one piece, as Python's own."""
         ids = self.ids
         if isinstance(ids, Texts):
-            return Texts(offsets=ids.offsets[rows.start : rows.stop + 1], data=ids.data).tolist()
+            return Texts.within(ids.offsets[rows.start : rows.stop + 1], ids.data).tolist()
         return list(ids[rows].tolist())
 
     def arrays(self) -> dict[str, Tensor]:
@@ -217,7 +219,7 @@ def joined(parts: Sequence[Ids]) -> Ids:
     if not texts:
         return np.concatenate([np.empty(0, np.int64), *(part for part in parts if not isinstance(part, Texts))])
     sizes = np.concatenate([np.diff(part.offsets) for part in texts])
-    data = np.concatenate([part.data[part.offsets[0] : part.offsets[-1]] for part in texts])
+    data = np.concatenate([part.data for part in texts])
     return Texts(offsets=starts(sizes), data=data)
 
 

@@ -46,6 +46,11 @@ def random_split(eligible: Tensor, seed: int, shares: Sequence[float] = SHARES) 
     return Masks(*(mask.clone() for mask in masks))
 
 
+def split_vertices(y: Tensor | None, num_vertices: int, seed: int, shares: Sequence[float] = SHARES) -> Masks:
+    """A random split of the vertices that have a label, or of all where there are none."""
+    return random_split(torch.ones(num_vertices, dtype=torch.bool) if y is None else has_label(y), seed, shares)
+
+
 def split_by_time(time: Tensor, eligible: Tensor, shares: Sequence[float] = SHARES) -> Masks:
     """A split of the vertices where `eligible` holds: the earliest to train on, the latest to test on.
 

@@ -12,18 +12,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.data.checks import check_finite, has_label, located, vertex_ids
+from weft.data.checks import check_finite, located, vertex_ids
 from weft.data.io.arrays import map_array, map_tensor
 from weft.data.io.parts import EdgePart, GraphParts
 from weft.data.io.table_graph import split_column
 from weft.data.io.tables import FrameTable, Table, TextTable
 from weft.data.io.text import Block, read_blocks
-from weft.data.splits import Masks, random_split, split_labelled
+from weft.data.splits import Masks, split_labelled, split_vertices
 
 TEXT_SUFFIXES = (".txt", ".csv", ".tsv")
 
 # Larger whole numbers are not exact in a table that has a weight column, and are no vertex numbers.
 MAX_ID = 1 << 53
+
+NAMES = "; a list of names is imported by 'weft data import --edges FILE'"
 
 
 def edge_list_parts(
@@ -52,7 +54,7 @@ def edge_list_parts(
     elif shares is not None:
         if limit is None:
             raise InputError(f"{path}: a split is of as many vertices as --labels or --features have: give one of them")
-        masks = random_split(torch.ones(limit, dtype=torch.bool) if y is None else has_label(y), seed, shares)
+        masks = split_vertices(y, limit, seed, shares)
     return GraphParts(
         name=path.name.split(".")[0] if name is None else name,
         edges=lambda: read_edge_array(path) if path.suffix == ".npy" else read_edge_table(path, limit),
@@ -67,7 +69,7 @@ def edge_list_parts(
 def read_edge_table(path: Path, num_vertices: int | None) -> Iterator[EdgePart]:
     """The edges of a text table, with weights where it has three columns."""
     limit, block = MAX_ID if num_vertices is None else num_vertices, None
-    for block in read_blocks(path):
+    for block in read_blocks(path, remedy=NAMES):
         if block.values.shape[1] not in (2, 3):
             raise block.error(0, "an edge has two columns, source and target, or three with a weight")
         source, target = (torch.from_numpy(ids) for ids in edge_ids(block, limit))

@@ -249,7 +249,7 @@ def of_arrow(array: pyarrow.Array) -> Column:
         filled = compute.fill_null(array, "").cast(pyarrow.large_string())
         _, offsets, data = filled.buffers()
         places = np.frombuffer(offsets, np.int64, len(filled) + 1, 8 * filled.offset)
-        return Column(Texts(offsets=places, data=np.frombuffer(data or b"", np.uint8)), missing)
+        return Column(Texts.within(places, np.frombuffer(data or b"", np.uint8)), missing)
     if types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
         return of_lists(array, missing)
     if types.is_date(array.type) or types.is_timestamp(array.type):
@@ -301,7 +301,8 @@ def ids_of(column: Column, place: str, first_row: int) -> Ids:
         refuse(values != np.round(values), place, first_row, "has a fraction: ids are whole numbers or text")
     if values.dtype.kind not in "iuf" or values.ndim != 1:
         what = "number and text in one column" if values.dtype.kind == "O" else str(values.dtype)
-        raise InputError(f"{place}: is {what}: ids are whole numbers or text, give all as text")
+        what = "lists" if values.ndim > 1 else what
+        raise InputError(f"{place}: holds {what}: ids are whole numbers or text, give all as text")
     refuse((values < -(2.0**63)) | (values >= 2.0**63), place, first_row, "is too large: give such ids as text")
     return np.ascontiguousarray(values, np.int64)
 
