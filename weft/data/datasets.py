@@ -21,7 +21,7 @@ from weft.data.io.parts import gathered
 from weft.data.order import reorder
 
 BUILT_IN = {"digits": digits}
-SUFFIXES = (".npz", ".npy", ".pt", ".pth", *edgelist.TEXT_SUFFIXES, ".gz")
+SUFFIXES = (".npz", ".npy", ".pt", ".pth", ".parquet", ".arrow", ".feather", *edgelist.TEXT_SUFFIXES, ".gz")
 
 
 def load(
@@ -137,15 +137,19 @@ def load_path(path: Path, seed: int, split: int, verify: bool) -> Graph:
     if is_edge_list(path):
         return read_edges(path)
     raise InputError(
-        f"{path}: unknown kind of file '{path.suffix}': give a store folder, .npz, .npy, .txt, .csv or .tsv (or "
+        f"{path}: unknown kind of file '{suffix_of(path)}': give a store folder, .npz, .npy, .txt, .csv or .tsv (or "
         ".gz), or import a table of edges by 'weft data import --edges'"
     )
 
 
 def is_edge_list(path: Path) -> bool:
     """Whether a file's name is one of an edge list's."""
-    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    return path.suffix == ".npy" or suffix in edgelist.TEXT_SUFFIXES
+    return path.suffix == ".npy" or suffix_of(path) in edgelist.TEXT_SUFFIXES
+
+
+def suffix_of(path: Path) -> str:
+    """What a file is by its name, packed or not."""
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
 def refuse_split(name: str, split: int) -> None:
