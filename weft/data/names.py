@@ -15,6 +15,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 
 MULTIPLIER = 0x9E3779B97F4A7C15  # of the polynomial that a text's key is; odd, with bits all over
+KEYS_AT_ONCE = 1 << 17  # texts whose keys are made together
 NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN = "name_numbers", "name_offsets", "name_text"
 
 
@@ -205,7 +206,11 @@ class NameCollector:
 
 def keys_of(ids: Ids) -> NDArray[np.uint64]:
     """A number for each, the same for the same id."""
-    return ids.keys() if isinstance(ids, Texts) else ids.view(np.uint64)
+    if not isinstance(ids, Texts):
+        return ids.view(np.uint64)
+    firsts = range(0, len(ids), KEYS_AT_ONCE)  # each takes some dozens of bytes for each of its own
+    parts = (Texts.within(ids.offsets[first : first + KEYS_AT_ONCE + 1], ids.data).keys() for first in firsts)
+    return np.concatenate([np.empty(0, np.uint64), *parts])
 
 
 def taken(ids: Ids, places: NDArray[np.int64]) -> Ids:

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from weft.core.native import coo_to_csr
 
-BUCKET_RECORDS = 1 << 22
+BUCKET_RECORDS = 1 << 20
 
 Records = NDArray[Any]
 """A structured array with whole numbers `row` and `col`, and what is kept with them."""

@@ -20,7 +20,7 @@ from weft.data.names import Ids, Texts
 if TYPE_CHECKING:
     import pyarrow
 
-PART_ROWS = 1 << 20
+PART_ROWS = 1 << 17
 ARROW_FORMATS = {".parquet": "parquet", ".arrow": "ipc", ".feather": "ipc", ".ipc": "ipc", ".csv": "csv", ".tsv": "csv"}
 SUFFIXES = (*ARROW_FORMATS, ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
 ID, NUMBER, TEXT, TIME = "id", "number", "text", "time"
@@ -99,16 +99,25 @@ class ArrowTable:
                     batch_readahead=1,
                     fragment_readahead=1,
                     use_threads=False,
+                    fragment_scan_options=self._sparing(),
                 )
                 for batch in batches:
                     if len(batch):
                         yield {name: of_arrow(batch.column(name)) for name in columns}
+                pyarrow.default_memory_pool().release_unused()
             except pyarrow.ArrowInvalid as error:
                 if not (mistake := CSV_MISTAKE.search(str(error))):
                     raise
                 number, line, value = mistake.groups()
                 name = self.columns[int(number)]
                 raise InputError(f"{self.place}: column '{name}', line {line}: '{value}' is no number") from None
+
+    def _sparing(self) -> Any:
+        """Options by which no group of rows is in memory as it is stored, beside what was made of it."""
+        from pyarrow import dataset
+
+        parquet = self._kind == "parquet"
+        return dataset.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True) if parquet else None
 
     def _format(self, columns: Mapping[str, str]) -> Any:
         """How pyarrow is to read it."""

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from weft.core.errors import InputError
+from weft.core.memory import give_back_pages
 from weft.core.native import id_dtype
 from weft.data.adjacency import topology_digest
 from weft.data.checks import check_ids
@@ -23,7 +24,7 @@ from weft.data.io.record_sort import RecordFile, Records, Say, sorted_records
 from weft.data.io.store import no_types, write_manifest
 from weft.store.files import release
 
-BLOCK_EDGES = 1 << 22
+BLOCK_EDGES = 1 << 20
 MAX_ID = 1 << 53
 
 
@@ -38,9 +39,11 @@ def write_parts(parts: GraphParts, folder: Path, say: Say) -> None:
     some = next(given, EdgePart(source=none, target=none))
     with closing(RecordFile(folder, "edges.tmp", record_type(some))) as spool:
         num_vertices = fill(spool, itertools.chain([some], given), parts, say)
+        give_back_pages()
         degree, files = write_forward(parts, spool, num_vertices, folder, say)
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(degree)])
     del degree
+    give_back_pages()
     files["indptr"] = write_array(folder / "indptr.npy", indptr)
     symmetric, backward = write_transpose(indptr, folder, "weight" in files, say)
     files |= backward
