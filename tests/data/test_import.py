@@ -16,7 +16,7 @@ from tests.data.graph_checks import assert_one_line, same_graph
 from weft.cli import main
 from weft.core.errors import InputError
 from weft.data import Graph, load
-from weft.data.io import ogb, tables
+from weft.data.io import ogb, tables, write_parts
 from weft.data.names import NameCollector, NameIndex, Texts
 
 IDS = ["ann", "bob", "c\u00e9d", "dan", "eve", "007"]
@@ -177,6 +177,9 @@ def test_texts_with_one_key_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Texts, "keys", lambda self: np.ones(len(self), np.uint64))
     index = NameIndex(Texts.of(IDS), "id")
     assert index.find(Texts.of(["eve", "zed", "ann"])).tolist() == [4, -1, 0]
+    with pytest.raises(InputError) as error:
+        NameIndex(Texts.of(["a", "b", "c", "b", "a"]), "id")
+    assert_one_line(error, "id is 'b' in rows 1 and 3")
 
 
 def test_texts_one_after_the_other() -> None:
@@ -270,6 +273,18 @@ def test_files_beside_an_edge_list(tmp_path: Path) -> None:
     drawn = Graph.open(tmp_path / "store2")
     same_graph(drawn, wanted().with_split())
     assert drawn.path is not None
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint16])
+def test_edges_in_an_array(order: str, kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_parts, "BLOCK_EDGES", 3)
+    edges = np.array([SOURCE, TARGET], kind)
+    np.save(tmp_path / "graph.npy", edges if order == "C" else np.ascontiguousarray(edges.T))
+    for undirected in ((), ("--undirected",)):
+        out = tmp_path / f"store{len(undirected)}"
+        assert main(["data", "import", str(tmp_path / "graph.npy"), *undirected, "--out", str(out)]) == 0
+        same_graph(Graph.open(out), Graph.from_edges(edges, undirected=bool(undirected)))
 
 
 @pytest.mark.parametrize("compressed", [False, True])

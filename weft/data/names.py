@@ -149,18 +149,16 @@ class NameIndex:
     """
 
     def __init__(self, ids: Ids, field: str) -> None:
-        self._ids, self._field = ids, field
+        self._ids = ids
         keys = keys_of(ids)
         self._order = keys.argsort(kind="stable")
         self._keys = keys[self._order]
-        again = np.flatnonzero(self._keys[1:] == self._keys[:-1])
-        doubled = again[same(ids, self._order[again + 1], ids, self._order[again])]
-        if len(doubled):
-            place = doubled[self._order[doubled + 1].argmin()]
-            before, after = self._order[place], self._order[place + 1]
-            raise InputError(
-                f"{field} is {shown(ids, after)} in rows {before} and {after}: give every vertex one row and one id"
-            )
+        again = np.sort(self._order[1:][self._keys[1:] == self._keys[:-1]])
+        first = self.find(taken(ids, again))
+        if (first != again).any():
+            place = int((first != again).argmax())
+            rows = f"in rows {first[place]} and {again[place]}"
+            raise InputError(f"{field} is {shown(ids, again[place])} {rows}: give every vertex one row and one id")
 
     def find(self, ids: Ids) -> NDArray[np.int64]:
         """The places [m] of some ids; -1 for those that are not known. Texts are compared with texts."""
