@@ -17,7 +17,7 @@ LEVELS = {
     "store": 1,
     "parser": 1,
     "data": 2,
-    "kernels": 3,
+    **dict.fromkeys(("data_command", "kernels"), 3),
     **dict.fromkeys(("nn", "comm", "partition", "cost"), 4),
     "chunks": 5,
     "strategies": 6,

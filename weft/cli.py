@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from weft.core.config import PLACING, Config, PartitionOptions
 from weft.core.errors import InputError, RunError, Stopped, printable
@@ -24,22 +24,8 @@ from weft.core.memory import start_anew_to_keep_pages
 from weft.core.option_file import named_by, options_text, read_options
 from weft.core.stop import SIGNALS, handle_signals
 from weft.core.told import print_error
+from weft.data_command import add_data_commands
 from weft.parser import Parser, add_options, contenders, given, whole
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from weft.data import Graph
-
-DATA_OPTIONS = (
-    "split",
-    "normalize_features",
-    "random_features",
-    "random_classes",
-    "inverse_relations",
-    "order",
-    "seed",
-)
 
 
 USAGE = "%(prog)s [graph] [--config FILE] [flags]"
@@ -227,14 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_partition)
 
     commands = commands.add_parser("data", help="graphs on disk").add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser("import", help="turn a file or a named dataset into a graph folder")
-    command.add_argument("source", help="a file or a dataset name")
-    add_options(command, only=DATA_OPTIONS)
-    command.add_argument("--out", type=Path, required=True, help="folder of the graph")
-    command.set_defaults(command=_import)
-    command = commands.add_parser("info", help="what a graph holds; verifies a folder's checksums")
-    command.add_argument("graph", help="a graph folder, a file or a dataset name")
-    command.set_defaults(command=_info)
+    add_data_commands(commands)
     return parser
 
 
@@ -409,47 +388,3 @@ def _partition(options: argparse.Namespace) -> int:
 
 
 STARTING_RANKS = (_train, _compare, _sweep, _predict)
-
-
-def _import(options: argparse.Namespace) -> int:
-    from weft.engine.run import load_graph
-
-    graph = load_graph(_config(options, graph=options.source))
-    graph.save(options.out)
-    _describe(graph)
-    print(f"saved in {options.out}")
-    return 0
-
-
-def _info(options: argparse.Namespace) -> int:
-    from weft import data
-
-    _describe(data.load(options.graph))
-    return 0
-
-
-def _describe(graph: Graph) -> None:
-    """Prints one fact a line."""
-    degree, several = graph.in_edges.degree, " (several per vertex)" if graph.multilabel else ""
-    facts = {
-        "name": graph.name,
-        "vertices": f"{graph.num_vertices:,}",
-        "edges": f"{graph.num_edges:,}",
-        "in-degree": f"mean {graph.num_edges / max(len(degree), 1):.1f}, most {max(degree.tolist(), default=0)}",
-        "isolated targets": f"{int((degree == 0).sum()):,}",
-        "edge weights": "yes" if graph.in_edges.weight is not None else "no",
-        "edge features": graph.num_edge_features,
-        "relations": len(graph.relations),
-        "numbering": "original" if graph.ids is None else "reordered",
-        "features": graph.num_features,
-        "values" if graph.label_kind == "values" else "classes": f"{graph.num_classes}{several}",
-        "fingerprint": graph.fingerprint,
-    }
-    for split in ("train", "val", "test"):
-        mask = getattr(graph, f"{split}_mask")
-        facts[f"{split} vertices"] = "no split" if mask is None else f"{int(mask.sum()):,}"
-    for split in ("val", "test") if graph.test_links is not None else ():
-        links = getattr(graph, f"{split}_links")
-        facts[f"{split} links"] = "none" if links is None else f"{len(links):,}"
-    for name, value in facts.items():
-        print(f"{name:17} {value}")

@@ -22,6 +22,7 @@ COMMAND_FLAGS = (
     "--overwrite",
     "--quiet",
     "--json",
+    "--undirected",
 )
 """Flags that are no fields of a schema."""
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.campaign.scene import Done, Scene, losses, require
 from tests.campaign.settings import SMALL
-from weft.cli import DATA_OPTIONS
 from weft.core.config import Config, PartitionOptions
+from weft.data_command import DATA_OPTIONS
 from weft.engine.options import CHOICE_FLAGS, strategies_with
 
 SECONDS = 20.0

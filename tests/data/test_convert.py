@@ -208,9 +208,9 @@ def test_hetero_mistakes_are_named(change: object, parts: list[str]) -> None:
     [
         ({"x": torch.ones(3, 1)}, ["neither edge_index nor adj_t", "data.edge_index"]),
         ({"edge_index": torch.ones(3, 2, dtype=torch.long)}, ["edge_index has shape [3, 2]", "[2, E]"]),
-        ({"edge_index": edges(), "y": [1, 2, 3]}, ["y is of type list", "tensor"]),
+        ({"edge_index": edges(), "y": ["a", "b", "c"]}, ["y is of type list", "tensor"]),
         ({"adj_t": torch.eye(3)}, ["adj_t", "torch.sparse"]),
-        ({"edge_index": edges(), "y": 3}, ["y is of type int", "tensor"]),
+        ({"edge_index": edges(), "y": 3}, ["y is a single number"]),
         ({"edge_index": edges(), "y": torch.tensor(3)}, ["y is a single number"]),
         ({"edge_index": edges().double()}, ["data.edge_index[0] is torch.float64", "int64"]),
         ({"edge_index": edges().to("meta")}, ["edge_index", "meta"]),

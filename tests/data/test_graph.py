@@ -131,7 +131,10 @@ MISTAKES = {
     "feature inf": ({"x": with_entry(torch.ones(5, 3), (4, 0), float("inf"))}, ["x[4, 0]", "inf", "replace"]),
     "feature rows": ({"x": torch.ones(4, 3)}, ["x", "[4, 3]", "5 vertices", "one entry for each"]),
     "feature shape": ({"x": torch.ones(5)}, ["x", "[5]", "[vertices, features]"]),
-    "feature lossy": ({"x": torch.full((5, 1), 0.1).double() / 3}, ["x[0, 0]", "float64", "x.to(torch.float32)"]),
+    "feature too large": (
+        {"x": torch.full((5, 1), 1e39, dtype=torch.float64)},
+        ["x[0, 0]", "float64", "float32 cannot hold"],
+    ),
     "label below -1": ({"y": torch.tensor([0, 1, -2, 0, 0])}, ["y[2]", "-2", "-1 is unlabelled"]),
     "label nan": ({"y": torch.tensor([0, 1, float("nan"), 0, 0])}, ["y[2]", "nan", "torch.int64"]),
     "label rows": ({"y": torch.zeros(6, dtype=torch.int64)}, ["y", "[6]", "5 vertices"]),
@@ -159,9 +162,9 @@ MISTAKES = {
     ),
     "edge feature rows": ({"edge_features": torch.ones(4, 2)}, ["edge_features", "[4, 2]", "5 edges"]),
     "edge feature shape": ({"edge_features": torch.ones(5)}, ["edge_features", "[5]", "[edges, features]"]),
-    "edge feature lossy": (
-        {"edge_features": torch.full((5, 1), 0.1).double() / 3},
-        ["edge_features[0, 0]", "float64", "edge_features.to(torch.float32)"],
+    "edge feature too large": (
+        {"edge_features": torch.full((5, 1), 1e39, dtype=torch.float64)},
+        ["edge_features[0, 0]", "float64", "float32 cannot hold"],
     ),
     "type length": ({"edge_type": torch.zeros(2), "relations": ("v|a|v",)}, ["edge_type", "[2]", "5 edges"]),
     "type alone": ({"edge_type": torch.zeros(5)}, ["edge_type and relations", "give both"]),

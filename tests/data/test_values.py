@@ -78,6 +78,7 @@ def test_mistakes() -> None:
         require_trainable(graph(VALUES, val_mask=torch.arange(5) == 2))
     with pytest.raises(InputError, match=r"y\[2, 0\] is inf: values are finite"):
         graph(torch.tensor([[0.5], [1], [math.inf], [2], [3]]))
-    with pytest.raises(InputError, match=r"y\[0\] is 0.1.*round it yourself"):
-        graph(torch.full((5,), 0.1, dtype=torch.float64))
+    with pytest.raises(InputError, match=r"y\[0\] is 1.5e\+300, which torch.float32 cannot hold"):
+        graph(torch.tensor([1.5e300, 0.5, 0, 0, 0], dtype=torch.float64))
+    assert torch.equal(graph(torch.full((5,), 0.1, dtype=torch.float64)).y, torch.full((5,), 0.1))  # type: ignore[arg-type]
     assert label_kind(torch.tensor([math.inf, math.nan, 1.0])) == "classes"

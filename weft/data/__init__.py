@@ -15,6 +15,7 @@ from weft.data.links import Links as Links
 from weft.data.links import negative_key as negative_key
 from weft.data.links import require_links as require_links
 from weft.data.links import with_held_out_links as with_held_out_links
+from weft.data.names import VertexNames as VertexNames
 from weft.data.order import reorder as reorder
 from weft.data.rules import require_trainable as require_trainable
 from weft.data.shape import GraphShape as GraphShape

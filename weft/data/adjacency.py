@@ -13,6 +13,13 @@ from torch import Tensor
 from weft.core import native
 from weft.store.files import release
 
+BLOCK_ENTRIES = 1 << 22  # of a mapped array, read together
+
+
+def topology_digest(num_targets: int, num_edges: int) -> hashlib._Hash:
+    """What a fingerprint begins with; row pointers and source ids follow."""
+    return hashlib.sha256(f"weft topology {num_targets} {num_edges}\n".encode())
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Transpose:
@@ -119,10 +126,11 @@ class Adjacency:
     @cached_property
     def fingerprint(self) -> str:
         """Names the topology: sha256 over target and edge count, row pointers and source ids; 64 hex digits."""
-        digest = hashlib.sha256(f"weft topology {self.num_targets} {self.num_edges}\n".encode())
+        digest = topology_digest(self.num_targets, self.num_edges)
         for tensor in (self.indptr, self.indices):
-            digest.update(tensor.numpy().view(np.uint8).data)
-            release(tensor)
+            for block in tensor.split(BLOCK_ENTRIES):
+                digest.update(block.numpy().view(np.uint8).data)
+                release(block)
         return digest.hexdigest()
 
     def edges(self) -> tuple[Tensor, Tensor]:

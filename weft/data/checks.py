@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.core.errors import InputError
+from weft.core.errors import InputError, cause
 from weft.core.memory import require_memory
+
+Numbers: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
+"""What is taken as a tensor: one, a NumPy array, a column of pandas, or a list."""
 
 MASKS = ("train_mask", "val_mask", "test_mask")
 LINKS = ("val_links", "test_links")
@@ -41,10 +47,11 @@ def located(place: str | Path) -> Iterator[None]:
 def plain(field: str, value: object) -> Tensor:
     """A tensor's numbers: dense, on the CPU, without a gradient; unsigned ones of 16 bits or more as int64.
 
+    A NumPy array, a column of pandas and a list are taken as a tensor of their numbers.
     Raises InputError for what is no tensor of real numbers.
     """
     if not isinstance(value, Tensor):
-        raise InputError(f"{field} is of type {type(value).__name__}: give a torch tensor")
+        value = from_array(field, value)
     if value.is_meta:
         raise InputError(f"{field} is on the device meta, which holds no data: give a tensor on the CPU")
     if value.is_quantized or value.is_nested or value.dtype.is_complex:
@@ -57,6 +64,19 @@ def plain(field: str, value: object) -> Tensor:
     if value.requires_grad or value.device.type != "cpu":
         value = value.detach().cpu()
     return value if value.dtype not in UNSIGNED else signed(field, value)
+
+
+def from_array(field: str, value: object) -> Tensor:
+    """What numpy makes an array of, as a tensor that shares its memory where it can. InputError for no numbers."""
+    kind = f"{field} is of type {type(value).__name__}"
+    try:
+        array = np.asarray(value.toarray() if hasattr(value, "toarray") else value)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{kind}, and no array of numbers ({cause(error)}): give rows of one length") from None
+    if array.dtype.kind not in "biuf" or array.itemsize > 8:
+        raise InputError(f"{kind}, and holds no real numbers of at most 64 bits: give a tensor, an array or a list")
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def signed(field: str, tensor: Tensor) -> Tensor:
@@ -86,14 +106,20 @@ def vertex_ids(field: str, value: object) -> Tensor:
 
 
 def cast(field: str, value: object, dtype: torch.dtype) -> Tensor:
-    """The tensor as `dtype`, `plain` and contiguous; raises InputError at the first value that would change."""
+    """The tensor as `dtype`, `plain` and contiguous; raises InputError at the first value that would change.
+
+    Numbers with a fraction are rounded to fewer bits, if they are not too large for them.
+    """
     tensor = plain(field, value)
     if tensor.dtype == dtype:
         return tensor.contiguous()
     if tensor.itemsize == 1 and tensor.dtype.is_floating_point:
         tensor = tensor.to(torch.float32)  # torch compares no floats of 8 bits
     result = tensor.to(dtype).contiguous()
-    changed = (result.to(tensor.dtype) != tensor) & (tensor == tensor)
+    if tensor.dtype.is_floating_point and dtype.is_floating_point:
+        changed = tensor.isfinite() & ~result.isfinite()
+    else:
+        changed = (result.to(tensor.dtype) != tensor) & (tensor == tensor)
     if tensor.dtype.is_floating_point and not dtype.is_floating_point:
         changed |= tensor != tensor
     if changed.any():
@@ -150,7 +176,7 @@ def remedy_for(field: str, dtype: torch.dtype) -> str:
     if field == "y" and not dtype.is_floating_point:
         return "give class numbers from 0 on"
     if dtype.is_floating_point:
-        return f"round it yourself, with {field}.to({dtype}), if it is not too large for that"
+        return "give numbers that it can hold"
     return "give whole numbers"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from weft.core.errors import InputError, readable, unknown
@@ -10,15 +12,16 @@ from weft.data.checks import located
 from weft.data.fill import with_normalized_features, with_random_classes, with_random_features
 from weft.data.graph import Graph
 from weft.data.inverse import with_inverse_relations
-from weft.data.io import edgelist, generate, npz
+from weft.data.io import edgelist, generate, npz, ogb
 from weft.data.io.digits import digits
 from weft.data.io.downloads import LOADERS, download
 from weft.data.io.manifest import is_store
 from weft.data.io.npz_arrays import REMEDY
+from weft.data.io.parts import gathered
 from weft.data.order import reorder
 
 BUILT_IN = {"digits": digits}
-SUFFIXES = (".npz", ".npy", *edgelist.TEXT_SUFFIXES, ".gz")
+SUFFIXES = (".npz", ".npy", ".pt", ".pth", ".parquet", ".arrow", ".feather", *edgelist.TEXT_SUFFIXES, ".gz")
 
 
 def load(
@@ -37,8 +40,8 @@ def load(
     """A graph by name, path or recipe; the first of these that fits:
 
     1. a recipe, `rmat:...` or `sbm:...` (see weft.data.io.generate);
-    2. a path: has a separator or a known suffix, or is a store folder. A folder is a store (`verify` as in Graph.open);
-       .npz see weft.data.io.npz; .txt .csv .tsv (also .gz) and .npy see read_edges;
+    2. a path: has a separator or a known suffix, or is a store folder. A folder is a store (`verify` as in Graph.open),
+       or one of OGB's (weft.data.io.ogb); .npz see weft.data.io.npz; .txt .csv .tsv (also .gz), .npy see read_edges;
     3. a built-in name: `digits`;
     4. the name of an .npz file in the folder that the environment variable WEFT_DATA names;
     5. a public data set through PyG, fetched into `root` (default ~/.cache/weft); see weft.data.io.downloads.LOADERS.
@@ -110,25 +113,43 @@ def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool
 def is_path(name: str, path: Path) -> bool:
     """Whether a name means a file or a folder."""
     separators = {os.sep, os.altsep or os.sep}
-    return any(s in name for s in separators) or path.suffix in SUFFIXES or is_store(path)
+    known = any(s in name for s in separators) or path.suffix in SUFFIXES
+    return known or is_store(path) or ogb.is_ogb(path)
 
 
 def load_path(path: Path, seed: int, split: int, verify: bool) -> Graph:
     """The graph in a file or a store folder."""
+    if path.is_dir() and ogb.is_ogb(path):
+        return Graph.of(gathered(ogb.ogb_parts(path, split=split)))
     if path.suffix != ".npz":
         refuse_split(str(path), split)
     if path.is_dir():
         return Graph.open(path, verify=verify)
-    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if not path.exists():
         raise InputError(f"{path}: no such file or folder: check the path")
     if path.suffix == ".npz":
         return load_npz(path, seed, split)
-    if path.suffix == ".npy" or suffix in edgelist.TEXT_SUFFIXES:
+    if path.suffix in (".pt", ".pth"):
+        raise InputError(
+            f"{path}: would have to be unpickled, which weft never does: save its graph in a script that has "
+            "loaded it, by weft.Graph.from_pyg(data).save(folder)"
+        )
+    if is_edge_list(path):
         return read_edges(path)
     raise InputError(
-        f"{path}: unknown kind of file '{suffix}': give a store folder, .npz, .npy, .txt, .csv or .tsv (or .gz)"
+        f"{path}: unknown kind of file '{suffix_of(path)}': give a store folder, .npz, .npy, .txt, .csv or .tsv (or "
+        ".gz), or import a table of edges by 'weft data import --edges'"
     )
+
+
+def is_edge_list(path: Path) -> bool:
+    """Whether a file's name is one of an edge list's."""
+    return path.suffix == ".npy" or suffix_of(path) in edgelist.TEXT_SUFFIXES
+
+
+def suffix_of(path: Path) -> str:
+    """What a file is by its name, packed or not."""
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
 def refuse_split(name: str, split: int) -> None:
@@ -150,6 +171,9 @@ def read_edges(
     num_vertices: int | None = None,
     features: str | Path | None = None,
     labels: str | Path | None = None,
+    split: str | Path | None = None,
+    shares: Sequence[float] | None = None,
+    undirected: bool = False,
     name: str | None = None,
     seed: int = 0,
 ) -> Graph:
@@ -161,15 +185,26 @@ def read_edges(
     features: .npy or a text table, one row per vertex.
     labels: the same with one column of classes (-1 unlabelled), or one column of 0 and 1 per class; labelled vertices
     get a seeded 60/20/20 split.
+    split: .npy or a text table with train, val or test (or 0, 1 or 2) for each vertex; or shares of a split to draw.
+    undirected: joins the ends of each edge in both directions, once (see weft.data.io.parts.GraphParts).
 
     Raises InputError with file, line and content for what is no edge list, and for ids out of range.
     """
     with readable(path, "give a text table of numbers, or an array saved by numpy.save"):
-        fields = edgelist.read_edge_list(
-            path, num_vertices=num_vertices, features=features, labels=labels, name=name, seed=seed
+        parts = edgelist.edge_list_parts(
+            path,
+            num_vertices=num_vertices,
+            features=features,
+            labels=labels,
+            split=split,
+            shares=shares,
+            undirected=undirected,
+            name=name,
+            seed=seed,
         )
+        edges = list(parts.edges())
         with located(path):
-            return Graph.of(fields)
+            return Graph.of(gathered(replace(parts, edges=lambda: iter(edges))))
 
 
 def data_files() -> dict[str, Path]:

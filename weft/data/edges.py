@@ -13,6 +13,7 @@ from weft.core.native import coo_to_csr
 from weft.core.units import format_bytes
 from weft.data.adjacency import Adjacency
 from weft.data.checks import (
+    Numbers,
     cast,
     check_edge_features,
     check_finite,
@@ -32,13 +33,14 @@ POINTER_BYTES = 16  # of a vertex: int64 for the edges into it, and for those ou
 
 
 def build(
-    source: Tensor,
-    target: Tensor,
+    source: Numbers,
+    target: Numbers,
     *,
     num_vertices: int | None = None,
-    weight: Tensor | None = None,
-    edge_features: Tensor | None = None,
-    edge_type: Tensor | None = None,
+    weight: Numbers | None = None,
+    edge_features: Numbers | None = None,
+    edge_type: Numbers | None = None,
+    undirected: bool = False,
     field: str = "edge_index",
 ) -> GraphFields:
     """What edges tell of a graph: themselves, their types and their features, in the order in which they are stored.
@@ -46,6 +48,8 @@ def build(
     It is by target, source, type, and position in the input.
     source and target are integer [E]; weight is float [E], edge_features float [E, K], edge_type integer [E].
     num_vertices is one more than the largest id where it is not given. Errors call the first two field[0] and field[1].
+    undirected: joins each pair that an edge joins once in either direction. Of several edges from one vertex to another
+    the first that is given stays, and one given before one turned round.
 
     Raises InputError for ids out of range, lengths that disagree, and weights or features that are not finite.
     """
@@ -66,6 +70,11 @@ def build(
     check_ids(f"{field}[1]", target, num_vertices)
     if source.dtype != target.dtype:
         source, target = source.to(torch.int64), target.to(torch.int64)
+    if undirected:
+        if edge_type is not None:
+            raise InputError("undirected edges of several types: leave it out, and load with inverse_relations")
+        source, target, given = both_ways(source, target)
+        weight, edge_features = (None if rows is None else rows[given] for rows in (weight, edge_features))
     by_type = None if edge_type is None else edge_type.argsort(stable=True)
     if by_type is not None:
         source, target = source[by_type], target[by_type]
@@ -85,6 +94,17 @@ def build(
     )
 
 
+def both_ways(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sources and targets of each pair of ends once, in either direction, and the edge int64 that it is from."""
+    sources, targets = torch.cat([source, target]), torch.cat([target, source])
+    order = sources.argsort(stable=True)
+    order = order[targets[order].argsort(stable=True)]
+    new = torch.ones(len(order), dtype=torch.bool)
+    new[1:] = (sources[order].diff() != 0) | (targets[order].diff() != 0)
+    first = order[new].sort().values
+    return sources[first], targets[first], first % max(len(source), 1)
+
+
 def edge_weights(weight: object, num_edges: int) -> Tensor:
     """Weights [E], float32 or float64; InputError where one is not finite."""
     tensor = plain("edge_weight", weight)
@@ -99,10 +119,14 @@ def count_vertices(source: Tensor, target: Tensor, field: str) -> int:
     """One more than the largest id. Raises InputError where ids are far too sparse to be vertex numbers."""
     if not len(source):
         return 0
-    count = 1 + max(int(source.max()), int(target.max()))
-    if count > max(MAX_SPARSE_IDS, MAX_IDS_PER_EDGE * len(source)):
+    return check_sparse_ids(1 + max(int(source.max()), int(target.max())), len(source), field)
+
+
+def check_sparse_ids(count: int, num_edges: int, field: str) -> int:
+    """One more than the largest id, as it is. Raises InputError where ids are far too sparse to be vertex numbers."""
+    if count > max(MAX_SPARSE_IDS, MAX_IDS_PER_EDGE * num_edges):
         raise InputError(
-            f"{field} holds ids up to {count - 1} in {len(source)} edges, and vertices without any would take "
+            f"{field} holds ids up to {count - 1} in {num_edges} edges, and vertices without any would take "
             f"{format_bytes(POINTER_BYTES * count)} of memory: number the vertices from 0 without gaps, as "
             "names, edges = numpy.unique(edges, return_inverse=True) does, or give num_vertices if they are meant"
         )

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.core.errors import InputError
 from weft.data.adjacency import Adjacency
-from weft.data.checks import LINKS, MASKS, cast, has_label, label_dtype, label_kind, located, plain
+from weft.data.checks import (
+    LINKS,
+    MASKS,
+    Numbers,
+    cast,
+    check_vector,
+    has_label,
+    label_dtype,
+    label_kind,
+    located,
+    plain,
+)
 from weft.data.edges import build
 from weft.data.fields import GraphFields
 from weft.data.io.convert import PygGraph, from_pyg, to_pyg
+from weft.data.io.objects import NODE, SOURCE, TARGET, dgl_fields, matrix_edges, network_tables
+from weft.data.io.parts import gathered
 from weft.data.io.store import read_store, save
+from weft.data.io.table_graph import Columns, table_parts
 from weft.data.rules import check_kinds, check_shapes, check_values
+from weft.data.splits import SHARES, random_split, split_by_time
 from weft.data.typed import TypedShape, relation_edges, type_range
 from weft.store.files import release
 
@@ -155,31 +172,41 @@ class Graph(GraphFields):
     @classmethod
     def from_edges(
         cls,
-        source: Tensor,
-        target: Tensor,
+        source: Numbers,
+        target: Numbers | None = None,
         *,
         num_vertices: int | None = None,
-        weight: Tensor | None = None,
-        edge_features: Tensor | None = None,
-        x: Tensor | None = None,
-        y: Tensor | None = None,
-        train_mask: Tensor | None = None,
-        val_mask: Tensor | None = None,
-        test_mask: Tensor | None = None,
+        weight: Numbers | None = None,
+        edge_features: Numbers | None = None,
+        x: Numbers | None = None,
+        y: Numbers | None = None,
+        train_mask: Numbers | None = None,
+        val_mask: Numbers | None = None,
+        test_mask: Numbers | None = None,
+        undirected: bool = False,
         name: str = "graph",
-        edge_type: Tensor | None = None,
+        edge_type: Numbers | None = None,
         relations: tuple[str, ...] = (),
         vertex_types: tuple[str, ...] = (),
         type_offsets: tuple[int, ...] = (),
-        features: Mapping[str, Tensor] | None = None,
-        val_links: Tensor | None = None,
-        test_links: Tensor | None = None,
+        features: Mapping[str, Numbers] | None = None,
+        val_links: Numbers | None = None,
+        test_links: Numbers | None = None,
     ) -> Graph:
-        """A graph from edges source[e] -> target[e], integer [E].
+        """A graph from edges source[e] -> target[e], integer [E] each, or from one edge_index [2, E] in their place.
 
-        `weight` and `edge_type` [E] and `edge_features` [E, K] are in the same order. Without `num_vertices` it is the
-        length of x, y or type_offsets, else one more than the largest id.
+        All numbers may be tensors, NumPy arrays, columns of pandas or lists. `weight` and `edge_type` [E] and
+        `edge_features` [E, K] are in the order of the edges. Without `num_vertices` it is the length of x, y or
+        type_offsets, else one more than the largest id. `undirected` joins the ends of each edge in both directions,
+        once: of several edges from one vertex to another the first stays, and one as given before one turned round.
         """
+        if target is None:
+            pair = plain("edge_index", source)
+            if pair.dim() != 2 or len(pair) != 2:
+                raise InputError(
+                    f"edge_index has shape {list(pair.shape)}: give edges as [2, E], source row first, or give target"
+                )
+            source, target = pair
         if num_vertices is None:
             num_vertices = known_size(x, y, type_offsets)
         edges = build(
@@ -189,24 +216,149 @@ class Graph(GraphFields):
             weight=weight,
             edge_features=edge_features,
             edge_type=edge_type,
+            undirected=undirected,
         )
+        numbers: dict[str, Any] = {  # tensors as of the cast
+            "x": x,
+            "y": y,
+            "train_mask": train_mask,
+            "val_mask": val_mask,
+            "test_mask": test_mask,
+            "features": {} if features is None else features,
+            "val_links": val_links,
+            "test_links": test_links,
+        }
         return cls(
             in_edges=edges.in_edges,
-            x=x,
-            y=y,
-            train_mask=train_mask,
-            val_mask=val_mask,
-            test_mask=test_mask,
             name=name,
             edge_type=edges.edge_type,
             relations=relations,
             edge_features=edges.edge_features,
             vertex_types=vertex_types,
             type_offsets=type_offsets,
-            features={} if features is None else features,
-            val_links=val_links,
-            test_links=test_links,
+            **numbers,
         )
+
+    @classmethod
+    def from_tables(
+        cls,
+        vertices: Any,
+        edges: Any,
+        *,
+        id: str | None = None,
+        source: str = "source",
+        target: str = "target",
+        features: str | Sequence[str] = (),
+        label: str | Sequence[str] = (),
+        split: str | Sequence[float] | None = None,
+        split_time: str | None = None,
+        weight: str | None = None,
+        edge_features: str | Sequence[str] = (),
+        undirected: bool = False,
+        seed: int = 0,
+        name: str | None = None,
+    ) -> Graph:
+        """A graph from a table of vertices (or None) and one of edges; docs/data.md says what columns may hold.
+
+        A table is a pandas DataFrame, a pyarrow.Table, arrays by name, or a Parquet, Arrow or CSV file or folder.
+        `id`: the vertices' column of ids, whole numbers or text, by which source and target of an edge name them; None:
+        they are rows, from 0 on. `split`: a column of train, val and test, or three shares of a split that `seed`
+        draws; `split_time`: a column, whose earliest train and latest test. `undirected` adds each edge's reverse.
+
+        Raises InputError that names table, column and row.
+        """
+        columns = Columns(
+            id=id,
+            source=source,
+            target=target,
+            features=named(features),
+            label=named(label),
+            split=split if isinstance(split, str) else None,
+            split_time=split_time,
+            weight=weight,
+            edge_features=named(edge_features),
+        )
+        shares = None if isinstance(split, str) else split
+        parts = table_parts(vertices, edges, columns, name=name, undirected=undirected, shares=shares, seed=seed)
+        return cls.of(gathered(parts))
+
+    @classmethod
+    def from_networkx(
+        cls,
+        graph: Any,
+        *,
+        features: str | Sequence[str] = (),
+        label: str | Sequence[str] = (),
+        split: str | Sequence[float] | None = None,
+        weight: str | None = None,
+        edge_features: str | Sequence[str] = (),
+        seed: int = 0,
+        name: str = "graph",
+    ) -> Graph:
+        """A graph from one of NetworkX, whose nodes are whole numbers or text; an undirected edge leads both ways.
+
+        All but `split`'s shares are names of attributes, and mean what they mean in `from_tables`. A vertex's name is
+        its node. Raises InputError that names attribute and row.
+        """
+        features, label, edge_features = named(features), named(label), named(edge_features)
+        of_nodes = (*features, *label, *named(split if isinstance(split, str) else ()))
+        vertices, edges = network_tables(graph, of_nodes, (*named(weight or ()), *edge_features))
+        return cls.from_tables(
+            vertices,
+            edges,
+            id=NODE,
+            source=SOURCE,
+            target=TARGET,
+            features=features,
+            label=label,
+            split=split,
+            weight=weight,
+            edge_features=edge_features,
+            seed=seed,
+            name=name,
+        )
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, **fields: Any) -> Graph:
+        """A graph from a sparse matrix [N, N] of SciPy, whose entry [u, v] is an edge u -> v.
+
+        Entries are weights, unless all are 1. fields: what `from_edges` takes beside edges, such as x and y.
+        """
+        return cls.from_edges(**matrix_edges(matrix) | fields)
+
+    @classmethod
+    def from_dgl(
+        cls,
+        graph: Any,
+        *,
+        features: str = "feat",
+        label: str = "label",
+        weight: str | None = None,
+        edge_features: str | None = None,
+        name: str = "graph",
+    ) -> Graph:
+        """A graph from one of DGL with one type of nodes and of edges; names of its ndata and edata.
+
+        Masks are ndata's train_mask, val_mask and test_mask.
+        """
+        return cls.from_edges(**dgl_fields(graph, features, label, weight, edge_features), name=name)
+
+    def with_split(self, ratio: Sequence[float] = SHARES, *, seed: int = 0, time: Tensor | None = None) -> Graph:
+        """The same graph with another split of its labelled vertices (of all, where it has no labels).
+
+        ratio: the shares to train, validate and test on. Drawn by `seed`; or by `time`, a number for each vertex by
+        its original id: the earliest train, the latest test.
+        """
+        labelled = torch.ones(self.num_vertices, dtype=torch.bool) if self.y is None else has_label(self.y)
+        place = slice(None) if self.ids is None else self.ids
+        labelled = torch.empty_like(labelled).index_copy_(0, self.ids, labelled) if self.ids is not None else labelled
+        if time is None:
+            masks = random_split(labelled, seed, ratio)
+        else:
+            check_vector("time", plain("time", time), self.num_vertices, "vertices")
+            masks = split_by_time(plain("time", time), labelled, ratio)
+        fields: dict[str, Any] = {field: mask[place] for field, mask in masks._asdict().items()}
+        return dataclasses.replace(self, **fields, trusted=True)
 
     @classmethod
     def from_pyg(cls, data: PygGraph, *, name: str = "graph") -> Graph:
@@ -237,6 +389,11 @@ class Graph(GraphFields):
 
 
 open_store = Graph.open
+
+
+def named(columns: str | Sequence[str]) -> tuple[str, ...]:
+    """One column or several, as several."""
+    return (columns,) if isinstance(columns, str) else tuple(columns)
 
 
 def known_size(x: object, y: object, type_offsets: object) -> int | None:

@@ -28,6 +28,7 @@ from weft.data.checks import (
     label_kind,
 )
 from weft.data.fields import GraphFields
+from weft.data.names import VertexNames
 from weft.data.typed import type_range
 
 REMEDY = "use Graph.from_edges, or import the graph again"
@@ -56,7 +57,20 @@ def check_shapes(graph: GraphFields) -> None:
             raise InputError(f"{field} has shape {list(tensor.shape)}: give rows of source, target and relation")
     if graph.y is not None and graph.y.dim() > 2:
         raise InputError(f"y has shape {list(graph.y.shape)}: labels are [vertices] or [vertices, classes]")
+    if graph.vertex_names is not None:
+        check_names(graph.vertex_names, num_vertices)
     check_types(graph)
+
+
+def check_names(names: VertexNames, num_vertices: int) -> None:
+    """Raises InputError unless there is a name for each vertex."""
+    if (names.numbers is None) == (names.offsets is None or names.text is None):
+        raise InputError(f"vertex_names holds not one of numbers and texts: {REMEDY}")
+    for field, tensor, dtype in (("numbers", names.numbers, torch.int64), ("offsets", names.offsets, torch.int64)):
+        if tensor is not None:
+            check_array(f"vertex_names.{field}", tensor, num_vertices + (field == "offsets"), dtype)
+    if names.text is not None:
+        check_array("vertex_names.text", names.text, len(names.text), torch.uint8)
 
 
 def check_kinds(graph: GraphFields) -> None:
@@ -149,6 +163,9 @@ def check_values(graph: GraphFields) -> None:
             check_links(graph, field, getattr(graph, field))
     if graph.ids is not None:
         check_permutation("ids", graph.ids)
+    if graph.vertex_names is not None and graph.vertex_names.offsets is not None:
+        assert graph.vertex_names.text is not None
+        check_pointers("vertex_names.offsets", graph.vertex_names.offsets, len(graph.vertex_names.text), REMEDY)
     warn_overlap(graph)
 
 

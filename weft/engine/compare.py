@@ -136,7 +136,9 @@ def run_all(
         raise InputError(f"--out {out} holds another run: give another folder")
     contenders = {name: on_present_ranks(one) for name, one in contenders.items()}
     config, launched = next(iter(contenders.values())), not under_torchrun()
-    jobs = {name: make_job(one, graph, model, own, out=None, quiet=quiet, name=name) for name, one in contenders.items()}
+    jobs = {
+        name: make_job(one, graph, model, own, out=None, quiet=quiet, name=name) for name, one in contenders.items()
+    }
     with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
         whole = made_by_all(config, lambda: prepared_graph(config, graph, model))
     shape = GraphShape.of(whole)

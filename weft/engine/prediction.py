@@ -22,7 +22,7 @@ from weft.core.errors import InputError, RunError, Stopped, unknown
 from weft.core.forkserver import temporary_folder
 from weft.core.optimisations import Optimisations
 from weft.core.table_file import HEADERS, TableFile
-from weft.data import Graph, GraphShape, as_asked, forward_relations, with_inverse_relations
+from weft.data import Graph, GraphShape, VertexNames, as_asked, forward_relations, with_inverse_relations
 from weft.engine.blocks import row_blocks
 from weft.engine.check import check_placing
 from weft.engine.folder import RunFolder
@@ -57,6 +57,8 @@ def predict(
     **options: Any,
 ) -> Tensor:
     """What the best weights of a run give for every vertex of a graph, in the order of the vertices' original ids.
+
+    Row v is of graph.vertex_names[v] where the graph has names; a .parquet file has them as its first column.
 
     graph: that of the run, or another with the same features and relations, such as one that has grown. A run's
     held-out links are held out of its own graph again, and of no other.
@@ -103,7 +105,7 @@ def predict(
         )
         rows = launched_rows(rank_work, plan) if launched else rank_work.rows(plan, group)
         if path and is_main_process():
-            publish(rows, what, draft, path)
+            publish(rows, what, found.vertex_names, draft, path)
     return rows
 
 
@@ -316,12 +318,12 @@ def draft_of(path: Path | None) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def publish(rows: Tensor, what: str, draft: Path, path: Path) -> None:
+def publish(rows: Tensor, what: str, names: VertexNames | None, draft: Path, path: Path) -> None:
     """Gives a draft its name; before that, writes the rows anew where the file is to be of a format of its own."""
     try:
         if path.suffix not in HEADERS:
             draft.unlink()  # they are mapped
-            write_parquet(rows, what, draft)
+            write_parquet(rows, what, names, draft)
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)
@@ -329,16 +331,25 @@ def publish(rows: Tensor, what: str, draft: Path, path: Path) -> None:
         raise RunError(f"{path}: {error.strerror}: give a folder with room") from error
 
 
-def write_parquet(rows: Tensor, what: str, path: Path) -> None:
-    """Writes rows [N, C], or [N], as a Parquet file: a column for each, and a group of rows for each block."""
+def write_parquet(rows: Tensor, what: str, names: VertexNames | None, path: Path) -> None:
+    """Writes rows [N, C], or [N], as a Parquet file: a column for each, and a group of rows for each block.
+
+    names: of the vertices, the first column.
+    """
     import pyarrow
     import pyarrow.parquet
 
     singular = {"logits": "logit", "classes": "class", "embeddings": "embedding"}[what]
     table = rows.unsqueeze(1) if rows.dim() == 1 else rows
-    names = [singular] if rows.dim() == 1 else [f"{singular}_{number}" for number in range(table.shape[1])]
-    schema = pyarrow.schema([(name, pyarrow.from_numpy_dtype(table.numpy().dtype)) for name in names])
+    of_rows = [singular] if rows.dim() == 1 else [f"{singular}_{number}" for number in range(table.shape[1])]
+    fields = [(name, pyarrow.from_numpy_dtype(table.numpy().dtype)) for name in of_rows]
+    if names is not None:
+        column = f"{names.column}_of_vertex" if names.column in of_rows else names.column
+        fields.insert(0, (column, pyarrow.int64() if names.numbers is not None else pyarrow.string()))
+    schema = pyarrow.schema(fields)
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         for block, _ in row_blocks([], table):
             columns = [pyarrow.array(column.numpy()) for column in table[block].t().contiguous()]
+            if names is not None:
+                columns.insert(0, pyarrow.array(names.slice(block)))
             writer.write_table(pyarrow.table(columns, schema=schema))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError, readable
 from weft.data.checks import plain
+from weft.store.files import note_mapped
 
 REMEDY = "save numbers by numpy.save, or fetch the file again"
 
@@ -70,7 +71,11 @@ def map_array(path: Path, remedy: str = REMEDY) -> NDArray[Any]:
 
 def map_tensor(path: Path, field: str) -> Tensor:
     """A person's own .npy file as a tensor, memory-mapped where torch knows its type. InputError for what it is not."""
-    return as_tensor(f"{path}: {field}", map_array(path))
+    array = map_array(path)
+    tensor = as_tensor(f"{path}: {field}", array)
+    if tensor.data_ptr() == array.ctypes.data:  # no copy of another type
+        note_mapped(tensor, private=True)
+    return tensor
 
 
 def as_tensor(field: str, array: NDArray[Any]) -> Tensor:

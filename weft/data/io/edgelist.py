@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +12,35 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.data.checks import check_finite, located
-from weft.data.edges import build
-from weft.data.fields import GraphFields
-from weft.data.io.arrays import map_tensor
+from weft.data.checks import check_finite, located, vertex_ids
+from weft.data.io.arrays import map_array, map_tensor
+from weft.data.io.parts import EdgePart, GraphParts
+from weft.data.io.table_graph import split_column
+from weft.data.io.tables import FrameTable, Table, TextTable
 from weft.data.io.text import Block, read_blocks
-from weft.data.splits import Masks, split_labelled
+from weft.data.splits import Masks, split_labelled, split_vertices
 
 TEXT_SUFFIXES = (".txt", ".csv", ".tsv")
 
 # Larger whole numbers are not exact in a table that has a weight column, and are no vertex numbers.
 MAX_ID = 1 << 53
 
+NAMES = "; a list of names is imported by 'weft data import --edges FILE'"
 
-def read_edge_list(
+
+def edge_list_parts(
     path: str | Path,
     *,
     num_vertices: int | None = None,
     features: str | Path | None = None,
     labels: str | Path | None = None,
+    split: str | Path | None = None,
+    shares: Sequence[float] | None = None,
+    undirected: bool = False,
     name: str | None = None,
     seed: int = 0,
-) -> GraphFields:
-    """The fields of a graph from an edge list; weft.data.read_edges says what the files may hold."""
+) -> GraphParts:
+    """A graph from an edge list; weft.data.read_edges says what the files may hold."""
     path = Path(path)
     x = None if features is None else read_features(Path(features))
     y = None if labels is None else read_labels(Path(labels))
@@ -42,33 +48,40 @@ def read_edge_list(
         raise InputError(f"{labels}: has {len(y)} rows, {features} has {len(x)}: give one row per vertex in both")
     sizes = [len(tensor) for tensor in (x, y) if tensor is not None]
     limit = sizes[0] if sizes and num_vertices is None else num_vertices
-    if path.suffix == ".npy":
-        source, target, weight = read_edge_array(path)
-    else:
-        source, target, weight = read_edge_table(path, limit)
     masks = Masks() if y is None else split_labelled(y, seed)
-    with located(path):
-        edges = build(source, target, num_vertices=limit, weight=weight)
-    return replace(edges, x=x, y=y, name=path.name.split(".")[0] if name is None else name, **masks._asdict())
+    if split is not None:
+        masks = read_split(Path(split))
+    elif shares is not None:
+        if limit is None:
+            raise InputError(f"{path}: a split is of as many vertices as --labels or --features have: give one of them")
+        masks = split_vertices(y, limit, seed, shares)
+    return GraphParts(
+        name=path.name.split(".")[0] if name is None else name,
+        edges=lambda: read_edge_array(path) if path.suffix == ".npy" else read_edge_table(path, limit),
+        num_vertices=limit,
+        x=None if x is None else lambda: iter([x]),
+        y=y,
+        masks=masks,
+        undirected=undirected,
+    )
 
 
-def read_edge_table(path: Path, num_vertices: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Source and target int64 [E], and weight float32 [E] or None, of a text table."""
-    limit = MAX_ID if num_vertices is None else num_vertices
-    ids, weights = [], []
-    for block in read_blocks(path):
+def read_edge_table(path: Path, num_vertices: int | None) -> Iterator[EdgePart]:
+    """The edges of a text table, with weights where it has three columns."""
+    limit, block = MAX_ID if num_vertices is None else num_vertices, None
+    for block in read_blocks(path, remedy=NAMES):
         if block.values.shape[1] not in (2, 3):
             raise block.error(0, "an edge has two columns, source and target, or three with a weight")
-        ids.append(edge_ids(block, limit))
+        source, target = (torch.from_numpy(ids) for ids in edge_ids(block, limit))
+        weight = None
         if block.values.shape[1] == 3:
-            weights.append(as_float32(block, block.values[:, 2:], "the weight must be finite, and below 3e38")[:, 0])
-    if not ids and num_vertices is None:
+            weights = as_float32(block, block.values[:, 2:], "the weight must be finite, and below 3e38")
+            weight = torch.from_numpy(weights)[:, 0]
+        yield EdgePart(source=source, target=target, weight=weight)
+    if block is None and num_vertices is None:
         raise InputError(
             f"{path}: holds no edges: give lines of 'source target', or num_vertices for a graph without any"
         )
-    source = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *(pair[0] for pair in ids)]))
-    target = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *(pair[1] for pair in ids)]))
-    return source, target, torch.from_numpy(np.concatenate(weights)) if weights else None
 
 
 def edge_ids(block: Block, limit: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -97,13 +110,15 @@ def check_rows(block: Block, wrong: NDArray[np.bool_], reason: str) -> None:
         raise block.error(int(wrong.argmax()), reason)
 
 
-def read_edge_array(path: Path) -> tuple[Tensor, Tensor, None]:
-    """Source and target [E], integers, of a memory-mapped .npy array: views where its rows are contiguous."""
+def read_edge_array(path: Path) -> Iterator[EdgePart]:
+    """The edges of a memory-mapped .npy array of integers: views where its rows are contiguous."""
     edges = map_tensor(path, "edges")
     if edges.dim() != 2 or 2 not in edges.shape:
         raise InputError(f"{path}: edges have shape {list(edges.shape)}: save them as (2, E) or (E, 2)")
     pair = edges if len(edges) == 2 else edges.T
-    return pair[0], pair[1], None
+    with located(path):
+        source, target = (vertex_ids(f"edge_index[{row}]", pair[row]) for row in (0, 1))
+    yield EdgePart(source=source, target=target)
 
 
 def read_features(path: Path) -> Tensor:
@@ -127,6 +142,15 @@ def read_labels(path: Path) -> Tensor:
     else:
         y = torch.from_numpy(concatenate([block.values for block in read_blocks(path, integral=True)], path))
     return y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y
+
+
+def read_split(path: Path) -> Masks:
+    """A split from .npy or a text table of one column: train, val or test, or 0, 1 or 2; -1 or none for neither."""
+    if path.suffix == ".npy":
+        table: Table = FrameTable({"split": map_array(path)}, str(path))
+    else:
+        table = TextTable(path)
+    return split_column(table, table.columns[0])
 
 
 def concatenate(blocks: list[NDArray[Any]], path: Path) -> NDArray[Any]:

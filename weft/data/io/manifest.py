@@ -16,9 +16,9 @@ from torch import Tensor
 from weft.core.errors import InputError, readable
 from weft.data.io.arrays import map_array
 
-FORMAT, VERSION = "weft-graph", 1
+FORMAT, VERSION = "weft-graph", 2  # 2: names of vertices
 MANIFEST = "manifest.json"
-DTYPES = ("|b1", "<i2", "<i4", "<i8", "<f4", "<f8")  # others would be copied, and no longer be the file
+DTYPES = ("|b1", "|u1", "<i2", "<i4", "<i8", "<f4", "<f8")  # others would be copied, and no longer be the file
 REMEDY = "import the graph again"
 
 # Hashed and written together: small enough to stay in the cache between the two.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +18,8 @@ from weft.core.errors import InputError
 from weft.data.adjacency import Adjacency, Transpose
 from weft.data.checks import LINKS, MASKS
 from weft.data.fields import GraphFields
+from weft.data.io.array_writer import write_array
 from weft.data.io.manifest import (
-    CHUNK_BYTES,
     FORMAT,
     MANIFEST,
     REMEDY,
@@ -30,6 +30,7 @@ from weft.data.io.manifest import (
     read_arrays,
     read_manifest,
 )
+from weft.data.names import NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN, VertexNames
 from weft.store.files import note_mapped
 
 TENSORS = ("edge_type", "edge_features", "x", "y", "ids", *MASKS, *LINKS)
@@ -37,7 +38,14 @@ TENSORS = ("edge_type", "edge_features", "x", "y", "ids", *MASKS, *LINKS)
 
 
 def save(graph: GraphFields, folder: str | Path, *, overwrite: bool = False) -> None:
-    """Writes a graph as a store folder.
+    """Writes a graph as a store folder; see new_store."""
+    with new_store(folder, overwrite=overwrite) as draft:
+        write_store(graph, draft)
+
+
+@contextmanager
+def new_store(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Where a store's files are to be written; they are at `folder` when that has succeeded.
 
     Everything goes to a hidden sibling folder first, is flushed to disk and then renamed: no reader sees half of it.
 
@@ -53,7 +61,7 @@ def save(graph: GraphFields, folder: str | Path, *, overwrite: bool = False) -> 
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     partial.mkdir()
     try:
-        write_store(graph, partial)
+        yield partial
         replace_folder(partial, folder)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -92,11 +100,11 @@ def write_store(graph: GraphFields, folder: Path) -> None:
         "transpose_edge_ids": transpose.edge_ids,
         "transpose_weight": transpose.weight,
         **{name: getattr(graph, name) for name in TENSORS},
+        **({} if graph.vertex_names is None else graph.vertex_names.arrays()),
         **{feature_key(graph.vertex_types, name): tensor for name, tensor in graph.features.items()},
     }
+    files = {key: write_array(folder / f"{key}.npy", t.numpy()) for key, t in arrays.items() if t is not None}
     manifest = {
-        "format": FORMAT,
-        "version": VERSION,
         "name": graph.name,
         "num_vertices": in_edges.num_targets,
         "num_edges": in_edges.num_edges,
@@ -104,9 +112,20 @@ def write_store(graph: GraphFields, folder: Path) -> None:
         "relations": list(graph.relations),
         "vertex_types": list(graph.vertex_types),
         "type_offsets": list(graph.type_offsets),
+        "id_column": "" if graph.vertex_names is None else graph.vertex_names.column,
         "fingerprint": in_edges.fingerprint,
-        "files": {key: write_array(folder / f"{key}.npy", t) for key, t in arrays.items() if t is not None},
     }
+    write_manifest(no_types() | manifest, files, folder)
+
+
+def no_types() -> dict[str, Any]:
+    """What a manifest says of a graph with one kind of vertices and of edges."""
+    return {"relations": [], "vertex_types": [], "type_offsets": []}
+
+
+def write_manifest(described: dict[str, Any], files: dict[str, Any], folder: Path) -> None:
+    """Writes the manifest, and flushes it and the folder. files: the entries of the arrays that were written."""
+    manifest = {"format": FORMAT, "version": VERSION, **described, "files": files}
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
         json.dump(manifest, file, indent=2)
         file.flush()
@@ -117,22 +136,6 @@ def write_store(graph: GraphFields, folder: Path) -> None:
 def feature_key(vertex_types: tuple[str, ...], name: str) -> str:
     """The file of a vertex type's features, by number: a type's name need not be a file name."""
     return f"features_{vertex_types.index(name)}"
-
-
-def write_array(path: Path, tensor: Tensor) -> dict[str, Any]:
-    """Writes one .npy file and flushes it; returns its manifest entry, with the sha256 of the data after the header."""
-    array = np.ascontiguousarray(tensor.numpy())
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-        data = array.reshape(-1).view(np.uint8).data
-        for start in range(0, len(data), CHUNK_BYTES):
-            chunk = data[start : start + CHUNK_BYTES]
-            digest.update(chunk)
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    return {"dtype": array.dtype.str, "shape": list(array.shape), "sha256": digest.hexdigest()}
 
 
 def sync(folder: Path) -> None:
@@ -174,12 +177,22 @@ def read_store(folder: str | Path, *, verify: bool = True) -> StoreContents:
         relations=entries(manifest, "relations", str, path),
         vertex_types=vertex_types,
         type_offsets=entries(manifest, "type_offsets", int, path),
+        vertex_names=open_names(arrays, manifest, path),
         features={name: arrays[key] for name in vertex_types if (key := feature_key(vertex_types, name)) in arrays},
         **{name: arrays.get(name) for name in TENSORS},
     )
     for array in arrays.values():
         note_mapped(array, private=True)
     return StoreContents(fields, folder, tuple(arrays.values()))
+
+
+def open_names(arrays: dict[str, Tensor], manifest: dict[str, Any], path: Path) -> VertexNames | None:
+    """The names of the vertices; None where the store has none."""
+    found = [arrays.get(name) for name in (NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN)]
+    if found[0] is None and (found[1] is None or found[2] is None):
+        return None
+    numbers, offsets, text = found
+    return VertexNames(column=entry(manifest, "id_column", str, path), numbers=numbers, offsets=offsets, text=text)
 
 
 def open_adjacency(arrays: dict[str, Tensor], symmetric: bool, manifest: Path) -> Adjacency:

@@ -57,13 +57,13 @@ def shown(line: bytes) -> str:
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
-def read_blocks(path: Path, *, integral: bool | None = None) -> Iterator[Block]:
+def read_blocks(path: Path, *, integral: bool | None = None, remedy: str = "") -> Iterator[Block]:
     """The table's lines in order, a block at a time; every line has as many columns as the first.
 
     Columns are separated by blanks, tabs, commas or semicolons. Lines that begin with # or % and blank lines are
     skipped, and so is a first line that is not numeric. `integral` asks for int64 values (True) or float64 (False);
-    None means int64 for one or two columns. Raises InputError for a line that is no row of the table, and for a file
-    that cannot be read to its end.
+    None means int64 for one or two columns. `remedy`: what else helps where there is no number. Raises InputError for a
+    line that is no row of the table, and for a file that cannot be read to its end.
     """
     columns, number, num_bytes = 0, 1, 0
     for text in read_text(path):
@@ -74,7 +74,7 @@ def read_blocks(path: Path, *, integral: bool | None = None) -> Iterator[Block]:
         if not columns:
             clean, columns = drop_header(clean)
         if columns and not clean.isspace():
-            values = parse(path, clean, columns, columns <= 2 if integral is None else integral, number)
+            values = parse(path, clean, columns, columns <= 2 if integral is None else integral, number, remedy)
             num_bytes += values.nbytes
             require_memory(num_bytes, f"{path}: its first {number} lines and more", "give fewer of them")
             yield Block(path=path, values=values, text=clean, first_line=number)
@@ -128,7 +128,7 @@ def drop_header(text: bytes) -> tuple[bytes, int]:
     return text, 0 if line is None else len(line.group().translate(SEPARATORS).split())
 
 
-def parse(path: Path, text: bytes, columns: int, integral: bool, first_line: int) -> NDArray[Any]:
+def parse(path: Path, text: bytes, columns: int, integral: bool, first_line: int, remedy: str) -> NDArray[Any]:
     """The numbers of some whole lines, int64 or float64 [rows, columns]; InputError at the first line with others."""
     spaced = text.translate(SEPARATORS)
     rows = count_rows(spaced, columns)
@@ -141,7 +141,7 @@ def parse(path: Path, text: bytes, columns: int, integral: bool, first_line: int
                 values = np.empty(0)
         if values.size == rows * columns:
             return values.reshape(rows, columns)
-    raise find_bad_line(path, text, columns, integral, first_line)
+    raise find_bad_line(path, text, columns, integral, first_line, remedy)
 
 
 def count_rows(text: bytes, columns: int) -> int:
@@ -156,7 +156,7 @@ def count_rows(text: bytes, columns: int) -> int:
     return len(per_line) if (per_line == columns).all() else -1
 
 
-def find_bad_line(path: Path, text: bytes, columns: int, integral: bool, first_line: int) -> InputError:
+def find_bad_line(path: Path, text: bytes, columns: int, integral: bool, first_line: int, remedy: str) -> InputError:
     """The error for the first line that is no row of the table."""
     number = INTEGER if integral else NUMBER
     kind = "whole numbers" if integral else "numbers"
@@ -169,6 +169,6 @@ def find_bad_line(path: Path, text: bytes, columns: int, integral: bool, first_l
             return bad_line(path, first_line + i, line, reason)
         for field in fields:
             if not number.fullmatch(field.strip()):
-                reason = f"'{shown(field)}' is no number here: expected {columns} {kind}"
+                reason = f"'{shown(field)}' is no number here: expected {columns} {kind}{remedy}"
                 return bad_line(path, first_line + i, line, reason)
     return InputError(f"{path}: lines {first_line} and on mix commas and blanks as separators: use one of them")

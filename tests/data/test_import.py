@@ -1,0 +1,430 @@
+"""From every source into a store by `weft data import`, or in Python: the same graph, and the same ids out again."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from tests.data.graph_checks import assert_one_line, same_graph
+from weft.cli import main
+from weft.core.errors import InputError
+from weft.data import Graph, load
+from weft.data.io import ogb, tables, write_parts
+from weft.data.names import NameCollector, NameIndex, Texts
+
+IDS = ["ann", "bob", "c\u00e9d", "dan", "eve", "007"]
+SOURCE, TARGET = [0, 1, 2, 3, 4, 0, 3], [1, 2, 3, 4, 0, 5, 3]
+X = [[0.5, 1], [1, 0], [0, 1], [2, 1], [1, 1], [0, 0]]
+Y = [0, 1, 0, 1, -1, 0]
+SPLIT = ["train", "train", "train", "val", "", "test"]
+WEIGHT = [1.0, 2, 3, 4, 5, 6, 7]
+COLUMNS = {"id": "user", "source": "src", "target": "dst", "label": "y", "split": "part", "weight": "w"}
+
+
+def frames() -> tuple[Any, Any]:
+    """The graph as two data frames."""
+    pandas = pytest.importorskip("pandas")
+    x, y = np.array(X), [None if label < 0 else label for label in Y]
+    vertices = pandas.DataFrame({"user": IDS, "a": x[:, 0], "b": x[:, 1], "y": y, "part": SPLIT})
+    ends = [[IDS[v] for v in ids] for ids in (SOURCE, TARGET)]
+    return vertices, pandas.DataFrame({"src": ends[0], "dst": ends[1], "w": WEIGHT})
+
+
+def wanted(name: str = "graph") -> Graph:
+    """The same without names."""
+    masks = {f"{split}_mask": [word == split for word in SPLIT] for split in ("train", "val", "test")}
+    weight = np.array(WEIGHT, np.float32)
+    return Graph.from_edges(SOURCE, TARGET, x=X, y=Y, weight=weight, name=name, **masks)
+
+
+def by_parquet(folder: Path) -> Graph:
+    return by_files(folder, ".parquet", lambda frame, path: frame.to_parquet(path))
+
+
+def by_arrow(folder: Path) -> Graph:
+    return by_files(folder, ".feather", lambda frame, path: frame.to_feather(path))
+
+
+def by_csv(folder: Path) -> Graph:
+    return by_files(folder, ".csv", lambda frame, path: frame.to_csv(path, index=False))
+
+
+def by_tsv(folder: Path) -> Graph:
+    return by_files(folder, ".tsv.gz", lambda frame, path: frame.to_csv(path, index=False, sep="\t"))
+
+
+def by_files(folder: Path, suffix: str, write: Callable[[Any, Path], None]) -> Graph:
+    """Two tables in files, imported part by part."""
+    pytest.importorskip("pyarrow")
+    paths = [folder / f"{name}{suffix}" for name in ("vertices", "graph")]
+    for frame, path in zip(frames(), paths, strict=True):
+        write(frame, path)
+    words = ["data", "import", "--vertices", paths[0], "--edges", paths[1], "--features", "a,b"]
+    words += [word for name, column in COLUMNS.items() for word in (f"--{name}", column)]
+    assert main([str(word) for word in [*words, "--out", folder / "store"]]) == 0
+    return Graph.open(folder / "store")
+
+
+def by_frames(folder: Path) -> Graph:
+    del folder
+    return Graph.from_tables(*frames(), features=["a", "b"], **COLUMNS)
+
+
+def by_index(folder: Path) -> Graph:
+    del folder
+    vertices, edges = frames()
+    return Graph.from_tables(vertices.set_index("user"), edges, features=["a", "b"], **COLUMNS)
+
+
+def by_arrays(folder: Path) -> Graph:
+    del folder
+    vertices = {"user": IDS, "x": np.array(X, np.float32), "y": np.array(Y), "part": SPLIT}
+    ends = [[IDS[v] for v in ids] for ids in (SOURCE, TARGET)]
+    return Graph.from_tables(vertices, {"src": ends[0], "dst": ends[1], "w": WEIGHT}, features="x", **COLUMNS)
+
+
+def by_lists_in_parquet(folder: Path) -> Graph:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    vertices = pyarrow.table({"user": IDS, "x": X, "y": Y, "part": SPLIT})
+    ends = [[IDS[v] for v in ids] for ids in (SOURCE, TARGET)]
+    (folder / "graph").mkdir()
+    for part in range(2):  # a folder of files is one table
+        rows = slice(4 * part, 4 * part + 4)
+        columns = {"src": ends[0][rows], "dst": ends[1][rows], "w": WEIGHT[rows]}
+        parquet.write_table(pyarrow.table(columns), folder / "graph" / f"{part}.parquet")
+    return Graph.from_tables(vertices, folder / "graph", features="x", **COLUMNS)
+
+
+def by_networkx(folder: Path) -> Graph:
+    del folder
+    networkx = pytest.importorskip("networkx")
+    made = networkx.MultiDiGraph()
+    for name, x, y, part in zip(IDS, X, Y, SPLIT, strict=True):
+        made.add_node(name, x=x, y=None if y < 0 else y, part=part)
+    for source, target, weight in zip(SOURCE, TARGET, WEIGHT, strict=True):
+        made.add_edge(IDS[source], IDS[target], w=weight)
+    return Graph.from_networkx(made, features="x", label="y", split="part", weight="w")
+
+
+SOURCES = (by_parquet, by_arrow, by_csv, by_tsv, by_frames, by_index, by_arrays, by_lists_in_parquet, by_networkx)
+
+
+@pytest.mark.parametrize("part_rows", [2, 1 << 20])
+@pytest.mark.parametrize("read", SOURCES)
+def test_names_in_and_the_same_out(
+    read: Callable[[Path], Graph], part_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the rows of a prediction by them."""
+    monkeypatch.setattr(tables, "PART_ROWS", part_rows)
+    graph = read(tmp_path)
+    assert graph.vertex_names is not None
+    assert graph.vertex_names.tolist() == IDS
+    assert graph.vertex_names.find(["007", "bob"]) == [5, 1]
+    same_graph(graph, wanted(graph.name))
+    if part_rows > 2:
+        predict_by_names(graph, tmp_path)
+
+
+def predict_by_names(graph: Graph, folder: Path) -> None:
+    """Trains a little, in another order than the graph's, and predicts."""
+    graph.save(folder / "kept", overwrite=True)
+    run = weft.train(str(folder / "kept"), "gcn", epochs=3, hidden=4, order="degree", out=folder / "run")
+    rows = weft.predict(run, out=folder / "rows.npy")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    weft.predict(run, out=folder / "rows.parquet")
+    table = parquet.read_table(folder / "rows.parquet")
+    assert graph.vertex_names is not None
+    assert table.column_names == [graph.vertex_names.column, "logit_0", "logit_1"]
+    assert table[0].to_pylist() == graph.vertex_names.tolist()
+    assert np.array_equal(np.stack([table[1], table[2]], 1), rows.numpy())
+
+
+def test_names_that_are_numbers(tmp_path: Path) -> None:
+    numbers = [10**12, -5, 7, 3, 2, 1]
+    ends = {"source": [numbers[v] for v in SOURCE], "target": [numbers[v] for v in TARGET]}
+    vertices = {"key": numbers, "x": np.array(X), "y": np.array(Y), "part": SPLIT}
+    graph = Graph.from_tables(vertices, ends, id="key", features="x", label="y", split="part")
+    graph.save(tmp_path / "g")
+    kept = Graph.open(tmp_path / "g")
+    assert kept.vertex_names is not None
+    assert kept.vertex_names.tolist() == numbers
+    assert graph.fingerprint == wanted().fingerprint
+    predict_by_names(kept, tmp_path)
+
+
+def test_edges_alone_name_their_vertices(tmp_path: Path) -> None:
+    (tmp_path / "g.txt").write_text("# who follows whom\nbob ann 2\nann bob 1.5\ndan  bob 1\n")
+    words = ["data", "import", "--edges", str(tmp_path / "g.txt"), "--source", "0", "--target", "1", "--weight", "2"]
+    assert main([*words, "--undirected", "--out", str(tmp_path / "g")]) == 0
+    graph = Graph.open(tmp_path / "g")
+    assert graph.vertex_names is not None
+    assert graph.vertex_names.tolist() == ["bob", "ann", "dan"]
+    source, target = graph.in_edges.edges()
+    assert list(zip(source.tolist(), target.tolist(), strict=True)) == [(1, 0), (2, 0), (0, 1), (0, 2)]
+    assert graph.in_edges.weight is not None
+    assert graph.in_edges.weight.tolist() == [1.5, 1, 2, 1]
+
+
+def test_texts_with_one_key_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Texts, "keys", lambda self: np.ones(len(self), np.uint64))
+    index = NameIndex(Texts.of(IDS), "id")
+    assert index.find(Texts.of(["eve", "zed", "ann"])).tolist() == [4, -1, 0]
+    with pytest.raises(InputError) as error:
+        NameIndex(Texts.of(["a", "b", "c", "b", "a"]), "id")
+    assert_one_line(error, "id is 'b' in rows 1 and 3")
+
+
+def test_texts_one_after_the_other() -> None:
+    found = NameCollector()
+    for part in (["b", "", "b"], ["a\u00e9", "b"], [], ["x" * 3000]):
+        found.add(Texts.of(part))
+    assert found.ids().tolist() == ["b", "", "a\u00e9", "x" * 3000]
+
+
+def changed(**columns: Any) -> dict[str, Any]:
+    vertices, edges = frames()
+    for name, values in columns.items():
+        frame = vertices if name in ("user", "a", "y", "part", "t") else edges
+        frame[name] = values
+    return {"vertices": vertices, "edges": edges}
+
+
+@pytest.mark.parametrize(
+    ("columns", "asked", "parts"),
+    [
+        ({"dst": ["bob", "zed", *"abcde"]}, {}, ["edges: column 'dst', row 1: 'zed' is no vertex's id"]),
+        ({"src": ["bob", None, *["ann"] * 5]}, {}, ["column 'src', row 1: is missing"]),
+        ({"user": ["a", "b", "c", "b", "e", "f"]}, {}, ["column 'user' is 'b' in rows 1 and 3"]),
+        ({"user": ["a", 2, "c", "b", "e", "f"]}, {}, ["column 'user': holds number and text"]),
+        ({"a": [1, 2, None, 4, 5, 6]}, {}, ["vertices: column 'a', row 2: is missing", "leave the column out"]),
+        ({"a": [1, 2, 1e300, 4, 5, 6]}, {}, ["vertices: column 'a', row 2: is infinite"]),
+        ({"a": list("uvwxyz")}, {}, ["vertices: column 'a', row 0: 'u' is no number: leave the column out"]),
+        ({"w": [1, 2, None, 4, 5, 6, 7]}, {}, ["edges: column 'w', row 2: is missing"]),
+        ({"y": list("uvwxyz")}, {}, ["column 'y'", "number the classes from 0 on"]),
+        ({"part": ["train", "tset", *SPLIT[2:]]}, {}, ["column 'part', row 1: 'tset' is not train, val, test"]),
+        ({}, {"label": "why"}, ["vertices: unknown column of --label 'why'"]),
+        ({}, {"target": "dts"}, ["edges: unknown column of --target 'dts': did you mean 'dst'?"]),
+        ({}, {"split_time": "a"}, ["--split part is a column"]),
+        ({}, {"split_time": "part", "split": None}, ["column 'part': is text"]),
+        ({}, {"id": None}, ["column 'src': holds texts, and no --id"]),
+        ({}, {"vertices": None}, ["--id names a column of vertices", "--vertices"]),
+        ({}, {"edges": 3}, ["edges is of type int: give a DataFrame"]),
+        ({}, {"edges": "no.parquet"}, ["no.parquet: no such file"]),
+    ],
+)
+def test_what_is_wrong_is_named(columns: dict[str, Any], asked: dict[str, Any], parts: list[str]) -> None:
+    given = {"features": ["a", "b"], **COLUMNS, **changed(**columns), **asked}
+    with pytest.raises(InputError) as error:
+        Graph.from_tables(**given)
+    assert_one_line(error, *parts)
+
+
+def test_a_csv_file_names_the_line(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "v.csv").write_text("id,a\n1,2\n2,x\n")
+    (tmp_path / "e.csv").write_text("source,target\n1,2\n")
+    with pytest.raises(InputError) as error:
+        Graph.from_tables(tmp_path / "v.csv", tmp_path / "e.csv", id="id", features="a")
+    assert_one_line(error, "v.csv: column 'a', line 3: 'x' is no number")
+
+
+def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    (tmp_path / "e.csv").write_text("source,target\n1,2\n")
+    with pytest.raises(InputError) as error:
+        Graph.from_tables(None, tmp_path / "e.csv")
+    assert_one_line(error, "e.csv: needs pyarrow: pip install 'weft[tables]'")
+
+
+def test_time_of_points_in_time() -> None:
+    days = np.array(["2020-01-05", "2020-01-01", "2020-01-02", "2020-01-03", "2020-01-04", "2021-01-01"], "M8[D]")
+    vertices, edges = frames()
+    vertices["t"] = days
+    vertices["y"] = 0
+    asked = {**COLUMNS, "split": (0.5, 0.25, 0.25), "split_time": "t"}
+    graph = Graph.from_tables(vertices, edges, **asked)
+    assert graph.train_mask is not None
+    assert graph.test_mask is not None
+    assert graph.train_mask.tolist() == [False, True, True, True, False, False]
+    assert graph.test_mask.tolist() == [True, False, False, False, False, True]
+
+
+def test_files_beside_an_edge_list(tmp_path: Path) -> None:
+    lines = [f"{u} {v} {w}" for u, v, w in zip(SOURCE, TARGET, WEIGHT, strict=True)]
+    (tmp_path / "graph.txt").write_text("\n".join(lines))
+    np.save(tmp_path / "x.npy", np.array(X))
+    np.save(tmp_path / "y.npy", np.array(Y))
+    np.save(tmp_path / "split.npy", np.array(SPLIT))
+    (tmp_path / "split.txt").write_text("train\ntrain\n0\nval\nnone\ntest\n")
+    words = ["data", "import", tmp_path / "graph.txt", "--features", tmp_path / "x.npy", "--labels", tmp_path / "y.npy"]
+    for number, split in enumerate((tmp_path / "split.npy", tmp_path / "split.txt", "60,20,20")):
+        out = tmp_path / f"store{number}"
+        assert main([str(word) for word in [*words, "--split", split, "--out", out]]) == 0
+        if number < 2:
+            same_graph(Graph.open(out), wanted())
+    drawn = Graph.open(tmp_path / "store2")
+    same_graph(drawn, wanted().with_split())
+    assert drawn.path is not None
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint16])
+def test_edges_in_an_array(order: str, kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_parts, "BLOCK_EDGES", 3)
+    edges = np.array([SOURCE, TARGET], kind)
+    np.save(tmp_path / "graph.npy", edges if order == "C" else np.ascontiguousarray(edges.T))
+    for undirected in ((), ("--undirected",)):
+        out = tmp_path / f"store{len(undirected)}"
+        assert main(["data", "import", str(tmp_path / "graph.npy"), *undirected, "--out", str(out)]) == 0
+        same_graph(Graph.open(out), Graph.from_edges(edges, undirected=bool(undirected)))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_folders_of_ogb(compressed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ogb, "PART_BYTES", 24)
+    features = np.arange(14, dtype=np.float32).reshape(7, 2)
+    plain = write_ogb_text(tmp_path / "graph", features)
+    binary = write_ogb_binary(tmp_path / "binary", compressed)
+    masks = {f"{split}_mask": [word == split for word in SPLIT] for split in ("train", "val", "test")}
+    expected = Graph.from_edges(SOURCE, TARGET, x=X, y=Y, edge_features=features, **masks)
+    same_graph(load(plain), expected)
+    for folder, undirected in ((plain, []), (binary, ["--undirected"])):
+        out = tmp_path / f"{folder.name}-store"
+        assert main(["data", "import", str(folder), *undirected, "--out", str(out)]) == 0
+    same_graph(Graph.open(tmp_path / "graph-store"), expected)
+    both = Graph.from_edges(SOURCE, TARGET, x=X, y=Y, undirected=True, name="binary", **masks)
+    same_graph(Graph.open(tmp_path / "binary-store"), both)
+
+
+def write_ogb_text(folder: Path, edge_features: np.ndarray) -> Path:
+    """As of ogbn-arxiv, with features of edges."""
+    write_ogb_splits(folder)
+    (folder / "raw").mkdir()
+    for name, rows in (
+        ("edge", np.array([SOURCE, TARGET]).T),
+        ("num-node-list", np.array([[len(IDS)]])),
+        ("node-feat", np.array(X)),
+        ("node-label", np.array(Y)[:, None]),
+        ("edge-feat", edge_features),
+    ):
+        write_gz(folder / "raw" / f"{name}.csv.gz", rows)
+    return folder
+
+
+def write_ogb_binary(folder: Path, compressed: bool) -> Path:
+    """As of ogbn-papers100M."""
+    write_ogb_splits(folder)
+    (folder / "raw").mkdir()
+    save = np.savez_compressed if compressed else np.savez
+    edges = np.array([SOURCE, TARGET])
+    numbers = {"num_nodes_list": np.array([len(IDS)]), "num_edges_list": np.array([len(SOURCE)])}
+    save(folder / "raw" / "data.npz", edge_index=edges, node_feat=np.array(X, np.float32), node_year=edges, **numbers)
+    y = np.where(np.array(Y) < 0, np.nan, np.array(Y, np.float32))[:, None]
+    save(folder / "raw" / "node-label.npz", node_label=y)
+    return folder
+
+
+def write_ogb_splits(folder: Path) -> None:
+    (folder / "split" / "time").mkdir(parents=True)
+    for name, word in (("train", "train"), ("valid", "val"), ("test", "test")):
+        ids = np.flatnonzero(np.array(SPLIT) == word)[:, None]
+        write_gz(folder / "split" / "time" / f"{name}.csv.gz", ids)
+
+
+def write_gz(path: Path, rows: np.ndarray) -> None:
+    path.write_bytes(gzip.compress("\n".join(",".join(map(str, row)) for row in rows.tolist()).encode()))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "parts"),
+    [
+        ("edge", np.array([[0, 1], [2, 6]]), ["edge.csv.gz: line 2 '2,6'", "largest vertex id is 5"]),
+        ("edge-feat", np.ones((3, 1)), ["edge-feat.csv.gz: has fewer rows"]),
+        ("node-feat", np.ones((5, 2)), ["features has 5 rows, and the graph 6 vertices"]),
+        ("num-node-list", np.array([[3], [3]]), ["holds 2 graphs"]),
+        ("triplet-type-list", np.array([[0, 1, 2]]), ["several vertex types", "from_pyg"]),
+    ],
+)
+def test_folders_of_ogb_that_do_not_fit(
+    name: str, rows: np.ndarray, parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_ogb_text(tmp_path / "g", np.ones((7, 1)))
+    write_gz(folder / "raw" / f"{name}.csv.gz", rows)
+    assert main(["data", "import", str(folder), "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for part in parts:
+        assert part in line
+    assert [one.name for one in tmp_path.iterdir()] == ["g"]
+
+
+def test_scipy() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    matrix = sparse.coo_array((WEIGHT, (SOURCE, TARGET)), (6, 6)).tocsr()
+    graph = Graph.from_scipy(matrix, x=X, y=Y)
+    same_graph(graph, Graph.from_edges(SOURCE, TARGET, x=X, y=Y, weight=WEIGHT))
+    assert Graph.from_scipy((matrix > 0).astype(int)).in_edges.weight is None
+    with pytest.raises(InputError) as error:
+        Graph.from_scipy(matrix[:3])
+    assert_one_line(error, "[3, 6]", "one row and one column for each vertex")
+
+
+def test_networkx_joins_both_ways_and_keeps_parallel_edges() -> None:
+    networkx = pytest.importorskip("networkx")
+    graph = Graph.from_networkx(networkx.MultiGraph([(5, 9), (5, 9), (7, 7)]))
+    assert graph.vertex_names is not None
+    assert graph.vertex_names.tolist() == [5, 9, 7]
+    source, target = graph.in_edges.edges()
+    assert list(zip(source.tolist(), target.tolist(), strict=True)) == [(1, 0), (1, 0), (0, 1), (0, 1), (2, 2)]
+    with pytest.raises(InputError) as error:
+        Graph.from_networkx(networkx.grid_2d_graph(2, 2))
+    assert_one_line(error, "column 'node': holds lists", "whole numbers or text")
+
+
+def test_dgl() -> None:
+    dgl = pytest.importorskip("dgl")
+    made = dgl.graph((SOURCE, TARGET), num_nodes=6)
+    made.ndata["feat"], made.ndata["label"] = torch.tensor(X), torch.tensor(Y)
+    made.ndata["train_mask"] = torch.tensor([word == "train" for word in SPLIT])
+    made.edata["w"] = torch.tensor(WEIGHT)
+    graph = Graph.from_dgl(made, weight="w")
+    train_mask = made.ndata["train_mask"]
+    same_graph(graph, Graph.from_edges(SOURCE, TARGET, x=X, y=Y, weight=torch.tensor(WEIGHT), train_mask=train_mask))
+    with pytest.raises(InputError) as error:
+        Graph.from_dgl(made, edge_features="f")
+    assert_one_line(error, "graph.edata has no 'f': it has w")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["digits", "--id", "x"], "--id has no effect without --edges FILE"),
+        (["digits", "--features", "x.npy"], "--features has no effect on digits"),
+        (["digits", "--undirected"], "--undirected has no effect on digits"),
+        (["digits", "--split", "part"], "--split part: digits has no columns"),
+        (["digits", "--split", "60,20"], "add up to 1"),
+        (["digits", "--split", "60,20,x"], "give three shares in per cent"),
+        (["digits", "--edges", "e.csv"], "give one of them"),
+        ([], "nothing to import"),
+        (["data.pt"], "data.pt: no such file or folder"),
+    ],
+)
+def test_flags_that_do_not_fit(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "import", *words, "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_would_have_to_be_unpickled(tmp_path: Path) -> None:
+    torch.save({"x": torch.ones(2)}, tmp_path / "data.pt")
+    with pytest.raises(InputError) as error:
+        load(tmp_path / "data.pt")
+    assert_one_line(error, "unpickled", "weft.Graph.from_pyg(data).save(folder)")

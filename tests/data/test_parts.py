@@ -1,0 +1,133 @@
+"""Graphs written part by part: the very store that a gathered graph's is, however they are cut; or none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data.graph_checks import CALM, assert_one_line, same_graph
+from weft.core.errors import InputError
+from weft.data import Graph
+from weft.data.imports import import_parts
+from weft.data.io import record_sort, write_parts
+from weft.data.io.parts import EdgePart, GraphParts, gathered
+from weft.data.io.record_sort import buckets
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several buckets and blocks of every graph."""
+    monkeypatch.setattr(record_sort, "BUCKET_RECORDS", 5)
+    monkeypatch.setattr(write_parts, "BLOCK_EDGES", 3)
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> GraphParts:
+    """Small graphs in parts, with or without weights, features of vertices and edges, labels and N."""
+    num_vertices = draw(st.integers(1, 9))
+    sizes = draw(st.lists(st.integers(0, 12), max_size=4))
+    seed = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    weighted, featured, stated = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
+    found = [
+        EdgePart(
+            source=torch.randint(0, num_vertices, (size,), generator=seed),
+            target=torch.randint(0, num_vertices, (size,), generator=seed),
+            weight=torch.rand(size, generator=seed) if weighted else None,
+            features=torch.randn(size, 2, generator=seed) if featured else None,
+        )
+        for size in sizes
+    ]
+    x = torch.randn(num_vertices, 3, generator=seed)
+    return GraphParts(
+        name="drawn",
+        edges=lambda: iter(found),
+        num_vertices=num_vertices if stated else None,
+        x=(lambda: iter(x.split(2))) if stated else None,
+        y=torch.randint(-1, 3, (num_vertices,), generator=seed) if stated else None,
+        undirected=draw(st.booleans()),
+    )
+
+
+@CALM
+@given(parts=parts())
+def test_the_same_store_as_of_a_gathered_graph(parts: GraphParts, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("stores")
+    graph = Graph.of(gathered(parts))
+    graph.save(folder / "whole")
+    import_parts(parts, folder / "parts")
+    same_graph(Graph.open(folder / "parts"), graph)
+    manifests = [json.loads((folder / name / "manifest.json").read_text()) for name in ("whole", "parts")]
+    assert manifests[0] == manifests[1]
+    assert not list(folder.glob(".*"))
+
+
+def test_undirected_joins_each_pair_once_in_either_direction() -> None:
+    given = EdgePart(
+        source=torch.tensor([0, 1, 2, 0, 2]), target=torch.tensor([1, 0, 2, 1, 1]), weight=torch.arange(5.0)
+    )
+    graph = Graph.of(gathered(GraphParts(name="g", edges=lambda: iter([given]), undirected=True)))
+    source, target = graph.in_edges.edges()
+    assert graph.in_edges.weight is not None
+    found = dict(zip(zip(source.tolist(), target.tolist(), strict=True), graph.in_edges.weight.tolist(), strict=True))
+    assert found == {(0, 1): 0.0, (1, 0): 1.0, (2, 2): 2.0, (2, 1): 4.0, (1, 2): 4.0}
+    assert graph.num_edges == len(found)
+
+
+def test_buckets_hold_whole_rows() -> None:
+    first_rows, places = buckets(torch.tensor([2, 0, 9, 1, 1, 4]).numpy())
+    assert first_rows.tolist() == [0, 2, 3, 5]
+    assert places.tolist() == [0, 2, 11, 13, 17]
+
+
+def failing(parts: GraphParts, error: BaseException) -> GraphParts:
+    """The same, whose edges end by an error."""
+
+    def edges() -> Iterator[EdgePart]:
+        yield from parts.edges()
+        raise error
+
+    return replace(parts, edges=edges)
+
+
+SMALL = GraphParts(
+    name="g",
+    edges=lambda: iter([EdgePart(source=torch.tensor([0, 1]), target=torch.tensor([1, 1]))]),
+    num_vertices=2,
+)
+
+
+@pytest.mark.parametrize("error", [InputError("line 3"), KeyboardInterrupt(), OSError(28, "No space left")])
+def test_what_ends_early_leaves_nothing(error: BaseException, tmp_path: Path) -> None:
+    with pytest.raises(type(error)):
+        import_parts(failing(SMALL, error), tmp_path / "g")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"x": lambda: iter([torch.zeros(3, 2)])}, "features has 3 rows, and the graph 2 vertices"),
+        ({"y": torch.tensor([0, -2])}, "y[1] is -2: classes count from 0"),
+        ({"y": torch.tensor([0])}, "y has shape [1]"),
+        ({"edges": lambda: iter([EdgePart(source=torch.tensor([2**33]), target=torch.tensor([0]))])}, "2 vertices"),
+        (
+            {
+                "edges": lambda: iter([EdgePart(source=torch.tensor([2**33]), target=torch.tensor([0]))]),
+                "num_vertices": None,
+            },
+            "number the vertices from 0",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(changed: dict[str, object], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        import_parts(replace(SMALL, **changed), tmp_path / "g")  # type: ignore[arg-type]
+    assert_one_line(error, said)
+    assert not list(tmp_path.iterdir())

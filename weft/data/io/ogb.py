@@ -1,0 +1,176 @@
+"""Folders of OGB's node property data sets as they are downloaded: text tables or .npz files, read in parts."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.core.errors import InputError
+from weft.data.checks import check_finite, check_ids, located
+from weft.data.io.arrays import Header, parsing, read_header
+from weft.data.io.edgelist import read_edge_table
+from weft.data.io.parts import EdgePart, GraphParts
+from weft.data.io.table_graph import labels_of
+from weft.data.io.text import read_blocks
+from weft.data.splits import Masks
+
+EDGES, BINARY = "edge.csv.gz", "data.npz"
+SPLITS = ("train", "valid", "test")
+PART_BYTES = 1 << 26
+REMEDY = "download it again"
+
+Rows = Iterator[NDArray[Any]]
+
+
+def is_ogb(folder: Path) -> bool:
+    """Whether a folder is one of OGB's."""
+    return any((folder / "raw" / name).is_file() for name in (EDGES, BINARY, "triplet-type-list.csv.gz"))
+
+
+def ogb_parts(folder: Path, *, split: int = 0, undirected: bool = False) -> GraphParts:
+    """The graph in a folder with raw/ and split/. split: which of several splits, by name in order.
+
+    Raises InputError where files are missing or disagree, and for several graphs or vertex types.
+    """
+    raw = folder / "raw"
+    if (raw / "triplet-type-list.csv.gz").is_file():
+        raise InputError(f"{folder}: holds several vertex types: give its PyG data set to weft.Graph.from_pyg")
+    counts = binary(raw, "num_nodes_list") if (raw / BINARY).is_file() else table(raw / "num-node-list.csv.gz")
+    sizes = np.concatenate(list(counts)).reshape(-1)
+    if len(sizes) != 1:
+        raise InputError(f"{raw}: holds {len(sizes)} graphs: weft trains on one, give a node property data set")
+    num_vertices = int(sizes[0])
+    labels = list(label_rows(raw))
+    y = labels_of(np.concatenate(labels).astype(np.float64)) if labels else None
+    return GraphParts(
+        name=folder.resolve().name,
+        edges=lambda: read_edges(raw, num_vertices),
+        num_vertices=num_vertices,
+        x=feature_reader(raw),
+        y=y,
+        masks=read_splits(folder / "split", num_vertices, split),
+        undirected=undirected,
+    )
+
+
+def label_rows(raw: Path) -> Rows:
+    """The labels [n, C], if there are any."""
+    if (raw / "node-label.npz").is_file():
+        return binary(raw, "node_label", "node-label.npz")
+    path = raw / "node-label.csv.gz"
+    return table(path, integral=False) if path.is_file() else iter(())
+
+
+def feature_reader(raw: Path) -> Callable[[], Iterator[Tensor]] | None:
+    """What reads the features of the vertices; None for none."""
+    if (raw / BINARY).is_file():
+        with opened(raw / BINARY) as archive:
+            if "node_feat.npy" not in archive.namelist():
+                return None
+        return lambda: finite(binary(raw, "node_feat"), raw / BINARY)
+    path = raw / "node-feat.csv.gz"
+    return (lambda: finite(table(path, integral=False), path)) if path.is_file() else None
+
+
+def finite(rows: Rows, path: Path) -> Iterator[Tensor]:
+    """Features, float32 [n, F]. InputError where one is not finite."""
+    for part in rows:
+        with np.errstate(over="ignore"):
+            x = torch.from_numpy(part.astype(np.float32))
+        with located(path):
+            check_finite("features", x, "features must be finite, replace missing ones, for example with 0")
+        yield x
+
+
+def read_edges(raw: Path, num_vertices: int) -> Iterator[EdgePart]:
+    """The edges, with features where there are any. InputError for an id that no vertex has."""
+    path = raw / (BINARY if (raw / BINARY).is_file() else EDGES)
+    given = binary_edges(raw, num_vertices) if path.name == BINARY else read_edge_table(path, num_vertices)
+    features = raw / "edge-feat.csv.gz"
+    more = finite(table(features, integral=False), features) if features.is_file() else None
+    held = torch.empty(0, 0)
+    for part in given:
+        if more is None:
+            yield part
+            continue
+        while len(held) < len(part.source):
+            rows = next(more, None)
+            if rows is None:
+                raise InputError(f"{features}: has fewer rows than {path} has edges: {REMEDY}")
+            held = torch.cat([held.reshape(-1, rows.shape[1]), rows])
+        yield replace(part, features=held[: len(part.source)])
+        held = held[len(part.source) :]
+
+
+def binary_edges(raw: Path, num_vertices: int) -> Iterator[EdgePart]:
+    """The edges of an .npz file."""
+    for ends in zip(binary(raw, "edge_index", row=0), binary(raw, "edge_index", row=1), strict=True):
+        source, target = (torch.from_numpy(ids.astype(np.int64)) for ids in ends)
+        with located(raw / BINARY):
+            check_ids("edge_index[0]", source, num_vertices)
+            check_ids("edge_index[1]", target, num_vertices)
+        yield EdgePart(source=source, target=target)
+
+
+def read_splits(folder: Path, num_vertices: int, split: int) -> Masks:
+    """The masks of one split, by its number in alphabetical order; none where there are no splits."""
+    names = sorted(one.name for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
+    if not names and not split:
+        return Masks()
+    if not 0 <= split < len(names):
+        raise InputError(f"--split {split}: {folder} has {', '.join(names) or 'none'}, numbered from 0")
+    masks = []
+    for name in SPLITS:
+        path = folder / names[split] / f"{name}.csv.gz"
+        ids = torch.from_numpy(np.concatenate([np.empty((0, 1), np.int64), *table(path)])[:, 0])
+        with located(path):
+            check_ids("ids", ids, num_vertices)
+        masks.append(torch.zeros(num_vertices, dtype=torch.bool).index_fill_(0, ids, True))
+    return Masks(*masks)
+
+
+def table(path: Path, *, integral: bool = True) -> Rows:
+    """A text table in parts, int64 (or float64) [n, columns]."""
+    for block in read_blocks(path, integral=integral):
+        yield block.values
+
+
+def binary(raw: Path, key: str, name: str = BINARY, row: int | None = None) -> Rows:
+    """An array of an .npz file in parts of its rows, or of one of its rows, unpacked as it is read."""
+    path = raw / name
+    with opened(path) as archive, member(archive, key, path) as (file, header):
+        if header.fortran_order and len(header.shape) > 1:
+            raise InputError(f"{path}: {key} is stored by columns: save numpy.ascontiguousarray of it")
+        shape = header.shape if row is None else header.shape[1:]
+        row_bytes = header.dtype.itemsize * int(np.prod(shape[1:]))
+        file.seek((row or 0) * header.dtype.itemsize * int(np.prod(header.shape[1:])), 1)
+        at_once = max(1, PART_BYTES // max(1, row_bytes))
+        for first in range(0, shape[0], at_once):
+            num_rows = min(at_once, shape[0] - first)
+            data = file.read(num_rows * row_bytes)
+            yield np.frombuffer(data, header.dtype).reshape(num_rows, *shape[1:])
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """An .npz file. InputError where it is none, or damaged."""
+    with parsing(path, REMEDY), zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+@contextmanager
+def member(archive: zipfile.ZipFile, key: str, path: Path) -> Iterator[tuple[IO[bytes], Header]]:
+    """An array of it, from its data on, and what its header says."""
+    if f"{key}.npy" not in archive.namelist():
+        raise InputError(f"{path}: lacks '{key}': {REMEDY}")
+    with archive.open(f"{key}.npy") as file:
+        yield file, read_header(file, archive.getinfo(f"{key}.npy").file_size)
