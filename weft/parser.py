@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from weft.core.config import FORMER, Config, PartitionOptions
 from weft.core.errors import InputError, nearest
 
-COMMAND_FLAGS = ("--out", "--resume", "--strategies", "--what", "--layer", "--overwrite")
+COMMAND_FLAGS = ("--out", "--resume", "--strategies", "--what", "--layer", "--overwrite", "--serve", "--port")
 """Flags that are no fields of a schema."""
 
 

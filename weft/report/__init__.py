@@ -1,5 +1,16 @@
 """What a person reads after a run, made from its records alone."""
 
+from weft.report.page import make_page
+from weft.report.records import Records, epoch_columns, rank_columns
 from weft.report.table import compare_table, partition_table, run_table, stage_table
 
-__all__ = ["compare_table", "partition_table", "run_table", "stage_table"]
+__all__ = [
+    "Records",
+    "compare_table",
+    "epoch_columns",
+    "make_page",
+    "partition_table",
+    "rank_columns",
+    "run_table",
+    "stage_table",
+]
