@@ -122,7 +122,7 @@ def timelines(runs: Runs) -> Section:
         path = run.folder / "timeline.json"
         slices = read_slices(path) if path.exists() else []
         if not slices:
-            lacking[run.name] = "it has no timeline.json (train with --timeline N)"
+            lacking[run.name] = "no timeline is recorded (train with --timeline N)"
             continue
         drawn = (
             sorted(sorted(slices, key=lambda one: one.start)[:MAX_SLICES], key=slices.index)
@@ -181,7 +181,7 @@ def balance(runs: Runs) -> Section:
     """How even the ranks' loads are."""
     shown, lacking = with_ranks(runs)
     for run in [run for run in shown if run.num_ranks == 1]:
-        lacking[run.name] = "it has one rank"
+        lacking[run.name] = "there is one rank"
     groups, rows = [], []
     for run in (run for run in shown if run.num_ranks > 1):
         ranks = rank_summaries(run.rank_lines)

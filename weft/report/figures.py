@@ -65,7 +65,7 @@ def library(name: str) -> Any:
 def curves(data: Data, field: str, title: str, *, unit: str = "", inline: bool = False) -> Any:
     """Lines over the epochs of a field, by run and, where data have them, by split. unit: see `_axis`.
 
-    inline: the chart has its data, and can be shown by itself.
+    inline: the chart has its data, can be shown by itself, and does not zoom.
     """
     alt = library("altair")
     runs = data.values("run")
@@ -73,9 +73,12 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", inline: bool =
     few = max((len(group.columns["epoch"]) for group in data.groups), default=0) <= LINE_POINTS
     by_run, by_split = _hue(alt, "run", runs), _hue(alt, "split", splits)
     marks = {"color": by_run if len(runs) > 1 or not splits else by_split}
-    if len(runs) > 1 and len(splits) > 1:
-        marks["strokeDash"] = alt.StrokeDash("split:N", title="split", sort=splits)
-    return (
+    if len(runs) > 1:
+        dashed = ("split", splits) if len(splits) > 1 else ("run", runs)
+        marks["strokeDash"] = alt.StrokeDash(
+            f"{dashed[0]}:N", title=None, sort=dashed[1], scale=alt.Scale(domain=dashed[1])
+        )
+    chart = (
         _chart(alt, data, inline=inline)
         .mark_line(point={"size": 18} if few else False, strokeWidth=1.75)
         .encode(
@@ -84,8 +87,8 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", inline: bool =
             tooltip=[*(f"{name}:N" for name in ("run", *(["split"] if splits else []))), "epoch:Q", f"{field}:Q"],
             **marks,
         )
-        .add_params(_zoom(alt))
     )
+    return chart if inline else chart.add_params(_zoom(alt))
 
 
 def areas(data: Data) -> Any:
@@ -210,7 +213,7 @@ def _who(alt: Any, data: Data) -> Any:
 
 
 def _labels(alt: Any) -> Any:
-    return alt.Axis(labelLimit=130, ticks=False, domain=False)
+    return alt.Axis(labelLimit=150, ticks=False, domain=False)
 
 
 def _tight(alt: Any) -> Any:

@@ -14,7 +14,7 @@ from weft.report.records import Records
 def graph(runs: Runs) -> Section:
     """What the runs were of."""
     begun = [run for run in runs if run.begun]
-    lacking = {run.name: "its beginning is not recorded" for run in runs if not run.begun}
+    lacking = {run.name: "the beginning is not recorded" for run in runs if not run.begun}
     facts = [
         {name: f"{value:,}" if isinstance(value, int) else str(value) for name, value in _of_graph(run).items()}
         for run in begun
@@ -24,7 +24,7 @@ def graph(runs: Runs) -> Section:
     for run in begun:
         degrees = run.begun.get("degrees")
         if not degrees:
-            lacking[run.name] = "it does not record the degrees"
+            lacking[run.name] = "degrees are not recorded"
         elif (mark := str(run.begun["graph"].get("fingerprint"))) not in found:
             ranges = {"degree": [_range(number) for number in range(len(degrees))], "vertices": degrees}
             found[mark] = Group(alike={"graph": run.config.graph or run.name}, columns=ranges)
@@ -62,7 +62,7 @@ def partition(runs: Runs) -> Section:
     for run in runs:
         quality = run.begun.get("partition")
         if not quality:
-            lacking[run.name] = "its vertices are not divided, or its record does not say how"
+            lacking[run.name] = "vertices are not divided, or it is not recorded how"
             continue
         shown.append(run)
         edges = max(sum(quality["in_edges"]), 1)

@@ -92,10 +92,18 @@ def _records(figures: Iterable[Figure]) -> dict[str, list[dict[str, Any]]]:
 
 def _section(section: Section) -> str:
     parts = "".join(_part(part) for part in section.parts)
-    lacking = "".join(f"<li>Not of {escape(run)}: {escape(why)}.</li>" for run, why in section.lacking.items())
-    notes = f'<ul class="soft">{lacking}</ul>\n' if lacking else ""
+    lacking = "; ".join(f"{', '.join(runs)}: {why}" for why, runs in _by_reason(section).items())
+    notes = f'<p class="soft">Left out here. {escape(lacking)}.</p>\n' if lacking else ""
     head = f'<h2 id="{section.name}-title">{escape(section.title)}</h2>'
     return f'<section id="{section.name}" aria-labelledby="{section.name}-title">\n{head}\n{parts}{notes}</section>\n'
+
+
+def _by_reason(section: Section) -> dict[str, list[str]]:
+    """Why runs are left out of a section, with the names of those."""
+    found: dict[str, list[str]] = {}
+    for run, why in section.lacking.items():
+        found.setdefault(why, []).append(run)
+    return found
 
 
 def _part(part: Figure | Table | Code) -> str:
@@ -151,9 +159,7 @@ def _table(table: Table) -> str:
 def _left_out(found: Sequence[Section]) -> str:
     """The sections that no run has data for, by name."""
     lines = "".join(
-        f"<li>{escape(one.title)}: {escape('; '.join(dict.fromkeys(one.lacking.values())) or 'there is no data')}.</li>"
-        for one in found
-        if not one.parts
+        f"<li>{escape(one.title)}: {escape('; '.join(_by_reason(one)))}.</li>" for one in found if not one.parts
     )
     if not lines:
         return ""

@@ -66,7 +66,7 @@ def by_run(runs: Runs, caption: str, facts: Sequence[dict[str, str]]) -> Table:
 
 
 def with_ranks(runs: Runs) -> tuple[list[Records], dict[str, str]]:
-    return [run for run in runs if run.rank_lines], {run.name: WHY_NO_RANKS for run in runs if not run.rank_lines}
+    return [run for run in runs if run.rank_lines], {run.name: NO_EPOCH for run in runs if not run.rank_lines}
 
 
 def rank_name(run: Records, rank: int, runs: Runs) -> str:
@@ -74,7 +74,7 @@ def rank_name(run: Records, rank: int, runs: Runs) -> str:
     return f"{run.name}, rank {rank}" if len(runs) > 1 else f"rank {rank}"
 
 
-WHY_NO_RANKS = "no epoch is recorded since it began"
+NO_EPOCH = "no epoch is recorded yet"
 
 
 def seconds_text(value: float) -> str:

@@ -7,10 +7,11 @@ import math
 import statistics
 from typing import Any
 
+from weft.core.errors import InputError
 from weft.core.units import format_bytes
 from weft.report import figures
 from weft.report.figures import Data, Group
-from weft.report.parts import Code, Figure, Runs, Section, Table, by_run, course, seconds_text
+from weft.report.parts import NO_EPOCH, Code, Figure, Runs, Section, Table, by_run, course, seconds_text
 from weft.report.records import Records, rank_summaries, score_names
 from weft.report.repeat import changed_fields, repeating
 from weft.report.table import EXCHANGES
@@ -61,7 +62,7 @@ def state(run: Records) -> str:
 def curves(runs: Runs) -> Section:
     """Loss, scores, and rates that change, over the epochs."""
     shown = [run for run in runs if run.epochs]
-    lacking = {run.name: "it has no epoch yet" for run in runs if not run.epochs}
+    lacking = {run.name: NO_EPOCH for run in runs if not run.epochs}
     parts = []
     if shown:
         data = loss_data(shown)
@@ -79,7 +80,7 @@ def curves(runs: Runs) -> Section:
         parts.append(
             Figure(
                 name=f"score-{number}",
-                title=kind.replace("_", " "),
+                title=f"Score: {kind.replace('_', ' ')}",
                 caption=" ".join(course(run, f"val_{kind}") for run in shown),
                 data=data,
                 chart=figures.curves(data, "value", kind.replace("_", " ")),
@@ -125,6 +126,15 @@ def score_data(runs: Runs) -> dict[str, Data]:
 def finite(value: Any) -> Any:
     """A number as JSON and charts have it: None where it is no finite one."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plot(run: Records) -> Any:
+    """The curves of one run as a chart by itself. InputError where it has no epoch yet."""
+    if not run.epochs:
+        raise InputError(f"{run.folder} has no epoch yet: there is nothing to draw")
+    kinds = {"loss": (loss_data([run]), "loss")} | {kind: (data, "value") for kind, data in score_data([run]).items()}
+    charts = [figures.curves(data, field, kind.replace("_", " "), inline=True) for kind, (data, field) in kinds.items()]
+    return figures.library("altair").vconcat(*charts).resolve_scale(color="independent")
 
 
 def configuration(runs: Runs) -> Section:

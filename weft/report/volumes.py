@@ -10,7 +10,7 @@ from typing import TypeVar
 from weft.report import figures
 from weft.report.figures import BYTES, Data, Group
 from weft.report.parts import Figure, Runs, Section, Table, rank_name, with_ranks
-from weft.report.records import Line, Records, rank_summaries
+from weft.report.records import Columns, Line, Records, rank_summaries
 
 WAYS = {"bytes_sent": "sent", "to_device": "to the device", "to_host": "to the host"}
 FORECAST = {"bytes_sent": "network", "to_device": "to_device", "to_host": "to_host"}
@@ -23,33 +23,31 @@ Bytes = dict[tuple[str, str], T]
 
 def traffic(runs: Runs) -> Section:
     """Bytes by tag, counted, and as they were planned."""
-    groups, rows, lacking = [], [], {}
-    for run in runs:
+    parts, lacking = [], {}
+    for number, run in enumerate(runs):
         counted, planned = _counted(run), _planned(run)
         if not counted:
-            lacking[run.name] = "nothing of it crosses the network or moves between host and device"
+            lacking[run.name] = "nothing crosses the network, or moves between host and device"
+            continue
+        if not planned:
+            lacking[run.name] = "the strategy does not record what it plans"
+        groups, rows = [], []
         for (way, tag), values in counted.items():
             amount, plan = statistics.median(values), planned.get((way, tag))
-            label = f"{way}: {tag}" if len(runs) == 1 else f"{run.name}, {way}: {tag}"
-            kinds = {"counted": amount} | ({"planned": plan} if plan is not None else {})
-            groups.append(Group(alike={"who": label}, columns={"kind": list(kinds), "bytes": [*kinds.values()]}))
+            kinds = {"counted": amount} | ({} if plan is None else {"planned": plan})
+            columns: Columns = {"kind": [*kinds], "bytes": [*kinds.values()]}
+            groups.append(Group(alike={"who": f"{way}: {tag}"}, columns=columns))
             spread = "" if min(values) == max(values) else f" ({min(values):,} to {max(values):,})"
-            rows.append([run.name, way, tag, f"{amount:,.0f}{spread}", "not recorded" if plan is None else f"{plan:,}"])
-    parts: list[Figure] = []
-    if groups:
-        data = Data(name="traffic", groups=groups)
+            rows.append([f"{way}: {tag}", f"{amount:,.0f}{spread}", "not recorded" if plan is None else f"{plan:,}"])
+        data, title = Data(name=f"traffic-{number}", groups=groups), f"Bytes of an epoch's training: {run.name}"
         parts.append(
             Figure(
-                name="traffic",
-                title="Bytes of a training epoch by tag, all ranks together",
-                caption="The median over the epochs as counted; beside it what the plan said, where that is recorded.",
+                name=data.name,
+                title=title,
+                caption="Of all ranks together: the median over the epochs as counted, and what the plan said.",
                 data=data,
                 chart=figures.grouped_bars(data, "bytes", "bytes", by="kind", unit=BYTES),
-                table=Table(
-                    caption="Bytes of a training epoch, all ranks together",
-                    head=["run", "way", "tag", "counted", "planned"],
-                    rows=rows,
-                ),
+                table=Table(caption=title, head=["way and tag", "counted", "planned"], rows=rows),
             )
         )
     return Section(name="traffic", title="Bytes moved", parts=parts, lacking=lacking)
@@ -89,32 +87,39 @@ def _amounts(counts: Line) -> Iterator[tuple[str, str, int]]:
 
 
 def memory(runs: Runs) -> Section:
-    """Memory seen, beside the forecast."""
+    """Memory seen, and the forecast."""
     shown, lacking = with_ranks(runs)
-    groups = []
+    lacking |= {run.name: "the strategy records no forecast" for run in shown if not _is_forecast(run)}
+    process, held = [], []
     for run in shown:
         placed = run.begun.get("placement", [])
         for one in rank_summaries(run.rank_lines):
-            rank = one["rank"]
-            lines = [line for line in run.rank_lines if line["rank"] == rank]
-            found = {"process, seen": one["peak_memory_bytes"]}
-            if working := max(line.get("working_bytes", 0) for line in lines):
-                found["working set, seen"] = working
+            rank, alike = one["rank"], {"who": rank_name(run, one["rank"], runs)}
+            process.append(Group(alike=alike, columns={"what": ["process"], "bytes": [one["peak_memory_bytes"]]}))
             forecast = placed[rank].get("forecast", {}) if rank < len(placed) else {}
-            found |= {f"{what}, forecast": forecast[what] for what in ("device", "host", "disk") if forecast.get(what)}
-            columns = {"what": [*found], "bytes": [*found.values()]}
-            groups.append(Group(alike={"who": rank_name(run, rank, runs)}, columns=columns))
-    parts: list[Figure] = []
-    if groups:
-        data = Data(name="memory", groups=groups)
-        chart = figures.grouped_bars(data, "bytes", "bytes", by="what", unit=BYTES)
-        caption = (
-            "The most that a rank's process had in memory, with Python and PyTorch themselves, which forecasts leave "
-            "out. Under a limit, the largest working set of an aggregate. What was forecast before the run."
-        )
-        parts.append(Figure(name="memory", title="Memory by rank", caption=caption, data=data, chart=chart))
-        lacking |= {run.name: "its strategy records no forecast" for run in shown if not _is_forecast(run)}
+            working = max(line.get("working_bytes", 0) for line in run.rank_lines if line["rank"] == rank)
+            found = {"working set, seen": working} | {f"{what}, forecast": forecast.get(what, 0) for what in PLACES}
+            known = {what: amount for what, amount in found.items() if amount}
+            if known:
+                held.append(Group(alike=alike, columns={"what": [*known], "bytes": [*known.values()]}))
+    figures_of = {
+        ("memory", "Most memory of each rank's process"): (process, "As seen, with Python and PyTorch themselves."),
+        ("held", "Memory as forecast, and working sets"): (
+            held,
+            "Forecasts leave out Python and PyTorch. The largest working set of an aggregate is seen under a limit.",
+        ),
+    }
+    parts = []
+    for (name, title), (groups, caption) in figures_of.items():
+        if groups:
+            data = Data(name=name, groups=groups)
+            chart = figures.grouped_bars(data, "bytes", "bytes", by="what", unit=BYTES)
+            parts.append(Figure(name=name, title=title, caption=caption, data=data, chart=chart))
     return Section(name="memory", title="Memory", parts=parts, lacking=lacking)
+
+
+PLACES = ("device", "host", "disk")
+"""Where a forecast says that bytes are."""
 
 
 def _is_forecast(run: Records) -> bool:
