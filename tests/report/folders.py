@@ -78,6 +78,10 @@ class Elements(HTMLParser):
             self._figure = str(known["id"])
         self._inside = str(known.get("id", self._figure)) if tag == "script" else ""
 
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "figure":
+            self._figure = ""
+
     def handle_data(self, data: str) -> None:
         if self._inside:
             self.scripts[self._inside] = data

@@ -11,6 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -129,14 +130,14 @@ def test_a_timeline_is_that_of_the_file(folder: Path) -> None:
     expected = sorted(
         (one["name"], one["ts"] / 1e3, (one["ts"] + one["dur"]) / 1e3) for one in events if one["ph"] == "X"
     )
-    assert sorted((one["name"], one["start"], one["stop"]) for one in drawn) == pytest.approx(expected)
+    assert sorted((one["name"], one["start"], one["stop"]) for one in drawn) == expected
     lanes: dict[str, list[Line]] = {}
     for one in drawn:
         lanes.setdefault(one["lane"], []).append(one)
     assert any(lane == "rank 1 compute (2)" for lane in lanes)
     for slices in lanes.values():  # nothing hides another
         ordered = sorted(slices, key=lambda one: one["start"])
-        assert all(one["stop"] <= two["start"] + 1e-9 for one, two in zip(ordered, ordered[1:], strict=False))
+        assert all(one["stop"] <= two["start"] + 1e-9 for one, two in pairwise(ordered))
 
 
 def test_planned_bytes_stand_beside_those_counted(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_several_runs_are_set_side_by_side(tmp_path: Path) -> None:
     heads = [cell for row in made.split("<thead>")[1:2] for cell in row.split("</thead>")[0].split('scope="col">')[1:]]
     assert [cell.split("<")[0] for cell in heads] == ["one", "two"]
     assert "two, rank 1" in {row["who"] for row in tables(made)["balance"]}
-    chart = json.loads(Elements(made).scripts["loss"])
+    chart = json.loads(Elements(made).scripts["figure-loss"])
     assert chart["encoding"]["color"]["scale"]["domain"] == ["one", "two"]
     said = text(made)
     assert "lr 0.01 0.5" in said
@@ -223,7 +224,7 @@ def test_every_figure_has_words_and_numbers(folder: Path) -> None:
     levels = [int(name[1]) for name, _ in made.found if name in ("h1", "h2", "h3")]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(two <= one + 1 for one, two in zip(levels, levels[1:], strict=False))
+    assert all(two <= one + 1 for one, two in pairwise(levels))
     assert {"header", "nav", "main", "footer"} <= {name for name, _ in made.found}
     assert len(ids - {None}) == sum("id" in known for _, known in made.found)  # none is twice
 

@@ -117,7 +117,7 @@ def _part(part: Figure | Table | Code) -> str:
 
 
 def _figure(figure: Figure) -> str:
-    name = figure.name
+    name = f"figure-{figure.name}"
     spec = figure.chart.to_dict() | {
         "width": "container",
         "autosize": {"type": "fit-x", "contains": "padding"},
