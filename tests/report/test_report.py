@@ -349,7 +349,7 @@ def test_a_package_that_is_missing_is_named(
     page_module.vega.cache_clear()
     monkeypatch.setitem(sys.modules, missing, None)
     assert main(["report", str(make_run(tmp_path / "run")), "--out", str(tmp_path / "page.html")]) == 2
-    assert f"figures need {missing}" in (error := capsys.readouterr().err)
+    assert f"{missing} is not installed" in (error := capsys.readouterr().err)
     assert "pip install 'weft[report]'" in error
 
 

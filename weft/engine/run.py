@@ -84,7 +84,7 @@ class Run:
         tables = {"epochs": report.epoch_columns, "ranks": report.rank_columns}
         if of not in tables:
             raise unknown("table", of, tables)
-        frame = report.library("pandas").DataFrame(tables[of](self.records))
+        frame = report.library("pandas", "pandas").DataFrame(tables[of](self.records))
         return frame.set_index("epoch") if of == "epochs" and len(frame) else frame
 
     def plot(self) -> Any:

@@ -54,12 +54,12 @@ class Data:
         return list(found)
 
 
-def library(name: str) -> Any:
-    """A package that only reports need. InputError where it is not installed."""
+def library(name: str, install: str = "weft[report]") -> Any:
+    """A package that weft does not need; InputError where it is not installed, which says what to install."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise InputError(f"figures need {name} ({error}): pip install 'weft[report]'") from error
+        raise InputError(f"{name} is not installed ({error}): pip install '{install}'") from error
 
 
 def curves(data: Data, field: str, title: str, *, unit: str = "", inline: bool = False) -> Any:

@@ -54,6 +54,7 @@ def make_page(runs: Sequence[Records], *, follow: str | None = None) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body{going_on}>\n"
         '<a class="skip" href="#main">To the report</a>\n'
         f"<header><h1>{escape(title)}</h1>\n"
