@@ -1,4 +1,5 @@
 # make demo   sets everything up and trains on two ranks; make test   sets the same up and runs the tests.
+# make browser   sets up what tests of the report's page need, which are left out without: Debian's chromium, and playwright.
 # make campaign   attacks the program for WEFT_CAMPAIGN_SECONDS (3600), by the seed WEFT_CAMPAIGN_SEED (0).
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +9,7 @@ PACKAGES := $(shell find weft -name __init__.py)
 # Also where the environment says not to, since each of many processes would compile all sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test campaign lint clean
+.PHONY: demo test browser campaign lint clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -16,6 +17,10 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+browser: $(VENV)/ready
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check playwright
+	command -v chromium >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends chromium; }
 
 campaign: $(VENV)/ready
 	$(BIN)/python -m tests.campaign

@@ -15,13 +15,14 @@ ROOT = Path(weft.nn.__file__).parent.parent
 LEVELS = {
     "core": 0,
     "store": 1,
+    "report": 1,
     "parser": 1,
     "data": 2,
     **dict.fromkeys(("data_command", "kernels"), 3),
     **dict.fromkeys(("nn", "comm", "partition", "cost"), 4),
     "chunks": 5,
     "strategies": 6,
-    **dict.fromkeys(("engine", "report"), 7),
+    "engine": 7,
     "doctor": 8,
     "cli": 9,
 }

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from weft.core.config import PLACING, Config, PartitionOptions
 from weft.core.errors import InputError, RunError, Stopped, printable
@@ -27,6 +27,8 @@ from weft.core.told import print_error
 from weft.data_command import add_data_commands
 from weft.parser import Parser, add_options, contenders, given, whole
 
+if TYPE_CHECKING:
+    from rich.table import Table
 
 USAGE = "%(prog)s [graph] [--config FILE] [flags]"
 TRAIN_EXAMPLES = """examples:
@@ -202,6 +204,17 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--overwrite", action="store_true", help="replace the file that is there")
     command.set_defaults(command=_predict)
 
+    command = commands.add_parser("report", help="a page of what runs did, to be read or followed in a browser")
+    command.add_argument(
+        "runs", type=Path, nargs="+", metavar="run", help="folder of a run; several are set side by side"
+    )
+    where = command.add_mutually_exclusive_group(required=True)
+    where.add_argument("--out", type=Path, help="the .html file to write")
+    where.add_argument("--serve", action="store_true", help="show it to this machine alone, and follow the runs")
+    command.add_argument("--overwrite", action="store_true", help="replace the file that is there")
+    command.add_argument("--port", type=whole, metavar="X", help="with --serve: at this port (any that is free)")
+    command.set_defaults(command=_report)
+
     command = commands.add_parser("partition", help="divide a graph's vertices among parts")
     add_options(command, only=("graph", "order"))
     command.add_argument("--parts", type=whole, required=True, metavar="X", help="number of parts")
@@ -367,6 +380,21 @@ def _predict(options: argparse.Namespace) -> int:
     )
     if is_main_process():
         print(f"{options.what} {list(rows.shape)} in {options.out}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from weft.report.serve import serve
+    from weft.report.write import read_runs, write_report
+
+    if options.serve:
+        if options.overwrite:
+            raise InputError("--overwrite has no effect with --serve: leave it out")
+        return serve(options.runs, options.port or 0)
+    if options.port is not None:
+        raise InputError("--port has no effect without --serve: leave it out")
+    write_report(read_runs(options.runs), options.out, overwrite=options.overwrite)
+    print(f"report in {options.out}")
     return 0
 
 

@@ -23,6 +23,8 @@ COMMAND_FLAGS = (
     "--quiet",
     "--json",
     "--undirected",
+    "--serve",
+    "--port",
 )
 """Flags that are no fields of a schema."""
 

@@ -20,5 +20,6 @@ from weft.data.order import reorder as reorder
 from weft.data.rules import require_trainable as require_trainable
 from weft.data.shape import GraphShape as GraphShape
 from weft.data.stats import GraphStats as GraphStats
+from weft.data.stats import degree_counts as degree_counts
 from weft.data.typed import UNTYPED as UNTYPED
 from weft.data.typed import TypedShape as TypedShape

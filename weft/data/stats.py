@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from weft.data.graph import Graph
 from weft.data.typed import UNTYPED, TypedShape
 
@@ -38,3 +40,9 @@ class GraphStats:
             typed=graph.typed,
             num_relation_rows=int(graph.num_relations_in.sum()) if graph.relations else 0,
         )
+
+
+def degree_counts(graph: Graph) -> list[int]:
+    """How many vertices have no in-edge, 1, 2 to 3, 4 to 7, ...: a number for each power of two, up to the most."""
+    least = 2 ** torch.arange(63)
+    return torch.bucketize(graph.in_edges.degree, least, right=True).bincount().tolist()

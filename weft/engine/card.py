@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import platform
-import shlex
 from collections.abc import Collection
 from typing import Any
 
 import torch
 
-from weft.core.config import Config
-from weft.engine.imported import is_imported
 from weft.engine.saved import Description
+from weft.report.repeat import changed_fields, repeating
 
 
 def make_card(
@@ -52,7 +49,7 @@ def make_card(
         table("Model", model),
         table("Configuration, where it is not the default", given),
         table("Scores of the best epoch", result),
-        f"## To repeat it\n\n{repeating(described, given)}",
+        f"## To repeat it\n\n{_to_repeat(described, given)}",
         table("Versions", versions),
     ]
     return "\n\n".join(parts) + "\n"
@@ -64,23 +61,6 @@ def table(title: str, rows: dict[str, Any]) -> str:
     return "\n".join([f"## {title}\n", "| | |", "|---|---|", *lines])
 
 
-def changed_fields(config: Config) -> dict[str, Any]:
-    """The fields of a configuration that are not as they are by default, but for graph and model."""
-    fields = [spec for spec in dataclasses.fields(config) if spec.name not in ("graph", "model")]
-    return {one.name: getattr(config, one.name) for one in fields if getattr(config, one.name) != one.default}
-
-
-def repeating(described: Description, given: dict[str, Any]) -> str:
-    """The command, or the call where graph or model have no name that a command knows."""
-    config = described.config
-    if (described.own_model and not is_imported(config.model)) or described.own_graph:
-        graph = "graph" if described.own_graph else repr(config.graph)
-        own = described.own_model and not is_imported(config.model)
-        model = f"model=model,  # a {described.own_model}" if own else f"model={config.model!r},"
-        options = "".join(f"    {name}={value!r},\n" for name, value in given.items())
-        return f"```python\nweft.train(\n    {graph},\n    {model}\n{options})\n```"
-    words = ["weft", "train", config.graph, f"--model={config.model}"]
-    for name, value in given.items():
-        flag = "--" + name.replace("_", "-")
-        words.append(flag if value is True else f"{flag}={value}")
-    return "    " + shlex.join(words)
+def _to_repeat(described: Description, given: dict[str, Any]) -> str:
+    language, text = repeating(described.config, given, own_model=described.own_model, own_graph=described.own_graph)
+    return f"```python\n{text}\n```" if language == "python" else f"    {text}"

@@ -20,7 +20,7 @@ from weft.core.memory import keep_pages
 from weft.core.optimisations import Optimisations
 from weft.core.stop import StopRequest
 from weft.cost import Machine
-from weft.data import Graph
+from weft.data import Graph, degree_counts
 from weft.engine.embedded import restore_rows
 from weft.engine.folder import RunFolder
 from weft.engine.losses import num_logits
@@ -34,6 +34,7 @@ from weft.engine.trainer import Trainer
 from weft.engine.watchdog import Watchdog
 from weft.engine.writer import RunWriter
 from weft.nn import Workload, use_onednn
+from weft.partition import Quality
 from weft.strategies import Plan, get_strategy
 from weft.strategies.probe import probe
 
@@ -141,13 +142,24 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
     if group.rank:
         stopped_by, summary, best = _follow(trainer, stop)
     else:
-        stopped_by, summary, best = _lead(job, folder, trainer, stop, placement=placed, machine=plan.machine)
+        facts = {"placement": placed, "machine": plan.machine, "partition": _partition_quality(plan)}
+        stopped_by, summary, best = _lead(job, folder, trainer, stop, **facts)
     if stopped_by:
         return stopped_by
     with group.meter.during("record", "the end of the run"):
         restore_rows(best, strategy)
         work.model.load_state_dict(best)
         return dict(group.all_gather_object(summary)[0])
+
+
+def _partition_quality(plan: Plan) -> dict[str, Any] | None:
+    """What the plan's division of the vertices is worth; None: there is none."""
+    part = plan.part if plan.size > 1 else None
+    if part is None:
+        return None
+    measured = Quality.measure(plan.work.graph, part, plan.size, 0.0).record()
+    del measured["seconds"]  # of finding the parts, which is not known here
+    return measured
 
 
 Led = tuple[int, dict[str, Any], dict[str, Tensor]]
@@ -173,6 +185,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
                 ranks=group.size,
                 threads=torch.get_num_threads(),
                 torch=torch.__version__,
+                degrees=degree_counts(trainer.strategy.work.graph),
                 **placed,
             )
             stopped_by = trainer.run(stop, writer, call if job.own.callbacks else None)

@@ -12,10 +12,11 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import nn
 
+from weft import report
 from weft.comm import Group
 from weft.core import record
 from weft.core.config import Config
-from weft.core.errors import InputError, RunError, Stopped
+from weft.core.errors import InputError, RunError, Stopped, unknown
 from weft.data import Graph, GraphShape, as_asked, load
 from weft.engine.check import check
 from weft.engine.checkpoint import Checkpoint
@@ -74,6 +75,26 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         """The lines of epochs: loss, seconds, and scores where it was evaluated."""
         return [line for line in self.records if line["kind"] == "epoch"]
+
+    def to_pandas(self, of: str = "epochs") -> Any:
+        """A pandas.DataFrame of the records, also of a run that goes on.
+
+        of: `epochs`, a row for each, by its number: loss, lr, seconds and scores; or `ranks`, a row for each epoch,
+        rank and phase: seconds, counts, and bytes by tag as columns such as `bytes_sent.halo`.
+        InputError for another word, and where pandas is not installed.
+        """
+        tables = {"epochs": report.epoch_columns, "ranks": report.rank_columns}
+        if of not in tables:
+            raise unknown("table", of, tables)
+        frame = report.library("pandas", "pandas").DataFrame(tables[of](self.records))
+        return frame.set_index("epoch") if of == "epochs" and len(frame) else frame
+
+    def plot(self) -> Any:
+        """The loss above the scores, over the epochs: an altair chart, which a notebook shows.
+
+        InputError where no epoch is recorded yet, and where `weft[report]` is not installed.
+        """
+        return report.plot(report.Records.read(self.folder))
 
     @property
     def model(self) -> nn.Module:

@@ -25,6 +25,7 @@ from weft.engine.checkpoint import Checkpoint, Progress
 from weft.engine.folder import RunFolder
 from weft.engine.progress import ProgressShow
 from weft.engine.saved import Description
+from weft.report.records import newest_start, rank_summaries
 
 
 class RunWriter:
@@ -122,7 +123,7 @@ def replaced(path: Path, what: str) -> Iterator[Path]:
 
 
 def summarise(
-    records: list[dict[str, Any]], progress: Progress, goal: tuple[str, float] | None = None
+    records: Sequence[dict[str, Any]], progress: Progress, goal: tuple[str, float] | None = None
 ) -> dict[str, Any]:
     """A run in one object: scores at the best validation epoch, and medians over the epochs, also by rank.
 
@@ -131,30 +132,8 @@ def summarise(
     """
     losses = [line["loss"] for line in records if line["kind"] == "epoch"]
     goal_seconds = {"goal_seconds": seconds_until(records, *goal, progress)} if goal else {}
-    begun = max(number for number, line in enumerate(records) if line["kind"] == "config")
-    records = records[begun:] if any(line["kind"] == "epoch" for line in records[begun:]) else records
+    records = newest_start(records)
     epochs = [line for line in records if line["kind"] == "epoch"]
-    trained = [line for line in records if line["kind"] == "rank" and line["phase"] == "train"]
-    ranks = []
-    for rank in range(1 + max((line["rank"] for line in trained), default=-1)):
-        lines = [line for line in trained if line["rank"] == rank]
-        last = lines[-1]
-        ranks.append(
-            {
-                "rank": rank,
-                **{f"{kind}_seconds": statistics.median(line[f"{kind}_seconds"] for line in lines) for kind in KINDS},
-                "bytes_sent": sum(last["bytes_sent"].values()),
-                "bytes_received": sum(last["bytes_received"].values()),
-                "collectives": last["collectives"],
-                "edges": last["edges"],
-                "sampled": last.get("sampled", {}),
-                "stages": {
-                    stage: statistics.median(line["stages"].get(stage, 0.0) for line in lines)
-                    for stage in last.get("stages", {})
-                },
-                "peak_memory_bytes": max(line["peak_memory_bytes"] for line in lines),
-            }
-        )
     return {
         **(progress.best_scores or {}),
         "best_epoch": progress.best_epoch,
@@ -162,18 +141,15 @@ def summarise(
         "loss": losses[-1],
         "epoch_seconds": statistics.median(line["seconds"] for line in epochs),
         **goal_seconds,
-        "ranks": ranks,
+        "ranks": rank_summaries(records),
     }
 
 
-def seconds_until(records: list[dict[str, Any]], score: str, value: float, progress: Progress) -> float | None:
+def seconds_until(records: Sequence[dict[str, Any]], score: str, value: float, progress: Progress) -> float | None:
     """Seconds of training, without evaluations, until a score was reached; None: it was not."""
     epochs = [line for line in records if line["kind"] == "epoch"]
     reached = next((number for number, line in enumerate(epochs) if progress.reaches(line.get(score), value)), None)
     return None if reached is None else math.fsum(line["seconds"] for line in epochs[: reached + 1])
-
-
-KINDS = ("compute", "communication", "waiting")
 
 
 def communication_seconds(durations: Sequence[dict[str, float]]) -> float:

@@ -1,6 +1,23 @@
 """What a person reads after a run, made from its records alone."""
 
+from weft.report.figures import library
+from weft.report.page import make_page
+from weft.report.records import Records, epoch_columns, rank_columns
 from weft.report.table import compare_table, partition_table, run_table, stage_table, sweep_table
 from weft.report.terminal import print_table
+from weft.report.training import plot
 
-__all__ = ["compare_table", "partition_table", "print_table", "run_table", "stage_table", "sweep_table"]
+__all__ = [
+    "Records",
+    "compare_table",
+    "epoch_columns",
+    "library",
+    "make_page",
+    "partition_table",
+    "plot",
+    "print_table",
+    "rank_columns",
+    "run_table",
+    "stage_table",
+    "sweep_table",
+]

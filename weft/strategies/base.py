@@ -111,6 +111,11 @@ class Plan(ABC):
         """The choices that take a search: small, for another process to make the same plan of."""
         return None
 
+    @property
+    def part(self) -> Tensor | None:
+        """The rank of every vertex, int32 [N], where vertices are divided with their edges; None: they are not."""
+        return None
+
     def require(self) -> None:  # noqa: B027
         """InputError with the remedy where memory or disk is too little, before anything large is allocated."""
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from weft.chunks.flops import SegmentFlops
 from weft.chunks.program import Segment
@@ -277,6 +277,10 @@ class OffloadPlan(Plan):
             share=work.optimisations.share,
             edge_ids=bool(graph.relations) or graph.edge_features is not None,
         )
+
+    @property
+    def part(self) -> Tensor | None:
+        return self.vertices.part
 
     @property
     def in_memory(self) -> bool:

@@ -306,4 +306,7 @@ class PlacedTensor(ResidentPlaced):
         ops = self.work.outline(plan.traits, training=False) if self.group.size > 1 else ()
         found = [plan.attention(one.op, one.hop) for one in ops if isinstance(one.op, EdgeSoftmax)]
         how = [one.explain(self.work.itemsize, plan.num_remote) for one in found]
-        return super().describe() | ({"attention": how} if how else {})
+        known = super().describe() | ({"attention": how} if how else {})
+        if self.group.size > 1:
+            known["planned"] = {"bytes_sent": dict(self.plan.trace(self.group.rank, training=True).bytes_sent)}
+        return known

@@ -95,7 +95,6 @@ class VertexPlan(ResidentPlan):
 
     @cached_property
     def part(self) -> Tensor:
-        """The rank of every vertex, int32 [N]."""
         given = self.options.partition
         return range_parts(self.work.graph.in_edges, self.size) if given is None else given
 

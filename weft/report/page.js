@@ -1,0 +1,123 @@
+// Draws the figures of a report from the records that the page holds; follows a run where the page is served.
+"use strict";
+(() => {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const views = new Map();
+  let tables = read(document);
+
+  function read(page) {
+    return JSON.parse(page.getElementById("records").textContent);
+  }
+
+  function rows(name) {
+    const found = [];
+    for (const { alike, columns } of tables[name]) {
+      const fields = Object.keys(columns);
+      const length = fields.length ? columns[fields[0]].length : 0;
+      for (let row = 0; row < length; row += 1) {
+        const made = { ...alike };
+        for (const field of fields) made[field] = columns[field][row];
+        found.push(made);
+      }
+    }
+    return found;
+  }
+
+  async function draw(figure) {
+    const spec = JSON.parse(figure.querySelector("script").textContent);
+    const chart = figure.querySelector(".chart");
+    const theme = JSON.parse(document.getElementById("themes").textContent)[dark.matches ? "dark" : "light"];
+    spec.datasets = { ...spec.datasets, [figure.dataset.table]: rows(figure.dataset.table) };
+    views.get(figure.id)?.finalize();
+    const made = await vegaEmbed(chart, spec, {
+      actions: false, renderer: "svg", config: theme, tooltip: { theme: dark.matches ? "dark" : "light" },
+    });
+    views.set(figure.id, made);
+    figure.dataset.drawn = "yes";
+  }
+
+  async function drawAll() {
+    for (const figure of document.querySelectorAll("figure")) {
+      await new Promise((go) => { setTimeout(go); }); // so that what is drawn is shown
+      await draw(figure);
+    }
+    document.body.dataset.drawn = "yes";
+  }
+
+  // The horizontal axis moves by these shares of what is shown; "all" shows everything again.
+  const MOVES = { in: [0.25, -0.25], out: [-0.5, 0.5], left: [-0.5, -0.5], right: [0.5, 0.5] };
+
+  async function zoom(button) {
+    const figure = button.closest("figure");
+    const { view } = views.get(figure.id);
+    const [first, last] = view.scale("x").domain();
+    const move = MOVES[button.dataset.zoom];
+    const shown = move && [first + move[0] * (last - first), last + move[1] * (last - first)];
+    await view.signal(`zoom_${figure.dataset.zoom}`, shown ?? null).runAsync();
+  }
+
+  function fill(details) {
+    const body = details.querySelector("tbody");
+    if (!body || body.rows.length) return;
+    const found = rows(details.dataset.table);
+    const fields = Object.keys(found[0] ?? {}).filter((field) => field !== "place");
+    const head = details.querySelector("thead").insertRow();
+    for (const field of fields) head.append(Object.assign(document.createElement("th"), { scope: "col", textContent: field }));
+    for (const row of found) {
+      const line = body.insertRow();
+      for (const field of fields) line.insertCell().textContent = row[field] ?? "none";
+    }
+  }
+
+  // A page that goes on: figures that stay keep their zoom and get the new rows, the rest of the page is replaced.
+  async function renew(text) {
+    const fresh = new DOMParser().parseFromString(text, "text/html");
+    tables = read(fresh);
+    for (const details of fresh.querySelectorAll("details[id]")) {
+      if (document.getElementById(details.id)?.open) details.open = true;
+    }
+    const kept = [];
+    for (const figure of fresh.querySelectorAll("figure")) {
+      const old = document.getElementById(figure.id);
+      if (old?.dataset.drawn && old.querySelector("script").textContent === figure.querySelector("script").textContent) {
+        figure.querySelector(".chart").replaceWith(old.querySelector(".chart"));
+        figure.dataset.drawn = "yes";
+        kept.push(figure);
+      }
+    }
+    const focused = document.activeElement?.id;
+    document.querySelector("main").replaceWith(document.adoptNode(fresh.querySelector("main")));
+    document.querySelector("header").replaceWith(document.adoptNode(fresh.querySelector("header")));
+    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+    for (const details of document.querySelectorAll("details[open][data-table]")) fill(details);
+    for (const figure of kept) await views.get(figure.id).view.data(figure.dataset.table, rows(figure.dataset.table)).runAsync();
+    for (const figure of document.querySelectorAll("figure:not([data-drawn])")) await draw(figure);
+  }
+
+  async function follow(state) {
+    try {
+      const answer = await fetch("/", { headers: { "If-None-Match": state }, cache: "no-store" });
+      if (answer.status === 200) {
+        await renew(await answer.text());
+        state = answer.headers.get("ETag") ?? "";
+      }
+      document.getElementById("gone").hidden = answer.status < 400;
+    } catch (error) {
+      if (!(error instanceof TypeError)) throw error;
+      document.getElementById("gone").hidden = false; // nobody answers any more
+    }
+    setTimeout(follow, 2000, state);
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-zoom]");
+    if (button) zoom(button);
+  });
+  document.addEventListener("toggle", (event) => {
+    if (event.target.matches("details[data-table]") && event.target.open) fill(event.target);
+  }, true);
+  dark.addEventListener("change", drawAll);
+  drawAll().then(() => {
+    if (document.body.dataset.follow !== undefined) follow(document.body.dataset.follow);
+  });
+})();
