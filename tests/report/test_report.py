@@ -330,7 +330,7 @@ def test_what_a_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (run, "--serve", "--overwrite"): "--overwrite has no effect with --serve",
         (run, "--serve", "--port", "65536"): "--port 65536",
         (str(tmp_path), "--out", str(taken)): "holds no run",
-        (str(tmp_path / "damaged" / "run"), "--out", str(taken), "--overwrite"): "cannot read the run's configuration",
+        (str(tmp_path / "damaged" / "run"), "--out", str(taken), "--overwrite"): "config.toml: cannot be read",
     }.items():
         assert main(["report", *arguments]) == 2
         error = capsys.readouterr().err
