@@ -149,6 +149,14 @@ def start(*arguments: str | Path, prepare: Callable[[], None] | None = None) -> 
     return Command([str(one) for one in arguments], prepare)
 
 
+PROGRESS = ("epoch ", *(f"weft: {what} " for what in ("loading", "planning", "starting", "placing")))
+
+
+def complaints(errors: str) -> list[str]:
+    """The lines of a command's standard error that are no progress, which a slow machine has more of."""
+    return [line for line in errors.splitlines() if not line.startswith(PROGRESS)]
+
+
 def finish(process: Command, seconds: float = 100) -> tuple[int | None, str]:
     """Exit code and standard error, once nothing of the process's session is left."""
     _, errors = process.said(seconds)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import weft
-from tests.engine.running import command, finish, losses, ranks, start, train, wait_for_epoch
+from tests.engine.running import command, complaints, finish, losses, ranks, start, train, wait_for_epoch
 from weft.cli import main
 
 OPTIONS = {"model": "sage", "fanout": "4,3", "hidden": 16, "dtype": "float64"}
@@ -35,7 +35,7 @@ def test_killed_in_an_epoch_and_resumed(task: str, tmp_path: Path) -> None:
     os.kill(ranks(process)[1], signal.SIGKILL)
     code, errors = finish(process)
     assert code == 1
-    (said,) = (line for line in errors.splitlines() if not line.startswith("epoch "))
+    (said,) = complaints(errors)
     assert "was killed by SIGKILL" in said
     assert "in epoch" in said
     assert said.endswith(f"continue with --resume --out {out}")

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import weft
 from tests.engine.running import (
+    complaints,
     finish,
     losses,
     ranks,
@@ -121,7 +122,7 @@ def test_kill_and_resume(whole: Path, tmp_path: Path) -> None:
     code, errors = finish(process)
     assert code == 1
     assert "Traceback" not in errors
-    said = [line for line in errors.splitlines() if not line.startswith("epoch ")]
+    said = complaints(errors)
     assert len(said) == 1
     assert "was killed by SIGKILL" in said[0]
     assert f"continue with --resume --out {folder}" in said[0]
@@ -181,7 +182,7 @@ def test_told_to_stop(tmp_path: Path, workers: int) -> None:
         os.kill(process.pid, number)
     code, errors = finish(process)
     assert code == 128 + number
-    (said,) = [line for line in errors.splitlines() if not line.startswith("epoch ")]
+    (said,) = complaints(errors)
     assert f"stopped by {number.name}; continue with --resume" in said
     last = record.read(folder / "metrics.jsonl")[-1]
     assert (last["kind"], last["event"]) == ("event", "stopped")
@@ -352,7 +353,7 @@ def test_a_rank_killed_among_others(tmp_path: Path) -> None:
     wait_for_epoch(process, tmp_path / "run", 3)
     os.kill(ranks(process)[2], signal.SIGKILL)
     code, errors = finish(process)
-    (said,) = (line for line in errors.splitlines() if not line.startswith("epoch "))
+    (said,) = complaints(errors)
     assert code == 1
     assert "was killed by SIGKILL" in said
     assert "in epoch" in said

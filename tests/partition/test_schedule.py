@@ -32,6 +32,8 @@ class Problem:
     """An aggregate on all ranks, and the sets of the paper by definition."""
 
     parts: list[RankSide]
+    own: list[list[int]]
+    """The vertices that each rank answers for."""
     bounds: list[tuple[int, ...]]
     orders: list[list[int]]
     loops: bool
@@ -73,7 +75,7 @@ class Problem:
     def owner(self, rank: int, source: int) -> Row:
         """Who results for the vertex of a remote source, and where."""
         vertex = int(self.vertex(rank)[source])
-        owners = [(q, part.own.tolist()) for q, part in enumerate(self.parts)]
+        owners = list(enumerate(self.own))
         return next((q, own.index(vertex)) for q, own in owners if vertex in own)
 
     @cached_property
@@ -125,9 +127,10 @@ def make_problem(num_ranks: int, num_chunks: int, seed: int, *, loops: bool) -> 
     caching = Caching(costs=costs, ratio=0.5 if seed % 3 else 0.0)
     needed = [make_dependencies(adj, part, rank, num_ranks, caching) for rank in range(num_ranks)]
     hop = seed % 2
-    parts = [RankSide(each.hops[hop], each.own, each.rows) for each in needed]
+    parts = [RankSide(each.hops[hop], each.rows) for each in needed]
     return Problem(
         parts=parts,
+        own=[each.own.tolist() for each in needed],
         bounds=[range_bounds(each.hop.block, num_chunks) for each in parts],
         orders=[torch.randperm(num_chunks, generator=random).tolist() for _ in parts],
         loops=loops,
@@ -466,9 +469,10 @@ def test_nothing_to_do() -> None:
     part = torch.zeros(2, dtype=torch.int32)
     caching = Caching(costs=torch.zeros(1, 5, dtype=torch.float64), ratio=0.0)
     needed = [make_dependencies(adj, part, rank, 2, caching) for rank in range(2)]
-    parts = [RankSide(each.hops[0], each.own, each.rows) for each in needed]
+    parts = [RankSide(each.hops[0], each.rows) for each in needed]
     bounds = [range_bounds(each.hop.block, 5) for each in parts]
-    problem = Problem(parts=parts, bounds=bounds, orders=[list(range(5))] * 2, loops=False)
+    own = [each.own.tolist() for each in needed]
+    problem = Problem(parts=parts, own=own, bounds=bounds, orders=[list(range(5))] * 2, loops=False)
     for options in OPTIONS:
         schedules = problem.schedules(**options)
         assert [schedule.num_slots for schedule in schedules] == [0, 0]
