@@ -1,4 +1,4 @@
-"""The documentation's pages as tests read them: their blocks of code, and small graphs under the names that these use."""
+"""The documentation's pages as tests read them: blocks of code, and small graphs under the names that these use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")],
+    [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *(ROOT / "docs").rglob("*.md")],
     key=lambda path: path.relative_to(ROOT).as_posix(),
 )
 RUN = ("bash", "python")
@@ -36,7 +36,7 @@ class Block:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The fenced blocks of a page in their order. ValueError for a fence that does not end, or is left out without why."""
+    """The fenced blocks of a page in order. ValueError for a fence that does not end, or is left out without why."""
     lines = text.splitlines()
     number = 0
     while number < len(lines):
@@ -74,7 +74,7 @@ def commands(block: Block) -> Iterator[tuple[list[str], str]]:
             continue
         *words, target = (words[:-2] + words[-1:]) if len(words) > 2 and words[-2] == ">" else [*words, ""]
         if words[0] != "weft" or {"|", "&&", ">", ";"} & set(words):
-            raise ValueError(f"not a command of weft alone: {line.strip()}: put '<!-- not run: WHY -->' above the block")
+            raise ValueError(f"no command of weft alone: {line.strip()}: put '<!-- not run: WHY -->' above the block")
         yield words[1:], target
 
 

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import shutil
+import sys
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -79,12 +80,11 @@ def test_page(page: Path, stage: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 def run_page(page: Path, stage: Path, folder: Path) -> None:
     """Runs a page's blocks in a folder. AssertionError with page, line and what was said for one that fails."""
-    text = page.read_text()
+    shown = [block for block in blocks(page.read_text()) if not block.left_out]
     for found in STAGED:
-        if f"--out {found}" not in text:
+        if not any(f"--out {found}" in block.text for block in shown):
             (folder / found).parent.mkdir(exist_ok=True)
             (shutil.copytree if (stage / found).is_dir() else shutil.copy)(stage / found, folder / found)
-    shown = [block for block in blocks(text) if not block.left_out]
     size = max([1, *(int(number) for block in shown for number in re.findall(r"\bworkers=(\d+)", block.text))])
     for block in shown:
         place = f"{page.name}:{block.line}"
@@ -125,5 +125,30 @@ def run_python(block: Block, place: str, folder: Path, port: int) -> None:
     """On a rank, which meets the others for each call by the store at a port, as under torchrun."""
     names = NAMES.setdefault(str(folder), {"__name__": "__main__"})
     torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    with contextlib.chdir(folder), patch.dict(os.environ, torchrun):
+    path = patch.object(sys, "path", [str(folder), *sys.path])
+    with contextlib.chdir(folder), patch.dict(os.environ, torchrun), path:
         exec(compile("\n" * (block.line - 1) + block.text, place, "exec"), names)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("```bash\nweft train digitz\n```", "page.md:2: weft train digitz .*did you mean 'digits'"),
+        ("```bash\nweft config digits > run.toml\nweft train --config runs.toml\n```", "runs.toml: No such file"),
+        ("```bash\npip install weft\n```", "no command of weft alone: pip install weft"),
+        ("```python\nimport weft\n\nweft.load('digitz')\n```", "unknown dataset 'digitz'"),
+        ("<!-- not run: -->\n```bash\npip install weft\n```", "line 1: say why"),
+        ("```bash\nweft train digits", "line 1: a fence that does not end"),
+    ],
+)
+def test_a_broken_block_is_found(text: str, said: str, stage: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises((AssertionError, ValueError), match=said):
+        run_page(page, stage, tmp_path)
+
+
+def test_a_block_that_is_left_out_is_not_run(stage: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- not run: it needs a cluster -->\n```bash\nweft train digitz\n```\n")
+    run_page(page, stage, tmp_path)

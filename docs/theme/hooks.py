@@ -1,4 +1,4 @@
-"""What mkdocs does besides for the site: pages that lie beside docs/, a table of all options, and drawings in the text's colour."""
+"""What mkdocs does besides: pages that lie beside docs/, a table of all options, drawings in the text's colour."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Puts the table of options in its place."""
+    """Puts the table of options in its place, and links to the pages from the root where they are here."""
+    for name, place in BESIDE.items():
+        markdown = markdown.replace(f"](../{name}", f"]({place}")
     return markdown.replace("<!-- options -->", options_table())
 
 
