@@ -29,7 +29,7 @@ from tests.engine.running import said_by_ranks, start
 from tests.pages import PAGES, ROOT, RUN, Block, blocks, commands, write_datasets
 
 EPOCHS = 2
-NUM_USERS = 6000  # of which so many train that a batch may be of 4,096
+NUM_USERS = 1500  # of which so many train that a batch may be of 1,024
 STAGED = ("users.parquet", "follows.parquet", "graphs/mine", "graphs/grown", "graphs/values", "runs/mine")
 TRAINING = ("train", "compare", "sweep")
 SHOWN = [path for path in PAGES if any(block.language in RUN for block in blocks(path.read_text()))]
