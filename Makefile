@@ -1,4 +1,5 @@
 # make demo   sets everything up and trains on two ranks; make test   sets the same up and runs the tests.
+# make docs   builds the documentation's site into site/; broken links and anchors fail it.
 # make browser   sets up what tests of the report's page need, which are left out without: Debian's chromium, and playwright.
 # make campaign   attacks the program for WEFT_CAMPAIGN_SECONDS (3600), by the seed WEFT_CAMPAIGN_SEED (0).
 PYTHON ?= python3
@@ -9,7 +10,7 @@ PACKAGES := $(shell find weft -name __init__.py)
 # Also where the environment says not to, since each of many processes would compile all sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test browser campaign lint clean
+.PHONY: demo test docs browser campaign lint clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -17,6 +18,10 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+# Not --quiet, under which --strict counts no warning.
+docs: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 browser: $(VENV)/ready
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check playwright
@@ -36,8 +41,8 @@ lint: $(VENV)/ready
 $(VENV)/ready: $(SOURCES) $(PACKAGES)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "weft needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build runs
+	rm -rf $(VENV) build runs site

@@ -219,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     add_options(command, only=("graph", "order"))
     command.add_argument("--parts", type=whole, required=True, metavar="X", help="number of parts")
     command.add_argument(
-        "--method", default="metis", metavar="X", help="range, random, metis, fennel, balanced (metis)"
+        "--method", default="metis", metavar="X", help="a method of weft.partition, such as range or balanced (metis)"
     )
     add_options(command, PartitionOptions)
     command.add_argument("--out", type=Path, help="file of the book (default: one in books/)")

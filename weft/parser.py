@@ -92,12 +92,17 @@ def add_options(
             action = argparse.BooleanOptionalAction
             groups[section].add_argument(flag, action=action, default=argparse.SUPPRESS, help=text)
         else:
-            kind = NUMBERS.get(type(spec.default), str)
-            groups[section].add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar="X", help=text)
+            groups[section].add_argument(flag, type=kind_of(spec), default=argparse.SUPPRESS, metavar="X", help=text)
+    specs = {spec.name: spec for spec in dataclasses.fields(schema)}
     for former, name in FORMER.items():
-        if name in (spec.name for spec in dataclasses.fields(schema)) and (only is None or name in only):
-            flag = "--" + former.replace("_", "-")
-            parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        if name in specs and (only is None or name in only):
+            flag, kind = "--" + former.replace("_", "-"), kind_of(specs[name])
+            parser.add_argument(flag, dest=name, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def kind_of(spec: dataclasses.Field[Any]) -> Callable[[str], Any]:
+    """What reads a field's value from the command line."""
+    return NUMBERS.get(type(spec.default), str)
 
 
 def contenders(text: str) -> dict[str, dict[str, Any]]:

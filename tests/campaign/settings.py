@@ -9,10 +9,10 @@ from random import Random
 from weft.core.config import Config
 from weft.core.optimisations import OPTIMISATIONS
 from weft.engine.options import foreign_flags
+from weft.partition import METHODS
 
 EXACT = ("single", "tensor", "communicated", "cached", "hybrid", "offload", "pipeline")
 STRATEGIES = (*EXACT, "stale")
-METHODS = ("range", "random", "metis", "fennel", "balanced")
 SMALL = "sbm:vertices=60,degree=4,classes=3,features=5"
 PLAIN_GRAPHS = (
     ("digits",),
@@ -84,7 +84,7 @@ def draw_placement(random: Random, strategies: tuple[str, ...] = STRATEGIES, max
     workers = 1 if strategy == "single" else random.randint(1, max_workers)
     more: list[str] = []
     if strategy not in ("single", "tensor"):
-        more += maybe(random, "--partition", METHODS)
+        more += maybe(random, "--partition", tuple(METHODS))
     if strategy in ("tensor", "offload", "pipeline"):
         more += maybe(random, "--chunks", ("2", "3"))
     if strategy == "hybrid":

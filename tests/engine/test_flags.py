@@ -158,6 +158,8 @@ def test_a_former_name_is_understood_and_not_shown(capsys: pytest.CaptureFixture
 
     options = _parser().parse_args(["train", "digits", "--without", "reuse"])
     assert _config(options) == Config(graph="digits", disable="reuse")
+    options = _parser().parse_args(["train", "digits", "--bins", "4"])
+    assert _config(options) == Config(graph="digits", chunks=4)
     assert Config.from_dict({"without": "reuse"}, "a file") == Config(disable="reuse")
     with pytest.raises(SystemExit):
         _parser().parse_args(["train", "--help"])

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,11 +15,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.data.graph_checks import CALM, assert_one_line, graphs
+from weft.cli import main
 from weft.core import native
+from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.data import Adjacency, Graph, load
-from weft.partition import METHODS, PartitionOptions, Quality, make_book
+from weft.engine.options import make_options, partition_of
+from weft.partition import METHODS, PartitionBook, PartitionOptions, Quality, make_book
 from weft.partition.assign import metis, neighbours
+
+RECIPE = "rmat:60,300"
 
 
 def two_cliques() -> Graph:
@@ -46,8 +52,11 @@ def test_every_vertex_has_a_part(method: str, graph: Graph, num_parts: int) -> N
 def test_depends_on_seed_and_nothing_else(method: str) -> None:
     """Not on threads, and not on what was drawn before; another seed gives another result where one is used."""
     graph, threads = load("rmat:700,5k"), torch.get_num_threads()
-    options = PartitionOptions(seed=3, stream="random")
+    options = NotingSeed(seed=3, stream="random")
     first = make_book(graph, 4, method=method, options=options)
+    options.read.clear()
+    METHODS[method](graph, 4, options)
+    reads_seed = "seed" in options.read
     try:
         torch.set_num_threads(1 if threads > 1 else 3)
         torch.rand(5)
@@ -56,7 +65,32 @@ def test_depends_on_seed_and_nothing_else(method: str) -> None:
         torch.set_num_threads(threads)
     assert torch.equal(first.part, again.part)
     other = make_book(graph, 4, method=method, options=PartitionOptions(seed=4, stream="random"))
-    assert torch.equal(first.part, other.part) == (method == "range")
+    assert torch.equal(first.part, other.part) != reads_seed
+
+
+class NotingSeed(PartitionOptions):
+    """Options that know which of them a method has read."""
+
+    read: ClassVar[list[str]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        NotingSeed.read.append(name)
+        return super().__getattribute__(name)
+
+
+def test_a_method_is_one_function_and_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With no other word of it, it has a book, a command, and a place under a strategy."""
+
+    def in_stripes(graph: Graph, num_parts: int, _options: PartitionOptions) -> Tensor:
+        return torch.arange(graph.num_vertices, dtype=torch.int32) % num_parts
+
+    monkeypatch.setitem(METHODS, "stripes", in_stripes)
+    book = tmp_path / "book.safetensors"
+    assert main(["partition", RECIPE, "--parts", "3", "--method", "stripes", "--out", str(book)]) == 0
+    graph = load(RECIPE)
+    assert PartitionBook.open(book, graph).part.tolist() == [v % 3 for v in range(graph.num_vertices)]
+    config = Config(strategy="hybrid", workers=3, partition="stripes")
+    assert torch.equal(partition_of(make_options(config, graph)), PartitionBook.open(book, graph).part)
 
 
 @pytest.mark.parametrize("method", ["metis", "balanced"])

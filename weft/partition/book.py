@@ -112,7 +112,7 @@ class PartitionBook:
 def make_book(
     graph: Graph, num_parts: int, *, method: str = "metis", options: PartitionOptions | None = None
 ) -> PartitionBook:
-    """Divides a graph's vertices by one of METHODS: range, random, metis, fennel or balanced.
+    """Divides a graph's vertices by one of METHODS (docs/partition.md says what each does).
 
     Raises InputError for an unknown method, fewer than one part, or more parts than vertices.
     """

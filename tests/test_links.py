@@ -1,0 +1,56 @@
+"""Links, anchors and files that the documentation names are there; `make docs` holds the same of the site."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.pages import PAGES, ROOT
+
+FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+OBJECT = re.compile(r"^::: (\S+)$", re.MULTILINE)
+NAMED = re.compile(r"`((?:\.ci|benchmarks|csrc|docs|examples|tests|weft)/[a-z0-9_/.-]+)`")
+"""A file of the repository in the text; names with capitals or stars stand for others."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_a_page_names_is_there(page: Path) -> None:
+    assert missing(page) == []
+
+
+def missing(page: Path) -> list[str]:
+    """What a page names that is not there: targets of links with their anchors, and files."""
+    text = page.read_text()
+    prose = FENCED.sub("", text)
+    links = [target for target in LINK.findall(prose) if not target.startswith(("https:", "mailto:"))]
+    return [
+        *(target for target in links if not resolves(page, target)),
+        *(name for name in NAMED.findall(prose) if not (ROOT / name).exists()),
+    ]
+
+
+def resolves(page: Path, target: str) -> bool:
+    """Whether a link leads to a file, and to a heading or a documented object in it if it names one."""
+    name, _, anchor = target.partition("#")
+    path = page.parent / name if name else page
+    return path.is_file() and (not anchor or anchor in anchors(path.read_text()))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page: of headings, as GitHub and the site make them, and of objects."""
+    headings = HEADING.findall(FENCED.sub("", text))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings} | set(OBJECT.findall(text))
+
+
+def test_what_is_not_there_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    (tmp_path / "other.md").write_text("# A title, in `code`\n\n::: weft.train\n\n```text\n# no title\n```\n")
+    good = ["other.md", "other.md#a-title-in-code", "other.md#weft.train", "#here", "https://elsewhere.example"]
+    bad = ["gone.md", "other.md#no-title", "other.md#weft.run", "#there"]
+    links = "\n".join(f"[x]({target})" for target in good + bad)
+    page.write_text(f"# Here\n{links}\n`weft/gone.py` `weft/cli.py`")
+    assert missing(page) == [*bad, "weft/gone.py"]

@@ -1,0 +1,61 @@
+"""The site in a browser, as files: nothing is fetched or complained of, drawings are there, the search finds."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pages import ROOT
+
+pytest.importorskip("mkdocs", reason="no mkdocs: pip install 'weft[docs]'")
+sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: make browser")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: make browser")
+OUT_OF_PAGE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as started:
+        made = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
+def test_pages_ask_for_nothing(browser: Any, site: Path, width: int, scheme: str) -> None:
+    page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: None if request.url.startswith(site.as_uri()) else said.append(request.url))
+    for name in ("index", "start", "concepts", "strategies/index", "reference/weft", "reference/config"):
+        page.goto((site / f"{name}.html").as_uri())
+        page.wait_for_selector(".md-search__input", state="attached")
+        assert page.evaluate(OUT_OF_PAGE) == 0, name
+    page.goto((site / "concepts.html").as_uri())
+    drawings = page.query_selector_all("svg.picture")
+    assert len(drawings) == len(list((ROOT / "docs" / "pictures").glob("*.svg")))
+    for drawing in drawings:
+        assert drawing.query_selector("title").text_content()
+        assert drawing.query_selector("desc").text_content()
+        assert drawing.bounding_box()["width"] > 300
+    page.keyboard.press("/")
+    page.keyboard.type("least halo")
+    page.wait_for_selector(".md-search-result__item")
+    assert said == []
