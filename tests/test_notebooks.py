@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -166,10 +165,12 @@ def test_what_cells_define_on_two_ranks_and_the_stop_button(tmp_path: Path, monk
     pytest.importorskip("cloudpickle")
     metrics = tmp_path / "runs" / "own" / "metrics.jsonl"
 
+    ended = threading.Event()
+
     def press() -> None:
-        deadline = time.monotonic() + SECONDS
-        while sum(line["kind"] == "epoch" for line in record.read(metrics)) < 3 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        while sum(line["kind"] == "epoch" for line in record.read(metrics)) < 3:
+            if ended.wait(0.05):
+                return
         cells.interrupt()
 
     with Cells(tmp_path, monkeypatch) as cells:
@@ -177,6 +178,7 @@ def test_what_cells_define_on_two_ranks_and_the_stop_button(tmp_path: Path, monk
         button = threading.Thread(target=press)
         button.start()
         outputs = cells.run(TRAINED, fails=True)
+        ended.set()
         button.join()
         (error,) = [one for one in outputs if one.output_type == "error"]
         assert error.traceback == ["weft: stopped by SIGINT; continue with --resume --out runs/own"]

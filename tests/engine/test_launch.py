@@ -75,18 +75,22 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(
 
 def test_ctrl_c_while_ranks_import_ends_them_without_a_word(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """They start by spawn, as from a notebook, whose stop button is told to all processes."""
-    before = set(children(os.getpid()))
+    before, ended = set(children(os.getpid())), threading.Event()
 
     def press() -> None:
         while len([pid for pid in set(children(os.getpid())) - before if "spawn_main" in command_of(pid)]) < 2:
-            time.sleep(0.02)
-        time.sleep(0.5)  # they are in their imports, where Python answers with a traceback
-        os.kill(os.getpid(), signal.SIGINT)
+            if ended.wait(0.02):
+                return
+        if not ended.wait(0.5):  # they are in their imports, where Python answers with a traceback
+            os.kill(os.getpid(), signal.SIGINT)
 
     button = threading.Thread(target=press)
     button.start()
-    assert launch(fail, ("code",), workers=2, folder=tmp_path) == signal.SIGINT
-    button.join()
+    try:
+        assert launch(fail, ("code",), workers=2, folder=tmp_path) == signal.SIGINT
+    finally:
+        ended.set()
+        button.join()
     assert capfd.readouterr().err == ""
 
 
