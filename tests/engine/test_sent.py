@@ -15,7 +15,7 @@ import pytest
 import weft
 from weft.core.errors import InputError
 from weft.engine import sent
-from weft.engine.launch import RANK, UNGUARDED, require_guard
+from weft.engine.launch import RANK, UNGUARDED, launch, require_guard
 from weft.engine.sent import Received, dumped, in_session, sending
 
 CELL = """
@@ -92,6 +92,15 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     assert lines[-1].startswith(f"weft.core.errors.InputError: {said}")
     assert sum(line.startswith("Traceback") for line in lines) == 1, "ranks say nothing"
     assert not out.exists()
+
+
+def test_a_script_that_is_no_file_is_told_so(
+    session: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As Python names one that comes by standard input."""
+    monkeypatch.setattr(session, "__file__", "<stdin>", raising=False)
+    with pytest.raises(InputError, match=r"^local ranks import the script, and <stdin> is no file: save the script"):
+        launch(print, (), workers=1, folder=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,9 @@ def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: i
     second ends them at once. One that fails or is killed stops the others; RunError then names it and what it was
     doing, InputError if the caller's mistake made it fail. Ranks end when this process is gone.
     """
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is not None and sys.modules["__main__"].__spec__ is None and not Path(script).exists():
+        raise InputError(f"local ranks import the script, and {script} is no file: save the script as one")
     meeting = Meeting(folder)
     try:
         meeting.status.write_bytes(bytes(workers * STATUS_BYTES))
