@@ -129,7 +129,12 @@ def test_one_door_to_the_network() -> None:
 
 
 def test_nothing_is_unpickled() -> None:
+    """But by a rank what its launcher sends it, which has come over the pipe of `multiprocessing`."""
+    of_rank = "pickle.loads(self._data)"
     for path in ROOT.rglob("*.py"):
         text = path.read_text()
+        if path == ROOT / "engine" / "sent.py":
+            assert text.count(of_rank) == 1
+            text = text.replace(of_rank, "")
         for word in ("allow_pickle=True", "pickle.load", "torch.load("):
             assert word not in text, f"{path}: {word}"

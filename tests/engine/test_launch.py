@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -23,6 +24,7 @@ import pytest
 
 from tests.engine.running import (
     LOOPBACK,
+    children,
     finish,
     keep_files_in,
     listeners,
@@ -69,6 +71,34 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(
     with pytest.raises(kind, match=said):
         launch(fail, (what,), workers=2, folder=tmp_path)
     assert time.monotonic() - begun < 60
+
+
+def test_ctrl_c_while_ranks_import_ends_them_without_a_word(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """They start by spawn, as from a notebook, whose stop button is told to all processes."""
+    before, ended = set(children(os.getpid())), threading.Event()
+
+    def press() -> None:
+        while len([pid for pid in set(children(os.getpid())) - before if "spawn_main" in command_of(pid)]) < 2:
+            if ended.wait(0.02):
+                return
+        if not ended.wait(0.5):  # they are in their imports, where Python answers with a traceback
+            os.kill(os.getpid(), signal.SIGINT)
+
+    button = threading.Thread(target=press)
+    button.start()
+    try:
+        assert launch(fail, ("code",), workers=2, folder=tmp_path) == signal.SIGINT
+    finally:
+        ended.set()
+        button.join()
+    assert capfd.readouterr().err == ""
+
+
+def command_of(pid: int) -> str:
+    """That of a process; '' of one that is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 VALIDATE, SET = b"\x00" + struct.pack("<I", 0x3C85F7CE), b"\x01"

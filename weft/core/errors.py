@@ -42,6 +42,10 @@ class Stopped(KeyboardInterrupt):
         super().__init__(text)
         self.signal = signal
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows, in place of where the signal came."""
+        return [f"weft: {self}"]
+
 
 def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
     """The error for a name that is not in a table, with the nearest one that is."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-import signal
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.util import get_temp_dir
 
-from weft.core.stop import SIGNALS
+from weft.core.stop import blocked_signals
 
 LAUNCHER = "WEFT_LAUNCHER"
 """The environment's name of this process's id and temporary folder, which the other removes when this one is gone."""
@@ -35,11 +34,9 @@ def start_forkserver() -> None:
     multiprocessing.set_forkserver_preload(["weft.core.forked", "weft.engine.forked"])
     os.environ[LAUNCHER] = f"{os.getpid()}:{get_temp_dir()}"
     resource_tracker.ensure_running()  # before signals are blocked, since it would unblock them
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # in the new process until weft.core.forked hears them
-    with suppress(OSError):  # a socket's path has at most 107 letters, and TMPDIR may be long
-        forkserver.ensure_running()
+    with blocked_signals(), suppress(OSError):  # a socket's path has at most 107 letters, and TMPDIR may be long
+        forkserver.ensure_running()  # which hears signals when it has imported weft.core.forked
         _started = True
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     del os.environ[LAUNCHER]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,16 @@ def handle_signals(
     """Sets a handler for SIGNALS but a SIGHUP that is ignored, as under nohup; what they had before."""
     heard = [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heard}
+
+
+@contextmanager
+def blocked_signals() -> Iterator[None]:
+    """SIGNALS wait while entered, and in a process that is started meanwhile until that unblocks them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class StopRequest:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core.errors import InputError
+from weft.core.errors import InputError, printable
+from weft.core.shown import facts_table
 from weft.data.adjacency import Adjacency
 from weft.data.checks import (
     LINKS,
@@ -73,6 +74,37 @@ class Graph(GraphFields):
         check_shapes(self)
         if not trusted:
             check_values(self)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{number} {what}" for what, number in self._sizes().items())
+        return f"<Graph {printable(self.name)}: {sizes}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; unlike `repr`, it reads labels and masks."""
+        facts = self._sizes()
+        if self.features:
+            facts["features by type"] = ", ".join(f"{x.shape[1]:,} of {name}" for name, x in self.features.items())
+        if self.label_kind:
+            facts[self.label_kind] = f"{self.num_classes:,}"
+        for split in ("train", "val", "test"):
+            if (labelled := self.labelled(split)) is not None:
+                facts[f"{split} vertices"] = f"{int(labelled.sum()):,}"
+        if self.in_edges.weight is not None:
+            facts["edge weights"] = "yes"
+        if self.path is not None:
+            facts["stored in"] = str(self.path)
+        return facts_table(f"Graph {self.name}", facts)
+
+    def _sizes(self) -> dict[str, str]:
+        """How many there are of what the graph has, by what it is called. Reads no array."""
+        parts = {
+            "features": self.num_features,
+            "edge features": self.num_edge_features,
+            "relations": len(self.relations),
+            "vertex types": len(self.vertex_types),
+        }
+        numbers = {"vertices": self.num_vertices, "edges": self.num_edges} | {n: k for n, k in parts.items() if k}
+        return {what: f"{number:,}" for what, number in numbers.items()}
 
     @property
     def num_vertices(self) -> int:

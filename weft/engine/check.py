@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import warnings
 from collections.abc import Sequence
 
@@ -18,6 +17,7 @@ from weft.engine.losses import make_loss
 from weft.engine.options import rows_device
 from weft.engine.own import NOTHING_OWN, OwnFunctions
 from weft.engine.scores import make_metrics
+from weft.engine.sent import dumped, sending
 from weft.engine.tasks import validation_score
 from weft.engine.torchrun import is_main_process
 from weft.engine.updates import make_optimizer, make_scheduler
@@ -78,12 +78,8 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
             raise InputError(
                 "the model uses one parameter in two places, which local ranks cannot: start it by torchrun"
             )
-        try:
-            pickle.dumps(copy.deepcopy(model).to("meta"))
-        except (AttributeError, TypeError, pickle.PicklingError) as error:
-            raise InputError(
-                f"the model cannot be sent to local ranks ({error}): define its parts in a module"
-            ) from error
+        with sending("model"):
+            dumped(copy.deepcopy(model).to("meta"))
 
 
 def require_device(config: Config) -> None:

@@ -17,6 +17,7 @@ from weft.data import Graph, GraphShape
 from weft.engine.check import check
 from weft.engine.folder import new_folder
 from weft.engine.joined import made_by_all
+from weft.engine.launch import require_guard
 from weft.engine.options import own_flags, refuse_foreign_flags, without_foreign_flags
 from weft.engine.own import NOTHING_OWN, OwnFunctions, taken_functions
 from weft.engine.progress import waiting
@@ -130,6 +131,7 @@ def run_all(
     memory is its own; under torchrun, on the ranks that are there, which is how a cluster is measured. model: of which
     each has a copy. InputError for a mistake of the caller.
     """
+    require_guard()
     if under_torchrun() and out is None:
         raise InputError("compare under torchrun needs --out: a folder that rank 0 can write, the same for all ranks")
     if out and out.exists() and not under_torchrun() and (not out.is_dir() or any(out.iterdir())):

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,13 +24,22 @@ from weft.core.errors import InputError, RunError
 from weft.core.explain import explained
 from weft.core.forkserver import remove_launchers_folder, start_method
 from weft.core.meter import STATUS_BYTES, read_status
-from weft.core.stop import SIGNALS, handle_signals
+from weft.core.stop import SIGNALS, blocked_signals, handle_signals
+from weft.engine.sent import Received, Sent
 
+RANK = "weft rank"
+"""What local ranks are called."""
 STOPPED = 128
 GRACE_SECONDS = 2.0
 """How long ranks may go on when one has failed; a rank that hangs does not hear of it otherwise."""
+UNGUARDED = 99
+"""The exit code of a rank whose script trains when the rank imports it."""
 UNKNOWN = 255
 """What `multiprocessing` says of a rank when the process that it was forked from, which would tell, is gone."""
+NO_GUARD = (
+    '{} trains when it is imported, which local ranks do: put what it does under `if __name__ == "__main__":`, and '
+    "leave functions and classes above"
+)
 SERVER_KILLED = "the process that ranks are forked from was killed in {}; they were stopped"
 NO_ROOM = "{}: {}: name a folder with room in TMPDIR"
 ENDING_SECONDS = 1.0
@@ -62,6 +72,9 @@ def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: i
     second ends them at once. One that fails or is killed stops the others; RunError then names it and what it was
     doing, InputError if the caller's mistake made it fail. Ranks end when this process is gone.
     """
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is not None and sys.modules["__main__"].__spec__ is None and not Path(script).exists():
+        raise InputError(f"local ranks import the script, and {script} is no file: save the script as one")
     meeting = Meeting(folder)
     try:
         meeting.status.write_bytes(bytes(workers * STATUS_BYTES))
@@ -69,6 +82,15 @@ def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: i
         raise RunError(NO_ROOM.format(folder, error.strerror)) from error
     with Ranks(entry, arguments, meeting, workers) as ranks:
         return ranks.wait()
+
+
+def require_guard() -> None:
+    """InputError in a process of `multiprocessing` that still imports its script; a rank's launcher says it instead."""
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):  # as multiprocessing asks it, before it refuses to start another
+        if process.name == RANK:
+            os._exit(UNGUARDED)
+        raise InputError(NO_GUARD.format("the script"))
 
 
 class Ranks:
@@ -81,7 +103,7 @@ class Ranks:
         self._reports = [ours for ours, _ in pipes]
         self._theirs = [theirs for _, theirs in pipes]
         self._processes: list[BaseProcess] = [
-            context.Process(target=_run_rank, args=(rank, workers, theirs, meeting, entry, arguments))
+            context.Process(name=RANK, target=_run_rank, args=(rank, workers, theirs, meeting, entry, Sent(arguments)))
             for rank, theirs in enumerate(self._theirs)
         ]
         self._said: dict[int, dict[str, str]] = {}
@@ -92,8 +114,10 @@ class Ranks:
         if threading.current_thread() is threading.main_thread():
             self._before = handle_signals(self._pass_on)
         try:
+            resource_tracker.ensure_running()  # which unblocks signals when it starts
             for process, theirs in zip(self._processes, self._theirs, strict=True):
-                process.start()
+                with blocked_signals():  # what a rank imports first would answer Ctrl-C with a traceback
+                    process.start()
                 theirs.close()
                 if self._told:
                     break
@@ -173,6 +197,8 @@ class Ranks:
             name = signal.Signals(-code).name
             hint = " (out of memory?)" if name == "SIGKILL" else ""
             return RunError(f"rank {rank} (pid {pid}) was killed by {name}{hint} in {where}; the others were stopped")
+        if code == UNGUARDED:
+            return InputError(NO_GUARD.format(getattr(sys.modules["__main__"], "__file__", "the script")))
         if code == UNKNOWN:
             return RunError(SERVER_KILLED.format(where))
         self._hear(rank)
@@ -198,17 +224,18 @@ def _run_rank(
     report: Connection,
     meeting: Meeting,
     entry: Callable[..., None],
-    arguments: tuple[Any, ...],
+    arguments: Received,
 ) -> None:
     """`entry` on a rank, which tells the launcher of its error, and ends with it."""
     for number in (signal.SIGTERM, signal.SIGINT):  # ignored where a rank is forked from; until the run listens
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     faulthandler.register(signal.SIGUSR1, file=os.dup(sys.stderr.fileno()))  # also while gloo's lines are left out
     threading.Thread(target=_end_with_parent, args=(meeting,), daemon=True).start()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), LOCAL_WORLD_SIZE=str(workers))
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # ranks of one host listen to nobody else
     try:
-        entry(*arguments, meeting)
+        entry(*arguments.open(), meeting)
     except Exception as error:
         said = str(error) if isinstance(error, InputError | RunError) else explained(error)
         report.send_bytes(json.dumps({"kind": type(error).__name__, "message": said}).encode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from weft.core.errors import InputError, RunError, cause
+from weft.engine.sent import dumped, sending
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 """The loss [k] of each row, from logits [k, C] and labels [k] or [k, T]."""
@@ -47,13 +47,8 @@ class OwnFunctions:
     def require_sendable(self) -> None:
         """InputError where a function cannot be sent to local ranks."""
         for name, function in self.named().items():
-            try:
-                pickle.dumps(function)
-            except Exception as error:  # an object of a person's own may raise anything here
-                raise InputError(
-                    f"the {name} cannot be sent to local ranks ({error}): define it by def or class in a module, and "
-                    "open files and connections at its first call"
-                ) from error
+            with sending(name):
+                dumped(function)
 
 
 NOTHING_OWN = OwnFunctions()

@@ -27,6 +27,7 @@ from weft.engine.blocks import row_blocks
 from weft.engine.check import check_placing
 from weft.engine.folder import RunFolder
 from weft.engine.joined import joined, made_by_all, parting, plan_together
+from weft.engine.launch import require_guard
 from weft.engine.local import on_local_ranks
 from weft.engine.losses import num_logits, output_kind
 from weft.engine.options import refuse_foreign_flags, without_foreign_flags
@@ -75,6 +76,7 @@ def predict(
     Raises InputError for a mistake of the caller; RunError if a rank is lost; Stopped after SIGTERM or Ctrl-C. Nothing
     is left at `out` then.
     """
+    require_guard()
     path = None if out is None else Path(out)
     require_new_file(path, overwrite=overwrite)
     for name in options:

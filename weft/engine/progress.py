@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from weft.core.terminal import is_terminal
 from weft.core.units import format_bytes
 
 SECONDS_BETWEEN_LINES = 2.0
@@ -156,7 +157,7 @@ def waiting(text: str, *, quiet: bool, until: Callable[[], bool] = bool) -> Iter
 
 def live(line: EpochLine | WaitLine, *, transient: bool = False) -> Live | None:
     """A line that a terminal shows and that changes; None: standard error is none, or one that cannot."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         return None
     console = Console(file=sys.stderr)
     if not console.is_terminal or console.is_dumb_terminal:

@@ -16,13 +16,15 @@ from weft import report
 from weft.comm import Group
 from weft.core import record
 from weft.core.config import Config
-from weft.core.errors import InputError, RunError, Stopped, unknown
+from weft.core.errors import InputError, RunError, Stopped, printable, unknown
+from weft.core.shown import facts_table
 from weft.data import Graph, GraphShape, as_asked, load
 from weft.engine.check import check
 from weft.engine.checkpoint import Checkpoint
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.imported import is_imported
 from weft.engine.joined import joined, made_by_all, parting, plan_together
+from weft.engine.launch import require_guard
 from weft.engine.local import on_local_ranks
 from weft.engine.options import (
     dtype_name,
@@ -52,6 +54,21 @@ class Run:
     folder: Path
     summary: dict[str, Any]
     """Empty of a run that has not ended."""
+
+    def __repr__(self) -> str:
+        known = {name: value for name, value in self.summary.items() if name.startswith("test_") and value is not None}
+        scores = [f"{name.replace('_', ' ')} {value:.4f}" for name, value in known.items()]
+        facts = [f"{self.summary['epochs']:,} epochs", *scores] if self.summary else ["has not ended"]
+        return f"<Run {printable(str(self.folder))}: {', '.join(facts)}>"
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows; None where the folder is not there, or damaged: `repr` then."""
+        try:
+            found = report.Records.read(self.folder)
+            asked = {"graph": found.config.graph, "model": found.config.model}
+            return facts_table(f"Run {self.folder}", asked | report.run_facts(found))
+        except InputError:
+            return None
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
@@ -164,6 +181,7 @@ def run(
     graph: as it is, to which the configuration may add data and edges, and which it may reorder. name: what progress
     calls the run, where it is one of several. apart: in processes of its own, also on one rank.
     """
+    require_guard()
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the run to go on with")
     config = on_present_ranks(config)

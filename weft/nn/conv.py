@@ -32,6 +32,9 @@ class LinearConv(PhasedLayer):
         self.weight_self = self.draw(in_width, out_width) if update and self.adds_own else None
         self.bias = self.draw_bias(in_width, out_width) if bias else None
 
+    def extra_repr(self) -> str:
+        return f"{self.in_width}, {self.out_width}"
+
     def draw(self, rows: int, columns: int) -> nn.Parameter:
         """A first weight matrix."""
         return glorot(rows, columns)
@@ -132,6 +135,9 @@ class AttentionConv(PhasedLayer):
         self.weight_edge = glorot(edge_width, width) if edge_width else None
         self.make_logits(in_width if update else width)
         self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
+
+    def extra_repr(self) -> str:
+        return f"{self.in_width}, {self.out_width}, heads={self.heads}"
 
     def make_logits(self, in_width: int) -> None:
         """Draws what else logits are made with, of rows [n, in_width]."""

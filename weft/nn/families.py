@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from typing import ParamSpec
 
 import torch
 from torch import nn
@@ -18,6 +20,8 @@ from weft.nn.dense import Linear
 from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
 from weft.nn.stack import Decoupled, RowLayer, Stack
 from weft.nn.typed import TypedInput
+
+P = ParamSpec("P")
 
 
 def make_model(
@@ -147,12 +151,41 @@ FAMILY_OPTIONS = (
     "residual",
 )
 """Fields of a configuration that say how a model of a family is made."""
-GCN = partial(make_model, "gcn")
-SAGE = partial(make_model, "sage")
-GIN = partial(make_model, "gin")
-GAT = partial(make_model, "gat")
-GATv2 = partial(make_model, "gatv2")
-RGCN = partial(make_model, "rgcn")
+ABOUT = """A model of such layers from features [n, in_width] to logits [n, out_width], with dropout and norm between.
+
+in_width, out_width: graph.num_features, graph.num_classes. hidden: the width of rows between layers, of all heads
+together. norm: none, layer or batch. residual: adds a layer's input to what it gives, where they are of one width.
+decoupled: all maps of rows first, then as many propagations. edge_width: graph.num_edge_features, if they are to take
+part in attention; attention_dropout: of what edges weigh. bases, blocks: how matrices of relations are made; one_hot:
+they have a row for each vertex. typed: graph.typed, of a graph with relations or without x; in_width is 0 without x.
+InputError for what does not fit together.
+"""
+OF_ATTENTION = ("heads", "edge_width", "attention_dropout")
+OF_RELATIONS = ("bases", "blocks", "one_hot")
+
+
+def family(name: str, make: Callable[P, Stack | Decoupled], layer: type) -> Callable[P, Stack | Decoupled]:
+    """`make` as a function whose name, signature and docstring `help` shows; without options that are of others."""
+
+    def made(*args: P.args, **options: P.kwargs) -> Stack | Decoupled:
+        return make(*args, **options)
+
+    kind, about = name.lower(), str(layer.__doc__).splitlines()[0]
+    others = (*(() if kind in ATTENTION else OF_ATTENTION), *(() if kind in RELATIONAL else OF_RELATIONS))
+    signature = inspect.signature(make, eval_str=True)
+    shown = [one for one in signature.parameters.values() if one.name not in others]
+    made.__name__ = made.__qualname__ = name
+    made.__doc__ = f"{about}\n\n{ABOUT}"
+    made.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    return made
+
+
+GCN = family("GCN", partial(make_model, "gcn"), GCNConv)
+SAGE = family("SAGE", partial(make_model, "sage"), SAGEConv)
+GIN = family("GIN", partial(make_model, "gin"), GINConv)
+GAT = family("GAT", partial(make_model, "gat"), GATConv)
+GATv2 = family("GATv2", partial(make_model, "gatv2"), GATv2Conv)
+RGCN = family("RGCN", partial(make_model, "rgcn"), RGCNConv)
 
 
 def from_config(

@@ -46,6 +46,9 @@ class RGCNConv(nn.Module):
         self.weight_self = glorot(in_width, out_width)
         self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
 
+    def extra_repr(self) -> str:
+        return f"{self.in_width}, {self.out_width}, num_relations={self.num_relations}"
+
     def forward(self, view: View, x: Tensor) -> Tensor:
         return related(view, x, self.weight, self.mixture, self.weight_self, self.bias)
 

@@ -5,7 +5,7 @@ from weft.report.page import make_page
 from weft.report.records import Records, epoch_columns, rank_columns
 from weft.report.table import compare_table, partition_table, run_table, stage_table, sweep_table
 from weft.report.terminal import print_table
-from weft.report.training import plot
+from weft.report.training import plot, run_facts
 
 __all__ = [
     "Records",
@@ -17,6 +17,7 @@ __all__ = [
     "plot",
     "print_table",
     "rank_columns",
+    "run_facts",
     "run_table",
     "stage_table",
     "sweep_table",

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from weft.core.terminal import is_terminal
+
 MOST_WIDE = 10_000
 
 
 def print_table(table: Table) -> None:
     """Prints a table to standard output: its title, and its columns in as many tables as the terminal has room for."""
-    console = Console(force_terminal=sys.stdout.isatty(), soft_wrap=False)
-    if not sys.stdout.isatty():
+    console = Console(force_terminal=is_terminal(sys.stdout), soft_wrap=False)
+    if not is_terminal(sys.stdout):
         console.width = MOST_WIDE
     if table.title:
         console.print(table.title, highlight=False)

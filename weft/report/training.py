@@ -19,12 +19,13 @@ from weft.report.table import EXCHANGES
 
 def overview(runs: Runs) -> Section:
     """How each run ended, and its scores."""
-    facts = [_facts(run) for run in runs]
+    facts = [run_facts(run) for run in runs]
     table = by_run(runs, "The runs, and the scores of the best epoch", facts)
     return Section(name="overview", title="The runs", parts=[table])
 
 
-def _facts(run: Records) -> dict[str, str]:
+def run_facts(run: Records) -> dict[str, str]:
+    """How a run ended, or how far it is, by what is said of it."""
     newest = run.summary or (run.epochs or [{}])[-1]
     scores = [name for name in score_names(run.epochs) if isinstance(newest.get(name), int | float)]
     ranks, when = rank_summaries(run.rank_lines), "" if run.summary else ", newest"
