@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from weft.comm import Group
 from weft.core.config import PLACING, Config
 from weft.core.errors import InputError, RunError, Stopped, unknown
+from weft.core.extra import require_extra
 from weft.core.forkserver import temporary_folder
 from weft.core.optimisations import Optimisations
 from weft.core.table_file import HEADERS, TableFile
@@ -292,8 +292,8 @@ def require_new_file(path: Path | None, *, overwrite: bool) -> None:
         return
     if path.suffix not in SUFFIXES:
         raise unknown("format of --out", path.suffix, SUFFIXES)
-    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise InputError(f"--out {path}: .parquet needs pyarrow: install it, or give a .npy or .safetensors file")
+    if path.suffix == ".parquet":
+        require_extra("pyarrow", f"--out {path}")
     if not path.parent.is_dir():
         raise InputError(f"--out {path}: there is no folder {path.parent}: make it, or give another")
     if not os.access(path.parent, os.W_OK):

@@ -17,6 +17,7 @@ from weft.comm import Group
 from weft.core import record
 from weft.core.config import Config
 from weft.core.errors import InputError, RunError, Stopped, unknown
+from weft.core.extra import extra
 from weft.data import Graph, GraphShape, as_asked, load
 from weft.engine.check import check
 from weft.engine.checkpoint import Checkpoint
@@ -81,12 +82,12 @@ class Run:
 
         of: `epochs`, a row for each, by its number: loss, lr, seconds and scores; or `ranks`, a row for each epoch,
         rank and phase: seconds, counts, and bytes by tag as columns such as `bytes_sent.halo`.
-        InputError for another word, and where pandas is not installed.
+        InputError for another word, and where `weft[tables]` is not installed.
         """
         tables = {"epochs": report.epoch_columns, "ranks": report.rank_columns}
         if of not in tables:
             raise unknown("table", of, tables)
-        frame = report.library("pandas", "pandas").DataFrame(tables[of](self.records))
+        frame = extra("pandas", "to_pandas").DataFrame(tables[of](self.records))
         return frame.set_index("epoch") if of == "epochs" and len(frame) else frame
 
     def plot(self) -> Any:
