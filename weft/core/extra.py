@@ -40,9 +40,9 @@ def require_extra(name: str, what: str) -> None:
 def missing(name: str, what: str) -> InputError:
     """The error for a package that is not there."""
     package = name.partition(".")[0]
-    return InputError(f"{what}: needs {package}: {remedy(package)}")
+    return InputError(f"{what}: needs {package}: {install_command(EXTRAS[package])}")
 
 
-def remedy(package: str) -> str:
-    """The command that installs a package."""
-    return f"pip install 'weft[{EXTRAS[package]}]'"
+def install_command(extra: str) -> str:
+    """What installs an extra of weft."""
+    return f"pip install 'weft[{extra}]'"
