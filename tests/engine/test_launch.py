@@ -71,6 +71,29 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(
     assert time.monotonic() - begun < 60
 
 
+UNGUARDED = """
+import weft
+
+graph = weft.Graph.from_edges([0, 1, 2], [1, 2, 0], x=[[1.0], [2.0], [3.0]], y=[0, 1, 0], train_mask=[True] * 3)
+weft.train(graph, strategy="tensor", workers=2, epochs=1)
+"""
+
+
+def test_a_script_without_a_guard_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    for arguments, text in ((["script.py"], None), (["-"], UNGUARDED)):
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, input=text, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 1
+        said = (
+            "put this call under if __name__ == '__main__':" if text is None else "<stdin> is no file, save it as one"
+        )
+        assert done.stderr.endswith(f"InputError: local ranks import the script anew: {said}\n")
+        assert done.stderr.count("Traceback") == 1
+    assert not list(tmp_path.glob("runs/*"))
+
+
 VALIDATE, SET = b"\x00" + struct.pack("<I", 0x3C85F7CE), b"\x01"
 """What a client of PyTorch's TCPStore says first, and how it begins to set a key."""
 

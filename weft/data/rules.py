@@ -281,7 +281,7 @@ def require_trainable(graph: GraphFields, *, features: bool = True, labels: bool
         raise InputError(f"{graph.name} has no labels: --random-classes 16 draws labels and a split, to measure speed")
     if graph.train_mask is None or not graph.train_mask.any():
         state = "is missing" if graph.train_mask is None else "selects no vertex"
-        remedy = "mark the vertices to train on in it"
+        remedy = "mark the vertices to train on in it, or draw them by graph.with_split((0.6, 0.2, 0.2))"
         raise InputError(f"{graph.name}: train_mask {state}: {remedy}")
     unlabelled, sign = ~has_label(graph.y), "-1" if label_kind(graph.y) == "classes" else "NaN"
     for field in MASKS:

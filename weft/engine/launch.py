@@ -31,6 +31,9 @@ GRACE_SECONDS = 2.0
 UNKNOWN = 255
 """What `multiprocessing` says of a rank when the process that it was forked from, which would tell, is gone."""
 SERVER_KILLED = "the process that ranks are forked from was killed in {}; they were stopped"
+UNGUARDED = 64
+"""What a rank ends with that comes to a run while it imports the script."""
+GUARD = "local ranks import the script anew: {}"
 NO_ROOM = "{}: {}: name a folder with room in TMPDIR"
 ENDING_SECONDS = 1.0
 """What a launcher takes at most to end when it has let go of its ranks; one that goes on removes its files itself."""
@@ -62,6 +65,7 @@ def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: i
     second ends them at once. One that fails or is killed stops the others; RunError then names it and what it was
     doing, InputError if the caller's mistake made it fail. Ranks end when this process is gone.
     """
+    _require_script()
     meeting = Meeting(folder)
     try:
         meeting.status.write_bytes(bytes(workers * STATUS_BYTES))
@@ -173,6 +177,8 @@ class Ranks:
             name = signal.Signals(-code).name
             hint = " (out of memory?)" if name == "SIGKILL" else ""
             return RunError(f"rank {rank} (pid {pid}) was killed by {name}{hint} in {where}; the others were stopped")
+        if code == UNGUARDED:
+            return InputError(GUARD.format("put this call under if __name__ == '__main__':"))
         if code == UNKNOWN:
             return RunError(SERVER_KILLED.format(where))
         self._hear(rank)
@@ -183,6 +189,20 @@ class Ranks:
             if report["kind"] == kind.__name__:
                 return kind(report["message"])
         return RunError(f"rank {rank} failed in {where}: {report['message']}")
+
+
+def leave_imported_script() -> None:
+    """Ends a rank that comes to a run while it imports the script, where a run would start ranks of its own."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(UNGUARDED)
+
+
+def _require_script() -> None:
+    """InputError where ranks would import a script that is no file, such as one that Python reads from a pipe."""
+    script = sys.modules["__main__"]
+    path = getattr(script, "__file__", None)
+    if path and getattr(script, "__spec__", None) is None and not Path(path).exists():
+        raise InputError(GUARD.format(f"{path} is no file, save it as one"))
 
 
 def _exit_code(process: BaseProcess) -> int:

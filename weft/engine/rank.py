@@ -23,6 +23,7 @@ from weft.cost import Machine
 from weft.data import Graph, degree_counts
 from weft.engine.embedded import restore_rows
 from weft.engine.folder import RunFolder
+from weft.engine.launch import leave_imported_script
 from weft.engine.losses import num_logits
 from weft.engine.options import make_options
 from weft.engine.own import NOTHING_OWN, OwnFunctions, called
@@ -100,7 +101,8 @@ def known_machine(config: Config, resumed: RunFolder | None = None) -> Machine |
 
 
 def prepare_process(config: Config) -> None:
-    """The optimisations that are settings of the whole process."""
+    """The optimisations that are settings of the whole process, which has to be no rank that imports its script."""
+    leave_imported_script()
     optimisations = Optimisations.without(config.disable)
     use_onednn(optimisations.onednn)
     if optimisations.pages:

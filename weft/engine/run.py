@@ -136,6 +136,8 @@ def asked(
     graph: Graph | str | Path, model: nn.Module | str, options: dict[str, Any], caller: str
 ) -> tuple[Config, Graph | None, nn.Module | None]:
     """The configuration that a call comes to, and its graph and module where they were given as objects."""
+    _require_type(caller, "graph", graph, (Graph, str, Path), "make it a Graph, as weft.Graph.from_pyg(data) does")
+    _require_type(caller, "model", model, (nn.Module, str), "give a name, or a module, not its class")
     name = graph.name if isinstance(graph, Graph) else str(graph)
     kind = model if isinstance(model, str) else type(model).__name__
     module = None if isinstance(model, str) else model
@@ -146,6 +148,12 @@ def asked(
     if whole is not None and config.split:
         raise InputError(f"split {config.split} is of weft.load, and {name} is loaded already: leave it out")
     return config, whole, module
+
+
+def _require_type(caller: str, what: str, value: object, kinds: tuple[type, ...], remedy: str) -> None:
+    """InputError for a value of none of some types."""
+    if not isinstance(value, kinds):
+        raise InputError(f"{caller}: the {what} is of type {type(value).__name__}: {remedy}")
 
 
 def run(
