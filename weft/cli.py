@@ -80,6 +80,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             _hear_signals()
             _warn_in_a_line()
         options = _parser().parse_args(arguments)
+        _require_ranks(options)
         if arguments is None and options.command in STARTING_RANKS:
             _prepare_process(options)
         return int(options.command(options))
@@ -100,6 +101,17 @@ def _main(arguments: Sequence[str] | None) -> int:
             handle_signals(signal.SIG_IGN)  # Python's own end would answer a signal with a traceback
     print_error(text, shared=code == 2)
     return code
+
+
+def _require_ranks(options: argparse.Namespace) -> None:
+    """InputError for a command, or a number of workers, that has nothing to do with the ranks that torchrun started."""
+    size = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
+    if size == "1":
+        return
+    if options.command not in STARTING_RANKS:
+        raise InputError("this command is one process's: start it without torchrun")
+    if str(getattr(options, "workers", size)) != size:
+        raise InputError(f"--workers {options.workers}: torchrun has started {size} ranks: leave it out")
 
 
 def _hear_signals() -> None:

@@ -38,7 +38,7 @@ from weft.engine.rank import Ended, Job, make_plan, make_workload, prepare_proce
 from weft.engine.saved import load_model, no_run
 from weft.engine.tasks import prepared, task_model
 from weft.engine.torchrun import is_main_process, on_present_ranks, restarted, under_torchrun
-from weft.nn import Workload
+from weft.nn import Workload, require_model
 from weft.nn.convert import takes_types
 from weft.strategies import Plan
 
@@ -228,10 +228,16 @@ def prepared_graph(config: Config, graph: Graph | None, model: nn.Module | None)
 
 
 def own_class(config: Config, model: nn.Module | None = None) -> str:
-    """The qualified name of the class of a module of one's own; '': the configuration names one of weft's."""
+    """The qualified name of the class of a module of one's own; '': the configuration names one of weft's.
+
+    InputError for a name that weft has not, which needs no graph to be told.
+    """
     if model is not None:
         return f"{type(model).__module__}.{type(model).__qualname__}"
-    return config.model if is_imported(config.model) else ""
+    if is_imported(config.model):
+        return config.model
+    require_model(config.model)
+    return ""
 
 
 def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched: bool, last: bool = True) -> Run:
