@@ -152,7 +152,7 @@ def _saved(options: argparse.Namespace) -> Config | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="weft", description="Trains graph neural networks on graphs that outgrow one device.")
-    parser.add_argument("--version", action="version", version=version("weft"))
+    parser.add_argument("--version", action="version", version=f"weft {version('weft')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
 
     command = commands.add_parser(
@@ -412,6 +412,7 @@ def _report(options: argparse.Namespace) -> int:
 
 def _partition(options: argparse.Namespace) -> int:
     from weft import report
+    from weft.engine.progress import waiting
     from weft.engine.run import load_graph
     from weft.partition import make_book
     from weft.partition.book import require_writable
@@ -420,7 +421,10 @@ def _partition(options: argparse.Namespace) -> int:
     stem = Path(config.graph).stem.replace(":", "-").replace(",", "-")
     out = options.out or Path("books") / f"{stem}-{options.method}-{options.parts}.safetensors"
     require_writable(out)  # before the work
-    book = make_book(load_graph(config), options.parts, method=options.method, options=method)
+    with waiting(f"loading {config.graph}", quiet=False):
+        graph = load_graph(config)
+    with waiting(f"partitioning {config.graph}", quiet=False):
+        book = make_book(graph, options.parts, method=options.method, options=method)
     book.save(out)
     report.print_table(report.partition_table(book.quality.record()))
     print(f"book in {out}")

@@ -30,6 +30,7 @@ from weft.engine.joined import joined, made_by_all, parting, plan_together
 from weft.engine.local import on_local_ranks
 from weft.engine.losses import num_logits, output_kind
 from weft.engine.options import refuse_foreign_flags, without_foreign_flags
+from weft.engine.progress import waiting
 from weft.engine.rank import make_plan, prepare_process, use_own_gpu
 from weft.engine.run import Run, data_options, load_graph
 from weft.engine.saved import SavedModel
@@ -87,7 +88,8 @@ def predict(
         raise InputError("--what classes: the run has learnt values: give --what logits, which are these")
     asked = saved.model(model)
     asked_part(asked, what, layer)  # before the graph is loaded
-    found = made_by_all(config, lambda: find_graph(saved, config, graph))
+    with waiting("loading the graph", quiet=not is_main_process()):
+        found = made_by_all(config, lambda: find_graph(saved, config, graph))
     asked = asked_part(saved.model(model, found.typed), what, layer)
     prepare_process(config)
     work = Workload(asked, found, Optimisations.without(f"{config.disable},reach"))  # which leaves rows out
