@@ -1,6 +1,7 @@
 # make demo   sets everything up and trains on two ranks; make test   sets the same up and runs the tests.
 # make docs   builds the documentation's site into site/; broken links and anchors fail it.
 # make browser   sets up what tests of the report's page need, which are left out without: Debian's chromium, and playwright.
+# make wheel   builds a wheel, checks what it holds, and trains with it where nothing else is installed, without a compiler.
 # make campaign   attacks the program for WEFT_CAMPAIGN_SECONDS (3600), by the seed WEFT_CAMPAIGN_SEED (0).
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ PACKAGES := $(shell find weft -name __init__.py)
 # Also where the environment says not to, since each of many processes would compile all sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test docs browser campaign lint clean
+.PHONY: demo test docs browser wheel campaign lint clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -26,6 +27,14 @@ docs: $(VENV)/ready
 browser: $(VENV)/ready
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check playwright
 	command -v chromium >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends chromium; }
+
+wheel:
+	rm -rf build/dist
+	$(PYTHON) -m venv --clear build/venv
+	PIP_CONSTRAINT=constraints.txt build/venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/dist .
+	$(PYTHON) tests/wheel.py build/dist/weft-*.whl
+	build/venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt build/dist/weft-*.whl
+	build/venv/bin/python tests/wheel.py
 
 campaign: $(VENV)/ready
 	$(BIN)/python -m tests.campaign

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -56,9 +57,11 @@ def test_what_is_missing_is_told(capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setenv("WEFT_DATA", "/nowhere")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = said(capsys, 1)
-    wrong = "rich is not installed; torch is 2.5.1+cpu, and weft needs 2.6: run pip install -e . again"
+    wrong = "rich is not installed; torch is 2.5.1+cpu, and weft needs 2.6: run pip install 'rich>=13' 'torch>=2.6'"
     assert found["packages"] == ("FAILS", wrong)
-    assert found["pyarrow"] == ("without", "not installed: no .parquet files")
+    assert found["weft[tables]"][0] == "without"
+    assert found["weft[tables]"][1].startswith("pyarrow is not installed: no tables of vertices and edges")
+    assert found["weft[tables]"][1].endswith(": pip install 'weft[tables]'")
     assert found["temporary"][0] == "FAILS"
     assert "has 1.0 kB of room: name a folder with more in TMPDIR" in found["temporary"][1]
     assert found["datasets"][1].startswith("WEFT_DATA=/nowhere is no folder")
@@ -67,6 +70,42 @@ def test_what_is_missing_is_told(capsys: pytest.CaptureFixture[str], monkeypatch
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines].count("FAILS") == 3
     assert all(line.startswith("FAILS") for line in lines[-3:])
+
+
+@pytest.mark.parametrize(
+    ("interface", "address", "state", "text"),
+    [
+        (
+            "",
+            "127.0.1.1",
+            "without",
+            "box is 127.0.1.1: no torchrun over several hosts, unless GLOO_SOCKET_IFNAME names eth7",
+        ),
+        ("", "10.0.0.3", "ok", "box is 10.0.0.3 to ranks on other hosts"),
+        ("eth7", "127.0.1.1", "ok", "by GLOO_SOCKET_IFNAME=eth7"),
+        ("eth7,ib9", "10.0.0.3", "FAILS", "GLOO_SOCKET_IFNAME=eth7,ib9: there is no ib9: name one of lo, eth7"),
+    ],
+)
+def test_the_address_of_this_host(
+    interface: str, address: str, state: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth7")])
+    monkeypatch.setattr(socket, "gethostname", lambda: "box")
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: address)
+    found = doctor.hosts()
+    assert found[0] == state
+    assert found[1].startswith(text)
+
+
+def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", fails)
+    assert doctor.gpus()[1] == "none found (RuntimeError: Found no NVIDIA driver on your system.): no --device cuda"
 
 
 def test_ranks_that_do_not_meet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             _hear_signals()
             _warn_in_a_line()
         options = _parser().parse_args(arguments)
+        _require_ranks(options)
         if arguments is None and options.command in STARTING_RANKS:
             _prepare_process(options)
         return int(options.command(options))
@@ -100,6 +101,17 @@ def _main(arguments: Sequence[str] | None) -> int:
             handle_signals(signal.SIG_IGN)  # Python's own end would answer a signal with a traceback
     print_error(text, shared=code == 2)
     return code
+
+
+def _require_ranks(options: argparse.Namespace) -> None:
+    """InputError for a command, or a number of workers, that has nothing to do with the ranks that torchrun started."""
+    size = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
+    if size == "1":
+        return
+    if options.command not in STARTING_RANKS:
+        raise InputError("this command is one process's: start it without torchrun")
+    if str(getattr(options, "workers", size)) != size:
+        raise InputError(f"--workers {options.workers}: torchrun has started {size} ranks: leave it out")
 
 
 def _hear_signals() -> None:
@@ -140,7 +152,7 @@ def _saved(options: argparse.Namespace) -> Config | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="weft", description="Trains graph neural networks on graphs that outgrow one device.")
-    parser.add_argument("--version", action="version", version=version("weft"))
+    parser.add_argument("--version", action="version", version=f"weft {version('weft')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
 
     command = commands.add_parser(
@@ -400,6 +412,7 @@ def _report(options: argparse.Namespace) -> int:
 
 def _partition(options: argparse.Namespace) -> int:
     from weft import report
+    from weft.engine.progress import waiting
     from weft.engine.run import load_graph
     from weft.partition import make_book
     from weft.partition.book import require_writable
@@ -408,7 +421,10 @@ def _partition(options: argparse.Namespace) -> int:
     stem = Path(config.graph).stem.replace(":", "-").replace(",", "-")
     out = options.out or Path("books") / f"{stem}-{options.method}-{options.parts}.safetensors"
     require_writable(out)  # before the work
-    book = make_book(load_graph(config), options.parts, method=options.method, options=method)
+    with waiting(f"loading {config.graph}", quiet=False):
+        graph = load_graph(config)
+    with waiting(f"partitioning {config.graph}", quiet=False):
+        book = make_book(graph, options.parts, method=options.method, options=method)
     book.save(out)
     report.print_table(report.partition_table(book.quality.record()))
     print(f"book in {out}")

@@ -63,6 +63,7 @@ def add_data_commands(commands: Any) -> None:
     )
     add_options(command, only=[name for name in DATA_OPTIONS if name != "split"])
     command.add_argument("--out", type=Path, required=True, help="folder of the graph")
+    command.add_argument("--overwrite", action="store_true", help="replace the graph that is there")
     command.set_defaults(command=import_graph)
     command = commands.add_parser("info", help="what a graph holds; verifies a folder's checksums")
     command.add_argument("graph", help="a graph folder, a file or a dataset name")
@@ -85,11 +86,11 @@ def import_graph(options: argparse.Namespace) -> int:
     else:
         parts = parts_of(options, kind, config, shares, column)
         if not any(getattr(config, name) != getattr(Config(), name) for name in IN_MEMORY):
-            _describe(import_parts(parts, options.out, said_at_times()))
+            _describe(import_parts(parts, options.out, said_at_times(), overwrite=options.overwrite))
             print(f"saved in {options.out}")
             return 0
         graph = as_asked(Graph.of(gathered(parts)), **asked)
-    graph.save(options.out)
+    graph.save(options.out, overwrite=options.overwrite)
     _describe(graph)
     print(f"saved in {options.out}")
     return 0

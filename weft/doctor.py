@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -14,11 +15,14 @@ from importlib import metadata
 from pathlib import Path
 
 from weft.core.errors import cause, printable
+from weft.core.extra import install_command
 from weft.core.units import format_bytes
 
 FAILS, WITHOUT, WORKS = "FAILS", "without", "ok"
 LOOPBACK_SECONDS = 60.0
 LEAST_TEMPORARY_BYTES = 1 << 30
+REQUIREMENT = re.compile(r"""([\w.-]+)(?:>=([\d.]+))?(?: *; *extra == ['"](\w+)['"])?""")
+"""A line of what weft requires: a package, its least version, the extra that it is of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,22 +74,29 @@ def python() -> Check:
 
 def packages() -> Check:
     """Those that weft requires, at least in the versions that it says."""
-    versions, wrong = [f"weft {metadata.version('weft')}"], []
-    for line in metadata.requires("weft") or []:
-        needed = re.fullmatch(r"([\w.-]+)(?:>=([\d.]+))?", line)  # others are of extras
-        if needed is None:
-            continue
-        try:
-            version = metadata.version(needed[1])
-        except metadata.PackageNotFoundError:
-            wrong.append(f"{needed[1]} is not installed")
-            continue
-        versions.append(f"{needed[1]} {version}")
-        if needed[2] and _numbers(version) < _numbers(needed[2]):
-            wrong.append(f"{needed[1]} is {version}, and weft needs {needed[2]}")
+    versions, wrong = required()
     if wrong:
-        return FAILS, f"{'; '.join(wrong)}: run pip install -e . again"
-    return WORKS, ", ".join(versions)
+        return FAILS, f"{'; '.join(wrong.values())}: run pip install {' '.join(map(repr, wrong))}"
+    return WORKS, ", ".join([f"weft {metadata.version('weft')}", *versions])
+
+
+def required(extra: str = "") -> tuple[list[str], dict[str, str]]:
+    """What weft, or an extra of it, requires: packages with their versions, and by requirement what is wrong."""
+    versions, wrong = [], {}
+    for line in metadata.requires("weft") or []:
+        needed = REQUIREMENT.fullmatch(line)
+        if needed is None or (needed[3] or "") != extra:
+            continue
+        requirement, name, least = line.partition(";")[0].strip(), needed[1], needed[2]
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            wrong[requirement] = f"{name} is not installed"
+            continue
+        versions.append(f"{name} {version}")
+        if least and _numbers(version) < _numbers(least):
+            wrong[requirement] = f"{name} is {version}, and weft needs {least}"
+    return versions, wrong
 
 
 def _numbers(version: str) -> list[int]:
@@ -93,13 +104,13 @@ def _numbers(version: str) -> list[int]:
 
 
 def extra(name: str, what: str) -> Callable[[], Check]:
-    """The check of a package that weft works without."""
+    """The check of an extra of weft. what: it is for."""
 
     def check() -> Check:
-        try:
-            return WORKS, f"{metadata.version(name)}: {what}"
-        except metadata.PackageNotFoundError:
-            return WITHOUT, f"not installed: no {what}"
+        versions, wrong = required(name)
+        if wrong:
+            return WITHOUT, f"{'; '.join(wrong.values())}: no {what}: {install_command(name)}"
+        return WORKS, f"{', '.join(versions)}: {what}"
 
     return check
 
@@ -141,10 +152,21 @@ def gpus() -> Check:
     import torch
 
     if not torch.cuda.is_available():
-        built = "" if torch.version.cuda else ", and this torch is built without CUDA"
-        return WITHOUT, f"none found{built}: no --device cuda"
+        return WITHOUT, f"none found ({_why_no_gpu()}): no --device cuda"
     names = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     return WORKS, ", ".join(f"{one.name} ({format_bytes(one.total_memory)})" for one in names)
+
+
+def _why_no_gpu() -> str:
+    import torch
+
+    if not torch.version.cuda:
+        return "this torch is built without CUDA"
+    try:
+        torch.cuda.init()
+    except Exception as error:  # torch's own words: no driver, one that is too old, no device
+        return cause(error)
+    return f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')}"
 
 
 def network() -> Check:
@@ -154,6 +176,27 @@ def network() -> Check:
     if "gloo" not in found:
         return FAILS, "torch is built without gloo, by which ranks talk: install another build of torch"
     return WORKS, " and ".join(found) + ("" if "nccl" in found else "; no nccl, which ranks on GPUs need")
+
+
+def hosts() -> Check:
+    """The address at which ranks on other hosts would look for those of this one, as gloo chooses it."""
+    chosen, here = os.environ.get("GLOO_SOCKET_IFNAME", ""), [name for _, name in socket.if_nameindex()]
+    if unknown := [name for name in chosen.split(",") if chosen and name not in here]:
+        return (
+            FAILS,
+            f"GLOO_SOCKET_IFNAME={chosen}: there is no {unknown[0]}: name one of {', '.join(here)}, or unset it",
+        )
+    if chosen:
+        return WORKS, f"by GLOO_SOCKET_IFNAME={chosen}"
+    host = socket.gethostname()
+    try:
+        address = socket.gethostbyname(host)
+    except OSError:
+        address = "no address"
+    if address == "no address" or address.startswith("127."):
+        others = ", ".join(name for name in here if name != "lo") or "none here"
+        return WITHOUT, f"{host} is {address}: no torchrun over several hosts, unless GLOO_SOCKET_IFNAME names {others}"
+    return WORKS, f"{host} is {address} to ranks on other hosts"
 
 
 def loopback() -> Check:
@@ -200,14 +243,16 @@ def runs() -> Check:
 CHECKS: dict[str, Callable[[], Check]] = {
     "Python": python,
     "packages": packages,
-    "PyG": extra("torch-geometric", "models and layers of PyG, datasets that it fetches"),
-    "pyarrow": extra("pyarrow", ".parquet files"),
+    "weft[pyg]": extra("pyg", "models and layers of PyG, datasets that it fetches"),
+    "weft[tables]": extra("tables", "tables of vertices and edges, .parquet files, to_pandas"),
+    "weft[report]": extra("report", "weft report, run.plot()"),
     "kernels": kernels,
     "threads": threads,
     "memory": memory,
     "temporary": temporary,
     "GPUs": gpus,
     "network": network,
+    "hosts": hosts,
     "loopback": loopback,
     "datasets": datasets,
     "runs": runs,

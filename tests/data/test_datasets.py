@@ -73,11 +73,13 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     same_graph(load(str(tmp_path / "cora")), graph)
     monkeypatch.chdir(tmp_path)
     same_graph(load("cora"), graph)  # a store in the working folder comes before a public name
+    (tmp_path / "empty").mkdir()
     (tmp_path / "notes.md").write_text("hello")
     (tmp_path / "graph.xyz.gz").write_text("hello")
     for place, parts in (
         (tmp_path / "none.npz", ["none.npz", "no such file or folder"]),
         (tmp_path / "none", ["none", "no such file or folder"]),
+        ("empty", ["empty", "manifest.json: missing, so this folder is no graph store"]),
         (tmp_path / "notes.md", ["notes.md", "unknown kind of file '.md'", ".npz"]),
         (tmp_path / "graph.xyz.gz", ["unknown kind of file '.xyz'"]),
         (tmp_path, ["manifest.json", "missing"]),

@@ -237,7 +237,8 @@ def test_a_csv_file_names_the_line(tmp_path: Path) -> None:
 
 
 def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    for name in ("pyarrow", "pyarrow.dataset"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
     (tmp_path / "e.csv").write_text("source,target\n1,2\n")
     with pytest.raises(InputError) as error:
         Graph.from_tables(None, tmp_path / "e.csv")

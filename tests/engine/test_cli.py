@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import weft
 from tests.engine.running import command, finish, handled, start
 from weft import cli
 from weft.cli import main
@@ -41,7 +42,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     assert main([str(argument) for argument in arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    (line,) = captured.err.splitlines()
+    (line,) = [line for line in captured.err.splitlines() if not line.startswith("weft: loading ")]  # on a slow machine
     assert line.startswith("weft: error: ")
     return line.removeprefix("weft: error: ")
 
@@ -198,7 +199,11 @@ def test_import_and_info(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert "features          4\n" in printed
     assert printed.count("edge features     0\n") == 2
     assert printed.count("numbering         reordered\n") == 2
-    assert "already" in mistake(capsys, "data", "import", edges, "--out", tmp_path / "graph")
+    for source in (edges, "digits"):
+        assert "already" in mistake(capsys, "data", "import", source, "--out", tmp_path / "graph")
+        assert main(["data", "import", str(source), "--out", str(tmp_path / "graph"), "--overwrite"]) == 0
+        capsys.readouterr()
+    assert weft.Graph.open(tmp_path / "graph").name == "digits"
 
 
 def test_a_book_that_does_not_fit(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
@@ -364,6 +369,22 @@ def test_out_of_memory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert errors.startswith("weft: error: out of memory (4398.05 GB more were asked for): give smaller widths")
     assert errors.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["doctor"], "this command is one process's: start it without torchrun"),
+        (["data", "info", "digits"], "this command is one process's"),
+        (["train", "digits", "--workers", "3"], "--workers 3: torchrun has started 2 ranks: leave it out"),
+    ],
+)
+def test_what_ranks_of_torchrun_are_not_for(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert said in mistake(capsys, *arguments)
 
 
 @pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])

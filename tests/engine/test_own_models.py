@@ -114,6 +114,13 @@ def test_biases_without_effect_are_named(tmp_path: Path) -> None:
     weft.train("digits", Stack(layers, norm="batch"), out=tmp_path / "other", epochs=1, quiet=True)
 
 
+def test_what_is_no_graph_or_model_is_named_by_its_type() -> None:
+    with pytest.raises(InputError, match=r"^weft\.train: the graph is of type Tensor: make it a Graph, as"):
+        weft.train(torch.ones(3), "gcn")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^weft\.place: the model is of type type: give a name, or a module, not its"):
+        weft.place("digits", nn.Linear)  # type: ignore[arg-type]
+
+
 def test_heads_are_of_attention() -> None:
     from weft.engine.options import refuse_foreign_flags
 

@@ -292,8 +292,8 @@ def test_formats(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     predict(run, out=tmp_path / "classes.npy", what="classes")
     assert np.array_equal(np.load(tmp_path / "classes.npy"), found.argmax(1).numpy())
     assert os.stat(tmp_path / "rows.npy").st_mode == os.stat(run.folder / "config.toml").st_mode
-    monkeypatch.setattr(prediction, "find_spec", lambda _: None)
-    with pytest.raises(weft.InputError, match="parquet needs pyarrow: install it, or give"):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(weft.InputError, match=r"rows.parquet: needs pyarrow: pip install 'weft\[tables\]'"):
         predict(run, out=tmp_path / "rows.parquet")
     assert {path.name for path in tmp_path.iterdir()} == {"rows.npy", "rows.safetensors", "classes.npy"}
 

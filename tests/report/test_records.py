@@ -48,7 +48,7 @@ def test_pandas(run: weft.Run) -> None:
 
 def test_pandas_that_is_missing_is_named(run: weft.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(InputError, match="pandas is not installed"):
+    with pytest.raises(InputError, match=r"needs pandas: pip install 'weft\[tables\]'"):
         run.to_pandas()
 
 

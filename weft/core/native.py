@@ -8,7 +8,8 @@ from torch import Tensor
 try:
     from weft import _native
 except ImportError as error:
-    raise ImportError(f"weft's C++ extension did not load ({error}); build it with: pip install -e .") from error
+    remedy = "install weft again, or, in a checkout, build it: pip install -e ."
+    raise ImportError(f"weft's C++ extension did not load ({error}); {remedy}") from error
 
 INTERFACE = 12  # grows with every change to what _native offers; csrc/module.cpp has the same line
 

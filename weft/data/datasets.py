@@ -107,6 +107,8 @@ def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool
     if known in LOADERS:
         folder = Path(root or Path.home() / ".cache" / "weft").expanduser()
         return Graph.of(download(known, folder, seed=seed))
+    if path.is_dir():
+        return load_path(path, seed, split, verify)
     raise unknown("dataset", name, {*BUILT_IN, *files, *LOADERS, *(f"{kind}:" for kind in generate.GENERATORS)})
 
 

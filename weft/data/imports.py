@@ -21,12 +21,12 @@ def say_nothing(text: str) -> None:
     del text
 
 
-def import_parts(parts: GraphParts, folder: str | Path, say: Say = say_nothing) -> Graph:
-    """Writes a graph of parts as a store folder, and opens it. say: is told how far it is.
+def import_parts(parts: GraphParts, folder: str | Path, say: Say = say_nothing, *, overwrite: bool = False) -> Graph:
+    """Writes a graph of parts as a store folder, and opens it. say: is told how far it is. overwrite: a store there.
 
     Raises InputError as new_store does, and for values that no graph may hold; nothing is left then.
     """
-    with new_store(folder) as draft:
+    with new_store(folder, overwrite=overwrite) as draft:
         write_parts(checked(parts), draft, say)
     return Graph.open(folder, verify=False)
 

@@ -274,14 +274,16 @@ def require_trainable(graph: GraphFields, *, features: bool = True, labels: bool
         missing = [name for name in graph.vertex_types if name not in graph.features]
         if missing or not graph.features:
             whose = f" for vertex type {', '.join(missing)}" if graph.features else ""
-            raise InputError(f"{graph.name} has no features{whose}: --random-features 256 draws some, to measure speed")
+            raise InputError(
+                f"{graph.name} has no features{whose}: give it some, or --random-features 256 to measure speed"
+            )
     if not labels:
         return
     if graph.y is None:
-        raise InputError(f"{graph.name} has no labels: --random-classes 16 draws labels and a split, to measure speed")
+        raise InputError(f"{graph.name} has no labels: give it some, or --random-classes 16 to measure speed")
     if graph.train_mask is None or not graph.train_mask.any():
         state = "is missing" if graph.train_mask is None else "selects no vertex"
-        remedy = "mark the vertices to train on in it"
+        remedy = "mark the vertices to train on in it, or draw them by graph.with_split((0.6, 0.2, 0.2))"
         raise InputError(f"{graph.name}: train_mask {state}: {remedy}")
     unlabelled, sign = ~has_label(graph.y), "-1" if label_kind(graph.y) == "classes" else "NaN"
     for field in MASKS:

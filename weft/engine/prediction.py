@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from weft.comm import Group
 from weft.core.config import PLACING, Config
 from weft.core.errors import InputError, RunError, Stopped, unknown
+from weft.core.extra import require_extra
 from weft.core.forkserver import temporary_folder
 from weft.core.optimisations import Optimisations
 from weft.core.table_file import HEADERS, TableFile
@@ -31,6 +31,7 @@ from weft.engine.launch import require_guard
 from weft.engine.local import on_local_ranks
 from weft.engine.losses import num_logits, output_kind
 from weft.engine.options import refuse_foreign_flags, without_foreign_flags
+from weft.engine.progress import waiting
 from weft.engine.rank import make_plan, prepare_process, use_own_gpu
 from weft.engine.run import Run, data_options, load_graph
 from weft.engine.saved import SavedModel
@@ -89,7 +90,8 @@ def predict(
         raise InputError("--what classes: the run has learnt values: give --what logits, which are these")
     asked = saved.model(model)
     asked_part(asked, what, layer)  # before the graph is loaded
-    found = made_by_all(config, lambda: find_graph(saved, config, graph))
+    with waiting("loading the graph", quiet=not is_main_process()):
+        found = made_by_all(config, lambda: find_graph(saved, config, graph))
     asked = asked_part(saved.model(model, found.typed), what, layer)
     prepare_process(config)
     work = Workload(asked, found, Optimisations.without(f"{config.disable},reach"))  # which leaves rows out
@@ -294,8 +296,8 @@ def require_new_file(path: Path | None, *, overwrite: bool) -> None:
         return
     if path.suffix not in SUFFIXES:
         raise unknown("format of --out", path.suffix, SUFFIXES)
-    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise InputError(f"--out {path}: .parquet needs pyarrow: install it, or give a .npy or .safetensors file")
+    if path.suffix == ".parquet":
+        require_extra("pyarrow", f"--out {path}")
     if not path.parent.is_dir():
         raise InputError(f"--out {path}: there is no folder {path.parent}: make it, or give another")
     if not os.access(path.parent, os.W_OK):

@@ -100,7 +100,7 @@ def known_machine(config: Config, resumed: RunFolder | None = None) -> Machine |
 
 
 def prepare_process(config: Config) -> None:
-    """The optimisations that are settings of the whole process."""
+    """The optimisations that are settings of the whole process, which has to be no rank that imports its script."""
     optimisations = Optimisations.without(config.disable)
     use_onednn(optimisations.onednn)
     if optimisations.pages:

@@ -17,6 +17,7 @@ from weft.comm import Group
 from weft.core import record
 from weft.core.config import Config
 from weft.core.errors import InputError, RunError, Stopped, printable, unknown
+from weft.core.extra import extra
 from weft.core.shown import facts_table
 from weft.data import Graph, GraphShape, as_asked, load
 from weft.engine.check import check
@@ -39,7 +40,7 @@ from weft.engine.rank import Ended, Job, make_plan, make_workload, prepare_proce
 from weft.engine.saved import load_model, no_run
 from weft.engine.tasks import prepared, task_model
 from weft.engine.torchrun import is_main_process, on_present_ranks, restarted, under_torchrun
-from weft.nn import Workload
+from weft.nn import Workload, require_model
 from weft.nn.convert import takes_types
 from weft.strategies import Plan
 
@@ -98,12 +99,12 @@ class Run:
 
         of: `epochs`, a row for each, by its number: loss, lr, seconds and scores; or `ranks`, a row for each epoch,
         rank and phase: seconds, counts, and bytes by tag as columns such as `bytes_sent.halo`.
-        InputError for another word, and where pandas is not installed.
+        InputError for another word, and where `weft[tables]` is not installed.
         """
         tables = {"epochs": report.epoch_columns, "ranks": report.rank_columns}
         if of not in tables:
             raise unknown("table", of, tables)
-        frame = report.library("pandas", "pandas").DataFrame(tables[of](self.records))
+        frame = extra("pandas", "to_pandas").DataFrame(tables[of](self.records))
         return frame.set_index("epoch") if of == "epochs" and len(frame) else frame
 
     def plot(self) -> Any:
@@ -152,6 +153,8 @@ def asked(
     graph: Graph | str | Path, model: nn.Module | str, options: dict[str, Any], caller: str
 ) -> tuple[Config, Graph | None, nn.Module | None]:
     """The configuration that a call comes to, and its graph and module where they were given as objects."""
+    _require_type(caller, "graph", graph, (Graph, str, Path), "make it a Graph, as weft.Graph.from_pyg(data) does")
+    _require_type(caller, "model", model, (nn.Module, str), "give a name, or a module, not its class")
     name = graph.name if isinstance(graph, Graph) else str(graph)
     kind = model if isinstance(model, str) else type(model).__name__
     module = None if isinstance(model, str) else model
@@ -162,6 +165,12 @@ def asked(
     if whole is not None and config.split:
         raise InputError(f"split {config.split} is of weft.load, and {name} is loaded already: leave it out")
     return config, whole, module
+
+
+def _require_type(caller: str, what: str, value: object, kinds: tuple[type, ...], remedy: str) -> None:
+    """InputError for a value of none of some types."""
+    if not isinstance(value, kinds):
+        raise InputError(f"{caller}: the {what} is of type {type(value).__name__}: {remedy}")
 
 
 def run(
@@ -237,10 +246,16 @@ def prepared_graph(config: Config, graph: Graph | None, model: nn.Module | None)
 
 
 def own_class(config: Config, model: nn.Module | None = None) -> str:
-    """The qualified name of the class of a module of one's own; '': the configuration names one of weft's."""
+    """The qualified name of the class of a module of one's own; '': the configuration names one of weft's.
+
+    InputError for a name that weft has not, which needs no graph to be told.
+    """
     if model is not None:
         return f"{type(model).__module__}.{type(model).__qualname__}"
-    return config.model if is_imported(config.model) else ""
+    if is_imported(config.model):
+        return config.model
+    require_model(config.model)
+    return ""
 
 
 def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched: bool, last: bool = True) -> Run:

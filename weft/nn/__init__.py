@@ -26,6 +26,7 @@ from weft.nn.families import (
     GATv2,
     from_config,
     make_model,
+    require_model,
 )
 from weft.nn.flops import MapFlops
 from weft.nn.footprint import Footprint, kernel_footprint
@@ -141,6 +142,7 @@ __all__ = [
     "outline",
     "random_topology",
     "require_independent_rows",
+    "require_model",
     "shared_parameters",
     "some_vertices",
     "step_memory",

@@ -91,12 +91,17 @@ def make_model(
     return stack(made)
 
 
+def require_model(model: str) -> None:
+    """InputError for a model that there is none of."""
+    if model not in (*MODELS, *RELATIONAL):
+        raise unknown("model", model, (*MODELS, *RELATIONAL))
+
+
 def check_family(
     model: str, typed: TypedShape, hidden: int, *, decoupled: bool, bases: int, blocks: int, one_hot: bool
 ) -> None:
     """InputError for a model that there is none of, for what rgcn cannot be, and for others with its options."""
-    if model not in (*MODELS, *RELATIONAL):
-        raise unknown("model", model, (*MODELS, *RELATIONAL))
+    require_model(model)
     if model not in RELATIONAL:
         if bases or blocks or one_hot:
             raise InputError(f"--bases, --blocks and --one-hot are of rgcn: leave them out for {model}")

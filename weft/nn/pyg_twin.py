@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.core.errors import InputError
+from weft.core.extra import extra
 from weft.nn.activation import elu
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.norm import BatchNorm, LayerNorm
@@ -25,8 +26,7 @@ def to_pyg(model: nn.Module) -> Any:
     self loop, and for edge_attr without any, which PyG takes otherwise.
     InputError for another model than a weft.nn.Stack of GCN, SAGE, GIN, GAT, GATv2 and linear layers.
     """
-    from torch_geometric import nn as pyg
-
+    pyg = extra("torch_geometric.nn", "to_pyg")
     if not isinstance(model, Stack) or not model.is_plain or model.input is not None:
         raise InputError(f"a {type(model).__name__} has no twin in PyG: give a weft.nn.Stack over rows of one width")
     layers = list(model.layers)

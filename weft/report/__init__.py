@@ -1,6 +1,5 @@
 """What a person reads after a run, made from its records alone."""
 
-from weft.report.figures import library
 from weft.report.page import make_page
 from weft.report.records import Records, epoch_columns, rank_columns
 from weft.report.table import compare_table, partition_table, run_table, stage_table, sweep_table
@@ -11,7 +10,6 @@ __all__ = [
     "Records",
     "compare_table",
     "epoch_columns",
-    "library",
     "make_page",
     "partition_table",
     "plot",

@@ -5,13 +5,12 @@ Fields of charts have fixed names: what people name (runs, scores) is values, ne
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from weft.core.errors import InputError
+from weft.core.extra import extra
 from weft.report.records import Columns
 
 LINE_POINTS = 40
@@ -54,20 +53,12 @@ class Data:
         return list(found)
 
 
-def library(name: str, install: str = "weft[report]") -> Any:
-    """A package that weft does not need; InputError where it is not installed, which says what to install."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise InputError(f"{name} is not installed ({error}): pip install '{install}'") from error
-
-
 def curves(data: Data, field: str, title: str, *, unit: str = "", inline: bool = False) -> Any:
     """Lines over the epochs of a field, by run and, where data have them, by split. unit: see `_axis`.
 
     inline: the chart has its data, can be shown by itself, and does not zoom.
     """
-    alt = library("altair")
+    alt = extra("altair", "a chart")
     runs = data.values("run")
     splits = data.values("split") if data.groups and "split" in data.groups[0].alike else []
     few = max((len(group.columns["epoch"]) for group in data.groups), default=0) <= LINE_POINTS
@@ -93,7 +84,7 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", inline: bool =
 
 def areas(data: Data) -> Any:
     """Seconds of training by epoch and kind, stacked, of the rank that is chosen in a list."""
-    alt = library("altair")
+    alt = extra("altair", "a chart")
     ranks = data.values("who")
     chosen = alt.param(
         name="chosen",
@@ -119,7 +110,7 @@ def areas(data: Data) -> Any:
 
 def stacked_bars(data: Data, field: str, title: str, *, by: str, unit: str) -> Any:
     """A bar for each `who`, in parts by `by`, which are drawn in their order in the data."""
-    alt = library("altair")
+    alt = extra("altair", "a chart")
     return (
         _chart(alt, data)
         .mark_bar()
@@ -136,7 +127,7 @@ def stacked_bars(data: Data, field: str, title: str, *, by: str, unit: str) -> A
 
 def grouped_bars(data: Data, field: str, title: str, *, by: str, unit: str = "", mark: float | None = None) -> Any:
     """For each `who` a bar by each `by`, one below the other. mark: where a line is drawn."""
-    alt = library("altair")
+    alt = extra("altair", "a chart")
     names = data.values(by)
     chart = (
         _chart(alt, data)
@@ -158,7 +149,7 @@ def grouped_bars(data: Data, field: str, title: str, *, by: str, unit: str = "",
 
 def columns(data: Data, x: str, x_title: str, y: str, y_title: str, *, by: str) -> Any:
     """Upright bars, side by side by `by`."""
-    alt = library("altair")
+    alt = extra("altair", "a chart")
     names = data.values(by)
     return (
         _chart(alt, data)
@@ -175,7 +166,7 @@ def columns(data: Data, x: str, x_title: str, y: str, y_title: str, *, by: str) 
 
 def timeline(data: Data) -> Any:
     """What ranks do when: a row for each stream, `start` to `stop` in milliseconds."""
-    alt = library("altair")
+    alt = extra("altair", "a chart")
     lanes, kinds = data.values("lane"), data.values("kind")
     return (
         _chart(alt, data)

@@ -9,7 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from weft.report.figures import Data, library
+from weft.core.extra import extra
+from weft.report.figures import Data
 from weft.report.parts import Code, Figure, Section, Table
 from weft.report.records import Records
 from weft.report.sections import sections
@@ -73,7 +74,7 @@ def make_page(runs: Sequence[Records], *, follow: str | None = None) -> str:
 @cache
 def vega() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script."""
-    return str(library("vl_convert").javascript_bundle()).replace("</script", "<\\/script")
+    return str(extra("vl_convert", "a report").javascript_bundle()).replace("</script", "<\\/script")
 
 
 def _file(name: str) -> str:

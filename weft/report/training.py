@@ -8,6 +8,7 @@ import statistics
 from typing import Any
 
 from weft.core.errors import InputError
+from weft.core.extra import extra
 from weft.core.units import format_bytes
 from weft.report import figures
 from weft.report.figures import Data, Group
@@ -135,7 +136,7 @@ def plot(run: Records) -> Any:
         raise InputError(f"{run.folder} has no epoch yet: there is nothing to draw")
     kinds = {"loss": (loss_data([run]), "loss")} | {kind: (data, "value") for kind, data in score_data([run]).items()}
     charts = [figures.curves(data, field, kind.replace("_", " "), inline=True) for kind, (data, field) in kinds.items()]
-    return figures.library("altair").vconcat(*charts).resolve_scale(color="independent")
+    return extra("altair", "a chart").vconcat(*charts).resolve_scale(color="independent")
 
 
 def configuration(runs: Runs) -> Section:

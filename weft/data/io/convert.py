@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError, readable
+from weft.core.extra import extra
 from weft.data.checks import MASKS, cast, check_ids, check_length, label_dtype, no_label, plain, vertex_ids, whole
 from weft.data.edges import build, count_vertices, vertex_count
 from weft.data.fields import GraphFields
@@ -33,12 +34,11 @@ def from_pyg(data: PygGraph, *, name: str = "graph") -> GraphFields:
 
     Raises InputError that names the attribute which does not fit.
     """
-    from torch_geometric.data import Data, HeteroData
-
-    if not isinstance(data, Data | HeteroData):
+    pyg = extra("torch_geometric.data", "from_pyg")
+    if not isinstance(data, pyg.Data | pyg.HeteroData):
         raise InputError(f"data is of type {type(data).__name__}: give PyG's Data or HeteroData")
     with readable("data", "give attributes as PyG's own data sets have them"):
-        return from_hetero(data, name) if isinstance(data, HeteroData) else from_data(data, name)
+        return from_hetero(data, name) if isinstance(data, pyg.HeteroData) else from_data(data, name)
 
 
 def to_pyg(graph: GraphFields) -> PygGraph:
@@ -177,9 +177,9 @@ def merge_rows(data: HeteroData, field: str, offsets: Sequence[int]) -> Tensor |
 
 def to_data(graph: GraphFields) -> Data:
     """PyG's Data, edges in stored order."""
-    from torch_geometric.data import Data
-
-    data = Data(edge_index=torch.stack(graph.in_edges.edges()), num_nodes=graph.in_edges.num_targets)
+    data: Data = extra("torch_geometric.data", "to_pyg").Data(
+        edge_index=torch.stack(graph.in_edges.edges()), num_nodes=graph.in_edges.num_targets
+    )
     for field, tensor in (("x", graph.x), ("y", graph.y), ("edge_type", graph.edge_type), ("n_id", graph.ids)):
         if tensor is not None:
             data[field] = tensor.long() if field == "edge_type" else tensor
@@ -197,9 +197,7 @@ def to_data(graph: GraphFields) -> Data:
 
 def to_hetero(graph: GraphFields) -> HeteroData:
     """PyG's HeteroData; types in which nothing is labelled or masked get no y and no masks."""
-    from torch_geometric.data import HeteroData
-
-    data = HeteroData()
+    data: HeteroData = extra("torch_geometric.data", "to_pyg").HeteroData()
     for vertex_type in graph.vertex_types:
         span = type_range(graph, vertex_type)
         rows = slice(span.start, span.stop)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.errors import InputError
+from weft.core.extra import extra
 from weft.data.checks import MASKS
 from weft.data.fields import GraphFields
 from weft.data.io.convert import from_pyg
@@ -52,10 +53,7 @@ def download(name: str, root: Path, *, seed: int = 0) -> GraphFields:
     Data sets without a public split get a seeded 60/20/20 one. Raises InputError with the address and the folder to
     fill by hand where the network does not answer, and where the files in that folder cannot be read.
     """
-    try:
-        from torch_geometric import datasets
-    except ImportError:
-        raise InputError(f"{name}: needs torch-geometric to fetch it: pip install 'weft[pyg]'") from None
+    datasets = extra("torch_geometric.datasets", name)
     loader = LOADERS[name]
     kind = getattr(datasets, loader.kind)
     arguments = [str(root / name)] if loader.argument is None else [str(root / name), loader.argument]

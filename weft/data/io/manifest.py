@@ -36,7 +36,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder}: is a file, not a graph store: load it as a data file, or give the store's folder")
     path = folder / MANIFEST
     if not path.is_file():
-        raise InputError(f"{path}: missing, so this folder is no graph store: write one with 'weft data import'")
+        raise InputError(
+            f"{path}: missing, so this folder is no graph store: give one that 'weft data import' has written, or one "
+            "of OGB's, with raw/ and split/"
+        )
     manifest = read_json(path)
     if not isinstance(manifest, dict) or entry(manifest, "format", str, path) != FORMAT:
         raise InputError(f"{path}: field 'format' is not '{FORMAT}': give a folder written by 'weft data import'")

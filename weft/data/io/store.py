@@ -56,7 +56,7 @@ def new_store(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         if not is_store(folder):
             raise InputError(f"{folder}: exists and is no graph store: choose another folder")
         if not overwrite:
-            raise InputError(f"{folder}: holds a graph store already: choose another folder, or ask to overwrite it")
+            raise InputError(f"{folder}: holds a graph store already: choose another folder, or overwrite it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     partial.mkdir()

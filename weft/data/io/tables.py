@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.core.errors import InputError, readable, unknown
+from weft.core.extra import extra
 from weft.data.io.text import COMMENT, SEPARATORS, bad_line, read_text
 from weft.data.names import Ids, Texts
 
@@ -80,7 +81,7 @@ class ArrowTable:
     """A file or folder of Parquet, Arrow or CSV files, or a pyarrow.Table. Needs pyarrow."""
 
     def __init__(self, source: Any, place: str) -> None:
-        dataset = need_pyarrow(place)
+        dataset = extra("pyarrow.dataset", place)
         self._source, self.place, self._kind = source, place, kind_of(source)
         with readable(place, "give a whole file of that format"):
             self.columns = tuple(dataset.dataset(source, format=self._format({})).schema.names)
@@ -196,15 +197,6 @@ def kind_of(source: Any) -> str | None:
     names = sorted(one.name for one in path.iterdir() if not one.name.startswith((".", "_"))) if path.is_dir() else ()
     suffix = Path((names[0] if names else path.name).removesuffix(".gz")).suffix
     return ARROW_FORMATS.get(suffix, "parquet" if path.is_dir() else None)
-
-
-def need_pyarrow(place: str) -> Any:
-    """pyarrow.dataset; InputError where it is not installed."""
-    try:
-        from pyarrow import dataset
-    except ImportError:
-        raise InputError(f"{place}: needs pyarrow: pip install 'weft[tables]'") from None
-    return dataset
 
 
 def column_of(values: Any) -> Column:

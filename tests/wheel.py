@@ -1,0 +1,108 @@
+"""What a wheel holds, and whether it works where nothing else is installed: `make wheel`, and cibuildwheel's test.
+
+python tests/wheel.py FILE      says what is wrong with the contents of a wheel
+python tests/wheel.py           trains with the weft that this Python has, in an empty folder, with no compiler on PATH
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from zipfile import ZipFile
+
+ROOT = Path(__file__).parent.parent
+MOST_BYTES = 8 << 20
+NATIVE = r"weft/_native\.(cpython-3\d+-\w+-linux-gnu|abi3)\.so"
+COMMANDS = (
+    "weft --version",
+    "weft doctor",
+    "weft train digits --epochs 5 --out runs/single",
+    "weft train digits --epochs 5 --strategy tensor --workers 2 --out runs/tensor",
+    "weft predict runs/tensor --out logits.npy",
+)
+LOSS_TOLERANCE = 1e-3
+"""By how much float32 losses of two strategies may differ after five epochs."""
+
+
+def version() -> str:
+    """That of pyproject.toml, the one place where it stands."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def sources() -> set[str]:
+    """The files of weft's package, by their names in a wheel."""
+    folder = ROOT / "weft"
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".so" and path.parent.name != "__pycache__"
+    }
+
+
+def faults(names: set[str], num_bytes: int, metadata: str) -> list[str]:
+    """What is wrong with a wheel of some names, size and METADATA."""
+    info = f"weft-{version()}.dist-info/"
+    package = {name for name in names if not name.startswith(info)}
+    native = {name for name in package if re.fullmatch(NATIVE, name)}
+    found = [f"{name} is missing" for name in sorted(sources() - package)]
+    found += [f"{name} does not belong there" for name in sorted(package - sources() - native)]
+    if len(native) != 1:
+        found.append(f"there are {len(native)} extensions: {sorted(native)}")
+    if f"{info}licenses/LICENSE" not in names:
+        found.append("LICENSE is missing")
+    if f"\nVersion: {version()}\n" not in metadata:
+        found.append(f"METADATA is not of version {version()}")
+    if num_bytes > MOST_BYTES:
+        found.append(f"it has {num_bytes:,} bytes, more than {MOST_BYTES:,}")
+    return found
+
+
+def check(path: Path) -> list[str]:
+    """What is wrong with a wheel."""
+    with ZipFile(path) as wheel:
+        names = {name for name in wheel.namelist() if not name.endswith("/")}
+        metadata = next((wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")), "")
+    return faults(names, path.stat().st_size, metadata)
+
+
+def use(folder: Path) -> None:
+    """Trains and predicts with the commands of this Python's environment. AssertionError, or CalledProcessError."""
+    programs = Path(sys.executable).parent
+    environment = {"PATH": str(programs), "HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    for command in COMMANDS:
+        print(f"$ {command}", flush=True)
+        name, *arguments = command.split()
+        subprocess.run([programs / name, *arguments], cwd=folder, env=environment, check=True)
+    where = "import weft; print(weft.__file__)"
+    at = subprocess.check_output([sys.executable, "-c", where], cwd=folder, env=environment, text=True)
+    assert not Path(at).is_relative_to(ROOT / "weft"), f"{at} is not of the wheel"
+    losses = [summary(folder / "runs" / name)["loss"] for name in ("single", "tensor")]
+    assert abs(losses[0] - losses[1]) < LOSS_TOLERANCE, losses
+
+
+def summary(run: Path) -> dict[str, float]:
+    """The last line of a run's record."""
+    last: dict[str, float] = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    return last
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code: 1 for a wheel with faults."""
+    if not arguments:
+        with tempfile.TemporaryDirectory(prefix="weft-wheel-") as folder:
+            use(Path(os.path.realpath(folder)))
+        return 0
+    found = check(Path(arguments[0]))
+    for fault in found:
+        print(f"{arguments[0]}: {fault}", file=sys.stderr)
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
