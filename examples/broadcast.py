@@ -8,7 +8,7 @@ from weft.comm import Group, Halo, Route, even_bounds
 from weft.cost import Operation
 from weft.data import Adjacency
 from weft.nn import Aggregate, GraphOperation, Rows, SubTopology, Topology
-from weft.strategies import Exchange, PlacedView, ResidentPlaced, ResidentPlan, register
+from weft.strategies import AggregateSize, Exchange, PlacedView, ResidentPlaced, ResidentPlan, aggregate, register
 
 
 @register
@@ -24,7 +24,8 @@ class BroadcastPlan(ResidentPlan):
             if self.size > 1:
                 made.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
             if op.is_aggregate:
-                made.append(Operation(kind="aggregate", edges=int(indptr[end] - indptr[first]) * op.width))
+                edges = int(indptr[end] - indptr[first])
+                made.append(aggregate(op, edges, AggregateSize(num_own, len(indptr) - 1)))
         return made
 
     def place(self, group: Group, *, seed: int = 0) -> ResidentPlaced:

@@ -136,3 +136,21 @@ def test_moves_between_devices():
     assert adj.transpose.indices.is_cuda
     assert adj.has_loop.tolist() == [False, True]
     assert adj.to("cpu").transpose.edge_ids.tolist() == small().transpose.edge_ids.tolist()
+
+
+@pytest.mark.parametrize(("num_sources", "share"), [(300, 300 / (1 << 14)), (1 << 14, 0.632), (10_000_000, 1.0)])
+def test_fresh_share_of_random_edges(num_sources: int, share: float) -> None:
+    source = torch.randint(num_sources, (400_000,), generator=torch.Generator().manual_seed(0))
+    edges = Adjacency.from_edges(source, torch.arange(400_000) // 10, num_sources=num_sources, num_targets=40_000)
+    assert edges.fresh_share == pytest.approx(share, rel=0.02)
+
+
+def test_fresh_share_of_near_edges() -> None:
+    """Ten edges of a vertex, to those behind it on a line: one of them is new. All to one vertex; and none."""
+    target = torch.arange(400_000) // 10
+    near = (target + torch.arange(400_000) % 10).clamp(max=39_999)
+    made = [Adjacency.from_edges(one, target, num_sources=40_000, num_targets=40_000) for one in (near, near * 0)]
+    assert made[0].fresh_share == pytest.approx(0.1, rel=0.02)
+    assert made[1].fresh_share == pytest.approx(1 / (1 << 14))
+    nothing = torch.empty(0, dtype=torch.int64)
+    assert Adjacency.from_edges(nothing, nothing, num_sources=5, num_targets=5).fresh_share == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import tempfile
 from dataclasses import dataclass, fields, replace
@@ -254,6 +255,7 @@ def check_case(group: Group, case: Case, name: str, given: Given = NOTHING, plan
         logits, loss = placed.step(0)
     check_counts(placed.meter.take("train"), placed.trace(training=True), case)
     check_flops(flops, placed.trace(training=True), case)
+    check_calls(placed.trace(training=True), case)
     check_close(logits, expected.logits[ids[placed.rows(training=True)]], f"{case}: logits")
     gradients = placed.gradients()
     assert gradients.keys() == expected.gradients.keys(), f"{case}: other parameters have gradients"
@@ -271,6 +273,7 @@ def check_case(group: Group, case: Case, name: str, given: Given = NOTHING, plan
     check_close(evaluation, expected.evaluation[ids[placed.rows(training=False)]], f"{case}: evaluation")
     check_counts(placed.meter.take("eval"), placed.trace(training=False), case)
     check_flops(flops, placed.trace(training=False), case)
+    check_calls(placed.trace(training=False), case)
 
     placed.restore(gradients)
     check_close(placed.all_losses(case.steps, loss), expected.losses, f"{case}: losses of Adam steps")
@@ -296,6 +299,21 @@ class Flops(TorchDispatchMode):
         if (formula := flop_registry.get(func.overloadpacket)) is not None:
             self.total += formula(*args, **(kwargs or {}), out_val=result)
         return result
+
+
+def check_calls(trace: Trace, case: Case) -> None:
+    """The calls of kernels, by which a step is priced, are those of the trace's flops and edges."""
+    for operation in trace.operations:
+        edges = flops = 0
+        for call in operation.calls:
+            if call.kernel in ("linear", "linear_weights"):
+                flops += 2 * math.prod(call.sizes) * call.number
+            elif call.kernel == "product":
+                flops += call.sizes[0] * call.number
+            elif operation.kind == "aggregate":
+                edges += call.sizes[0] * call.sizes[4] * call.number
+        assert edges == operation.edges, f"{case}: calls with {edges} edges x width in {operation}"
+        assert flops == operation.flops, f"{case}: calls with {flops} flops in {operation}"
 
 
 def check_flops(counted: Flops, trace: Trace, case: Case) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 from functools import partial
+from itertools import chain
 from typing import cast
 
 import torch
@@ -12,8 +14,9 @@ from torch import Tensor
 from weft.chunks.program import Program, Segment, differentiable, left_by
 from weft.chunks.segments import leaf
 from weft.chunks.views import RowsView
+from weft.core.kernel_call import KernelCall, merged
 from weft.nn import SPREAD, BlockSize, Inputs, Levels, MapFlops, Total, WholeLayer, Workload
-from weft.nn.flops import FlopCounter
+from weft.nn.flops import FlopCounter, Place
 from weft.nn.maps import backward_flops, counted_twin
 from weft.nn.outline import typed_rows_of
 from weft.nn.outline_view import Notes, OutlineView
@@ -29,7 +32,7 @@ class ShapedRows(RowsView):
 
     def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
         del key, p, relu
-        return x.clone()
+        return x.clone()  # a pass, as dropout is
 
 
 class SegmentFlops:
@@ -92,7 +95,7 @@ class SegmentFlops:
         count = rows.num_embedded if rows else 0
         embedded = lambda weight: leaf(weight.new_empty(count, weight.shape[1]), differentiable=True)  # noqa: E731
         views = [make(embedded=embedded) for _ in range(model.num_stages)]
-        start = self.counter.total
+        start = self._start()
         with torch.enable_grad(), torch.device("meta"), self.counter:
             if not number:
                 return model.begin(views, cast(Tensor, inputs.rows)), start
@@ -123,7 +126,7 @@ class SegmentFlops:
         )
         view = OutlineView(CHUNK, 0, notes, self.twin.topology, Inputs())
         read = [segment.live[port] for port in (*segment.sources.values(), *segment.targets.values())]
-        start = self.counter.total
+        start = self._start()
         with torch.enable_grad(), torch.device("meta"), self.counter:
             x = torch.empty(levels.rows[0], read[0].width, dtype=self.twin.dtype)
             y = op.layer(view, x.requires_grad_(any(rows.differentiable for rows in read)))
@@ -134,9 +137,32 @@ class SegmentFlops:
         """Those of a call, in a training step with those of its backward pass from some results."""
         if self.training:
             backward_flops(self.counter, 0, results)
-        return MapFlops(forward, self.counter.total - start - forward)
+        noted = [(place.backward, calls) for place, calls in self.counter.calls.items()]
+        both = (merged(chain(*(calls for back, calls in noted if back == backward))) for backward in (False, True))
+        return MapFlops(forward, self.counter.total - start - forward, *both)
+
+    def _start(self) -> int:
+        """Begins to note calls anew; the flops counted before."""
+        self.counter.place = Place()
+        self.counter.calls.clear()
+        return self.counter.total
 
 
 def repeated(whole: MapFlops, none: MapFlops, calls: int) -> MapFlops:
     """Those of so many calls, from those of one which has all of their rows and of one which has none."""
-    return MapFlops(*(one + (calls - 1) * least for one, least in zip(whole, none, strict=True)))
+    forward, backward = (one + (calls - 1) * least for one, least in zip(whole[:2], none[:2], strict=True))
+    noted = (shared_out(one, least, calls) for one, least in zip(whole[2:], none[2:], strict=True))
+    return MapFlops(forward, backward, *noted)
+
+
+def shared_out(made: Iterable[KernelCall], always: Collection[KernelCall], calls: int) -> tuple[KernelCall, ...]:
+    """What is done in so many calls on a share of the rows each, some on one more; always: also without rows."""
+    found = []
+    for one in made:
+        if one in always:
+            found.append(one._replace(number=one.number * calls))
+            continue
+        some, more = divmod(one.sizes[0], calls)
+        for share, number in ((some, calls - more), (some + 1, more)):
+            found += [KernelCall(one.kernel, (share, *one.sizes[1:]), one.number * number)] if share and number else []
+    return tuple(found)

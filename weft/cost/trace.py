@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from weft.core.kernel_call import KernelCall, backward_of
+
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
@@ -28,12 +30,24 @@ class Operation:
     recomputed: bool = False
     """Whether an aggregate is made again in the backward pass, since nothing of it was kept."""
     how: str = ""
+    ahead: bool = False
+    """Whether it needs nothing of the collective before it, and is done while that is under way."""
+    calls: tuple[KernelCall, ...] = ()
+    """What runs on the device for it, which takes its time; of a collective, what packs and unpacks."""
 
     def mirrored(self) -> Operation:
         """The adjoint: what was sent comes back; the transposed aggregate; a sum stays a sum."""
         tag = {"rows_to_cols": "cols_to_rows", "cols_to_rows": "rows_to_cols"}.get(self.tag, self.tag)
         edges = self.edges * (2 if self.recomputed else 1)
-        return replace(self, tag=tag, edges=edges, bytes_sent=self.bytes_received, bytes_received=self.bytes_sent)
+        back = tuple(backward_of(call) for call in self.calls)
+        return replace(
+            self,
+            tag=tag,
+            edges=edges,
+            bytes_sent=self.bytes_received,
+            bytes_received=self.bytes_sent,
+            calls=(*self.calls, *back) if self.recomputed else back,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from weft.core import native
 from weft.store.files import release
 
 BLOCK_ENTRIES = 1 << 22  # of a mapped array, read together
+RUNS, RUN_EDGES = 16, 1 << 14  # that tell how often edges one after the other have a source in common
 
 
 def topology_digest(num_targets: int, num_edges: int) -> hashlib._Hash:
@@ -117,6 +118,17 @@ class Adjacency:
     def degree(self) -> Tensor:
         """In-degree of each target, int64 [n]; duplicates count."""
         return self.indptr[1:] - self.indptr[:-1]
+
+    @cached_property
+    def fresh_share(self) -> float:
+        """The share of edges whose source no edge shortly before it has; of some runs of them.
+
+        So many rows have to be brought from memory where those of a run fit into the cache.
+        """
+        run = min(RUN_EDGES, self.num_edges)
+        begins = torch.linspace(0, self.num_edges - run, RUNS).long().tolist()
+        distinct = sum(len(self.indices[first : first + run].unique()) for first in begins)
+        return distinct / (RUNS * run) if run else 1.0
 
     @cached_property
     def has_loop(self) -> Tensor:

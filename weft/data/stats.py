@@ -26,6 +26,8 @@ class GraphStats:
     """The types of vertices and edges."""
     num_relation_rows: int = 0
     """Pairs of a vertex and a relation by which it has an in-edge."""
+    fresh_share: float = 1.0
+    """See `Adjacency.fresh_share`."""
 
     @classmethod
     def of(cls, graph: Graph) -> GraphStats:
@@ -39,6 +41,7 @@ class GraphStats:
             weighted=graph.in_edges.weight is not None,
             typed=graph.typed,
             num_relation_rows=int(graph.num_relations_in.sum()) if graph.relations else 0,
+            fresh_share=graph.in_edges.fresh_share,
         )
 
 

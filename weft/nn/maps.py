@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core.kernel_call import merged
 from weft.core.tensor_peak import TensorPeak
 from weft.nn.flops import CountedConv, FlopCounter, MapFlops, Place
 from weft.nn.footprint import Footprint
@@ -32,7 +33,15 @@ def map_flops(work: Workload, traits: ViewTraits, levels: Levels, *, training: b
         footprints = [Footprint()] * len(work.outline(traits, training=training))
         count = _run_step(work, traits, levels, counter, footprints, training=training)
         places = [(Place(i), Place(i, backward=True)) for i in range(count + 1)]
-        work.maps[key] = tuple(MapFlops(counter.found[there], counter.found[back]) for there, back in places)
+        work.maps[key] = tuple(
+            MapFlops(
+                counter.found[there],
+                counter.found[back],
+                merged(counter.calls[there]),
+                merged(counter.calls[back]) if training else (),
+            )
+            for there, back in places
+        )
     return work.maps[key]
 
 
@@ -66,6 +75,7 @@ def _run_step(
         traits.shrinks_rows,
         counter,
         twin.running,
+        density=work.stats.density,
         num_relations=typed.num_relations,
         levels=levels,
         footprints=footprints,

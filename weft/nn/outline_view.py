@@ -48,6 +48,8 @@ class Notes:
     footprints: Sequence[Footprint] = ()
     """In a run of one rank, what each operation takes; of a layer of its own, none."""
     operations: list[GraphOperation] = field(default_factory=list)
+    density: float = 1.0
+    """The share of the constant features that are not zero."""
     flops: int = 0
     """Those counted up to the last aggregate or block."""
 
@@ -165,6 +167,7 @@ class OutlineView(GraphView):
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
         share = self.notes.transform_share
         if self.inputs.sparse and self.origin(x) == "inputs":  # by the nonzeros, which is no dense map
+            self._note_sparse(x, weight)
             y: Tensor = StandIn.apply(Footprint(), len(x), x[:, :1].expand(-1, weight.shape[1]), weight)  # type: ignore[no-untyped-call]
             return y if added is None else y + added
         if share < 1 and self.origin(x) == "inputs" and len(weight) == x.shape[1]:
@@ -172,8 +175,16 @@ class OutlineView(GraphView):
             x, weight = x[:, :width], weight[:width]
         return linear(x, weight, added)
 
+    def _note_sparse(self, x: Tensor, weight: Tensor) -> None:
+        """Notes a map by nonzeros, of which the weights alone have a gradient."""
+        counter, nonzeros = self.notes.counter, round(self.notes.density * x.numel())
+        counter.note("sparse", nonzeros, len(x), *weight.shape)
+        counter.note("sparse_backward", nonzeros, len(x), *weight.shape, backward=True)
+
     def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
         del key, p
+        self.notes.counter.note("dropout", x.numel())
+        self.notes.counter.note("dropout", x.numel(), backward=True)
         y: Tensor = DropoutStandIn.apply(x, relu)  # type: ignore[no-untyped-call]
         return y
 

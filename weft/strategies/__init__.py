@@ -1,10 +1,10 @@
 """Where rows, columns and edges live: a folder per strategy, one table of names."""
 
 from weft.core.errors import unknown
-from weft.strategies.base import CandidateLinks, Options, Placed, Plan, Step
+from weft.strategies.base import CandidateLinks, Held, Options, Placed, Plan, Step
 from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.plan import PipelinePlan
-from weft.strategies.resident import ResidentPlaced, ResidentPlan
+from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, aggregate
 from weft.strategies.single import SinglePlan
 from weft.strategies.split.plan import SampledPlan, SplitPlan
 from weft.strategies.tensor.plan import TensorPlan
@@ -44,8 +44,10 @@ def get_strategy(name: str) -> type[Plan]:
 
 __all__ = [
     "STRATEGIES",
+    "AggregateSize",
     "CandidateLinks",
     "Exchange",
+    "Held",
     "Options",
     "Placed",
     "PlacedView",
@@ -54,6 +56,7 @@ __all__ = [
     "ResidentPlan",
     "Step",
     "VertexOptions",
+    "aggregate",
     "get_strategy",
     "register",
 ]

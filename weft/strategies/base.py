@@ -7,9 +7,9 @@ knows), Step.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from weft.core.errors import InputError
 from weft.cost import Machine, Trace
 from weft.data import Graph, Links
 from weft.nn import SPREAD, Topology, ViewTraits, Workload, with_own_rows
+
+PARAMETER_COPIES = 5
+"""In a run: a parameter, its gradient, Adam's two moments, and the best so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,16 @@ class Step:
         return (self.epoch, self.number) if self.number else (self.epoch,)
 
 
+class Held(NamedTuple):
+    """Bytes of a rank, or of several, by where they are."""
+
+    device: int
+    """On the device; also where that is the host's processor."""
+    host: int
+    """In the host's memory beside it."""
+    disk: int
+
+
 class Plan(ABC):
     """What a strategy does with a workload on `size` ranks: the same value on every rank, made without a process group.
 
@@ -82,6 +95,8 @@ class Plan(ABC):
     partition: ClassVar[str] = ""
     """The method by which vertices are divided where nobody says another; '': the plan divides them by itself."""
     max_ranks: ClassVar[int | None] = None
+    variants: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
+    """The options that a planner tries, as fields of a configuration that are not as by default."""
 
     def __init__(
         self,
@@ -125,6 +140,10 @@ class Plan(ABC):
     @abstractmethod
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
         """What one training step, or one evaluation, does on a rank."""
+
+    @abstractmethod
+    def held(self, rank: int = 0) -> Held:
+        """The bytes that a rank holds at most in a training step, beside those of its process."""
 
     @abstractmethod
     def place(self, group: Group, *, seed: int = 0) -> Placed:

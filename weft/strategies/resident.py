@@ -10,15 +10,18 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from weft.comm import Group, even_bounds, sum_gradients
+from weft.core.kernel_call import KernelCall
 from weft.core.random import key
 from weft.cost import Operation, Trace, all_reduce
+from weft.data import GraphStats
 from weft.nn import (
+    Aggregate,
     BlockSize,
     Footprint,
     GraphOperation,
@@ -33,9 +36,12 @@ from weft.nn import (
     typed_rows,
 )
 from weft.partition import Reach
-from weft.strategies.base import Placed, Plan, Step, whole_topology
+from weft.strategies.base import PARAMETER_COPIES, Held, Placed, Plan, Step, whole_topology
 from weft.strategies.reach import describe_reach, find_reach
 from weft.strategies.view import Exchange, PlacedView
+
+EDGE_BYTES = 12
+"""Of an edge: its source, in the transpose its target, and its position there."""
 
 
 class ResidentPlan(Plan):
@@ -106,6 +112,21 @@ class ResidentPlan(Plan):
         """What an aggregate over edges takes on a rank, beside its result and gradients."""
         raise NotImplementedError(f"strategy {self.name} does not say what {op.op} takes on rank {rank}")
 
+    def held(self, rank: int = 0) -> Held:
+        """What a step makes, and what is there from epoch to epoch: rows of features, edges with their transpose."""
+        plan, work = self.step_plans.get(True, self), self.work
+        rows = plan.level_rows(rank)[0]
+        num_rows = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        features = num_rows * work.stats.num_features * work.itemsize
+        edges = plan.num_edges_held(rank) * (EDGE_BYTES + (2 * work.itemsize if work.stats.weighted else 0))
+        parameters = PARAMETER_COPIES * work.num_shared * work.itemsize
+        return Held(self.memory(rank) + features + edges + parameters, 0, 0)
+
+    def num_edges_held(self, rank: int) -> int:
+        """The edges that a rank has, of all its blocks."""
+        del rank
+        return self.work.stats.num_edges
+
     def memory(self, rank: int = 0) -> int:
         """Bytes on the device of all that a training step makes, at most at once, until Adam's step.
 
@@ -127,12 +148,12 @@ class ResidentPlan(Plan):
         work = self.work
         asked = work.outline(self.traits, training=training)
         first, *maps = map_flops(work, self.traits, self.levels(rank), training=training)
-        forward, backward = mapped(first.forward), mapped(first.backward)
+        forward, backward = mapped(first.forward, first.calls), mapped(first.backward, first.backward_calls)
         for op, then in zip(asked, maps, strict=True):
             made = [] if work.is_cached(op) else self._lower(op, rank)
-            forward += made + mapped(then.forward)
-            mirror = [operation.mirrored() for operation in reversed(made)] if op.backward else []
-            backward = mapped(then.backward) + mirror + backward
+            forward += made + mapped(then.forward, then.calls)
+            mirror = mirrored(made) if op.backward else []
+            backward = mapped(then.backward, then.backward_calls) + mirror + backward
         if training and self.size > 1:
             backward.append(all_reduce("gradients", work.num_shared, work.itemsize, self.size))
         return Trace(operations=(*forward, *backward))
@@ -144,9 +165,50 @@ class ResidentPlan(Plan):
         return [all_reduce("statistics", op.width, self.work.itemsize, self.size)] if self.size > 1 else []
 
 
-def mapped(flops: int) -> list[Operation]:
-    """The dense maps between two graph operations, if there are any."""
-    return [Operation(kind="map", flops=flops)] if flops else []
+def mirrored(made: Iterable[Operation]) -> list[Operation]:
+    """The backward pass of operations, last first; what is done while rows come is while their gradients go."""
+    found: list[Operation] = []
+    for operation in reversed([*made]):
+        before = operation.kind == "collective" and found and found[-1].ahead
+        found.insert(len(found) - bool(before), operation.mirrored())
+    return found
+
+
+def mapped(flops: int, calls: tuple[KernelCall, ...]) -> list[Operation]:
+    """The dense maps between two graph operations, and passes over rows, if there are any."""
+    return [Operation(kind="map", flops=flops, calls=calls)] if flops or calls else []
+
+
+class AggregateSize(NamedTuple):
+    """What an aggregate takes beside its edges."""
+
+    targets: int
+    sources: int
+    fresh_share: float = 1.0
+    """See `Adjacency.fresh_share`."""
+
+    @classmethod
+    def whole(cls, stats: GraphStats) -> AggregateSize:
+        """That of one over a whole graph."""
+        return cls(stats.num_vertices, stats.num_vertices, stats.fresh_share)
+
+
+def aggregate(
+    op: GraphOperation,
+    edges: int,
+    size: AggregateSize,
+    *,
+    steps: int = 1,
+    width: int | None = None,
+    recomputed: bool = False,
+) -> Operation:
+    """So many steps of an aggregate over as many edges each; width: the columns, by default `op.width`."""
+    assert isinstance(op.op, Aggregate)
+    width = op.width if width is None else width
+    fresh = round(size.fresh_share * edges)
+    sizes = edges, size.targets, size.sources, fresh, width, op.op.heads
+    call = KernelCall(type(op.op).__name__, sizes, steps)
+    return Operation(kind="aggregate", edges=steps * edges * width, recomputed=recomputed, calls=(call,))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -6,7 +6,7 @@ from weft.comm import Group
 from weft.cost import Operation
 from weft.nn import ONE_DEVICE, Aggregate, Footprint, GraphOperation, kernel_footprint
 from weft.partition import Reach
-from weft.strategies.resident import ResidentPlaced, ResidentPlan
+from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, aggregate
 from weft.strategies.vertex.plan import VertexPlan
 from weft.strategies.view import Identity
 
@@ -31,8 +31,10 @@ class SinglePlan(ResidentPlan):
 
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         del rank
-        edges = self.work.stats.num_edges * op.width * op.steps
-        return [Operation(kind="aggregate", edges=edges)] if op.is_aggregate else []
+        if not op.is_aggregate:
+            return []
+        stats = self.work.stats
+        return [aggregate(op, stats.num_edges, AggregateSize.whole(stats), steps=op.steps)]
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedSingle:
         return PlacedSingle(self, group, self.own_rows(group.rank), seed=seed)

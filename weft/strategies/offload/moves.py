@@ -12,6 +12,7 @@ from weft.chunks.rank import HopSchedule, RankChunks
 from weft.chunks.rounds import Round
 from weft.chunks.slots import Layout, Way, edge_bytes
 from weft.chunks.stages import AggregateStep, Stage
+from weft.core.kernel_call import KernelCall, backward_of
 from weft.cost import Operation, all_reduce
 from weft.nn import MapFlops, Total, WholeLayer
 from weft.strategies.vertex.blocks import BlockStats
@@ -30,6 +31,8 @@ class MoveSizes:
     embedded: BlockStats
     """Rows of embeddings that cross ranks."""
     embedded_width: int
+    fresh_share: float
+    """See `Adjacency.fresh_share`."""
     share: bool
     """Whether ranks share what they load."""
     edge_ids: bool
@@ -128,10 +131,13 @@ class Moves:
                 again = 0 if self.sizes.share else sum(round_.serve_counts)
                 self._load("sources", (len(round_.load) + again) * read)
                 self._exchange(round_.serve_counts, round_.fetch_counts, read)
+            fresh = round(self.sizes.fresh_share * edges)
+            sizes = edges, rows, len(round_.held), fresh, first, segment.op.heads
+            call = KernelCall(type(segment.op).__name__, sizes)
             if step.values and not step.kept:
-                self._aggregate(edges * first)
+                self._aggregate(edges * first, call)
             if backward and segment.differentiable and (grads or not segment.op.linear):
-                self._aggregate(edges * first)
+                self._aggregate(edges * first, backward_of(call))
             if backward and grads:
                 self._exchange(round_.give_counts, round_.take_counts, given)
                 again = 0 if self.sizes.share else sum(round_.take_counts)
@@ -160,9 +166,10 @@ class Moves:
         self._mapped(made, backward=backward)
 
     def _mapped(self, made: MapFlops, *, backward: bool, retained: bool = False) -> None:
-        again = made.forward if not (backward and retained) else 0
-        flops = again + (made.backward if backward else 0)
-        self.made += [Operation(kind="map", flops=flops)] if flops else []
+        again = not (backward and retained)
+        flops = made.forward * again + made.backward * backward
+        calls = made.calls * again + made.backward_calls * backward
+        self.made += [Operation(kind="map", flops=flops, calls=calls)] if flops or calls else []
 
     def _scheduled(self, hop: int) -> HopSchedule:
         return self.plan.schedules[self.plan.schedule_of[hop]]
@@ -205,11 +212,18 @@ class Moves:
     def _collective(self, tag: str, sent: int, received: int) -> None:
         self.made.append(Operation(kind="collective", tag=tag, bytes_sent=sent, bytes_received=received))
 
-    def _aggregate(self, edges: int) -> None:
-        self.made.append(Operation(kind="aggregate", edges=edges))
+    def _aggregate(self, edges: int, call: KernelCall) -> None:
+        self.made.append(Operation(kind="aggregate", edges=edges, calls=(call,)))
 
     def _load(self, tag: str, numbers: int) -> None:
-        self.made.append(Operation(kind="transfer", tag=tag, bytes_received=numbers * self.sizes.itemsize))
+        num_bytes = numbers * self.sizes.itemsize
+        self.made.append(Operation(kind="transfer", tag=tag, bytes_received=num_bytes, calls=copied(num_bytes)))
 
     def _store(self, tag: str, numbers: int) -> None:
-        self.made.append(Operation(kind="transfer", tag=tag, bytes_sent=numbers * self.sizes.itemsize))
+        num_bytes = numbers * self.sizes.itemsize
+        self.made.append(Operation(kind="transfer", tag=tag, bytes_sent=num_bytes, calls=copied(num_bytes)))
+
+
+def copied(num_bytes: int) -> tuple[KernelCall, ...]:
+    """What brings so many bytes from one place to another."""
+    return (KernelCall("pass", (2 * num_bytes,)),) if num_bytes else ()

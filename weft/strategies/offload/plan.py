@@ -28,7 +28,7 @@ from weft.data import Graph
 from weft.nn import SPREAD, Workload, embeddings
 from weft.partition import Dependencies, Reach, make_dependencies
 from weft.store.files import free_bytes
-from weft.strategies.base import Options, Plan
+from weft.strategies.base import Held, Options, Plan
 from weft.strategies.offload.cut import Cutter, Orders
 from weft.strategies.offload.forecast import Forecast, forecast
 from weft.strategies.offload.memory_probe import MemoryProbe
@@ -274,6 +274,7 @@ class OffloadPlan(Plan):
             weight=work.itemsize if work.stats.weighted else 0,
             embedded=self.vertices.embedded(rank),
             embedded_width=sum(weight.shape[1] for weight in embeddings(work.model).values()),
+            fresh_share=work.stats.fresh_share,
             share=work.optimisations.share,
             edge_ids=bool(graph.relations) or graph.edge_features is not None,
         )
@@ -296,6 +297,10 @@ class OffloadPlan(Plan):
         if self.in_memory:
             made = replace(made, host=made.host + made.disk, disk=0)
         return replace(made, device=self.memory_probe.most(chunks.chunks))
+
+    def held(self, rank: int = 0) -> Held:
+        told = self.decisions()["forecasts"][rank]
+        return Held(told["device"], told["host"], told["disk"])
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedOffload:
         foreseen, vertices = self._cuts().get("forecasts"), self.vertices

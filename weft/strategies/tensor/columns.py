@@ -26,6 +26,7 @@ from weft.comm import (
     rows_to_cols,
     sum_shared,
 )
+from weft.core.kernel_call import KernelCall
 from weft.cost import Operation
 from weft.nn import (
     Aggregate,
@@ -38,6 +39,7 @@ from weft.nn import (
     WorkingSet,
     Workload,
 )
+from weft.strategies.resident import AggregateSize, aggregate
 from weft.strategies.tensor.attention import AttentionPlan
 from weft.strategies.view import Exchange, PlacedView
 
@@ -131,6 +133,7 @@ def operations(
     op: GraphOperation,
     rank: int,
     size: int,
+    whole: AggregateSize,
     itemsize: int,
     schedule: Sequence[tuple[RowCounts | None, int, RowCounts | None]],
     attention: AttentionPlan | None,
@@ -140,7 +143,8 @@ def operations(
 ) -> list[Operation]:
     """What a rank does forward for an aggregate: columns, aggregate, rows.
 
-    schedule: chunk by chunk, the rows that arrive before it, its edges in all steps, and the rows that leave behind it.
+    whole: of all ranks. schedule: chunk by chunk, the rows that arrive before it, its edges in all steps, and the rows
+    that leave behind it.
     how: the way that an attention's logits take. recomputed: whether the backward pass aggregates again.
     """
     widths = [stop - start for start, stop in pairwise(even_bounds(op.width, size))]
@@ -154,7 +158,9 @@ def operations(
             sent, received = (number * itemsize for number in numbers)
             apart = Operation(kind="collective", tag="logits", bytes_sent=sent, bytes_received=received)
             made += [apart, apart.mirrored()]
-        made.append(Operation(kind="aggregate", edges=num_edges * widths[rank], recomputed=recomputed))
+        made.append(
+            aggregate(op, num_edges // op.steps, whole, steps=op.steps, width=widths[rank], recomputed=recomputed)
+        )
         if leaving and size > 1:
             made.append(exchanged("rows_to_cols", leaving, widths, rank, itemsize).mirrored())
     return made
@@ -181,6 +187,12 @@ class RowCounts(NamedTuple):
 def exchanged(tag: str, rows: RowCounts, widths: Sequence[int], rank: int, itemsize: int, how: str = "") -> Operation:
     """A split of so many rows into `widths` columns of each rank; its mirror is the gather."""
     sent, received = rows.own * (sum(widths) - widths[rank]), rows.others * widths[rank]
+    packed = 2 * itemsize * (rows.own * sum(widths) + (rows.own + rows.others) * widths[rank])
     return Operation(
-        kind="collective", tag=tag, bytes_sent=sent * itemsize, bytes_received=received * itemsize, how=how
+        kind="collective",
+        tag=tag,
+        bytes_sent=sent * itemsize,
+        bytes_received=received * itemsize,
+        how=how,
+        calls=(KernelCall("pass", (packed,)),),
     )

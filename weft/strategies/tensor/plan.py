@@ -34,7 +34,7 @@ from weft.nn import (
 from weft.partition import Reach
 from weft.strategies.base import Options
 from weft.strategies.reach import reaching
-from weft.strategies.resident import ResidentPlaced, ResidentPlan, Share
+from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, Share
 from weft.strategies.single import OneRankPlan
 from weft.strategies.tensor.attention import AttentionPlan
 from weft.strategies.tensor.columns import Columns, RowCounts, operations
@@ -211,7 +211,11 @@ class TensorPlan(ResidentPlan):
         if self.chunking is not None and isinstance(op.op, Aggregate):
             again = not op.linear and not self.chunking.keeps(op.op, op.steps)
         schedule = self.schedule(op, rank)
-        return operations(op, rank, self.size, self.work.itemsize, schedule, attention, how=how, recomputed=again)
+        rows = self.bounds(op.hop)[-1]
+        whole = AggregateSize(rows, rows, self.work.stats.fresh_share)
+        return operations(
+            op, rank, self.size, whole, self.work.itemsize, schedule, attention, how=how, recomputed=again
+        )
 
     def footprint(self, op: GraphOperation, rank: int) -> Footprint:
         """Of this rank's columns of all rows, that of the kernels; and messages on both ways."""

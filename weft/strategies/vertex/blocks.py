@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from weft.comm import EdgeSlices, Group, Halo, slice_edges
+from weft.core.kernel_call import KernelCall
 from weft.cost import Operation
 from weft.nn import Aggregate, GraphOperation, Rows, SubTopology, Sum, Topology
 from weft.partition import Hop
-from weft.strategies.resident import ResidentPlaced
+from weft.strategies.resident import AggregateSize, ResidentPlaced, aggregate
 from weft.strategies.vertex.costs import fetched_width, is_fetched
 from weft.strategies.vertex.embedded import EmbeddedHalo
 from weft.strategies.view import Exchange, PlacedView
@@ -202,6 +203,12 @@ class BlockStats:
 
     num_edges: int
     """Those of its sums for others included."""
+    num_ahead: int = 0
+    """Those whose sources are the rank's own rows, where a sum goes over them while others come."""
+    num_targets: int = 0
+    num_sources: int = 0
+    fresh_share: float = 1.0
+    """See `Adjacency.fresh_share`."""
     num_sent: int = 0
     """Rows that the rank sends."""
     num_received: int = 0
@@ -211,7 +218,16 @@ class BlockStats:
     def fetch(self, row_bytes: int) -> Operation:
         """The exchange that brings the missing rows."""
         sent, received = self.num_sent * row_bytes, self.num_received * row_bytes
-        return Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received)
+        packed = KernelCall("pass", (2 * (sent + received),))
+        return Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received, calls=(packed,))
+
+    def aggregate(self, op: GraphOperation, *, fetched: bool) -> list[Operation]:
+        """One step of an aggregate on it; fetched: behind an exchange."""
+        ahead = self.num_ahead if fetched and isinstance(op.op, Sum) else 0
+        parts = (ahead, self.num_edges - ahead) if ahead else (self.num_edges,)
+        size = AggregateSize(self.num_targets, self.num_sources, self.fresh_share)
+        made = [aggregate(op, edges, size) for edges in parts]
+        return [replace(one, ahead=ahead > 0 and one is made[0]) for one in made]
 
 
 def operations(
@@ -221,10 +237,11 @@ def operations(
 
     constants: whether constant features cross as well.
     """
-    made = []
+    made: list[Operation] = []
     for number in op.hops:
-        if blocks[number].exchanged and (constants or is_fetched(op, number)):
+        fetched = blocks[number].exchanged and (constants or is_fetched(op, number))
+        if fetched:
             made.append(blocks[number].fetch(fetched_width(op, number) * itemsize))
         if op.is_aggregate:
-            made.append(Operation(kind="aggregate", edges=blocks[number].num_edges * op.width))
+            made += blocks[number].aggregate(op, fetched=fetched)
     return made

@@ -18,6 +18,7 @@ from torch import Tensor
 from weft.comm import Group, Halo, Route
 from weft.core.errors import InputError
 from weft.cost import Operation
+from weft.data import Adjacency
 from weft.nn import (
     SPREAD,
     Aggregate,
@@ -156,16 +157,25 @@ class VertexPlan(ResidentPlan):
         """A rank's block of one hop, as an aggregate has it."""
         hops = [needed.hops[number] for needed in self.everyone]
         exchanged = any(len(hop.fetched) for hop in hops)
+        overlap = self.work.optimisations.overlap
         if self.is_covered(op, number):
             covers = [hop.cover for hop in hops]
             return BlockStats(
                 num_edges=covers[rank].block.num_edges + sum(cover.summed[rank] for cover in covers),
+                num_ahead=num_own_edges(covers[rank].block, hops[rank].num_inputs) if overlap else 0,
+                num_targets=covers[rank].block.num_targets,
+                num_sources=covers[rank].block.num_sources,
+                fresh_share=covers[rank].block.fresh_share,
                 num_sent=sum(cover.received[rank] for cover in covers),
                 num_received=sum(covers[rank].received),
                 exchanged=exchanged,
             )
         return BlockStats(
             num_edges=hops[rank].block.num_edges,
+            num_ahead=num_own_edges(hops[rank].block, hops[rank].num_inputs) if overlap else 0,
+            num_targets=hops[rank].block.num_targets,
+            num_sources=hops[rank].block.num_sources,
+            fresh_share=hops[rank].block.fresh_share,
             num_sent=sum(hop.received[rank] for hop in hops),
             num_received=len(hops[rank].fetched),
             exchanged=exchanged,
@@ -196,6 +206,10 @@ class VertexPlan(ResidentPlan):
 
     def level_blocks(self, rank: int) -> Sequence[BlockSize]:
         return [BlockSize.of(hop.block) for hop in self.dependencies(rank).hops]
+
+    def num_edges_held(self, rank: int) -> int:
+        blocks = {id(hop.block): hop.block for hop in self.dependencies(rank).hops}
+        return sum(block.num_edges for block in blocks.values())
 
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         itemsize = self.work.itemsize
@@ -314,6 +328,11 @@ class PlacedVertices(ResidentPlaced):
 
     def exchange(self, stage: int) -> Halos:
         return self.whole.exchanges[stage]
+
+
+def num_own_edges(block: Adjacency, num_inputs: int) -> int:
+    """The edges of a block whose sources are its inputs."""
+    return int((block.indices < num_inputs).sum())
 
 
 class CommunicatedPlan(VertexPlan):

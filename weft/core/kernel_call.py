@@ -1,0 +1,34 @@
+"""A call of a kernel by what its time depends on, for whoever prices it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class KernelCall(NamedTuple):
+    """So many calls of a kernel on tensors of the same sizes."""
+
+    kernel: str
+    """linear, linear_weights, product, sparse, pass, exponential, dropout, update, loss; an aggregate's kind; with
+    _backward where it is that of one."""
+    sizes: tuple[int, ...]
+    """linear: rows, columns in, columns out, also of the weights' gradient. product: flops, of whatever shape. sparse:
+    nonzeros, rows, columns in and out. pass: bytes read and written. exponential, dropout, update: numbers. loss: rows,
+    classes, with its gradient. An aggregate: edges, targets, sources, edges whose source has to be brought from memory,
+    width, heads."""
+    number: int = 1
+
+
+def merged(calls: Iterable[KernelCall]) -> tuple[KernelCall, ...]:
+    """The same calls, those that are alike counted together."""
+    counts: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for call in calls:
+        counts[call.kernel, call.sizes] += call.number
+    return tuple(KernelCall(*key, number) for key, number in counts.items())
+
+
+def backward_of(call: KernelCall) -> KernelCall:
+    """The call of the backward pass; of a pass over rows, as many bytes."""
+    return call if call.kernel == "pass" else call._replace(kernel=f"{call.kernel}_backward")
