@@ -1,0 +1,79 @@
+"""Prices between the sizes that were measured, and profiles that survive their file or are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cost.profiles import profile
+from tests.data.graph_checks import assert_one_line
+from weft.core.errors import InputError
+from weft.core.kernel_call import KernelCall
+from weft.cost import Profile, Table
+
+TABLE = Table(axes=((10.0, 1000.0), (1.0, 4.0)), seconds=(1.0, 2.0, 100.0, 200.0))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds"),
+    [
+        ((10, 1), 1.0),
+        ((1000, 4), 200.0),
+        ((100, 1), 10.0),  # half way by powers
+        ((100, 2), 10.0 * 2**0.5),
+        ((1, 1), 1.0),  # below what was measured, as its least
+        ((10**6, 100), 200.0),
+    ],
+)
+def test_between_sizes(sizes: tuple[float, float], seconds: float) -> None:
+    assert TABLE.at(sizes) == pytest.approx(seconds)
+
+
+def test_a_call_costs_its_units_and_itself() -> None:
+    prices = profile().prices_of(1)[0]
+    once = prices.seconds(KernelCall("linear", (100, 20, 5)))
+    assert once == pytest.approx(2 * 100 * 20 * 5 * 5e-11 + 1e-5)
+    assert prices.seconds(KernelCall("linear", (100, 20, 5), 3)) == pytest.approx(3 * once)
+    assert prices.seconds(KernelCall("linear", (0, 20, 5))) == 1e-5
+
+
+def test_what_was_not_measured_is_said() -> None:
+    machine = profile()
+    with pytest.raises(InputError, match=r"measured with 1, 2 threads a rank, not 7: .*weft probe"):
+        machine.prices_of(7)
+    with pytest.raises(InputError, match=r"has not measured Spmm: .*weft probe"):
+        machine.prices_of(1)[0].seconds(KernelCall("Spmm", (1,)))
+    with pytest.raises(InputError, match="several hosts: run weft probe under torchrun"):
+        Profile(host={"cores": 2}, prices=machine.prices, networks=machine.networks[:1]).network_of(4, 2)
+
+
+def test_survives_its_file(tmp_path: Path) -> None:
+    machine = profile()
+    machine.save(tmp_path / "new" / "machine.json")
+    found = Profile.read(tmp_path / "new" / "machine.json")
+    assert found.record() == machine.record()
+    call = KernelCall("Sum", (1000, 100, 50, 20, 8, 0))
+    assert found.prices_of(1)[1].seconds(call) == machine.prices_of(1)[1].seconds(call)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda known: known.pop("networks"), "KeyError: 'networks'"),
+        (lambda known: known["prices"][0].update(colour=1), "colour"),
+        (lambda known: known["prices"][0]["tables"]["pass"].update(seconds=[0.0]), "a time above 0"),
+        (lambda known: known["prices"][0]["tables"]["pass"].update(seconds=[1.0, 2.0]), "a time above 0"),
+    ],
+)
+def test_refuses(tmp_path: Path, damage: Callable[[Any], object], reason: str) -> None:
+    known = json.loads(json.dumps(profile().record()))
+    damage(known)
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(known))
+    with pytest.raises(InputError) as error:
+        Profile.read(path)
+    assert_one_line(error, reason, "weft probe")

@@ -1,0 +1,70 @@
+"""Steps whose seconds can be told by hand: cores that are shared, ranks that wait, work while rows cross."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.core.kernel_call import KernelCall
+from weft.cost import Operation, Prices, Table, Trace
+from weft.cost.simulate import Hosts, StepTime, Work, finish, simulate
+
+CROSSING = 0.5
+
+
+def hosts(ranks_each: int, slots: int = 2) -> Hosts:
+    """Whose kernels take 1 s a flop, 2 s where all cores are at work; messages take half a second."""
+    alone, busy = (
+        Prices(ranks=ranks, threads=1, tables={"linear": Table(axes=((1.0,),) * 3, seconds=(seconds,))})
+        for ranks, seconds in ((1, 1.0), (2, 2.0))
+    )
+    return Hosts(ranks_each=ranks_each, slots=slots, alone=alone, busy=busy, crossing=lambda tag, size: CROSSING)  # noqa: ARG005
+
+
+def work(seconds: int, *, ahead: bool = False) -> Operation:
+    return Operation(kind="map", calls=(KernelCall("product", (seconds,)),), ahead=ahead)
+
+
+MEETING = Operation(kind="collective", tag="halo", bytes_sent=1, bytes_received=1)
+
+
+def step(*ranks: list[Operation], each: int, slots: int = 2) -> StepTime:
+    traces = [Trace(operations=tuple(operations)) for operations in ranks]
+    return simulate(traces, [[] for _ in ranks], hosts(each, slots))
+
+
+def test_alone() -> None:
+    found = step([work(3), work(4)], each=1)
+    assert (found.total, found.compute, found.network, found.waiting) == (7, 7, 0, 0)
+
+
+def test_the_slowest_is_waited_for() -> None:
+    """On hosts of their own: 5 s until both are there, half a second of network, then 2 and 1."""
+    found = step([work(5), MEETING, work(1)], [work(2), MEETING, work(2)], each=1)
+    assert (found.total, found.network, found.waiting) == (7.5, 0.5, 3)
+    assert found.compute == 6
+
+
+def test_ranks_of_a_host_slow_each_other() -> None:
+    """Two on two cores take twice as long until one is done; four on two cores four times."""
+    assert step([work(3)], [work(3)], each=2).total == pytest.approx(6)
+    assert step([work(3)], [work(1)], each=2).total == pytest.approx(2 + 2)
+    assert step(*[[work(3)]] * 4, each=4).total == pytest.approx(12)
+
+
+def test_work_while_rows_cross() -> None:
+    """What is longer than the crossing hides it; what is shorter leaves the rest of it."""
+    long = step([work(1), MEETING, work(2, ahead=True), work(1)], [work(1), MEETING], each=1)
+    assert (long.total, long.network) == (4, 0)
+    bare = step([work(1), MEETING, work(2), work(1)], [work(1), MEETING], each=1)
+    assert (bare.total, bare.network) == (4.5, 0.5)
+
+
+def test_begins_count() -> None:
+    """The second begins when the first has done half: 2 s alone, then both at half speed."""
+    one = Work(4.0, 8.0)
+    assert finish([one, Work(1.0, 2.0)], [0.0, 2.0], hosts(2)) == pytest.approx([5.0, 4.0])
+
+
+def test_different_collectives_are_a_mistake() -> None:
+    with pytest.raises(ValueError, match="different collectives"):
+        step([MEETING], [work(1)], each=1)

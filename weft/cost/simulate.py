@@ -1,0 +1,149 @@
+"""How long a step takes: what every rank does, priced, with ranks that share cores and wait for each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft.core.kernel_call import KernelCall
+from weft.cost.prices import Prices
+from weft.cost.trace import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """The seconds of a step on all ranks."""
+
+    total: float
+    """From its begin to the end of the last rank."""
+    compute: float
+    """Of the rank that computes longest."""
+    network: float
+    """While rows cross and nobody computes."""
+    waiting: float
+    """Of the rank that waits longest for others to come."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds of a rank's work."""
+
+    alone: float = 0.0
+    """While no other rank of its host is at work."""
+    busy: float = 0.0
+    """While all of the host's cores are."""
+
+    @classmethod
+    def of(cls, calls: Sequence[KernelCall], alone: Prices, busy: Prices) -> Work:
+        """That of calls."""
+        return cls(sum(map(alone.seconds, calls)), sum(map(busy.seconds, calls)))
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.alone + other.alone, self.busy + other.busy)
+
+    def at(self, ranks: int, slots: int) -> float:
+        """The seconds where so many ranks of a host are at work, for as many as `slots` of which it has cores."""
+        share = min(1.0, (ranks - 1) / (slots - 1)) if slots > 1 else 1.0
+        return (self.alone + share * (self.busy - self.alone)) * max(1.0, ranks / slots)
+
+
+class Stretch(NamedTuple):
+    """What a rank does up to its next collective, and what that takes by itself; None: there is no more."""
+
+    work: Work
+    beside: Work
+    """What it may do while rows cross."""
+    crossing: float | None
+
+
+NOTHING = Work()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """Where ranks are: the first so many on the first host, and so on."""
+
+    ranks_each: int
+    slots: int
+    """How many ranks a host has cores for."""
+    alone: Prices
+    busy: Prices
+    crossing: Callable[[str, int], float]
+    """Seconds of a collective, by its tag and the bytes that a rank sends or receives at most."""
+    step_seconds: float = 0.0
+    """Of a step of several ranks, beside."""
+
+
+def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> StepTime:
+    """The time of a step whose ranks all take part in each collective, in the same order.
+
+    besides: what each rank does in the step that no trace has: the loss, and the update of the parameters.
+    """
+    rows = [stretches(trace, calls, hosts) for trace, calls in zip(traces, besides, strict=True)]
+    if len({len(row) for row in rows}) != 1:
+        raise ValueError("ranks take part in different collectives")
+    clocks = [0.0] * len(rows)
+    compute, waiting, network = [0.0] * len(rows), [0.0] * len(rows), 0.0
+    for together in zip(*rows, strict=True):
+        ends = finish([one.work for one in together], clocks, hosts)
+        compute = [spent + end - clock for spent, end, clock in zip(compute, ends, clocks, strict=True)]
+        crossings = [one.crossing for one in together if one.crossing is not None]
+        if not crossings:
+            clocks = ends
+            break
+        begin = max(ends)
+        waiting = [waited + begin - end for waited, end in zip(waiting, ends, strict=True)]
+        clocks = [begin] * len(rows)
+        beside = finish([one.beside for one in together], clocks, hosts)
+        compute = [spent + end - begin for spent, end in zip(compute, beside, strict=True)]
+        arrival = begin + max(crossings)
+        network += max(0.0, arrival - max(beside))
+        clocks = [max(arrival, end) for end in beside]
+    return StepTime(total=max(clocks) + hosts.step_seconds, compute=max(compute), network=network, waiting=max(waiting))
+
+
+def finish(works: Sequence[Work], begins: Sequence[float], hosts: Hosts) -> list[float]:
+    """When each rank is done with a piece of work that it begins at some time; ranks of a host slow each other."""
+    ends: list[float] = []
+    for first in range(0, len(works), hosts.ranks_each):
+        some = slice(first, first + hosts.ranks_each)
+        ends += _finish_on_host(works[some], begins[some], hosts.slots)
+    return ends
+
+
+def _finish_on_host(works: Sequence[Work], begins: Sequence[float], slots: int) -> list[float]:
+    left, ends = [1.0 if work.alone > 0 else 0.0 for work in works], list(begins)
+    now = min(begins)
+    while any(share > 0 for share in left):
+        active = [i for i, share in enumerate(left) if share > 0 and begins[i] <= now]
+        comes = min((begins[i] for i, share in enumerate(left) if share > 0 and begins[i] > now), default=math.inf)
+        if not active:
+            now = comes
+            continue
+        takes = {i: works[i].at(len(active), slots) for i in active}
+        then = min(comes, min(now + left[i] * takes[i] for i in active))
+        for i in active:
+            left[i] -= (then - now) / takes[i]
+            if left[i] < 1e-12:
+                left[i], ends[i] = 0.0, then
+        now = then
+    return ends
+
+
+def stretches(trace: Trace, besides: Sequence[KernelCall], hosts: Hosts) -> list[Stretch]:
+    """A rank's operations, divided by its collectives; behind the last one the rest of the step."""
+    found = [Stretch(NOTHING, NOTHING, None)]
+    for operation in trace.operations:
+        calls = Work.of(operation.calls, hosts.alone, hosts.busy)
+        if operation.kind == "collective":
+            seconds = hosts.crossing(operation.tag, max(operation.bytes_sent, operation.bytes_received))
+            found[-1] = found[-1]._replace(work=found[-1].work + calls, crossing=seconds)
+            found.append(Stretch(NOTHING, NOTHING, None))
+        elif operation.ahead and len(found) > 1:
+            found[-2] = found[-2]._replace(beside=found[-2].beside + calls)
+        else:
+            found[-1] = found[-1]._replace(work=found[-1].work + calls)
+    more = Work.of(besides, hosts.alone, hosts.busy) + Work(hosts.alone.step_seconds, hosts.busy.step_seconds)
+    return [*found[:-1], found[-1]._replace(work=found[-1].work + more)]
