@@ -22,9 +22,10 @@ LEVELS = {
     **dict.fromkeys(("nn", "comm", "partition", "cost"), 4),
     "chunks": 5,
     "strategies": 6,
-    "engine": 7,
-    "doctor": 8,
-    "cli": 9,
+    "planner": 7,
+    "engine": 8,
+    "doctor": 9,
+    "cli": 10,
 }
 NETWORK = {"comm", "engine/launch.py"}
 

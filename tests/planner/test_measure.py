@@ -1,0 +1,104 @@
+"""What the probe measures, on samples so small that it takes a moment, prices every step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import on_ranks
+from tests.strategies.cases import Case
+from weft.cli import main
+from weft.comm import Group
+from weft.cost import Profile
+from weft.cost.prices import WORK, table_of
+from weft.engine import probing
+from weft.nn import Workload
+from weft.planner import Cluster, measure, step_time
+from weft.strategies import VertexOptions, get_strategy
+
+FEW = {
+    "ROWS": (64.0,),
+    "COLUMNS": (8.0,),
+    "WIDTHS": (4.0, 8.0),
+    "SOURCES": (64.0,),
+    "SHARES": (0.5, 1.0),
+    "DEGREES": (2.0,),
+    "SUM_WIDTHS": (4.0,),
+    "ATTENTION_WIDTHS": (8.0,),
+    "HEADS": (1.0, 2.0),
+    "CLASS_COUNTS": (2.0,),
+    "BYTES": (4096.0,),
+    "MESSAGES": (256.0, 4096.0),
+    "LEAST_SECONDS": 1e-5,
+    "ROUNDS": 1,
+}
+
+
+@cache
+def machine() -> Profile:
+    """As measured by two ranks."""
+    found: Profile = on_ranks(2, measured)[0]
+    return found
+
+
+def measured(group: Group) -> Profile:
+    """What a rank measures on few samples."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in FEW.items():
+            patch.setattr(measure, name, value)
+        found = Profile(host={"cores": 2}, prices=[measure.measure_kernels(group)])
+        return replace(found, networks=[measure.measure_network(group, found)])
+
+
+def test_every_kernel_that_a_trace_names_has_a_price() -> None:
+    (prices,) = machine().prices
+    assert set(prices.tables) == {table_of(kernel) for kernel in WORK}
+    for table in prices.tables.values():
+        assert len(table.seconds) == math.prod(map(len, table.axes))
+        assert min(table.seconds) > 0
+    assert prices.step_seconds >= 0
+    assert prices.call_seconds >= 0
+
+
+@pytest.mark.parametrize("strategy", ["single", "tensor", "hybrid", "offload", "pipeline"])
+@pytest.mark.parametrize("model", ["gcn", "sage", "gat", "gatv2", "pyg-sage-max", "rgcn", "PNAConv"])
+def test_every_step_has_a_price(strategy: str, model: str) -> None:
+    if (strategy, model) == ("tensor", "PNAConv"):
+        pytest.skip("is refused")
+    graph, made = Case(model=model, typed="x" if model == "rgcn" else "").build()
+    kind = get_strategy(strategy)
+    size = kind.max_ranks or 2
+    options = kind.options_type()
+    if isinstance(options, VertexOptions):
+        options = type(options)(partition=(graph.in_edges.degree > 2).int())
+    plan = kind(Workload(made, graph), size, options)
+    threads = machine().prices[0].threads
+    found = step_time(plan, Cluster(profile=machine(), ranks=size, hosts=1, threads=threads, memory_bytes=1))
+    assert 0 < found.total < 60
+    assert (found.network > 0) == (size > 1)
+
+
+def test_a_profile_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each number of ranks with its share of the threads, one of them alone as well, and the network of several."""
+    asked: list[tuple[int, int, bool]] = []
+
+    def one(known: Profile, ranks: int, threads: int, *, kernels: bool) -> Profile:
+        asked.append((ranks, threads, kernels))
+        return replace(known, prices=machine().prices, networks=machine().networks)
+
+    monkeypatch.setattr(probing, "measured", one)
+    monkeypatch.setattr(probing.os, "sched_getaffinity", lambda _: range(2))
+    assert main(["probe", "--out", str(tmp_path / "machine.json")]) == 0
+    assert "machine.json" in capsys.readouterr().out
+    assert asked == [(1, 1, True), (1, 2, True), (2, 1, True), (4, 1, False)]
+    host = Profile.read(tmp_path / "machine.json").host
+    assert host["cores"] == 2
+    assert {"host", "processor", "memory_bytes", "torch", "weft", "date"} <= host.keys()
+    assert main(["probe", "--workers", "3,x"]) == 2
+    assert "'x' is no whole number" in capsys.readouterr().err

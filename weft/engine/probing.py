@@ -1,0 +1,123 @@
+"""`weft probe`: measures this machine, and under torchrun the network between hosts, once for all plans."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.comm import join
+from weft.core.errors import InputError
+from weft.core.forkserver import temporary_folder
+from weft.core.memory import keep_pages, memory_limit_bytes
+from weft.core.meter import Meter
+from weft.core.native import _native
+from weft.cost import Profile
+from weft.engine.launch import Meeting, launch
+from weft.engine.progress import waiting
+from weft.planner import measure_kernels, measure_network
+
+TIMEOUT_SECONDS = 600.0
+FOUND = "found.json"
+
+
+def default_path() -> Path:
+    """Where the profile of this machine is kept: weft/machine.json in the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "weft" / "machine.json"
+
+
+def probe_machine(workers: Sequence[int] = (), *, quiet: bool = False) -> Profile:
+    """The profile of this host, with so many local ranks at work; by default 1, 2, 4, ... up to its cores, at least 4.
+
+    What each has takes about a minute, in which nothing else should be at work.
+    """
+    cores = len(os.sched_getaffinity(0))
+    workers = workers or [1 << power for power in range(max(cores, 4).bit_length()) if 1 << power <= max(cores, 4)]
+    found = Profile(host=host_facts(), prices=[])
+    for ranks, threads in sorted({pair for count in workers for pair in at_work(count, cores)}):
+        with waiting(f"measuring {ranks} ranks of {threads} threads", quiet=quiet):
+            found = measured(found, ranks, threads, kernels=ranks * threads <= cores)
+    return found
+
+
+def at_work(ranks: int, cores: int) -> list[tuple[int, int]]:
+    """How many ranks of how many threads are measured for a run on so many: all of them, and one alone."""
+    threads = max(1, cores // ranks)
+    return [(1, threads), (min(ranks, cores), threads), (ranks, threads)]
+
+
+def measured(known: Profile, ranks: int, threads: int, *, kernels: bool) -> Profile:
+    """What is known, and what so many local ranks measure."""
+    with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
+        known.save(Path(folder) / FOUND)
+        launch(measuring_rank, (threads, kernels), workers=ranks, folder=Path(folder))
+        return Profile.read(Path(folder) / FOUND)
+
+
+def measuring_rank(threads: int, kernels: bool, meeting: Meeting) -> None:
+    """What each process of `measured` does."""
+    torch.set_num_threads(threads)
+    keep_pages()
+    meter = Meter()
+    meter.show_in(meeting.status, int(os.environ["RANK"]))
+    group = join(timeout_seconds=TIMEOUT_SECONDS, meter=meter, init_method=meeting.init_method)
+    found = Profile.read(meeting.folder / FOUND)
+    if kernels:
+        found = replace(found, prices=[*found.prices, measure_kernels(group)])
+    if group.size > 1:
+        found = replace(found, networks=[*found.networks, measure_network(group, found)])
+    group.close()
+    if group.rank == 0:
+        found.save(meeting.folder / FOUND)
+
+
+def probe_network(path: Path) -> Profile:
+    """Under torchrun: the profile at a path on each host, with the network between the ranks that are there."""
+    profile = Profile.read(path)
+    group = join(timeout_seconds=TIMEOUT_SECONDS, meter=Meter())
+    if group.size == 1:
+        raise InputError("one rank has no network: start weft probe by torchrun with several, or without torchrun")
+    hosts = group.size // int(os.environ["LOCAL_WORLD_SIZE"])
+    found = measure_network(group, profile, hosts=hosts)
+    group.close()
+    others = [one for one in profile.networks if (one.ranks, one.hosts) != (found.ranks, found.hosts)]
+    return replace(profile, networks=[*others, found])
+
+
+def hardware() -> dict[str, Any]:
+    """What a profile holds for."""
+    return {
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "instruction_set": _native.current_isa(),
+    }
+
+
+def host_facts() -> dict[str, Any]:
+    """What a profile says of where it was measured."""
+    return hardware() | {
+        "host": platform.node(),
+        "memory_bytes": memory_limit_bytes(),
+        "torch": torch.__version__,
+        "weft": version("weft"),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def processor() -> str:
+    """Its name, as the system has it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

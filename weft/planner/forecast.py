@@ -1,0 +1,87 @@
+"""What a plan will take: seconds of a step, by the profile of a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+from weft.core.kernel_call import KernelCall
+from weft.cost import Profile
+from weft.cost.simulate import Hosts, StepTime, simulate
+from weft.strategies import Held, Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Ranks on hosts that are alike, of which a profile tells what they take."""
+
+    profile: Profile
+    ranks: int
+    hosts: int
+    """As many ranks on each."""
+    threads: int
+    """Of a rank."""
+    memory_bytes: int
+    """Of a host."""
+    emulated: bool = False
+    """Whether the hosts are one machine, whose cores they share."""
+
+    @property
+    def ranks_each(self) -> int:
+        """That share cores and memory."""
+        return self.ranks if self.emulated else self.ranks // self.hosts
+
+
+def step_time(plan: Plan, cluster: Cluster) -> StepTime:
+    """The seconds of a training step."""
+    alone, busy = cluster.profile.prices_of(cluster.threads)
+    network = cluster.profile.network_of(plan.size, cluster.hosts) if plan.size > 1 else None
+    where = Hosts(
+        ranks_each=cluster.ranks_each,
+        slots=max(1, cluster.profile.cores // cluster.threads),
+        alone=alone,
+        busy=busy,
+        crossing=network.seconds if network else free,
+        step_seconds=network.step_seconds if network else 0.0,
+    )
+    ranks = range(plan.size)
+    traces = [plan.trace(rank, training=True) for rank in ranks]
+    return simulate(traces, [besides(plan)] * plan.size, where)
+
+
+PROCESS_BYTES = 350 << 20
+"""Of a process with PyTorch before it has rows."""
+
+
+def free(tag: str, num_bytes: int) -> float:
+    """What a rank that is alone sends."""
+    del tag, num_bytes
+    return 0.0
+
+
+def besides(plan: Plan) -> list[KernelCall]:
+    """What a rank does in a step that its trace does not have: the loss of its rows, and the optimiser's step."""
+    work = plan.work
+    width, rows = work.num_classes or work.graph.num_classes, work.stats.num_vertices // plan.size
+    share = 1.0 if work.graph.train_mask is None else float(work.graph.train_mask.float().mean())
+    moved = round(
+        (1 + 4 * share) * work.itemsize * width * rows
+    )  # a gradient of zeros; chosen rows and their gradients
+    return [
+        KernelCall("pass", (moved,)),
+        KernelCall("loss", (round(share * rows), width)),
+        KernelCall("update", (work.num_shared,)),
+    ]
+
+
+def step_calls(plan: Plan, rank: int) -> list[KernelCall]:
+    """All that a rank does in a training step."""
+    operations = plan.trace(rank, training=True).operations
+    return [*chain.from_iterable(one.calls for one in operations), *besides(plan)]
+
+
+def bytes_held(plan: Plan, cluster: Cluster) -> Held:
+    """What the ranks of a plan hold at most: on a device, on a host, whose processors are the devices, and in files."""
+    found = [plan.held(rank) for rank in range(plan.size)]
+    host = sum(one.device + one.host for one in found[: cluster.ranks_each]) + cluster.ranks_each * PROCESS_BYTES
+    return Held(max(one.device for one in found), host, sum(one.disk for one in found))

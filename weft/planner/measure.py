@@ -1,0 +1,370 @@
+"""Measures what kernels and exchanges take, all ranks of a host at work at the same time (`weft probe`)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, elu
+
+from weft.comm import Group
+from weft.cost import Network, Prices, Profile, Table
+from weft.data import Adjacency, Graph
+from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
+from weft.nn import Workload, make_model
+from weft.nn.dense import linear
+from weft.planner.forecast import Cluster, step_calls, step_time
+from weft.strategies import Plan, VertexOptions
+from weft.strategies.single import SinglePlan
+from weft.strategies.vertex.plan import CommunicatedPlan
+
+Work = Callable[[], object]
+LEAST_SECONDS = 1e-3
+"""Short calls are repeated for so long."""
+ROUNDS = 3
+TINY, CLASSES = 64, 16
+"""Vertices, and classes and columns, of a graph on which a step takes no more than its fixed costs."""
+MOST_WORK = {"flops": 2.5e9, "numbers": 1.5e7, "bytes": 1.3e8}
+"""Of a sample; larger ones take as long for a unit."""
+
+ROWS, COLUMNS, WIDTHS = (
+    (256.0, 65536.0),
+    (2.0, 8.0, 16.0, 64.0, 100.0, 128.0, 512.0),
+    (2.0, 8.0, 16.0, 40.0, 64.0, 128.0, 256.0),
+)
+SHARES = (0.1, 1.0)
+"""Of edges whose source has to be brought from memory."""
+SOURCES, DEGREES = (2048.0, 32768.0, 524288.0), (4.0, 64.0)
+SUM_WIDTHS, ATTENTION_WIDTHS, HEADS = (
+    (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0),
+    (8.0, 64.0, 256.0),
+    (1.0, 8.0),
+)
+CLASS_COUNTS = (2.0, 8.0, 64.0)
+WINDOW = 64
+BYTES = tuple(float(1 << power) for power in (12, 16, 20, 24, 28))
+MESSAGES = tuple(float(1 << power) for power in (8, 13, 16, 19, 22, 25))
+
+
+class Stopwatch:
+    """Times work that all ranks of a group do at the same time."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def seconds(self, work: Work) -> float:
+        """The median of a few runs, after one that counts for nothing; short ones are repeated."""
+        self._meet()
+        first = self._run(work, 1)
+        again = int(self.group.all_gather_object({"again": max(1, int(LEAST_SECONDS / max(first, 1e-9)))})[0]["again"])
+        found = []
+        for _ in range(ROUNDS):
+            self._meet()
+            found.append(self._run(work, again))
+        return statistics.median(found)
+
+    def _meet(self) -> None:
+        if self.group.size > 1:
+            self.group.all_reduce(torch.zeros(1, device=self.group.device), tag="probe")
+
+    def _run(self, work: Work, times: int) -> float:
+        start = time.perf_counter()
+        for _ in range(times):
+            work()
+        self.group.synchronize()
+        return (time.perf_counter() - start) / times
+
+
+def measure_kernels(group: Group) -> Prices:
+    """What one of the group's ranks, all of one host, takes for every kernel; all ranks call it."""
+    watch = Stopwatch(group)
+    tables = {
+        "linear": table(watch, (ROWS, COLUMNS, WIDTHS), forward_map),
+        "linear_weights": table(watch, (ROWS, COLUMNS, WIDTHS), weights_map),
+        "pass": table(watch, (BYTES,), elementwise),
+        "exponential": table(watch, (BYTES,), exponential),
+        "dropout": table(watch, (BYTES,), dropped),
+        "update": table(watch, (BYTES,), updated),
+        "loss": table(watch, (ROWS, CLASS_COUNTS), scored),
+        "Sum": table(watch, (SOURCES, SHARES, DEGREES, SUM_WIDTHS), summed),
+    }
+    for name, kernel in (("Attend", attended), ("AttendEdges", attended_edges), ("Max", maximum)):
+        heads = () if name == "Max" else (HEADS,)
+        for back in (False, True):
+            axes = (SOURCES, SHARES, DEGREES, ATTENTION_WIDTHS, *heads)
+            tables[name + "_backward" * back] = table(watch, axes, kernel, backward=back)
+    free = Prices(ranks=group.size, threads=torch.get_num_threads(), tables=tables)
+    return with_fixed_costs(free, watch)
+
+
+def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated: bool = False) -> Network:
+    """What collectives take among the ranks of a group, which are on so many hosts; all ranks call it.
+
+    profile: of the hosts, by which is known what else a step takes. emulated: see Cluster.
+    """
+    watch = Stopwatch(group)
+    tables = {
+        "all_to_all": table(watch, (MESSAGES,), lambda size: exchanged(group, int(size))),
+        "all_reduce": table(watch, (MESSAGES,), lambda size: reduced(group, int(size))),
+    }
+    bare = Network(ranks=group.size, hosts=hosts, tables=tables)
+    cluster = Cluster(
+        profile=replace(profile, networks=[bare]),
+        ranks=group.size,
+        hosts=hosts,
+        threads=torch.get_num_threads(),
+        memory_bytes=0,
+        emulated=emulated,
+    )
+    counts, seconds = [], []
+    for layers in (2, 8):
+        part = torch.arange(TINY, dtype=torch.int32) % group.size
+        plan = CommunicatedPlan(tiny_work(layers), group.size, VertexOptions(partition=part))
+        counts.append(sum(one.kind == "collective" for one in plan.trace(training=True).operations))
+        seconds.append(watch.seconds(train_step(plan, group)) - step_time(plan, cluster).total)
+    told = group.all_gather_object({"seconds": seconds})
+    seconds = [max(each) for each in zip(*(one["seconds"] for one in told), strict=True)]
+    each, step = fixed_costs(counts, seconds)
+    return replace(bare, collective_seconds=each, step_seconds=step)
+
+
+def fixed_costs(counts: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """What each of two numbers of things costs, and what remains, of what two steps take."""
+    each = max(0.0, (seconds[1] - seconds[0]) / (counts[1] - counts[0]))
+    return each, max(0.0, seconds[0] - each * counts[0])
+
+
+def with_fixed_costs(prices: Prices, watch: Stopwatch) -> Prices:
+    """The same, with what steps of two models on a graph without size take beside their kernels."""
+    counts, seconds = [], []
+    for layers in (2, 8):
+        plan = SinglePlan(tiny_work(layers))
+        calls = step_calls(plan, 0)
+        counts.append(sum(call.number for call in calls))
+        seconds.append(watch.seconds(train_step(plan, Group())) - sum(map(prices.seconds, calls)))
+    each, step = fixed_costs(counts, seconds)
+    return replace(prices, call_seconds=each, step_seconds=step)
+
+
+def tiny_work(layers: int) -> Workload:
+    """A GCN of so many layers on a few vertices."""
+    generator = torch.Generator().manual_seed(0)
+    source, target = torch.randint(TINY, (2, 4 * TINY), generator=generator)
+    y = torch.arange(TINY) % CLASSES
+    x = torch.rand(TINY, CLASSES, generator=generator)
+    every = torch.ones(TINY, dtype=torch.bool)
+    graph = Graph.from_edges(source, target, num_vertices=TINY, x=x, y=y, train_mask=every)
+    return Workload(make_model("gcn", CLASSES, CLASSES, hidden=CLASSES, layers=layers), graph)
+
+
+def train_step(plan: Plan, group: Group) -> Work:
+    """A training step with Adam."""
+    placed = plan.place(group)
+    optimizer = torch.optim.Adam(placed.model.parameters(), weight_decay=5e-4)
+    assert plan.work.graph.y is not None
+    y = plan.work.graph.y[placed.rows]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (one,) = placed.steps(0)
+        logits = placed.forward(one)
+        leaf = logits.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(cross_entropy(leaf, y), leaf)
+        placed.backward(logits, grad)
+        optimizer.step()
+
+    return step
+
+
+Sample = tuple[float, float, Callable[[], Work]]
+"""The units of a sample's work, the share of the most that a sample may do, and what makes it ready."""
+
+
+def table(watch: Stopwatch, axes: Sequence[tuple[float, ...]], make: Callable[..., Sample], **said: Any) -> Table:
+    """The seconds of a unit at all sizes; where a sample is too large, those of the one before on the first axis."""
+    found: dict[tuple[float, ...], float] = {}
+    for sizes in product(*axes):
+        units, share, ready = make(*sizes, **said)
+        at = axes[0].index(sizes[0])
+        if share > 1 and at:
+            found[sizes] = found[(axes[0][at - 1], *sizes[1:])]
+            continue
+        work = ready()
+        found[sizes] = watch.seconds(work) / units
+        del work
+    shared = watch.group.all_gather_object({"seconds": list(found.values())}) if watch.group.size > 1 else None
+    if shared:
+        seconds = tuple(statistics.fmean(each) for each in zip(*(one["seconds"] for one in shared), strict=True))
+    else:
+        seconds = tuple(found.values())
+    return Table(axes=tuple(axes), seconds=seconds)
+
+
+def forward_map(rows: float, columns: float, width: float) -> Sample:
+    flops = 2 * rows * columns * width
+
+    def ready() -> Work:
+        x, weight = torch.rand(int(rows), int(columns)), torch.rand(int(columns), int(width))
+        return lambda: linear(x, weight)
+
+    return flops, flops / MOST_WORK["flops"], ready
+
+
+def weights_map(rows: float, columns: float, width: float) -> Sample:
+    flops = 2 * rows * columns * width
+
+    def ready() -> Work:
+        x, weight = torch.rand(int(rows), int(columns)), torch.rand(int(columns), int(width), requires_grad=True)
+        y = linear(x, weight)
+        grad = torch.rand_like(y)
+        return lambda: torch.autograd.grad(y, weight, grad, retain_graph=True)
+
+    return flops, flops / MOST_WORK["flops"], ready
+
+
+def elementwise(num_bytes: float) -> Sample:
+    def ready() -> Work:
+        x = torch.rand(int(num_bytes) // 8)
+        return lambda: x + 1.0
+
+    return num_bytes, num_bytes / MOST_WORK["bytes"], ready
+
+
+def exponential(numbers: float) -> Sample:
+    def ready() -> Work:
+        x = torch.rand(int(numbers)) - 0.5
+        return lambda: elu(x)
+
+    return numbers, numbers / MOST_WORK["numbers"], ready
+
+
+def dropped(numbers: float) -> Sample:
+    def ready() -> Work:
+        x = torch.rand(max(int(numbers) // 64, 1), 64)
+        rows = torch.arange(len(x))
+        return lambda: keyed_dropout(x, rows, key=1, p=0.5)
+
+    return numbers, numbers / MOST_WORK["numbers"], ready
+
+
+def updated(numbers: float) -> Sample:
+    def ready() -> Work:
+        weight = torch.nn.Parameter(torch.rand(int(numbers)))
+        weight.grad = torch.rand(int(numbers))
+        return torch.optim.Adam([weight], lr=1e-3, weight_decay=5e-4).step
+
+    return numbers, numbers / MOST_WORK["numbers"], ready
+
+
+def scored(rows: float, classes: float) -> Sample:
+    numbers = rows * classes
+
+    def ready() -> Work:
+        logits = torch.rand(int(rows), int(classes), requires_grad=True)
+        y = torch.arange(int(rows)) % int(classes)
+        return lambda: torch.autograd.grad(cross_entropy(logits, y, reduction="none").sum(), logits)
+
+    return numbers, numbers / MOST_WORK["numbers"], ready
+
+
+def random_edges(sources: float, share: float, degree: float) -> Adjacency:
+    """A graph of so many vertices with so many in-edges on the mean, few of most and many of a few.
+
+    share: of the edges, those whose source no edge shortly before has, where rows do not fit into the cache.
+    """
+    count, generator = int(sources), torch.Generator().manual_seed(0)
+    weights = torch.arange(1, count + 1).float().rsqrt()[torch.randperm(count, generator=generator)]
+    in_degree = (weights * (degree * count / weights.sum())).round().long()
+    target = torch.arange(count).repeat_interleave(in_degree)
+    source = torch.randint(count, (len(target),), generator=generator)
+    if share < 1:  # a window that moves on by so many sources an edge
+        source = ((torch.arange(len(target)) * share).long() + source % WINDOW) % count
+    made = Adjacency.from_edges(source, target, num_sources=count, num_targets=count)
+    made.transpose  # noqa: B018
+    return made
+
+
+def aggregate(
+    edges: tuple[float, float, float],
+    width: float,
+    make: Callable[[Adjacency], Callable[[Tensor], Tensor]],
+    *,
+    backward: bool = False,
+) -> Sample:
+    """A sample of an aggregate, or of its backward pass, over rows of some width; edges: see random_edges."""
+    numbers = edges[0] * edges[2] * width
+
+    def ready() -> Work:
+        made = random_edges(*edges)
+        run = make(made)
+        x = torch.rand(made.num_sources, int(width), requires_grad=backward)
+        if not backward:
+            return lambda: run(x)
+        y = run(x)
+        grad = torch.rand_like(y)
+        wanted = x
+        return lambda: torch.autograd.grad(y, wanted, grad, retain_graph=True)
+
+    return numbers, numbers / MOST_WORK["numbers"] / 4, ready
+
+
+def summed(sources: float, share: float, degree: float, width: float) -> Sample:
+    return aggregate((sources, share, degree), width, lambda edges: lambda x: spmm(edges, x))
+
+
+def maximum(sources: float, share: float, degree: float, width: float, *, backward: bool) -> Sample:
+    return aggregate((sources, share, degree), width, lambda edges: lambda x: spmm_max(edges, x), backward=backward)
+
+
+def attended(sources: float, share: float, degree: float, width: float, heads: float, *, backward: bool) -> Sample:
+    def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
+        bounds = [int(width) * head // int(heads) for head in range(int(heads) + 1)]
+        left, right = (torch.rand(edges.num_sources, int(heads), requires_grad=True) for _ in range(2))
+        return lambda x: attend(edges, x, left, right, bounds=bounds)
+
+    return aggregate((sources, share, degree), width, make, backward=backward)
+
+
+def attended_edges(
+    sources: float, share: float, degree: float, width: float, heads: float, *, backward: bool
+) -> Sample:
+    def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
+        bounds = [int(width) * head // int(heads) for head in range(int(heads) + 1)]
+        right = torch.rand(edges.num_targets, int(width), requires_grad=True)
+        attention = torch.rand(int(width), requires_grad=True)
+
+        def run(x: Tensor) -> Tensor:
+            logits = pair_logits(edges, x, right, attention, bounds=bounds)
+            return attend_edges(edges, x, logits, bounds=bounds)
+
+        return run
+
+    return aggregate((sources, share, degree), width, make, backward=backward)
+
+
+def exchanged(group: Group, num_bytes: int) -> Sample:
+    """Every rank sends so many bytes, evenly to all others, and receives as many."""
+
+    def ready() -> Work:
+        each = num_bytes // (group.size - 1)
+        counts = [0 if rank == group.rank else each for rank in range(group.size)]
+        message = torch.zeros(sum(counts), dtype=torch.uint8, device=group.device)
+        return lambda: group.all_to_all(message, counts, counts, tag="probe")
+
+    return float(num_bytes), 0.0, ready
+
+
+def reduced(group: Group, num_bytes: int) -> Sample:
+    """A sum over the ranks in which each sends so many bytes, as a ring moves it."""
+
+    def ready() -> Work:
+        numbers = torch.zeros(max(1, num_bytes * group.size // (group.size - 1) // 8), device=group.device)
+        return lambda: group.all_reduce(numbers, tag="probe")
+
+    return float(num_bytes), 0.0, ready
