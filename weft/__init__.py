@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         compare,
         load_model,
         place,
+        plan,
         predict,
         train,
     )
@@ -37,6 +38,7 @@ __all__ = [
     "nn",
     "partition",
     "place",
+    "plan",
     "predict",
     "train",
 ]
@@ -53,6 +55,7 @@ HOMES = {
     "compare": "weft.engine",
     "load_model": "weft.engine",
     "place": "weft.engine",
+    "plan": "weft.engine",
     "predict": "weft.engine",
     "train": "weft.engine",
 }

@@ -25,7 +25,7 @@ from weft.core.option_file import named_by, options_text, read_options
 from weft.core.stop import SIGNALS, handle_signals
 from weft.core.told import print_error
 from weft.data_command import add_data_commands
-from weft.parser import Parser, add_options, contenders, given, whole
+from weft.parser import Parser, add_options, contenders, given, whole, wholes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,6 +54,10 @@ same command goes on with a sweep that was stopped.
 examples:
   weft sweep sweep.toml
   weft sweep sweep.toml --config run.toml --epochs 200 --out runs/widths --json"""
+PLAN_EXAMPLES = """examples:
+  weft plan graphs/mine --workers 4
+  weft plan graphs/mine --model gat --json > plan.json
+  weft train graphs/mine --model gat --plan plan.json"""
 COMPARE_EXAMPLES = """examples:
   weft compare cora --strategies single,tensor,hybrid --workers 2
   weft compare --config run.toml --strategies split,split:sampling=labor --until val_accuracy=0.78
@@ -137,7 +141,7 @@ def _prepare_process(options: argparse.Namespace) -> None:
     values = (dataclasses.asdict(saved) if saved else {}) | _given(options)
     if "pages" not in str(values.get("disable", "")):
         start_anew_to_keep_pages()
-    apart = options.command in (_compare, _sweep) or values.get("workers", 1) != 1
+    apart = options.command in (_compare, _sweep, _probe) or values.get("workers", 1) != 1
     if "RANK" not in os.environ and apart:
         start_forkserver()
 
@@ -162,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     add_options(command)
     command.add_argument("--out", type=Path, help="folder of the run (default: a new one in runs/)")
     command.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    command.add_argument("--plan", type=Path, metavar="FILE", help="take the best that weft plan --json has found")
     _add_output(command)
     command.set_defaults(command=_train)
 
@@ -198,6 +203,23 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--out", type=Path, help="folder of the runs, to go on with if it is there (runs/FILE)")
     _add_output(command)
     command.set_defaults(command=_sweep)
+
+    command = commands.add_parser(
+        "plan", help="what each strategy will take, before it runs", usage=USAGE, epilog=PLAN_EXAMPLES
+    )
+    _add_config(command)
+    add_options(command, leave_out=("strategy",))
+    command.add_argument("--machine", type=Path, metavar="FILE", help="another profile than this machine's")
+    command.add_argument("--approximate", action="store_true", help="also strategies that change numbers")
+    command.add_argument("--json", action="store_true", help="print one JSON object, for weft train --plan")
+    command.set_defaults(command=_plan)
+
+    command = commands.add_parser("probe", help="measure this machine, or under torchrun the network, for weft plan")
+    command.add_argument(
+        "--workers", type=wholes, default=(), metavar="X", help="numbers of ranks, as in 1,2,4 (these, up to the cores)"
+    )
+    command.add_argument("--out", type=Path, help="file of the profile (~/.cache/weft/machine.json)")
+    command.set_defaults(command=_probe)
 
     command = commands.add_parser("doctor", help="what this machine has, what will not work, and why")
     command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -305,7 +327,7 @@ def _train(options: argparse.Namespace) -> int:
         saved = dataclasses.asdict(without_foreign_flags(before, strategy))
     config = _config(options, **saved)
     with _named_by_files(options):
-        done = run(config, None, None, out=options.out, resume=options.resume, quiet=options.quiet)
+        done = run(config, None, None, out=options.out, resume=options.resume, quiet=options.quiet, plan=options.plan)
     if is_main_process():
         tables = [report.run_table(done.summary)]
         values = {"folder": str(done.folder), **done.summary}
@@ -366,6 +388,34 @@ def _sweep(options: argparse.Namespace) -> int:
     result = {"folder": str(out), "points": points}
     _print_result(options, [report.sweep_table(points)], f"records in {out}/sweep.jsonl", result)
     return int(any(one.error for one in runs))
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from weft import report
+    from weft.engine.forecast import planned
+
+    config = _config(options)
+    with _named_by_files(options):
+        found, values = planned(config, None, None, machine=options.machine or "", approximate=options.approximate)
+    if options.json:
+        print(json.dumps(values))
+    else:
+        report.print_table(report.plan_table([dataclasses.asdict(one) for one in found]))
+        for one in [one for one in found if one.fits][:3]:
+            print(one.command)
+    return 0 if any(one.fits for one in found) else 1
+
+
+def _probe(options: argparse.Namespace) -> int:
+    from weft.engine.probing import default_path, probe_machine, probe_network
+    from weft.engine.torchrun import is_main_process, under_torchrun
+
+    path = options.out or default_path()
+    profile = probe_network(path) if under_torchrun() else probe_machine(options.workers)
+    profile.save(path)
+    if is_main_process():
+        print(f"profile in {path}")
+    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -431,4 +481,4 @@ def _partition(options: argparse.Namespace) -> int:
     return 0
 
 
-STARTING_RANKS = (_train, _compare, _sweep, _predict)
+STARTING_RANKS = (_train, _compare, _sweep, _predict, _probe)

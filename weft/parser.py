@@ -25,6 +25,9 @@ COMMAND_FLAGS = (
     "--undirected",
     "--serve",
     "--port",
+    "--plan",
+    "--machine",
+    "--approximate",
 )
 """Flags that are no fields of a schema."""
 
@@ -56,6 +59,11 @@ def whole(text: str) -> int:
     if not re.fullmatch(r"-?[0-9]{1,30}", text):
         raise argparse.ArgumentTypeError(f"'{text}' is no whole number")
     return int(text)
+
+
+def wholes(text: str) -> tuple[int, ...]:
+    """Whole numbers, separated by commas."""
+    return tuple(whole(word) for word in text.split(","))
 
 
 def real(text: str) -> float:

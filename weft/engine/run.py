@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +36,7 @@ from weft.engine.options import (
     rows_device,
 )
 from weft.engine.own import NOTHING_OWN, OwnFunctions, taken_functions
+from weft.engine.planning import AUTO, as_planned, chosen
 from weft.engine.progress import waiting
 from weft.engine.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
 from weft.engine.saved import load_model, no_run
@@ -127,6 +129,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     quiet: bool = False,
+    plan: str | Path | None = None,
     **options: Any,
 ) -> Run:
     """Trains a model on a graph under a strategy; leaves records, checkpoints and the best weights in a folder.
@@ -134,6 +137,7 @@ def train(
     graph: a Graph, or a name or path that `weft.load` takes. model: gcn, sage, gin, gat, gatv2, rgcn, or a module
     over views of your own (see weft.nn.Stack), which has the weights of the best validation score afterwards.
     out: the run's folder; by default a new one in runs/. resume: go on from the newest checkpoint in `out`.
+    plan: a file of `weft plan --json`, of which the best is taken; strategy="auto" plans by itself.
     options: the fields of weft.Config: strategy="tensor", workers=4, epochs=100, ... Of these, loss, metrics (one or a
     list), optimizer and scheduler may be functions: each row's loss [k] and a metric's number from logits [k, C] and
     labels; an optimiser from a list of parameters; a LRScheduler from it. callbacks: a list of functions, called on
@@ -146,7 +150,8 @@ def train(
     """
     own, options = taken_functions(options)
     config, whole, module = asked(graph, model, options, "weft.train")
-    return run(config, whole, module, own, out=Path(out) if out else None, resume=resume, quiet=quiet)
+    taken = Path(plan) if plan else None
+    return run(config, whole, module, own, out=Path(out) if out else None, resume=resume, quiet=quiet, plan=taken)
 
 
 def asked(
@@ -184,23 +189,36 @@ def run(
     quiet: bool = False,
     name: str = "",
     apart: bool = False,
+    plan: Path | None = None,
 ) -> Run:
     """`train` for a configuration; without a graph or a model, those that the configuration names.
 
     graph: as it is, to which the configuration may add data and edges, and which it may reorder. name: what progress
-    calls the run, where it is one of several. apart: in processes of its own, also on one rank.
+    calls the run, where it is one of several. apart: in processes of its own, also on one rank. plan: a file of `weft
+    plan`, of which the best is taken.
     """
     require_guard()
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the run to go on with")
-    config = on_present_ranks(config)
+    config, work = on_present_ranks(config), None
+    if config.strategy == AUTO or plan is not None:
+        asked_for = config
+        work = loaded(asked_for, graph, model, quiet=quiet)
+        config, said = chosen(config, work) if plan is None else as_planned(config, work, plan)
+        if said and is_main_process():
+            print(f"weft: {said}", file=sys.stderr, flush=True)
     refuse_foreign_flags(config)
     job = make_job(config, graph, model, own, out=out, resume=resume, quiet=quiet, name=name)
     launched = (apart or config.workers > 1) and not under_torchrun()
-    with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
-        work = made_by_all(config, lambda: prepared_workload(config, graph, model))
+    work = work or loaded(config, graph, model, quiet=quiet)
     check(config, work, own, launched=launched, own_model=bool(job.own_model))
     return run_checked(job, work, launched=launched)
+
+
+def loaded(config: Config, graph: Graph | None, model: nn.Module | None, *, quiet: bool) -> Workload:
+    """The workload of a configuration; torchrun's ranks have met before it is."""
+    with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
+        return made_by_all(config, lambda: prepared_workload(config, graph, model))
 
 
 def make_job(

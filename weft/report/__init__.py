@@ -2,7 +2,7 @@
 
 from weft.report.page import make_page
 from weft.report.records import Records, epoch_columns, rank_columns
-from weft.report.table import compare_table, partition_table, run_table, stage_table, sweep_table
+from weft.report.table import compare_table, partition_table, plan_table, run_table, stage_table, sweep_table
 from weft.report.terminal import print_table
 from weft.report.training import plot, run_facts
 
@@ -12,6 +12,7 @@ __all__ = [
     "epoch_columns",
     "make_page",
     "partition_table",
+    "plan_table",
     "plot",
     "print_table",
     "rank_columns",

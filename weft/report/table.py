@@ -111,6 +111,23 @@ def stage_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
+def plan_table(plans: Sequence[Mapping[str, Any]]) -> Table:
+    """What each strategy will take, the best first, and of those that cannot be why."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("strategy", "ranks", "epoch", "compute", "network", "waiting", "sent by all", "memory of a host", ""):
+        table.add_column(name, justify="right" if name not in ("strategy", "") else "left", no_wrap=bool(name))
+    for plan in plans:
+        options = [f"{name}={value}" for name, value in plan["options"].items()]
+        numbers = [
+            *(_seconds(plan[f"{part}_seconds"]) for part in ("epoch", "compute", "network", "waiting")),
+            format_bytes(plan["sent_bytes"]),
+            format_bytes(plan["host_bytes"]),
+        ]
+        known = numbers if plan["epoch_seconds"] else [""] * len(numbers)
+        table.add_row(" ".join([plan["strategy"], *options]), str(plan["workers"]), *known, plan["reason"])
+    return table
+
+
 def sweep_table(points: Sequence[Mapping[str, Any]]) -> Table:
     """Combinations of options, each with means over its runs, and behind them the standard deviations."""
     title = "means over the seeds, and standard deviations"

@@ -1,0 +1,202 @@
+"""Seconds of epochs beside those that were predicted, on an emulated cluster (see cluster.py).
+
+    weft probe --out machine.json
+    python benchmarks/forecast.py --machine machine.json --graphs "amazon_photo;tolokers" --models gcn,gat --out NAME
+
+The profile is of this machine, measured before, on no graph that is judged here; the network at each rate is measured
+by as many ranks as will train. Contenders as in dependencies.py; a plan is made and priced without ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dependencies
+from cluster import Cluster as Network
+from cluster import Unavailable
+from kernels import save
+from safetensors.torch import save_file
+from steps import make_plan
+
+from weft.comm import join
+from weft.core.memory import NO_SMALL_CACHES, TUNABLES, keep_pages
+from weft.core.meter import Meter
+from weft.core.optimisations import Optimisations
+from weft.cost import Profile
+from weft.data import Graph
+from weft.nn import Workload, make_model
+from weft.partition import make_book
+from weft.planner import Cluster, measure_network, step_time
+from weft.strategies import Plan
+
+NETWORK = "network.json"
+LARGE_ERROR = 0.2
+
+
+def main() -> int:
+    options = parse()
+    if options.measure:
+        measure(Path(options.measure), Profile.read(Path(options.machine)))
+        return 0
+    os.environ[TUNABLES] = NO_SMALL_CACHES  # as weft train has it
+    machine = Profile.read(Path(options.machine))
+    rows: list[dict[str, Any]] = []
+    try:
+        for ranks in map(int, options.ranks.split(",")):
+            rates = options.rates.split(",") if ranks > 1 else ["1gbit"]
+            with Network(ranks=ranks, rate=rates[0]) as network:
+                for rate in rates:
+                    rows += at_rate(network, rate, machine, options)
+    except Unavailable as error:
+        print(f"skipped: {error}")
+        return 0
+    summarise(rows)
+    if options.out:
+        save(options.out, {"options": vars(options), "profile": machine.record()["host"], "rows": rows})
+    return 0
+
+
+def measure(path: Path, machine: Profile) -> None:
+    """A rank's part of measuring the network."""
+    keep_pages()
+    group = join(timeout_seconds=600, meter=Meter())
+    found = measure_network(group, machine, hosts=group.size, emulated=True)
+    group.close()
+    if group.rank == 0:
+        Profile(host={}, prices=[], networks=[found]).save(path)
+
+
+def at_rate(network: Network, rate: str, machine: Profile, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All graphs and models at one rate of the network."""
+    network.set_rate(rate)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        if network.ranks > 1:
+            network.run(
+                [__file__, "--measure", Path(folder) / NETWORK, "--machine", Path(options.machine).absolute()],
+                timeout=600,
+            )
+            machine = replace(machine, networks=Profile.read(Path(folder) / NETWORK).networks)
+        for name in options.graphs.split(";"):
+            graph = dependencies.load(name, options.features)
+            graph.save(Path(folder) / "graph", overwrite=True)
+            book = make_book(graph, network.ranks, method=options.partition)
+            save_file({options.partition: book.part}, Path(folder) / "part.safetensors")
+            for model in options.models.split(","):
+                question = {
+                    **vars(options),
+                    "folder": folder,
+                    "model": model,
+                    "contenders": contenders(network.ranks, options),
+                    "nominal": True,
+                }
+                measured = dependencies.ask(network, rate, question)
+                for row in measured:
+                    plan = plan_of(row["contender"], model, graph, book.part, network.ranks, options)
+                    start = time.perf_counter()
+                    told = step_time(
+                        plan,
+                        Cluster(
+                            profile=machine,
+                            ranks=network.ranks,
+                            hosts=network.ranks,
+                            threads=max(1, len(os.sched_getaffinity(0)) // network.ranks),
+                            memory_bytes=0,
+                            emulated=True,
+                        ),
+                    )
+                    took = time.perf_counter() - start
+                    rows.append(
+                        {
+                            "graph": name,
+                            "model": model,
+                            "ranks": network.ranks,
+                            "rate": rate,
+                            "contender": row["contender"],
+                            "seconds": statistics.median(row["seconds"]),
+                            "least": min(row["seconds"]),
+                            "most": max(row["seconds"]),
+                            "exposed": statistics.median(row["exposed_seconds"]),
+                            "told": told.total,
+                            "told_network": told.network,
+                            "told_waiting": told.waiting,
+                            "forecast_seconds": took,
+                        }
+                    )
+                    report(rows[-1])
+    return rows
+
+
+def contenders(ranks: int, options: argparse.Namespace) -> str:
+    return options.alone if ranks == 1 else options.contenders
+
+
+def plan_of(contender: str, model: str, graph: Graph, part: Any, ranks: int, options: argparse.Namespace) -> Plan:
+    """The plan of a contender, made anew."""
+    kind, _, chunks = contender.partition("#")
+    made = make_model(model, graph.num_features, graph.num_classes, hidden=options.hidden, layers=options.layers)
+    work = Workload(made, graph, Optimisations.without(options.disable))
+    return make_plan(kind, work, ranks, partition=part, chunks=int(chunks or 0))
+
+
+def report(row: dict[str, Any]) -> None:
+    print(
+        f"{row['graph'][:24]:24} {row['model']:6} P={row['ranks']} {row['rate']:>8} {row['contender']:14} "
+        f"{row['seconds'] * 1e3:9.1f} ms ({row['least'] * 1e3:.1f} to {row['most'] * 1e3:.1f}) told "
+        f"{row['told'] * 1e3:9.1f} ms {row['told'] / row['seconds']:5.2f}x  network {row['exposed'] * 1e3:.1f} told "
+        f"{row['told_network'] * 1e3:.1f}  in {row['forecast_seconds']:.2f} s",
+        flush=True,
+    )
+
+
+def summarise(rows: list[dict[str, Any]]) -> None:
+    """How far predictions are off, and what the choice by them costs."""
+    errors = sorted(abs(row["told"] / row["seconds"] - 1) for row in rows)
+    within = sum(error <= LARGE_ERROR for error in errors) / len(errors)
+    print(
+        f"{len(errors)} cells: error median {statistics.median(errors):.1%}, within 20 %: {within:.0%}, "
+        f"worst {errors[-1]:.0%}"
+    )
+    cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault((row["graph"], row["model"], row["ranks"], row["rate"]), []).append(row)
+    lost = sorted(
+        min(cell, key=lambda row: row["told"])["seconds"] / min(row["seconds"] for row in cell)
+        for cell in cells.values()
+        if len(cell) > 1
+    )
+    if lost:
+        print(f"choice over the best: median {statistics.median(lost):.3f}, worst {lost[-1]:.3f} of {len(lost)}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--machine", help="a profile, as weft probe writes it")
+    parser.add_argument("--graphs", default="amazon_photo;tolokers;topo_dblp-2010", help="separated by semicolons")
+    parser.add_argument("--models", default="gcn,sage,gin,gat")
+    parser.add_argument("--ranks", default="1,2,4")
+    parser.add_argument("--rates", default="200mbit,1gbit,5gbit")
+    parser.add_argument("--alone", default="single,offload#4", help="contenders on one rank")
+    parser.add_argument("--contenders", default="communicated,cached,hybrid,tensor,pipeline#4")
+    parser.add_argument("--partition", default="metis")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--features", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--disable", default="")
+    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser.set_defaults(batch_size="", fanout="10", batches=None, input_dropout=0.0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

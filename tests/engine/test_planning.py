@@ -1,0 +1,148 @@
+"""`weft plan`, `--plan` and `--strategy auto`, by the prices of a machine that was never measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import weft
+from tests.cost.profiles import profile
+from tests.data.graph_checks import assert_one_line
+from tests.engine.running import train
+from weft.cli import main
+from weft.core.config import Config
+from weft.core.errors import InputError
+from weft.engine import planning
+from weft.engine.planning import SAME, Foreseen, best, command, foresee, these_clusters
+from weft.engine.run import prepared_workload
+
+FIELDS = {
+    "strategy", "workers", "options", "epoch_seconds", "compute_seconds", "network_seconds", "disk_seconds",
+    "waiting_seconds", "device_bytes", "host_bytes", "disk_bytes", "sent_bytes", "fits", "reason", "command",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A profile where the user's is looked for."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(planning, "hardware", lambda: {"processor": "none", "cores": 2})
+    path = tmp_path / "cache" / "weft" / "machine.json"
+    profile().save(path)
+    return path
+
+
+def foreseen(**options: object) -> list[Foreseen]:
+    config = Config(graph="digits", **options)  # type: ignore[arg-type]
+    return foresee(config, prepared_workload(config, None, None), these_clusters(config, profile()))
+
+
+def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "digits", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [set(one) for one in told["plans"]] == [FIELDS] * len(told["plans"])
+    assert {one["workers"] for one in told["plans"]} == {1, 2}
+    seconds = [one["epoch_seconds"] for one in told["plans"] if one["fits"]]
+    assert seconds == sorted(seconds)
+    assert all(one["sent_bytes"] > 0 for one in told["plans"] if one["workers"] == 2 and one["fits"])
+    assert [one["strategy"] for one in told["plans"] if one["workers"] == 1][-1] != "communicated"  # as single
+
+
+def test_seconds_are_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    for one in foreseen(workers=2):
+        assert one.epoch_seconds <= one.compute_seconds + one.network_seconds + one.waiting_seconds + 1e-9, one
+        assert one.epoch_seconds >= max(one.compute_seconds, one.network_seconds)
+    assert main(["plan", "digits", "--workers", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "weft train digits --strategy" in out
+    assert "memory of a host" in out
+
+
+def test_sent_bytes_are_those_of_a_run(tmp_path: Path) -> None:
+    told = {one.strategy: one for one in weft.plan("digits", workers=2)}
+    for strategy in ("tensor", "communicated"):
+        run = train("digits", out=tmp_path / strategy, strategy=strategy, workers=2, epochs=2, eval_every=2)
+        assert sum(rank["bytes_sent"] for rank in run.summary["ranks"]) == told[strategy].sent_bytes
+
+
+def test_what_does_not_fit_is_said() -> None:
+    config = Config(graph="digits")
+    small = these_clusters(config, profile())
+    tight = [type(one)(**{**vars(one), "memory_bytes": 1 << 20}) for one in small]
+    found = foresee(config, prepared_workload(config, None, None), tight)
+    assert not any(one.fits for one in found)
+    assert {"of a host's 1.0 MB" in one.reason for one in found if one.host_bytes} == {True}
+    with pytest.raises(InputError, match=r"no strategy fits: .*takes"):
+        best(found)
+
+
+def test_the_simpler_of_those_that_are_alike() -> None:
+    def one(strategy: str, workers: int, seconds: float) -> Foreseen:
+        return Foreseen(strategy=strategy, workers=workers, options={}, command="", fits=True, epoch_seconds=seconds)
+
+    alike, slower = 1 + 0.9 * SAME, 1 + 1.1 * SAME
+    assert best([one("tensor", 4, 1.0), one("communicated", 4, alike)])[0].strategy == "tensor"
+    assert best([one("hybrid", 4, 1.0), one("single", 1, alike)])[0].strategy == "single"
+    taken, why = best([one("hybrid", 4, 1.0), one("single", 1, slower)])
+    assert taken.strategy == "hybrid"
+    assert "single 1.11 s" in why
+    assert "no faster" in best([one("hybrid", 4, 1.0), one("single", 1, alike)])[1]
+
+
+def test_flags_choose_the_strategies() -> None:
+    assert {one.strategy for one in foreseen(workers=2, cache_ratio=0.5)} == {"hybrid", "offload"}
+    assert "stale" not in {one.strategy for one in foreseen(workers=2)}
+    with pytest.raises(InputError, match="--refresh-every has no effect"):
+        foreseen(workers=2, refresh_every=8)
+
+
+def test_auto_trains_the_best(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    taken, _ = best(foreseen())
+    run = train("digits", out=tmp_path / "run", strategy="auto", epochs=2)
+    assert (run.config.strategy, run.config.workers) == (taken.strategy, taken.workers)
+    assert f"auto: {taken.strategy}" in capfd.readouterr().err
+
+
+def test_trains_by_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    main(["plan", "digits", "--workers", "2", "--json"])
+    path.write_text(capsys.readouterr().out)
+    best_one = json.loads(path.read_text())["plans"][0]
+    assert (
+        main(["train", "digits", "--plan", str(path), "--epochs", "2", "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    )
+    assert Config.read(tmp_path / "run" / "config.toml").strategy == best_one["strategy"]
+    for arguments, said in {
+        ("rmat:vertices=100,edges=300,features=4,classes=2",): "a plan of another graph",
+        ("digits", "--workers", "3"): "--workers 3",
+    }.items():
+        assert main(["train", *arguments, "--plan", str(path)]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_mistakes(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.unlink()
+    assert main(["plan", "digits"]) == 2
+    assert "no profile of this machine is there: weft probe makes it" in capsys.readouterr().err
+    profile(cores=4).save(machine)
+    assert main(["plan", "digits"]) == 2
+    assert "is of cores 4, not 2 as here" in capsys.readouterr().err
+    assert main(["plan", "digits", "--machine", str(machine)]) == 0
+    machine.write_text("{")
+    assert main(["train", "digits", "--strategy", "auto"]) == 2
+    assert "weft probe" in capsys.readouterr().err
+
+
+def test_a_damaged_plan(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"plans": []}')
+    with pytest.raises(InputError) as error:
+        train("digits", out=tmp_path / "run", plan=path)
+    assert_one_line(error, "weft plan")
+
+
+def test_commands_say_all_that_was_asked() -> None:
+    config = Config(graph="a b", model="gat", strategy="tensor", workers=4, normalize_features=True, lr=0.5)
+    assert command(config) == "weft train 'a b' --normalize-features --model gat --lr 0.5 --strategy tensor --workers 4"

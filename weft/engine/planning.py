@@ -1,0 +1,270 @@
+"""`weft plan`, `--plan` and `--strategy auto`: which strategy a run is to have, by what each will take."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from weft.core.config import Config
+from weft.core.errors import InputError, readable
+from weft.core.memory import memory_limit_bytes
+from weft.core.units import format_bytes
+from weft.cost import Profile
+from weft.data import Graph
+from weft.engine.options import (
+    configured_options,
+    foreign_flags,
+    make_options,
+    open_book,
+    refuse_foreign_flags,
+    with_partition,
+)
+from weft.engine.probing import default_path, hardware
+from weft.engine.rank import known_machine
+from weft.nn import Workload
+from weft.planner import Cluster, bytes_held, step_time
+from weft.strategies import STRATEGIES, Options, Plan, get_strategy
+
+AUTO = "auto"
+SAME = 0.1
+"""Strategies whose seconds differ by less than this share are alike, as far as a forecast can tell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreseen:
+    """A run as it could be, and what it will take."""
+
+    strategy: str
+    workers: int
+    options: Mapping[str, Any]
+    """The strategy's fields of the configuration that are not as in the one that was given."""
+    command: str
+    """The command that runs it."""
+    fits: bool
+    reason: str = ""
+    """Why it cannot be, or does not fit."""
+    epoch_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    """Of the rank that computes longest."""
+    network_seconds: float = 0.0
+    """While rows cross and nobody computes."""
+    disk_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    """Of the rank that waits longest for others."""
+    device_bytes: int = 0
+    """On the device of the rank that takes most there."""
+    host_bytes: int = 0
+    """In memory of the host that takes most there."""
+    disk_bytes: int = 0
+    sent_bytes: int = 0
+    """To other ranks, by all, in a training step."""
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """The best first."""
+        return not self.fits, self.epoch_seconds
+
+
+def foresee(
+    config: Config, work: Workload, clusters: Sequence[Cluster], *, approximate: bool = False
+) -> list[Foreseen]:
+    """What a workload will take under each strategy with its sensible options, on each of some clusters: best first.
+
+    approximate: also under strategies that do not give the numbers of `single`. InputError where none has the flags
+    that the configuration gives.
+    """
+    parts = Parts(work.graph)
+    names = [name for name, plan in STRATEGIES.items() if is_candidate(config, plan, approximate=approximate)]
+    refuse_foreign_flags(config, tuple(names))
+    having = [name for name in names if not foreign_flags(config, name)]
+    found = [
+        foreseen(one, config, work, cluster, parts)
+        for cluster in clusters
+        for name in having
+        if (STRATEGIES[name].max_ranks or cluster.ranks) >= cluster.ranks
+        for one in variants(replace(config, strategy=name, workers=cluster.ranks), STRATEGIES[name])
+    ]
+    return sorted(without_same(found), key=lambda one: one.order)
+
+
+class Parts:
+    """The partitions of a graph that plans ask for, each found once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.found = graph, dict[tuple[str, int], Tensor]()
+
+    def options(self, config: Config) -> Options:
+        """What a configuration says to its strategy, with its partition."""
+        options, name = make_options(config), config.partition or get_strategy(config.strategy).partition
+        if not name or "partition" not in configured_options(get_strategy(config.strategy)):
+            return options
+        if (name, config.workers) not in self.found:
+            self.found[name, config.workers] = open_book(name, config.workers, self.graph).part
+        return with_partition(options, self.found[name, config.workers])
+
+
+def without_same(found: Iterable[Foreseen]) -> list[Foreseen]:
+    """Those that do not do what one before does: on one rank, most strategies are `single`."""
+    first = {(one.workers, one.epoch_seconds, one.device_bytes, one.reason): one for one in reversed([*found])}
+    return [*first.values()]
+
+
+def is_candidate(config: Config, plan: type[Plan], *, approximate: bool) -> bool:
+    """Whether a strategy trains as asked: exactly if not told otherwise, on mini-batches where these have a size."""
+    batches = "batch_size" in {spec.name for spec in dataclasses.fields(plan.options_type)}
+    return (plan.exact or approximate) and batches == bool(config.batch_size)
+
+
+def variants(config: Config, plan: type[Plan]) -> Iterable[Config]:
+    """A configuration, and those with other sensible options where the configuration gives none of these."""
+    default = Config()
+    for options in plan.variants:
+        if all(getattr(config, name) == getattr(default, name) for name in options):
+            yield replace(config, **options)
+
+
+def foreseen(config: Config, asked: Config, work: Workload, cluster: Cluster, parts: Parts) -> Foreseen:
+    """What one configuration will take."""
+    options = {
+        spec.name: getattr(config, spec.name)
+        for spec in dataclasses.fields(config)
+        if spec.name not in ("strategy", "workers") and getattr(config, spec.name) != getattr(asked, spec.name)
+    }
+    known = Foreseen(
+        strategy=config.strategy, workers=config.workers, options=options, command=command(config), fits=False
+    )
+    try:
+        plan = get_strategy(config.strategy)(work, config.workers, parts.options(config), known_machine(config))
+        plan.require()
+        seconds, held = step_time(plan, cluster), bytes_held(plan, cluster)
+        sent = sum(plan.trace(rank, training=True).bytes_sent.total() for rank in range(plan.size))
+    except (InputError, NotImplementedError) as error:  # a strategy of one's own may not say what it takes
+        return replace(known, reason=str(error))
+    fits = held.host <= cluster.memory_bytes
+    reason = "" if fits else f"takes {format_bytes(held.host)} of a host's {format_bytes(cluster.memory_bytes)}"
+    plan.forget()
+    return replace(
+        known,
+        fits=fits,
+        reason=reason,
+        epoch_seconds=seconds.total,
+        compute_seconds=seconds.compute,
+        network_seconds=seconds.network,
+        waiting_seconds=seconds.waiting,
+        device_bytes=held.device,
+        host_bytes=held.host,
+        disk_bytes=held.disk,
+        sent_bytes=sent,
+    )
+
+
+def command(config: Config) -> str:
+    """The command line that trains as a configuration says."""
+    words = ["weft", "train", config.graph]
+    for spec in dataclasses.fields(config):
+        value = getattr(config, spec.name)
+        if spec.name == "graph" or value == spec.default:
+            continue
+        flag = spec.name.replace("_", "-")
+        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return shlex.join(words)
+
+
+def best(found: Sequence[Foreseen]) -> tuple[Foreseen, str]:
+    """The one to take, and why, in a line: of those as good as the fastest, the one with the fewest ranks and options.
+
+    InputError where none fits.
+    """
+    fitting = [one for one in found if one.fits]
+    if not fitting:
+        raise InputError("no strategy fits: " + "; ".join(f"{one.strategy}: {one.reason}" for one in found[:3]))
+    alike = [one for one in fitting if one.epoch_seconds <= fitting[0].epoch_seconds * (1 + SAME)]
+    order = list(STRATEGIES)
+    chosen = min(alike, key=lambda one: (one.workers, order.index(one.strategy), len(one.options)))
+    others = [one for one in fitting if one.strategy != chosen.strategy]
+    why = f"{chosen.epoch_seconds:.3g} s an epoch"
+    if others:
+        next_best = min(others, key=lambda one: one.epoch_seconds)
+        alike_too = ", no faster as far as can be told" if next_best in alike else ""
+        why += f"; {next_best.strategy} {next_best.epoch_seconds:.3g} s{alike_too}"
+    return chosen, why
+
+
+def this_cluster(config: Config, profile: Profile) -> Cluster:
+    """This host with a configuration's ranks."""
+    threads = max(1, profile.cores // config.workers)
+    return Cluster(profile=profile, ranks=config.workers, hosts=1, threads=threads, memory_bytes=memory_limit_bytes())
+
+
+def these_clusters(config: Config, profile: Profile) -> list[Cluster]:
+    """This host with as many ranks as a configuration says, or with 1, 2, 4, ... of them up to its cores."""
+    if config.workers != Config().workers:
+        return [this_cluster(config, profile)]
+    counts = [1 << power for power in range(profile.cores.bit_length()) if 1 << power <= profile.cores]
+    return [this_cluster(replace(config, workers=count), profile) for count in counts]
+
+
+def known_profile(path: str | Path = "") -> Profile:
+    """The profile at a path, or this machine's. InputError where there is none, or it is of other hardware."""
+    where = Path(path) if path else default_path()
+    if not where.exists():
+        raise InputError(f"{where}: no profile of this machine is there: weft probe makes it, once")
+    profile = Profile.read(where)
+    here = hardware()
+    for name, value in here.items() if not path else ():
+        if profile.host.get(name) != value:
+            known = profile.host.get(name)
+            raise InputError(
+                f"{where} is of {name.replace('_', ' ')} {known}, not {value} as here: measure this machine by weft "
+                "probe, or give --machine to plan for the other"
+            )
+    return profile
+
+
+def chosen(config: Config, work: Workload) -> tuple[Config, str]:
+    """The configuration that `--strategy auto` comes to on this machine, and a line that says so."""
+    found = foresee(config, work, these_clusters(config, known_profile()))
+    taken, why = best(found)
+    said = f"auto: {taken.strategy} {' '.join(f'{name}={value}' for name, value in taken.options.items())}".rstrip()
+    return replace(config, strategy=taken.strategy, workers=taken.workers, **taken.options), f"{said} ({why})"
+
+
+def record(found: Sequence[Foreseen], work: Workload) -> dict[str, Any]:
+    """All as JSON knows it, and the graph that it is of."""
+    return {"fingerprint": work.graph.fingerprint, "plans": [dataclasses.asdict(one) for one in found]}
+
+
+def as_planned(config: Config, work: Workload, path: Path) -> tuple[Config, str]:
+    """A configuration with what the best plan of a file says. InputError where it says something else by itself."""
+    options = planned_options(path, work.graph.fingerprint)
+    for name, value in options.items():
+        default = getattr(Config(), name)
+        if getattr(config, name) not in (default, value):
+            flag = "--" + name.replace("_", "-")
+            raise InputError(f"{flag} {getattr(config, name)}: {path} says {value}: leave {flag} or --plan out")
+    return replace(config, **options), ""
+
+
+def planned_options(path: Path, fingerprint: str) -> dict[str, Any]:
+    """What the best plan of a file says: strategy, workers and options. InputError where it is of another graph."""
+    with readable(path, "write it by: weft plan GRAPH --json > FILE"):
+        known = json.loads(path.read_text())
+        of, plans = known["fingerprint"], known["plans"]
+        fitting = [one for one in plans if one["fits"]]
+        first = fitting and {
+            "strategy": fitting[0]["strategy"],
+            "workers": fitting[0]["workers"],
+            **fitting[0]["options"],
+        }
+    if of != fingerprint:
+        raise InputError(f"{path} is a plan of another graph: make one of this by weft plan")
+    if not first:
+        raise InputError(f"{path}: no strategy in it fits")
+    return dict(first)
