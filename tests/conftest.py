@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: graphs are too small for more
 
@@ -43,3 +44,9 @@ def weft_data() -> Callable[[str], Path]:
         return Path(folder) / f"{name}.npz"
 
     return find
+
+
+@pytest.fixture
+def in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a script runs, which local ranks import; a worker of pytest-xdist is none."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)

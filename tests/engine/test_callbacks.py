@@ -99,6 +99,7 @@ def test_one_that_raises_ends_the_run(workers: int, tmp_path: Path) -> None:
     assert len(losses(weft.train("digits", epochs=4, resume=True, **options).folder)) == 4
 
 
+@pytest.mark.usefixtures("in_a_script")
 def test_mistakes(tmp_path: Path) -> None:
     for callbacks in (3, [3], print):
         with pytest.raises(InputError, match="callbacks: give a list of functions"):

@@ -135,6 +135,14 @@ def test_mistakes(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "weft probe" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [["--batch-size", "64"], ["--task", "link"]])
+def test_what_cannot_be_told_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "digits", *flags]) == 2
+    assert f"{flags[0]}" in capsys.readouterr().err
+    assert main(["train", "digits", "--strategy", "auto", *flags]) == 2
+    assert "cannot be told beforehand yet" in capsys.readouterr().err
+
+
 def test_a_damaged_plan(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text('{"plans": []}')

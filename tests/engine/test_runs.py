@@ -328,6 +328,7 @@ def test_a_summary_is_of_the_ranks_that_ended_it(tmp_path: Path) -> None:
     assert summary["ranks"][0]["bytes_sent"] == 0
 
 
+@pytest.mark.usefixtures("in_a_script")
 @pytest.mark.parametrize(
     ("model", "said"),
     [

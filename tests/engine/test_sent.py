@@ -66,9 +66,9 @@ def test_without_cloudpickle_one_line_says_what_to_do(
     assert received(dumped(weft.load), monkeypatch) is weft.load
 
 
-def test_a_script_goes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("in_a_script")
+def test_a_script_goes_by_name() -> None:
     """Ranks import it, so a class of a test module is the same one there."""
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)  # which a test's worker has not
     assert not in_session()
     assert Received(dumped(Path)).open() is Path
     said = r"^the loss cannot be sent to local ranks .*: define it by def or class in a module"

@@ -80,8 +80,9 @@ def foresee(
     approximate: also under strategies that do not give the numbers of `single`. InputError where none has the flags
     that the configuration gives.
     """
+    require_foreseeable(config)
     parts = Parts(work.graph)
-    names = [name for name, plan in STRATEGIES.items() if is_candidate(config, plan, approximate=approximate)]
+    names = [name for name, plan in STRATEGIES.items() if is_candidate(plan, approximate=approximate)]
     refuse_foreign_flags(config, tuple(names))
     having = [name for name in names if not foreign_flags(config, name)]
     found = [
@@ -92,6 +93,18 @@ def foresee(
         for one in variants(replace(config, strategy=name, workers=cluster.ranks), STRATEGIES[name])
     ]
     return sorted(without_same(found), key=lambda one: one.order)
+
+
+def require_foreseeable(config: Config) -> None:
+    """InputError for what cannot be told yet, so that nothing is told wrongly."""
+    unknown = {
+        "--batch-size": config.batch_size,
+        "--task link": config.task == "link",
+        "--device cuda": config.device == "cuda",
+    }
+    for flag, asked in unknown.items():
+        if asked:
+            raise InputError(f"{flag}: what that takes cannot be told beforehand yet: choose a --strategy by yourself")
 
 
 class Parts:
@@ -116,10 +129,10 @@ def without_same(found: Iterable[Foreseen]) -> list[Foreseen]:
     return [*first.values()]
 
 
-def is_candidate(config: Config, plan: type[Plan], *, approximate: bool) -> bool:
-    """Whether a strategy trains as asked: exactly if not told otherwise, on mini-batches where these have a size."""
+def is_candidate(plan: type[Plan], *, approximate: bool) -> bool:
+    """Whether a strategy trains as asked: on the whole graph, exactly if not told otherwise."""
     batches = "batch_size" in {spec.name for spec in dataclasses.fields(plan.options_type)}
-    return (plan.exact or approximate) and batches == bool(config.batch_size)
+    return (plan.exact or approximate) and not batches
 
 
 def variants(config: Config, plan: type[Plan]) -> Iterable[Config]:
