@@ -210,6 +210,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(command)
     add_options(command, leave_out=("strategy",))
     command.add_argument("--machine", type=Path, metavar="FILE", help="another profile than this machine's")
+    command.add_argument("--hosts", type=whole, default=1, metavar="X", help="so many such machines, ranks on each (1)")
     command.add_argument("--approximate", action="store_true", help="also strategies that change numbers")
     command.add_argument("--json", action="store_true", help="print one JSON object, for weft train --plan")
     command.set_defaults(command=_plan)
@@ -396,7 +397,9 @@ def _plan(options: argparse.Namespace) -> int:
 
     config = _config(options)
     with _named_by_files(options):
-        found, values = planned(config, None, None, machine=options.machine or "", approximate=options.approximate)
+        found, values = planned(
+            config, None, None, machine=options.machine or "", hosts=options.hosts, approximate=options.approximate
+        )
     if options.json:
         print(json.dumps(values))
     else:
@@ -412,7 +415,8 @@ def _probe(options: argparse.Namespace) -> int:
 
     path = options.out or default_path()
     profile = probe_network(path) if under_torchrun() else probe_machine(options.workers)
-    profile.save(path)
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # one of each host
+        profile.save(path)
     if is_main_process():
         print(f"profile in {path}")
     return 0

@@ -27,6 +27,7 @@ COMMAND_FLAGS = (
     "--port",
     "--plan",
     "--machine",
+    "--hosts",
     "--approximate",
 )
 """Flags that are no fields of a schema."""

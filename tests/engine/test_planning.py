@@ -15,7 +15,7 @@ from weft.cli import main
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.engine import planning
-from weft.engine.planning import SAME, Foreseen, best, command, foresee, these_clusters
+from weft.engine.planning import SAME, Foreseen, best, clusters_of, command, foresee
 from weft.engine.run import prepared_workload
 
 FIELDS = {
@@ -36,7 +36,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def foreseen(**options: object) -> list[Foreseen]:
     config = Config(graph="digits", **options)  # type: ignore[arg-type]
-    return foresee(config, prepared_workload(config, None, None), these_clusters(config, profile()))
+    return foresee(config, prepared_workload(config, None, None), clusters_of(config, profile()))
 
 
 def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +69,7 @@ def test_sent_bytes_are_those_of_a_run(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_said() -> None:
     config = Config(graph="digits")
-    small = these_clusters(config, profile())
+    small = clusters_of(config, profile())
     tight = [type(one)(**{**vars(one), "memory_bytes": 1 << 20}) for one in small]
     found = foresee(config, prepared_workload(config, None, None), tight)
     assert not any(one.fits for one in found)
@@ -149,6 +149,16 @@ def test_a_damaged_plan(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         train("digits", out=tmp_path / "run", plan=path)
     assert_one_line(error, "weft plan")
+
+
+def test_several_hosts() -> None:
+    """Each with its own cores and memory, and a network that was measured between such."""
+    here, there = (weft.plan("digits", workers=2, hosts=hosts)[0] for hosts in (1, 2))
+    assert there.compute_seconds < here.compute_seconds  # nobody else is at work on their hosts
+    assert there.command.startswith("torchrun --nnodes 2 --nproc-per-node 1 -m weft train digits --strategy ")
+    assert "--workers" not in there.command
+    with pytest.raises(InputError, match="--hosts 3: give a number that --workers 2 can be divided by"):
+        weft.plan("digits", workers=2, hosts=3)
 
 
 def test_commands_say_all_that_was_asked() -> None:

@@ -151,7 +151,11 @@ def foreseen(config: Config, asked: Config, work: Workload, cluster: Cluster, pa
         if spec.name not in ("strategy", "workers") and getattr(config, spec.name) != getattr(asked, spec.name)
     }
     known = Foreseen(
-        strategy=config.strategy, workers=config.workers, options=options, command=command(config), fits=False
+        strategy=config.strategy,
+        workers=config.workers,
+        options=options,
+        command=command(config, cluster.hosts),
+        fits=False,
     )
     try:
         plan = get_strategy(config.strategy)(work, config.workers, parts.options(config), known_machine(config))
@@ -178,9 +182,13 @@ def foreseen(config: Config, asked: Config, work: Workload, cluster: Cluster, pa
     )
 
 
-def command(config: Config) -> str:
-    """The command line that trains as a configuration says."""
+def command(config: Config, hosts: int = 1) -> str:
+    """The command line that trains as a configuration says, on each of some hosts."""
     words = ["weft", "train", config.graph]
+    if hosts > 1:
+        each = config.workers // hosts
+        words = ["torchrun", "--nnodes", str(hosts), "--nproc-per-node", str(each), "-m", *words]
+        config = replace(config, workers=Config().workers)
     for spec in dataclasses.fields(config):
         value = getattr(config, spec.name)
         if spec.name == "graph" or value == spec.default:
@@ -210,18 +218,25 @@ def best(found: Sequence[Foreseen]) -> tuple[Foreseen, str]:
     return chosen, why
 
 
-def this_cluster(config: Config, profile: Profile) -> Cluster:
-    """This host with a configuration's ranks."""
-    threads = max(1, profile.cores // config.workers)
-    return Cluster(profile=profile, ranks=config.workers, hosts=1, threads=threads, memory_bytes=memory_limit_bytes())
+def clusters_of(config: Config, profile: Profile, hosts: int = 1) -> list[Cluster]:
+    """So many hosts with as many ranks as a configuration says, or with 1, 2, 4, ... on each up to its cores.
 
-
-def these_clusters(config: Config, profile: Profile) -> list[Cluster]:
-    """This host with as many ranks as a configuration says, or with 1, 2, 4, ... of them up to its cores."""
-    if config.workers != Config().workers:
-        return [this_cluster(config, profile)]
-    counts = [1 << power for power in range(profile.cores.bit_length()) if 1 << power <= profile.cores]
-    return [this_cluster(replace(config, workers=count), profile) for count in counts]
+    InputError where the ranks cannot be as many on each.
+    """
+    if hosts < 1 or (config.workers != Config().workers and config.workers % hosts):
+        raise InputError(f"--hosts {hosts}: give a number that --workers {config.workers} can be divided by")
+    powers = range(profile.cores.bit_length())
+    each = [config.workers // hosts] if config.workers != Config().workers else [1 << power for power in powers]
+    return [
+        Cluster(
+            profile=profile,
+            ranks=hosts * count,
+            hosts=hosts,
+            threads=max(1, profile.cores // count),
+            memory_bytes=int(profile.host.get("memory_bytes", memory_limit_bytes())),
+        )
+        for count in each
+    ]
 
 
 def known_profile(path: str | Path = "") -> Profile:
@@ -243,7 +258,7 @@ def known_profile(path: str | Path = "") -> Profile:
 
 def chosen(config: Config, work: Workload) -> tuple[Config, str]:
     """The configuration that `--strategy auto` comes to on this machine, and a line that says so."""
-    found = foresee(config, work, these_clusters(config, known_profile()))
+    found = foresee(config, work, clusters_of(config, known_profile()))
     taken, why = best(found)
     said = f"auto: {taken.strategy} {' '.join(f'{name}={value}' for name, value in taken.options.items())}".rstrip()
     return replace(config, strategy=taken.strategy, workers=taken.workers, **taken.options), f"{said} ({why})"
