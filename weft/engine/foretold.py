@@ -11,7 +11,7 @@ from weft.core.config import Config
 from weft.engine.here import cluster_here
 from weft.engine.hindsight import Epoch, Lesson, Told
 from weft.engine.joined import said_by_first
-from weft.engine.planning import as_planned, chosen, require_foreseeable
+from weft.engine.planning import as_planned, chosen, is_candidate, require_foreseeable
 from weft.engine.torchrun import on_one_host
 from weft.nn import Workload
 from weft.planner import bytes_held, step_time
@@ -43,7 +43,8 @@ def as_foreseen(config: Config, work: Workload, path: Path | None) -> tuple[Conf
 
 def foretold(config: Config, plan: Plan) -> Told | None:
     """What a run by a plan will take here; None where that cannot be told, or the run is too short to be worth it."""
-    cluster = cluster_here(config) if config.epochs >= LEAST_EPOCHS else None
+    told = config.epochs >= LEAST_EPOCHS and is_candidate(type(plan), approximate=True)
+    cluster = cluster_here(config) if told else None
     if cluster is None:
         return None
     try:
@@ -52,7 +53,8 @@ def foretold(config: Config, plan: Plan) -> Told | None:
     except Exception:  # whatever it is: a run does not fail for a forecast of it
         return None
     finally:
-        plan.forget()
+        if plan.size > 1:  # what all ranks have is more than this one's
+            plan.forget()
     epoch = Epoch(
         epoch_seconds=seconds.total,
         compute_seconds=seconds.compute,

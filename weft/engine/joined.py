@@ -49,7 +49,7 @@ def said_by_first(config: Config, say: Callable[[], dict[str, Any]]) -> dict[str
     """What rank 0 says, in values that JSON knows, on every rank of torchrun; its InputError is every rank's."""
     if not under_torchrun():
         return say()
-    group = join(timeout_seconds=config.timeout, meter=Meter(), device=rows_device(config))
+    group = join(timeout_seconds=config.timeout, meter=Meter(), device=config.device)
     with parting(group):
         told: dict[str, Any] = {}
         if group.rank == 0:

@@ -202,7 +202,8 @@ def run(
         raise InputError("--resume needs --out: the folder of the run to go on with")
     config, work, told = on_present_ranks(config), None, None
     if config.strategy == AUTO or plan is not None:
-        work = loaded(config, graph, model, quiet=quiet)
+        undecided = replace(config, strategy=Config().strategy)
+        work = loaded(undecided, graph, model, quiet=quiet)
         config, told = as_foreseen(config, work, plan)
     refuse_foreign_flags(config)
     job = replace(make_job(config, graph, model, own, out=out, resume=resume, quiet=quiet, name=name), told=told)
