@@ -23,6 +23,7 @@ from weft.core.config import Config
 from weft.cost import Machine, Profile
 from weft.cost.prices import BOUND, LEAST_RUNS, NEWEST
 from weft.engine import foretold, hindsight, probing
+from weft.engine.folder import RunFolder
 from weft.engine.here import cluster_here, known_machine
 from weft.engine.hindsight import Epoch, Lesson, Told
 from weft.engine.probing import only_writer, teach
@@ -259,14 +260,10 @@ def test_hybrid_decides_by_the_profile(tmp_path: Path, machine: Path) -> None:
 
 def test_a_hybrid_run_keeps_its_factors(tmp_path: Path, machine: Path) -> None:
     """Also where the machine has been measured anew, or for the first time, since it began."""
-    options = {"strategy": "hybrid", "workers": 2, "layers": 3, "quiet": True}
-    run = weft.train("digits", out=tmp_path / "run", epochs=1, **options)
-    before = Machine.read(run.folder / "probe.json")
-    profile(byte_seconds=1e-7).save(machine)
-    weft.train("digits", out=run.folder, resume=True, epochs=2, **options)
-    assert Machine.read(run.folder / "probe.json") == before
-    machine.unlink()
-    nominal = weft.train("digits", out=tmp_path / "nominal", epochs=1, **options)
-    profile().save(machine)
-    weft.train("digits", out=nominal.folder, resume=True, epochs=2, **options)
-    assert not (nominal.folder / "probe.json").exists()
+    folder, work = RunFolder(tmp_path), prepared_workload(hybrid(), None, None)
+    folder.begin(hybrid())
+    assert known_machine(hybrid(), work, folder) is None  # it began with nominal ones
+    before = factors_of(profile(byte_seconds=1e-7))
+    before.save(folder.probe)
+    assert known_machine(hybrid(), work, folder) == before != known_machine(hybrid(), work)
+    assert known_machine(hybrid(probe=str(machine)), work, folder) == factors_of(profile())
