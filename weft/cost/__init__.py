@@ -1,10 +1,11 @@
 """What a run will cost, told beforehand."""
 
 from weft.cost.machine import NOMINAL_RATES, Machine, Rates
-from weft.cost.prices import Network, Prices, Profile, Table
+from weft.cost.prices import KINDS, Network, Prices, Profile, Table, holds_profile
 from weft.cost.trace import Operation, Trace, all_reduce
 
 __all__ = [
+    "KINDS",
     "NOMINAL_RATES",
     "Machine",
     "Network",
@@ -15,4 +16,5 @@ __all__ = [
     "Table",
     "Trace",
     "all_reduce",
+    "holds_profile",
 ]

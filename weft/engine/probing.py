@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +35,36 @@ def default_path() -> Path:
     """Where the profile of this machine is kept: weft/machine.json in the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "weft" / "machine.json"
+
+
+@contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Keeps other processes from writing a profile's file, as far as its file system has locks."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def keep(profile: Profile, path: Path) -> None:
+    """Writes a profile that was measured."""
+    with only_writer(path):
+        profile.save(path)
+
+
+def teach(path: Path, digest: str, ratios: Mapping[str, float]) -> None:
+    """Adds to a profile's file what a run has taught, see `Profile.learned`, unless it is another one by now.
+
+    digest: of the profile by which the run was told. InputError and OSError where the file cannot be read or written.
+    """
+    with only_writer(path):
+        profile = Profile.read(path)
+        if profile.digest == digest:
+            profile.taught(ratios).save(path)
 
 
 def probe_machine(workers: Sequence[int] = (), *, quiet: bool = False) -> Profile:
@@ -82,7 +114,7 @@ def measuring_rank(threads: int, kernels: bool, meeting: Meeting) -> None:
 
 def probe_network(path: Path) -> Profile:
     """Under torchrun: the profile at a path on each host, with the network between the ranks that are there."""
-    profile = Profile.read(path)
+    profile = replace(Profile.read(path), learned=())
     group = join(timeout_seconds=TIMEOUT_SECONDS, meter=Meter())
     if group.size == 1:
         raise InputError("one rank has no network: start weft probe by torchrun with several, or without torchrun")
@@ -91,6 +123,23 @@ def probe_network(path: Path) -> Profile:
     group.close()
     others = [one for one in profile.networks if (one.ranks, one.hosts) != (found.ranks, found.hosts)]
     return replace(profile, networks=[*others, found])
+
+
+def known_profile(path: str | Path = "") -> Profile:
+    """The profile at a path, or this machine's. InputError where there is none, or it is of other hardware."""
+    where = Path(path) if path else default_path()
+    if not where.exists():
+        raise InputError(f"{where}: no profile of this machine is there: weft probe makes it, once")
+    profile = Profile.read(where)
+    here = hardware()
+    for name, value in here.items() if not path else ():
+        if profile.host.get(name) != value:
+            known = profile.host.get(name)
+            raise InputError(
+                f"{where} is of {name.replace('_', ' ')} {known}, not {value} as here: measure this machine by weft "
+                "probe, or give --machine to plan for the other"
+            )
+    return profile
 
 
 def hardware() -> dict[str, Any]:
