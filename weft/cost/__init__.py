@@ -1,7 +1,7 @@
 """What a run will cost, told beforehand."""
 
 from weft.cost.machine import NOMINAL_RATES, Machine, Rates
-from weft.cost.prices import Network, Prices, Profile, Table
+from weft.cost.prices import Network, Prices, Processes, Profile, Table
 from weft.cost.trace import Operation, Trace, all_reduce
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Network",
     "Operation",
     "Prices",
+    "Processes",
     "Profile",
     "Rates",
     "Table",

@@ -45,11 +45,13 @@ def map_flops(work: Workload, traits: ViewTraits, levels: Levels, *, training: b
     return work.maps[key]
 
 
-def step_memory(work: Workload, traits: ViewTraits, levels: Levels, footprints: Sequence[Footprint]) -> int:
-    """Bytes of all that a training step makes at most at once on a rank, whose operations take so much memory."""
+def step_memory(
+    work: Workload, traits: ViewTraits, levels: Levels, footprints: Sequence[Footprint], *, training: bool = True
+) -> int:
+    """Bytes of all that a step makes at most at once on a rank, whose operations take so much memory."""
     peak = TensorPeak()
     with peak:
-        _run_step(work, traits, levels, FlopCounter(), footprints, training=True)
+        _run_step(work, traits, levels, FlopCounter(), footprints, training=training)
     return peak.most
 
 

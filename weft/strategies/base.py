@@ -69,6 +69,8 @@ class Held(NamedTuple):
     host: int
     """In the host's memory beside it."""
     disk: int
+    shared: int = 0
+    """What of these is the graph's own, in memory once for all ranks of a host."""
 
 
 class Plan(ABC):
@@ -143,7 +145,7 @@ class Plan(ABC):
 
     @abstractmethod
     def held(self, rank: int = 0) -> Held:
-        """The bytes that a rank holds at most in a training step, beside those of its process."""
+        """The bytes that a rank holds at most in a run, beside those of its process."""
 
     @abstractmethod
     def place(self, group: Group, *, seed: int = 0) -> Placed:
