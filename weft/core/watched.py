@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import re
 import stat
 import subprocess
@@ -15,12 +17,14 @@ from typing import NamedTuple
 
 SECONDS = 0.05
 """Between two looks."""
+KCMP, KCMP_VM = {"x86_64": 312, "aarch64": 272}.get(platform.machine(), -1), 1
+"""The system call that compares what two processes have, and that this is their memory (linux/kcmp.h)."""
 MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+ *(.*)")
 """The line of /proc/PID/smaps with which a mapping begins: its file, if it has one."""
 
 
 class Seen(NamedTuple):
-    """The most that a command was seen to take, twice in a row: a process that just starts looks like a second one."""
+    """The most that a command was seen to take, twice in a row, since processes are looked at one after the other."""
 
     memory: int
     """Bytes resident, of it and all that it started."""
@@ -57,15 +61,15 @@ def watch(command: Sequence[str], scratch: Path, *, limit: int | None = None) ->
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all that were started from it and still run."""
+    """A process and all that it has started and that run, but for those that are yet in their parent's memory."""
     children = defaultdict[int, list[int]](list)
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            children[int(parent)].append(int(folder.name))
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            children[parent].append(int(folder.name))
     found = [pid]
     for one in found:
-        found += children[one]
+        found += [child for child in children[one] if ctypes.CDLL(None).syscall(KCMP, one, child, KCMP_VM, 0, 0) != 0]
     return found
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from weft.comm import Group, even_bounds, sum_gradients
 from weft.core.kernel_call import KernelCall
 from weft.core.random import key
+from weft.core.tensor_peak import TensorPeak
 from weft.cost import Operation, Trace, all_reduce
 from weft.data import GraphStats
 from weft.nn import (
@@ -118,11 +119,16 @@ class ResidentPlan(Plan):
         raise NotImplementedError(f"strategy {self.name} does not say what {op.op} takes on rank {rank}")
 
     def held(self, rank: int = 0) -> Held:
-        """What is there from epoch to epoch, and the most of what is made beside it by a step or before the first."""
+        """What is there from epoch to epoch, and the most of what is made beside it by a step or before the first.
+
+        Of what was given back, a hole as large as a step's largest tensor is not used again, since heaps are not dense.
+        """
         kept = [plan.kept(rank) for plan in {id(plan): plan for plan in self.step_plans.values()}.values()]
         made = [
-            max(plan.step_memory(rank, training=training), plan.first_memory(rank, training=training))
+            most
             for training, plan in self.step_plans.items()
+            for step in [plan.step_memory(rank, training=training)]
+            for most in (step.most + step.largest, plan.first_memory(rank, training=training))
         ]
         whole = VERTEX_BYTES * self.work.stats.num_vertices
         parameters = PARAMETER_COPIES * self.work.num_shared * self.work.itemsize
@@ -164,10 +170,10 @@ class ResidentPlan(Plan):
 
         Its gradients are among them; what is there from epoch to epoch is not.
         """
-        return self.step_plans.get(True, self).step_memory(rank)
+        return self.step_plans.get(True, self).step_memory(rank, training=True).most
 
-    def step_memory(self, rank: int, *, training: bool = True) -> int:
-        """The same of a step, or of an evaluation, on the rows of this plan."""
+    def step_memory(self, rank: int, *, training: bool) -> TensorPeak:
+        """That of a step, or of an evaluation, on the rows of this plan."""
         asked = self.work.outline(self.traits, training=training)
         footprints = [self.footprint(op, rank) if op.is_aggregate else Footprint() for op in asked]
         return step_memory(self.work, self.traits, self.levels(rank), footprints, training=training)
