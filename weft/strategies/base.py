@@ -22,6 +22,8 @@ from weft.nn import SPREAD, Topology, ViewTraits, Workload, with_own_rows
 
 PARAMETER_COPIES = 5
 """In a run: a parameter, its gradient, Adam's two moments, and the best so far."""
+CHECKPOINT_COPIES = 8
+"""While a checkpoint is written, of all of these but gradients: a copy, and that as bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)

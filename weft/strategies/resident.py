@@ -37,7 +37,7 @@ from weft.nn import (
     typed_rows,
 )
 from weft.partition import Reach
-from weft.strategies.base import PARAMETER_COPIES, Held, Placed, Plan, Step, whole_topology
+from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES, Held, Placed, Plan, Step, whole_topology
 from weft.strategies.reach import describe_reach, find_reach
 from weft.strategies.view import Exchange, PlacedView
 
@@ -131,8 +131,9 @@ class ResidentPlan(Plan):
             for most in (step.most + step.largest, plan.first_memory(rank, training=training))
         ]
         whole = VERTEX_BYTES * self.work.stats.num_vertices
-        parameters = PARAMETER_COPIES * self.work.num_shared * self.work.itemsize
-        held = sum(one.device for one in kept) + max(made, default=0) + whole + parameters
+        parameters = self.work.num_shared * self.work.itemsize
+        made.append(CHECKPOINT_COPIES * parameters)
+        held = sum(one.device for one in kept) + max(made) + whole + PARAMETER_COPIES * parameters
         return Held(held, 0, 0, sum(one.shared for one in kept))
 
     def kept(self, rank: int) -> Held:

@@ -14,7 +14,7 @@ from weft.chunks.stages import Buffer, Stage
 from weft.core.units import format_bytes
 from weft.cost import Trace
 from weft.data import Graph
-from weft.strategies.base import PARAMETER_COPIES
+from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES
 from weft.strategies.offload.cut import MAX_REORDERED
 from weft.strategies.offload.moves import Moves, MoveSizes
 
@@ -145,5 +145,5 @@ def host_bytes(graph: Graph, model: nn.Module, plan: RankChunks, itemsize: int) 
     planning = 40 * neighbours + sum(planned.hop.block.num_edges for planned in plan.schedules) * 16
     planning += 8 * plan.num_chunks**2 if plan.num_chunks <= MAX_REORDERED else 0
     planning += sum(16 * one.schedule.num_slots * len(one.schedule.rounds) for one in plan.schedules)
-    parameters = sum(one.nbytes for one in model.parameters()) * PARAMETER_COPIES
+    parameters = sum(one.nbytes for one in model.parameters()) * (PARAMETER_COPIES + CHECKPOINT_COPIES)
     return held + by_vertex + planning + parameters
