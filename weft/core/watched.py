@@ -128,7 +128,8 @@ def _open_files(pid: int) -> Iterator[os.stat_result]:
 def folder_bytes(folder: Path) -> int:
     """The room on disk of the files in a folder."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            total += path.lstat().st_blocks * 512 if not path.is_dir() else 0
+    for path, _, names in os.walk(folder):  # which leaves out folders that are gone meanwhile
+        for name in names:
+            with suppress(OSError):
+                total += Path(path, name).lstat().st_blocks * 512
     return total
