@@ -1,7 +1,7 @@
 """What a run will cost, told beforehand."""
 
 from weft.cost.machine import NOMINAL_RATES, Machine, Rates
-from weft.cost.prices import KINDS, Network, Prices, Profile, Table, holds_profile
+from weft.cost.prices import KINDS, Network, Prices, Processes, Profile, Table, holds_profile
 from weft.cost.trace import Operation, Trace, all_reduce
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Network",
     "Operation",
     "Prices",
+    "Processes",
     "Profile",
     "Rates",
     "Table",

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from weft.core.errors import InputError, readable
 from weft.core.kernel_call import KernelCall
@@ -176,6 +176,21 @@ def table_of(kernel: str) -> str:
     return ALIKE.get(kernel, kernel)
 
 
+class Processes(NamedTuple):
+    """Bytes that the processes of a run take before they have a graph, pages that they share counted once."""
+
+    alone: int
+    """One that trains alone."""
+    launcher: int
+    """One that starts ranks, with those that it starts them by."""
+    rank: int
+    """Each of these ranks."""
+
+
+NOMINAL_PROCESSES = Processes(alone=343 << 20, launcher=420 << 20, rank=60 << 20)
+"""Of a machine that was described and not measured."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """A machine, or several alike and their network, as they were measured or described."""
@@ -207,6 +222,11 @@ class Profile:
     def cores(self) -> int:
         """Of a host."""
         return int(self.host["cores"])
+
+    @property
+    def processes(self) -> Processes:
+        """What processes take."""
+        return Processes(**self.host["processes"]) if "processes" in self.host else NOMINAL_PROCESSES
 
     def prices_of(self, threads: int) -> tuple[Prices, Prices]:
         """Those of a rank of so many threads alone on its host, and where all cores are at work.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +23,15 @@ from weft.core.forkserver import temporary_folder
 from weft.core.memory import keep_pages, memory_limit_bytes
 from weft.core.meter import Meter
 from weft.core.native import _native
-from weft.cost import Profile
+from weft.core.watched import watch
+from weft.cost import Processes, Profile
 from weft.engine.launch import Meeting, launch
 from weft.engine.progress import waiting
 from weft.planner import measure_kernels, measure_network
 
 TIMEOUT_SECONDS = 600.0
+TINY, LAUNCHED = "rmat:vertices=64,edges=256,features=4,classes=2", (2, 4)
+"""The graph, and the numbers of ranks, of runs by which the memory of processes is told."""
 FOUND = "found.json"
 
 
@@ -74,11 +78,31 @@ def probe_machine(workers: Sequence[int] = (), *, quiet: bool = False) -> Profil
     """
     cores = len(os.sched_getaffinity(0))
     workers = workers or [1 << power for power in range(max(cores, 4).bit_length()) if 1 << power <= max(cores, 4)]
-    found = Profile(host=host_facts(), prices=[])
+    with waiting("measuring processes", quiet=quiet):
+        found = Profile(host=host_facts() | process_facts(), prices=[])
     for ranks, threads in sorted({pair for count in workers for pair in at_work(count, cores)}):
         with waiting(f"measuring {ranks} ranks of {threads} threads", quiet=quiet):
             found = measured(found, ranks, threads, kernels=ranks * threads <= cores)
     return found
+
+
+def process_facts() -> dict[str, Any]:
+    """What a profile says of the memory of processes (Linux; nothing elsewhere): as seen on a graph without size."""
+    seen = {workers: watch_tiny(workers) for workers in (1, *LAUNCHED)} if Path("/proc/self/smaps").exists() else {}
+    if not seen or not all(seen.values()):
+        return {}
+    few, many = LAUNCHED
+    rank = (seen[many] - seen[few]) // (many - few)
+    return {"processes": Processes(alone=seen[1], launcher=seen[few] - few * rank, rank=rank)._asdict()}
+
+
+def watch_tiny(workers: int) -> int:
+    """The most memory of a run of so many local ranks that have next to no rows; 0 where it fails."""
+    with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
+        run = [sys.executable, "-m", "weft", "train", TINY, "--epochs", "2", "--quiet", "--out", f"{folder}/run"]
+        several = ["--workers", str(workers), "--strategy", "communicated"]
+        seen = watch([*run, *(several if workers > 1 else [])], Path(folder))
+    return 0 if seen.code else seen.memory
 
 
 def at_work(ranks: int, cores: int) -> list[tuple[int, int]]:
