@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 import weft
 from tests.engine.running import (
     command,
+    complaints,
     finish,
     losses,
     ranks,
@@ -122,7 +123,7 @@ def refusal(capsys: pytest.CaptureFixture[str], out: Path, *arguments: str | Pat
     """The exit code and the one line of a command that offload refuses before it has written anything."""
     given = ["train", SMALL, "--strategy", "offload", "--epochs", "2", "--out", out, *arguments]
     code = main([str(one) for one in given])
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = complaints(capsys.readouterr().err)
     assert not out.exists()
     return code, line.removeprefix("weft: error: ")
 
@@ -202,7 +203,7 @@ def test_a_disk_that_gets_full_is_one_line(tmp_path: Path, workers: int) -> None
         code, errors = finish(start(*arguments, "--workers", str(workers), prepare=limit_files))
     assert code == 1, errors
     assert "Traceback" not in errors
-    (line,) = (line for line in errors.splitlines() if line.startswith("weft: "))
+    (line,) = (line for line in complaints(errors) if line.startswith("weft: "))
     assert f"{scratch}: no room for " in line
     assert "--scratch another folder" in line
     assert not list(scratch.iterdir())
