@@ -1,4 +1,5 @@
 # make demo   sets everything up and trains on two ranks; make test   sets the same up and runs the tests.
+# make test-docs   runs what the documentation and the notebooks show, which make test leaves out.
 # make docs   builds the documentation's site into site/; broken links and anchors fail it.
 # make browser   sets up what tests of the report's page need, which are left out without: Debian's chromium, and playwright.
 # make wheel   builds a wheel, checks what it holds, and trains with it where nothing else is installed, without a compiler.
@@ -11,7 +12,7 @@ PACKAGES := $(shell find weft -name __init__.py)
 # Also where the environment says not to, since each of many processes would compile all sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test docs browser wheel campaign lint clean
+.PHONY: demo test test-docs docs browser wheel campaign lint clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -19,6 +20,9 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+test-docs: $(VENV)/ready
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m slow tests/test_docs.py tests/test_notebooks.py
 
 # Not --quiet, under which --strict counts no warning.
 docs: $(VENV)/ready

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import close_pools
+from tests.ranks import close_pools, forked
 from tests.strategies.session import REFERENCES
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives the references a folder that the workers of pytest-xdist and all ranks share."""
+    """Gives the references a folder that the workers of pytest-xdist and all ranks share; no machine has a profile."""
     if REFERENCES not in os.environ:
         folder = tempfile.TemporaryDirectory()
         os.environ[REFERENCES] = folder.name
+        os.environ["XDG_CACHE_HOME"] = str(Path(folder.name) / "cache")
         config.add_cleanup(folder.cleanup)
         config.add_cleanup(lambda: os.environ.pop(REFERENCES))
 
@@ -31,6 +32,14 @@ def _ranks() -> Iterator[None]:
     """Ends the ranks that are kept with the session."""
     yield
     close_pools()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _local_ranks() -> Iterator[None]:
+    """Has runs started here fork their local ranks, as a command does: as of a script, each would import all anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weft.engine.launch.start_method", lambda: forked().get_start_method())
+        yield
 
 
 @pytest.fixture

@@ -72,6 +72,7 @@ def tables() -> tuple[pyarrow.Table, pyarrow.Table]:
     return pyarrow.table(users), pyarrow.table(follows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", SHOWN, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_page(page: Path, stage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_DATA", str(stage / "data"))

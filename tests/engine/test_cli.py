@@ -19,7 +19,6 @@ import weft
 from tests.engine.running import command, complaints, finish, handled, start
 from weft import cli
 from weft.cli import main
-from weft.core import forkserver
 from weft.core.stop import SIGNALS, handle_signals
 from weft.data import Graph, load
 from weft.engine import run
@@ -242,7 +241,6 @@ def test_compare(
 ) -> None:
     out = tmp_path / "compare"
     monkeypatch.setattr(run, "make_plan", None)  # plans were made before the first run
-    monkeypatch.setattr(forkserver, "_started", True)  # as by a command
     command = [
         "compare",
         str(store),

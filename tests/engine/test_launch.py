@@ -64,17 +64,19 @@ def fail(what: str, meeting: Meeting) -> None:
     ids=["code", "signal", "mistake", "unforeseen", "long"],
 )
 def test_a_rank_that_fails_is_named_and_ends_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, kind: type[Exception], said: str
+    tmp_path: Path, what: str, kind: type[Exception], said: str
 ) -> None:
-    monkeypatch.setattr(forkserver, "_started", True)  # as by a command
     begun = time.monotonic()
     with pytest.raises(kind, match=said):
         launch(fail, (what,), workers=2, folder=tmp_path)
     assert time.monotonic() - begun < 60
 
 
-def test_ctrl_c_while_ranks_import_ends_them_without_a_word(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_while_ranks_import_ends_them_without_a_word(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They start by spawn, as from a notebook, whose stop button is told to all processes."""
+    monkeypatch.setattr("weft.engine.launch.start_method", forkserver.start_method)
     before, ended = set(children(os.getpid())), threading.Event()
 
     def press() -> None:

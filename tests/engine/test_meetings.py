@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.engine.running import losses
+import pytest
+from torch.distributed import TCPStore
+
+from tests.engine.running import losses, say
+from tests.ranks import spawn
 
 SCRIPT = """
 import os, sys, weft
@@ -37,17 +42,37 @@ attempt(weft.predict, f"{out}/second", out=f"{out}/rows.npy")
 """
 
 
-def test_ranks_meet_again(tmp_path: Path) -> None:
-    """One whose callback fails parts at once, so the other hears of it and both meet anew; so do unlike calls."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+def by_torchrun(script: Path, out: Path) -> list[list[str]]:
+    """What the script says on each of two ranks, which are torchrun's."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(script), str(tmp_path)]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(script), str(out)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
-    zero, one = ([line[8:] for line in done.stdout.splitlines() if line.startswith(f"rank {n}: ")] for n in (0, 1))
+    return [[line[8:] for line in done.stdout.splitlines() if line.startswith(f"rank {n}: ")] for n in (0, 1)]
+
+
+def by_ranks_that_are_there(script: Path, out: Path) -> list[list[str]]:
+    """The same without torchrun, which imports all that they need once more for each."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    said = spawn(2, say, run_script, (script, out, store.port), {})
+    return [[line[8:] for line in one.out.splitlines()] for one in said]
+
+
+def run_script(script: Path, out: Path, port: int) -> None:
+    """On a rank that has what torchrun gives it."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    sys.argv = [str(script), str(out)]
+    exec(script.read_text(), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("ranks", [by_ranks_that_are_there, pytest.param(by_torchrun, marks=pytest.mark.slow)])
+def test_ranks_meet_again(ranks: Callable[[Path, Path], list[list[str]]], tmp_path: Path) -> None:
+    """One whose callback fails parts at once, so the other hears of it and both meet anew; so do unlike calls."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    zero, one = ranks(script, tmp_path)
     assert zero[0] == one[0] == "done"
     assert zero[1].startswith("RunError callback fail raised an error")
     assert one[1].startswith("RunError rank 1 lost rank 0 in")

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 import weft
 from tests.engine.running import (
     command,
+    complaints,
     finish,
     losses,
     ranks,
@@ -90,6 +91,7 @@ def test_k_and_k_epochs_are_2k(tmp_path: Path) -> None:
     assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
 
 
+@SLOW
 def test_kill_and_resume(tmp_path: Path) -> None:
     """kill -9 of a rank: one line, nothing left running or in the scratch folder; resumed, an unbroken run's losses."""
     out, scratch = tmp_path / "killed", tmp_path / "scratch"
@@ -122,7 +124,7 @@ def refusal(capsys: pytest.CaptureFixture[str], out: Path, *arguments: str | Pat
     """The exit code and the one line of a command that offload refuses before it has written anything."""
     given = ["train", SMALL, "--strategy", "offload", "--epochs", "2", "--out", out, *arguments]
     code = main([str(one) for one in given])
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = complaints(capsys.readouterr().err)
     assert not out.exists()
     return code, line.removeprefix("weft: error: ")
 
@@ -202,7 +204,7 @@ def test_a_disk_that_gets_full_is_one_line(tmp_path: Path, workers: int) -> None
         code, errors = finish(start(*arguments, "--workers", str(workers), prepare=limit_files))
     assert code == 1, errors
     assert "Traceback" not in errors
-    (line,) = (line for line in errors.splitlines() if line.startswith("weft: "))
+    (line,) = (line for line in complaints(errors) if line.startswith("weft: "))
     assert f"{scratch}: no room for " in line
     assert "--scratch another folder" in line
     assert not list(scratch.iterdir())
@@ -265,4 +267,4 @@ def test_a_refused_limit_leaves_nothing(
     code, said = refusal(capsys, tmp_path / "out", "--device-memory", "1MB", "--scratch", tmp_path / "nowhere")
     assert code == 2
     assert said == f"{tmp_path}/nowhere: No such file or directory: --scratch another folder"
-    assert not list(left.iterdir())
+    assert {path.name.partition("_")[0] for path in left.iterdir()} <= {"torchinductor"}  # of PyTorch's first optimiser

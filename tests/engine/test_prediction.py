@@ -542,7 +542,7 @@ def test_rows_that_a_step_leaves_out_would_be_seen(run: Run, monkeypatch: pytest
         predict(run)
 
 
-@pytest.mark.parametrize("model", ["sage", "gat"])
+@pytest.mark.parametrize("model", ["sage", pytest.param("gat", marks=pytest.mark.slow)])
 def test_stays_within_the_devices_memory(
     model: str,
     weft_data: Callable[[str], Path],

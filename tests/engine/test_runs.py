@@ -190,6 +190,7 @@ def test_told_to_stop(tmp_path: Path, workers: int) -> None:
     assert int(saved.name.removeprefix("epoch-")) == last["epoch"] + 1
 
 
+@pytest.mark.slow
 def test_joins_the_ranks_of_torchrun(whole: Path, tmp_path: Path) -> None:
     """For one run after another."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.ranks import on_ranks
-from tests.strategies.cases import SIZES, Case, cases, point, turn, typed_cases
+from tests.strategies.cases import SIZES, Case, cases, point, quick_cases, turn, typed_cases
 from tests.strategies.planted import check_planted
 from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
 from weft.chunks.chunking import AHEAD, Chunking, least_bytes, working_bytes
@@ -35,15 +35,14 @@ def least(case: Case, size: int) -> int:
 
 
 def ways() -> list[Any]:
-    """Every case under one of the ways to cut it; quick on three ranks for a third of the cases, else on one."""
-    points = []
+    """Every case under one of the ways to cut it; quick for a share of the cases, and for every model."""
+    points, quick = [], quick_cases(all_cases(), {3: 1 / 8, 1: 1 / 4})
     every = list(product((*COUNTS[1:], "limit"), WITHOUT))
     for size, case in product(SIZES, all_cases()):
         chunks, saving = every[turn(f"{case.id}-P{size}", len(every))]
         way = "limit" if chunks == "limit" else f"{chunks}chunks"
         name = "-".join(filter(None, ("tensor", case.id, way, saving and f"no_{saving}", f"P{size}")))
-        quick = size == (1 if turn(case.id, 3) else 3)
-        points.append(point(case.without_saving(saving), chunks, size, name=name, quick=quick))
+        points.append(point(case.without_saving(saving), chunks, size, name=name, quick=(case, size) in quick))
     return points
 
 

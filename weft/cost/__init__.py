@@ -1,18 +1,21 @@
 """What a run will cost, told beforehand."""
 
 from weft.cost.machine import NOMINAL_RATES, Machine, Rates
-from weft.cost.prices import Network, Prices, Profile, Table
+from weft.cost.prices import KINDS, Network, Prices, Processes, Profile, Table, holds_profile
 from weft.cost.trace import Operation, Trace, all_reduce
 
 __all__ = [
+    "KINDS",
     "NOMINAL_RATES",
     "Machine",
     "Network",
     "Operation",
     "Prices",
+    "Processes",
     "Profile",
     "Rates",
     "Table",
     "Trace",
     "all_reduce",
+    "holds_profile",
 ]

@@ -8,9 +8,11 @@ from typing import Any
 from torch import nn
 
 from weft.core.config import Config
+from weft.cost import KINDS
 from weft.data import Graph
 from weft.engine.own import taken_functions
-from weft.engine.planning import Foreseen, clusters_of, foresee, known_profile, record
+from weft.engine.planning import Foreseen, clusters_of, foresee, record
+from weft.engine.probing import known_profile
 from weft.engine.run import asked, prepared_workload
 
 
@@ -39,7 +41,10 @@ def planned(
     config: Config, graph: Graph | None, model: nn.Module | None, *, machine: str | Path, hosts: int, approximate: bool
 ) -> tuple[list[Foreseen], dict[str, Any]]:
     """`plan` for a configuration, and what a file of it says."""
-    clusters = clusters_of(config, known_profile(machine), hosts)
+    profile = known_profile(machine)
+    clusters = clusters_of(config, profile, hosts)
     work = prepared_workload(config, graph, model)
     found = foresee(config, work, clusters, approximate=approximate)
-    return found, record(found, work)
+    return found, record(found, work) | {
+        "learned": {"runs": len(profile.learned), **{kind: profile.factor(kind) for kind in KINDS}}
+    }

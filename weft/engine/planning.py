@@ -18,6 +18,8 @@ from weft.core.memory import memory_limit_bytes
 from weft.core.units import format_bytes
 from weft.cost import Profile
 from weft.data import Graph
+from weft.engine.here import known_machine
+from weft.engine.hindsight import Epoch, Lesson, Told
 from weft.engine.options import (
     configured_options,
     foreign_flags,
@@ -26,8 +28,7 @@ from weft.engine.options import (
     refuse_foreign_flags,
     with_partition,
 )
-from weft.engine.probing import default_path, hardware
-from weft.engine.rank import known_machine
+from weft.engine.probing import known_profile
 from weft.nn import Workload
 from weft.planner import Cluster, bytes_held, step_time
 from weft.strategies import STRATEGIES, Options, Plan, get_strategy
@@ -158,7 +159,8 @@ def foreseen(config: Config, asked: Config, work: Workload, cluster: Cluster, pa
         fits=False,
     )
     try:
-        plan = get_strategy(config.strategy)(work, config.workers, parts.options(config), known_machine(config))
+        machine = known_machine(config, work, cluster=cluster)
+        plan = get_strategy(config.strategy)(work, config.workers, parts.options(config), machine)
         plan.require()
         seconds, held = step_time(plan, cluster), bytes_held(plan, cluster)
         sent = sum(plan.trace(rank, training=True).bytes_sent.total() for rank in range(plan.size))
@@ -239,29 +241,14 @@ def clusters_of(config: Config, profile: Profile, hosts: int = 1) -> list[Cluste
     ]
 
 
-def known_profile(path: str | Path = "") -> Profile:
-    """The profile at a path, or this machine's. InputError where there is none, or it is of other hardware."""
-    where = Path(path) if path else default_path()
-    if not where.exists():
-        raise InputError(f"{where}: no profile of this machine is there: weft probe makes it, once")
-    profile = Profile.read(where)
-    here = hardware()
-    for name, value in here.items() if not path else ():
-        if profile.host.get(name) != value:
-            known = profile.host.get(name)
-            raise InputError(
-                f"{where} is of {name.replace('_', ' ')} {known}, not {value} as here: measure this machine by weft "
-                "probe, or give --machine to plan for the other"
-            )
-    return profile
-
-
-def chosen(config: Config, work: Workload) -> tuple[Config, str]:
-    """The configuration that `--strategy auto` comes to on this machine, and a line that says so."""
-    found = foresee(config, work, clusters_of(config, known_profile()))
-    taken, why = best(found)
+def chosen(config: Config, work: Workload) -> tuple[Config, Told, str]:
+    """The configuration that `--strategy auto` comes to on this machine, what it will take, and a line that says so."""
+    profile = known_profile()
+    taken, why = best(foresee(config, work, clusters_of(config, profile)))
+    lesson = Lesson.of(profile, max(1, profile.cores // taken.workers))
     said = f"auto: {taken.strategy} {' '.join(f'{name}={value}' for name, value in taken.options.items())}".rstrip()
-    return replace(config, strategy=taken.strategy, workers=taken.workers, **taken.options), f"{said} ({why})"
+    taking = replace(config, strategy=taken.strategy, workers=taken.workers, **taken.options)
+    return taking, Told(epoch=Epoch.of(vars(taken)), lesson=lesson), f"{said} ({why})"
 
 
 def record(found: Sequence[Foreseen], work: Workload) -> dict[str, Any]:
@@ -269,30 +256,31 @@ def record(found: Sequence[Foreseen], work: Workload) -> dict[str, Any]:
     return {"fingerprint": work.graph.fingerprint, "plans": [dataclasses.asdict(one) for one in found]}
 
 
-def as_planned(config: Config, work: Workload, path: Path) -> tuple[Config, str]:
+def as_planned(config: Config, work: Workload, path: Path) -> tuple[Config, Told, str]:
     """A configuration with what the best plan of a file says. InputError where it says something else by itself."""
-    options = planned_options(path, work.graph.fingerprint)
+    options, epoch = planned_options(path, work.graph.fingerprint)
     for name, value in options.items():
         default = getattr(Config(), name)
         if getattr(config, name) not in (default, value):
             flag = "--" + name.replace("_", "-")
             raise InputError(f"{flag} {getattr(config, name)}: {path} says {value}: leave {flag} or --plan out")
-    return replace(config, **options), ""
+    return replace(config, **options), Told(epoch=epoch), ""
 
 
-def planned_options(path: Path, fingerprint: str) -> dict[str, Any]:
-    """What the best plan of a file says: strategy, workers and options. InputError where it is of another graph."""
+def planned_options(path: Path, fingerprint: str) -> tuple[dict[str, Any], Epoch]:
+    """What the best plan of a file says: strategy, workers and options, and what they take.
+
+    InputError where it is of another graph.
+    """
     with readable(path, "write it by: weft plan GRAPH --json > FILE"):
         known = json.loads(path.read_text())
-        of, plans = known["fingerprint"], known["plans"]
-        fitting = [one for one in plans if one["fits"]]
-        first = fitting and {
-            "strategy": fitting[0]["strategy"],
-            "workers": fitting[0]["workers"],
-            **fitting[0]["options"],
-        }
+        of, fitting = known["fingerprint"], [one for one in known["plans"] if one["fits"]]
+        found = [
+            ({"strategy": one["strategy"], "workers": one["workers"], **one["options"]}, Epoch.of(one))
+            for one in fitting[:1]
+        ]
     if of != fingerprint:
         raise InputError(f"{path} is a plan of another graph: make one of this by weft plan")
-    if not first:
+    if not found:
         raise InputError(f"{path}: no strategy in it fits")
-    return dict(first)
+    return found[0]

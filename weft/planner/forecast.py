@@ -8,6 +8,8 @@ from itertools import chain
 from weft.core.kernel_call import KernelCall
 from weft.cost import Profile
 from weft.cost.simulate import Hosts, StepTime, simulate
+from weft.data import is_symmetric
+from weft.nn import Workload
 from weft.strategies import Held, Plan
 
 
@@ -49,10 +51,6 @@ def step_time(plan: Plan, cluster: Cluster) -> StepTime:
     return simulate(traces, [besides(plan)] * plan.size, where)
 
 
-PROCESS_BYTES = 350 << 20
-"""Of a process with PyTorch before it has rows."""
-
-
 def free(tag: str, num_bytes: int) -> float:
     """What a rank that is alone sends."""
     del tag, num_bytes
@@ -81,7 +79,23 @@ def step_calls(plan: Plan, rank: int) -> list[KernelCall]:
 
 
 def bytes_held(plan: Plan, cluster: Cluster) -> Held:
-    """What the ranks of a plan hold at most: on a device, on a host, whose processors are the devices, and in files."""
-    found = [plan.held(rank) for rank in range(plan.size)]
-    host = sum(one.device + one.host for one in found[: cluster.ranks_each]) + cluster.ranks_each * PROCESS_BYTES
-    return Held(max(one.device for one in found), host, sum(one.disk for one in found))
+    """What the ranks of a plan hold at most: on a device, on a host, whose processors are the devices, and in files.
+
+    A host has its processes and the graph beside, of which ranks that one process starts share a copy in files.
+    """
+    found, sizes = [plan.held(rank) for rank in range(plan.size)], cluster.profile.processes
+    here, graph = found[: cluster.ranks_each], plan.work.stats.num_bytes
+    stored = plan.work.has_graph and plan.work.graph.path is not None
+    launched = len(here) == plan.size > 1
+    processes = sizes.launcher + sizes.rank * len(here) if launched else sizes.alone + sizes.rank * (len(here) - 1)
+    store = store_bytes(plan.work) if launched and not stored else 0
+    graphs = store + graph * (1 if stored or launched else len(here))
+    rows = sum(one.device + one.host - one.shared for one in here)
+    return Held(max(one.device for one in found), processes + graphs + rows, sum(one.disk for one in here) + store)
+
+
+def store_bytes(work: Workload) -> int:
+    """Of a graph's arrays in a store."""
+    stats = work.stats
+    once = work.has_graph and is_symmetric(work.graph.in_edges)
+    return stats.num_bytes - once * (4 * stats.num_edges + 8 * stats.num_vertices)
