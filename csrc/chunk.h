@@ -55,7 +55,7 @@ struct ChunkRows {
     for (int64_t e = 0; e < a.count; ++e) {
       const int64_t left = a.last_index - (a.indices + e);
       const int64_t source = a.indices[left > kAhead<T, L * N> ? e + kAhead<T, L * N> : e + left];
-      prefetch<L * N>(a.x + source * a.width + part.column);
+      prefetch<L * N>(a.x + source * a.width + part.column, column[N - 1] - part.column + L - 1);
       const T* x = a.x + a.indices[e] * a.width;
 #pragma GCC unroll 16
       for (int i = 0; i < N; ++i) {

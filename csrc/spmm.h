@@ -15,14 +15,14 @@ struct SpmmRows {
 
   template <int L, int N>
   static void run(const Spmm<T, I>& a, int64_t first, int64_t end, Columns columns) {
-    const int64_t last_entry = a.indptr[a.num_rows] - 1;
+    const int64_t last_entry = a.indptr[a.num_rows] - 1, last = columns.tail - columns.column + L - 1;
     for (int64_t row = first; row < end; ++row) {
       if (a.add && a.indptr[row] == a.indptr[row + 1] && row >= a.num_loops) continue;
-      if (a.add) prefetch<L * N>(a.y + row * a.width + columns.column);
+      if (a.add) prefetch<L * N>(a.y + row * a.width + columns.column, last);
       Vector<T, L> sum[N] = {};
       for (int64_t entry = a.indptr[row]; entry < a.indptr[row + 1]; ++entry) {
         const int64_t ahead = entry + kAhead<T, L * N> < last_entry ? entry + kAhead<T, L * N> : last_entry;
-        prefetch<L * N>(a.x + a.indices[ahead] * a.width + columns.column);
+        prefetch<L * N>(a.x + a.indices[ahead] * a.width + columns.column, last);
         const int64_t source = a.indices[entry];
         const T* x = a.x + source * a.width;
         T scale = 1;
@@ -81,14 +81,14 @@ struct MaxRows {
 
   template <int L, int N>
   static void run(const SpmmMax<T, I>& a, int64_t first, int64_t end, Columns columns) {
-    const int64_t last_entry = a.indptr[a.num_rows] - 1;
+    const int64_t last_entry = a.indptr[a.num_rows] - 1, last = columns.tail - columns.column + L - 1;
     for (int64_t row = first; row < end; ++row) {
       const int64_t begin = a.indptr[row];
       Vector<T, L> best[N] = {};
       Vector<Place, L> place[N] = {};
       for (int64_t entry = begin; entry < a.indptr[row + 1]; ++entry) {
         const int64_t ahead = entry + kAhead<T, L * N> < last_entry ? entry + kAhead<T, L * N> : last_entry;
-        prefetch<L * N>(a.x + a.indices[ahead] * a.width + columns.column);
+        prefetch<L * N>(a.x + a.indices[ahead] * a.width + columns.column, last);
         const T* x = a.x + a.indices[entry] * a.width;
         const Vector<Place, L> here = Vector<Place, L>{} + static_cast<Place>(entry - begin);
 #pragma GCC unroll 16

@@ -67,13 +67,14 @@ constexpr int kAhead = 8192 / (kValues * int{sizeof(T)}) < 8    ? 8
                        : 8192 / (kValues * int{sizeof(T)}) > 32 ? 32
                                                                 : 8192 / (kValues * int{sizeof(T)});
 
-// Fetches the cache lines of kValues numbers; a row may start anywhere in its first line.
+// Fetches the cache lines of numbers 0 to `last`, for which kValues lanes are taken, and where a row is narrow no line
+// more; a row may start anywhere in its first line.
 template <int kValues, class T>
-WEFT_INLINE void prefetch(const T* row) {
+WEFT_INLINE void prefetch(const T* row, int64_t last) {
   constexpr int line = 64 / sizeof(T);
 #pragma GCC unroll 32
   for (int value = 0; value < kValues; value += line) __builtin_prefetch(row + value);
-  __builtin_prefetch(row + kValues - 1);
+  __builtin_prefetch(row + last);
 }
 
 template <class T>

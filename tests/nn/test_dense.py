@@ -1,4 +1,4 @@
-"""Maps of rows: by oneDNN and by the plain aggregate they are the same map, forward and backward."""
+"""Maps of rows: by oneDNN and by PyTorch's matrix product they are the same map, forward and backward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.nn import Linear, dense, linear, use_onednn
 
-CONVOLUTION = "_ConvolutionBackward"
+MAP = "_MapBackward"
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +18,18 @@ def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(dense, "MIN_PRODUCTS", 1)
     yield
     use_onednn(True)
+
+
+@pytest.fixture(params=["one thread", "several threads", "no oneDNN"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Each way in which a map is done."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2 if request.param == "several threads" else 1)
+    monkeypatch.setattr(dense, "LARGE_PRODUCTS", 1)
+    if request.param == "no oneDNN":
+        monkeypatch.setattr(dense, "_inner_product", None)
+    yield request.param
+    torch.set_num_threads(threads)
 
 
 def example(rows: int, width: int, out_width: int, added: str) -> list[Tensor]:
@@ -28,13 +40,14 @@ def example(rows: int, width: int, out_width: int, added: str) -> list[Tensor]:
 
 @pytest.mark.parametrize("added", ["none", "bias", "rows"])
 @pytest.mark.parametrize(("rows", "width", "out_width"), [(300, 33, 17), (1, 5, 3), (50, 1, 4), (50, 4, 1), (0, 4, 3)])
+@pytest.mark.usefixtures("way")
 def test_equals_float64(rows: int, width: int, out_width: int, added: str) -> None:
     """In float32, to rounding, and every gradient with it."""
     tensors = [tensor.requires_grad_() for tensor in example(rows, width, out_width, added)]
     doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
     y, expected = linear(*tensors), linear(*doubles)
-    assert type(y.grad_fn).__name__ == CONVOLUTION or not rows
-    assert type(expected.grad_fn).__name__ != CONVOLUTION
+    assert type(y.grad_fn).__name__ == MAP or not rows
+    assert type(expected.grad_fn).__name__ != MAP
     grad = torch.randn(rows, out_width)
     for ours, true in zip(
         (y, *torch.autograd.grad(y, tensors, grad)),
@@ -66,10 +79,10 @@ def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = example(40, 12, 9, "none")
     weight.requires_grad_()
     use_onednn(False)
-    assert type(linear(x, weight).grad_fn).__name__ != CONVOLUTION
+    assert type(linear(x, weight).grad_fn).__name__ != MAP
     use_onednn(True)
     monkeypatch.setattr(dense, "MIN_PRODUCTS", 10**6)
-    assert type(linear(x, weight).grad_fn).__name__ != CONVOLUTION
+    assert type(linear(x, weight).grad_fn).__name__ != MAP
 
 
 def test_module_is_torchs() -> None:

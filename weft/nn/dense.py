@@ -9,15 +9,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_weight
 
-MIN_PRODUCTS = 1 << 22  # below this many multiplications, the call costs more than they do
+MIN_PRODUCTS = 1 << 18  # below this many multiplications, the call costs more than they do
+LARGE_PRODUCTS = 1 << 22  # from which oneDNN pays for gradients of weights
+NARROW = 16  # below so many columns it does not
 PART_ROWS = 16  # from measuring 4 to 256
-_onednn = torch.backends.mkldnn.is_available()
+_inner_product = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+_onednn = True
 
 
 def use_onednn(on: bool) -> None:
-    """Whether this process gives large maps to oneDNN, where PyTorch has it."""
+    """Whether large maps of this process are those of this module, by oneDNN where PyTorch has it, or PyTorch's own."""
     global _onednn
-    _onednn = on and torch.backends.mkldnn.is_available()
+    _onednn = on
 
 
 def linear(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
@@ -25,12 +28,12 @@ def linear(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
 
     added: rows [n, out_width], or one bias [out_width] for all.
 
-    A 1 x 1 convolution is the same map, and PyTorch gives it to oneDNN, which uses the widest vectors of any processor.
-    Its matrix product goes to MKL, which does so on Intel's only.
+    PyTorch's matrix product goes to MKL, which is slow where few columns come out, and on some processors leaves the
+    widest vectors unused. oneDNN's inner product, by which PyTorch's compiler has such maps done, is not.
     """
     known = x.dtype == torch.float32 and x.device.type == "cpu"
     if _onednn and known and x.numel() * weight.shape[1] >= MIN_PRODUCTS:
-        y: Tensor = _Convolution.apply(x, weight, added)  # type: ignore[no-untyped-call]
+        y: Tensor = _Map.apply(x, weight, added)  # type: ignore[no-untyped-call]
         return y
     return x @ weight if added is None else torch.addmm(added, x, weight)
 
@@ -42,14 +45,14 @@ class Linear(nn.Linear):
         return linear(x, self.weight.t(), self.bias)
 
 
-class _Convolution(torch.autograd.Function):
+class _Map(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.one_for_all = added is not None and added.dim() == 1
         if ctx.one_for_all or added is None:
-            return _convolve(x, weight, added)
-        return _convolve(x, weight, None).add_(added)
+            return _product(x, weight, added)
+        return _product(x, weight, None).add_(added)
 
     @staticmethod
     @once_differentiable
@@ -58,28 +61,32 @@ class _Convolution(torch.autograd.Function):
         needs_x, needs_weight, needs_added = ctx.needs_input_grad
         grad_added = grad_y.sum(0) if ctx.one_for_all else grad_y
         return (
-            _convolve(grad_y, weight.t(), None) if needs_x else None,
-            _convolve_weight(x, grad_y) if needs_weight else None,
+            _product(grad_y, weight.t(), None) if needs_x else None,
+            _weight_gradient(x, grad_y) if needs_weight else None,
             grad_added if needs_added else None,
         )
 
 
-def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y = torch.conv2d(_pixels(x), weight.t()[:, :, None, None], bias)
-    return y.permute(0, 2, 3, 1).reshape(len(x), weight.shape[1])
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if _inner_product is not None:
+        y: Tensor = _inner_product(x.contiguous(), weight.t().contiguous(), bias, "none", [], "")
+        return y
+    return x @ weight if bias is None else torch.addmm(bias, x, weight)
 
 
-def _convolve_weight(x: Tensor, grad_y: Tensor) -> Tensor:
+def _weight_gradient(x: Tensor, grad_y: Tensor) -> Tensor:
     """The gradient `x^T grad_y` of the weight: x [n, in_width], grad_y [n, out_width] -> [in_width, out_width].
 
-    oneDNN works on equal parts of n, and takes up to four times as long where it finds none: a few rows are apart.
+    Large ones of several threads are oneDNN's, as that of a 1 x 1 convolution's weight, which takes up to four times as
+    long where n has no equal parts: a few rows are apart. In MKL's product the narrower one goes first: it takes up to
+    twenty times as long where eight columns come last.
     """
+    wide = min(x.shape[1], grad_y.shape[1]) >= NARROW and x.numel() * grad_y.shape[1] >= LARGE_PRODUCTS
+    if _inner_product is None or not wide or torch.get_num_threads() == 1:
+        return (grad_y.t() @ x).t() if grad_y.shape[1] < x.shape[1] else x.t() @ grad_y
     even, size = len(x) // PART_ROWS * PART_ROWS, (grad_y.shape[1], x.shape[1])
-    beyond = x[even:].t() @ grad_y[even:]
-    if not even:
-        return beyond
     found: Tensor = conv2d_weight(_pixels(x[:even]), (*size, 1, 1), _pixels(grad_y[:even]))
-    return found.view(size).t() + beyond
+    return found.view(size).t() + x[even:].t() @ grad_y[even:]
 
 
 def _pixels(x: Tensor) -> Tensor:
