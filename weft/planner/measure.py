@@ -34,7 +34,7 @@ MOST_WORK = {"flops": 2.5e9, "numbers": 1.5e7, "bytes": 1.3e8}
 """Of a sample; larger ones take as long for a unit."""
 
 ROWS, COLUMNS, WIDTHS = (
-    (256.0, 65536.0),
+    (256.0, 4096.0, 65536.0),
     (2.0, 8.0, 16.0, 64.0, 100.0, 128.0, 512.0),
     (2.0, 8.0, 16.0, 40.0, 64.0, 128.0, 256.0),
 )
@@ -187,14 +187,20 @@ Sample = tuple[float, float, Callable[[], Work]]
 
 
 def table(watch: Stopwatch, axes: Sequence[tuple[float, ...]], make: Callable[..., Sample], **said: Any) -> Table:
-    """The seconds of a unit at all sizes; where a sample is too large, those of the one before on the first axis."""
+    """The seconds of a unit at all sizes; where a sample is too large, those of one that is as large as may be.
+
+    Nor does that have less on the first axis than the sample before has, whose seconds then count.
+    """
     found: dict[tuple[float, ...], float] = {}
     for sizes in product(*axes):
         units, share, ready = make(*sizes, **said)
         at = axes[0].index(sizes[0])
         if share > 1 and at:
-            found[sizes] = found[(axes[0][at - 1], *sizes[1:])]
-            continue
+            before = axes[0][at - 1]
+            if sizes[0] / share <= before:
+                found[sizes] = found[(before, *sizes[1:])]
+                continue
+            units, _, ready = make(sizes[0] // share, *sizes[1:], **said)
         work = ready()
         found[sizes] = watch.seconds(work) / units
         del work
