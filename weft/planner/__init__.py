@@ -1,9 +1,25 @@
 """Tells what a plan will take, by what was measured of a machine.
 
-Reading order: measure (a machine's profile), forecast (a plan's seconds by it).
+Reading order: measure (a machine's profile), forecast (a plan's seconds by it), extrapolate (of a larger graph).
 """
 
-from weft.planner.forecast import Cluster, bytes_held, step_time
+from weft.planner.extrapolate import RankWork, extrapolated, standing_for_all, told_ranks, works_of
+from weft.planner.forecast import CONTEXT_BYTES, Cluster, besides, bytes_held, held_by_all, step_time, time_of
 from weft.planner.measure import measure_kernels, measure_network
 
-__all__ = ["Cluster", "bytes_held", "measure_kernels", "measure_network", "step_time"]
+__all__ = [
+    "CONTEXT_BYTES",
+    "Cluster",
+    "RankWork",
+    "besides",
+    "bytes_held",
+    "extrapolated",
+    "held_by_all",
+    "measure_kernels",
+    "measure_network",
+    "standing_for_all",
+    "step_time",
+    "time_of",
+    "told_ranks",
+    "works_of",
+]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from weft.core.kernel_call import KernelCall
-from weft.cost import Profile
+from weft.cost import Profile, Trace
 from weft.cost.simulate import Hosts, StepTime, simulate
 from weft.strategies import Held, Plan
 
@@ -25,6 +26,12 @@ class Cluster:
     """Of a host."""
     emulated: bool = False
     """Whether the hosts are one machine, whose cores they share."""
+    device_bytes: int | None = None
+    """Memory of a rank's device; None: that is its host's processor."""
+    machines: str = ""
+    """How a person has named them, if it is not the one that is there."""
+    assumed: str = ""
+    """What of the profile was not measured."""
 
     @property
     def ranks_each(self) -> int:
@@ -34,8 +41,15 @@ class Cluster:
 
 def step_time(plan: Plan, cluster: Cluster) -> StepTime:
     """The seconds of a training step."""
+    traces = [plan.trace(rank, training=True) for rank in range(plan.size)]
+    return time_of(traces, [besides(plan)] * plan.size, cluster)
+
+
+def time_of(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], cluster: Cluster) -> StepTime:
+    """The seconds of a step in which ranks do this; besides: see `simulate`."""
+    size = len(traces)
     alone, busy = cluster.profile.prices_of(cluster.threads)
-    network = cluster.profile.network_of(plan.size, cluster.hosts) if plan.size > 1 else None
+    network = cluster.profile.network_of(size, cluster.hosts) if size > 1 else None
     where = Hosts(
         ranks_each=cluster.ranks_each,
         slots=max(1, cluster.profile.cores // cluster.threads),
@@ -44,13 +58,13 @@ def step_time(plan: Plan, cluster: Cluster) -> StepTime:
         crossing=network.seconds if network else free,
         step_seconds=network.step_seconds if network else 0.0,
     )
-    ranks = range(plan.size)
-    traces = [plan.trace(rank, training=True) for rank in ranks]
-    return simulate(traces, [besides(plan)] * plan.size, where)
+    return simulate(traces, besides, where)
 
 
 PROCESS_BYTES = 350 << 20
 """Of a process with PyTorch before it has rows."""
+CONTEXT_BYTES = 512 << 20
+"""Of a GPU, what a process with CUDA takes before it has rows (nominal)."""
 
 
 def free(tag: str, num_bytes: int) -> float:
@@ -81,7 +95,14 @@ def step_calls(plan: Plan, rank: int) -> list[KernelCall]:
 
 
 def bytes_held(plan: Plan, cluster: Cluster) -> Held:
-    """What the ranks of a plan hold at most: on a device, on a host, whose processors are the devices, and in files."""
-    found = [plan.held(rank) for rank in range(plan.size)]
-    host = sum(one.device + one.host for one in found[: cluster.ranks_each]) + cluster.ranks_each * PROCESS_BYTES
-    return Held(max(one.device for one in found), host, sum(one.disk for one in found))
+    """What the ranks of a plan hold at most: on a device, on a host, whose processors may be that, and in files."""
+    return held_by_all([plan.held(rank) for rank in range(plan.size)], cluster)
+
+
+def held_by_all(found: Sequence[Held], cluster: Cluster) -> Held:
+    """The same of what each rank holds; beside a device of its own, rows of files are in the host's memory."""
+    apart = cluster.device_bytes is not None
+    here = found[: cluster.ranks_each]
+    host = sum(one.host + (one.disk if apart else one.device) for one in here) + cluster.ranks_each * PROCESS_BYTES
+    disk = 0 if apart else sum(one.disk for one in found)
+    return Held(max(one.device for one in found), host, disk)

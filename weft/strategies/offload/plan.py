@@ -59,6 +59,7 @@ class OffloadPlan(Plan):
     optimisations: ClassVar[tuple[str, ...]] = ("reach", "share", "keep", "reorder", "prefetch")
     loads_ahead: ClassVar[str] = "prefetch"
     """The optimisation by which a chunk is loaded while the one before is worked on."""
+    most_foreseen = 16
     traits = SPREAD
     options: ChunkOptions
 
@@ -219,7 +220,7 @@ class OffloadPlan(Plan):
         needed = make_dependencies(graph.in_edges, part, 0, 1, self.vertices.caching)
         cutter = Cutter(work, self.programs, [needed], self.kept, on_cpu=options.on_cpu, prefetch=False)
         chunks = replace(cutter.cut(0, [[bounds] * self.programs[True].num_hops]), span=bounds[1])
-        group = Group(device=options.device or "cpu")
+        group = Group(device=options.device if options.device and torch.cuda.is_available() else "cpu")
         return PlacedOffload(work, chunks, group, folder=options.scratch, only_first=True)
 
     @property
