@@ -212,7 +212,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--machine", type=Path, metavar="FILE", help="another profile than this machine's")
     command.add_argument("--hosts", type=whole, default=1, metavar="X", help="so many such machines, ranks on each (1)")
     command.add_argument(
-        "--machines", default="", metavar="X", help="others that are not there, as in 1x24GB,4x24GB@1gbit,8xT4@15gbit, or a .toml"
+        "--machines",
+        default="",
+        metavar="X",
+        help="others that are not there, as in 1x24GB,4x24GB@1gbit,8xT4@15gbit, or a .toml",
     )
     command.add_argument("--approximate", action="store_true", help="also strategies that change numbers")
     command.add_argument("--json", action="store_true", help="print one JSON object, for weft train --plan")

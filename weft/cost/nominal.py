@@ -60,7 +60,9 @@ GPUS = {
     "H200": Gpu(
         memory_gib=141, memory_gbps=4800, tflops=67.0, host_gbps=PCIE5, peer_gbps=450, source="NVIDIA H200 (SXM)"
     ),
-    "L4": Gpu(memory_gib=24, memory_gbps=300, tflops=30.3, host_gbps=PCIE4 / 2, peer_gbps=PCIE4 / 2, source="NVIDIA L4"),
+    "L4": Gpu(
+        memory_gib=24, memory_gbps=300, tflops=30.3, host_gbps=PCIE4 / 2, peer_gbps=PCIE4 / 2, source="NVIDIA L4"
+    ),
     "L40S": Gpu(memory_gib=48, memory_gbps=864, tflops=91.6, host_gbps=PCIE4, peer_gbps=PCIE4, source="NVIDIA L40S"),
     "RTX3090": Gpu(
         memory_gib=24, memory_gbps=936, tflops=35.6, host_gbps=PCIE4, peer_gbps=PCIE4, source="GeForce RTX 3090"

@@ -11,18 +11,17 @@ from weft.core.config import Config
 from weft.data import DescribedGraph, Graph
 from weft.engine.options import configured_options, make_options, open_book, with_partition
 from weft.nn import Workload
+from weft.planner import RankWork
 from weft.strategies import Options, get_strategy
 
 SIZES = 3
 """Graphs, each half of the next, from which one grows."""
 MOST_VERTICES, MOST_EDGES = 1 << 15, 1 << 20
 """Of the largest graph that is drawn."""
-MOST_BLOCKS = 1 << 21
-"""Vertices times ranks: what planning takes grows with it."""
-LEAST_OF_A_RANK = 4
+LEAST_OF_A_RANK = 16
 """Vertices, on the smallest graph."""
-MOST_TOLD = 8
-"""Ranks of which it is found out what they do; the others do what the nearest of these does."""
+MOST_RANKS = 16
+"""That plans are made for; what more do is extrapolated as well."""
 
 
 class Parts:
@@ -48,72 +47,86 @@ class Known(NamedTuple):
     parts: Parts
 
 
-class Subject:
-    """A workload of which is told what it takes: itself, which is known, or what small ones tell of it."""
+class Point(NamedTuple):
+    """What a plan is made of to learn of a larger one."""
 
-    described: DescribedGraph | None = None
+    known: Known
+    ranks: int
+
+
+class WholeSubject:
+    """A workload of which is told what it takes."""
+
+    is_there = True
 
     def __init__(self, work: Workload) -> None:
-        self._known = [Known(work, Parts(work.graph))]
-
-    def known(self, ranks: int) -> list[Known]:
-        """The workloads of which plans are made for so many ranks, ascending, each of twice the one before."""
-        del ranks
-        return self._known
-
-    def times(self, ranks: int) -> float:
-        """How many times the vertices of the last of these the workload's graph has."""
-        del ranks
-        return 1.0
-
-    def most_told(self, ranks: int) -> int:
-        """Of how many ranks it is found out what they do."""
-        return ranks
+        self.whole = Known(work, Parts(work.graph))
 
     def explain(self, ranks: int) -> str:
-        """What was extrapolated, from which sizes and how far; '': nothing."""
+        """What was extrapolated: nothing."""
         del ranks
         return ""
 
 
-class DescribedSubject(Subject):
-    """What small R-MAT graphs of the same mean degree tell of a described one.
+class DescribedSubject:
+    """A workload on a graph that is only described: small R-MAT graphs of the same mean degree tell what it takes.
 
     work: the workload of a graph, as the configuration asks for it.
     """
 
-    described: DescribedGraph
+    is_there = False
 
     def __init__(self, described: DescribedGraph, work: Callable[[Graph], Workload]) -> None:
         self.described, self._work = described, work
         self._drawn = dict[int, Known]()
+        self._found = dict[tuple[Config, Graph], list[RankWork]]()
 
-    def known(self, ranks: int) -> list[Known]:
-        return [self._at(halvings) for halvings in self._halvings(ranks)]
+    def found(self, config: Config, known: Known, find: Callable[[Config, Known], list[RankWork]]) -> list[RankWork]:
+        """What is found out about a configuration on one of these graphs, once for all machines."""
+        key = config, known.parts.graph
+        if key not in self._found:
+            self._found[key] = find(config, known)
+        return self._found[key]
+
+    def by_vertices(self, ranks: int) -> list[Point]:
+        """Graphs each of which has twice the vertices of the one before, for so many ranks or what stands for them."""
+        return [Point(self._at(halvings), min(ranks, MOST_RANKS)) for halvings in self._halvings(ranks)]
+
+    def fewer_ranks(self, ranks: int) -> list[Point]:
+        """The largest of these for half as many ranks, and half of those, where there are too many; ascending."""
+        if ranks <= MOST_RANKS:
+            return []
+        largest = self._at(self._halvings(ranks)[-1])
+        return [Point(largest, MOST_RANKS >> halvings) for halvings in reversed(range(1, SIZES))]
 
     def times(self, ranks: int) -> float:
+        """How many times the vertices of the largest the graph has."""
         return self.described.num_vertices / (self.described.num_vertices >> self._halvings(ranks)[-1])
 
-    def most_told(self, ranks: int) -> int:
-        return MOST_TOLD if self.times(ranks) > 1 else ranks
-
     def explain(self, ranks: int) -> str:
-        if self.times(ranks) == 1:
-            return ""
-        sizes = [f"{one.work.stats.num_vertices:,}" for one in self.known(ranks)]
-        ranks_told = f", {self.most_told(ranks)} ranks of {ranks} looked at" if ranks > self.most_told(ranks) else ""
+        """What was extrapolated, from which sizes and how far."""
+        found = [point.known.work.stats.num_vertices for point in self.by_vertices(ranks)]
+        beyond = []
+        if self.times(ranks) > 1:
+            beyond.append(
+                f"graphs of {', '.join(f'{one:,}' for one in found)} vertices, {self.times(ranks):,.0f} times"
+            )
+        if ranks > MOST_RANKS:
+            fewer = [point.ranks for point in self.fewer_ranks(ranks)]
+            beyond.append(f"{', '.join(map(str, fewer))} and {MOST_RANKS} ranks, {ranks / MOST_RANKS:g} times")
+        about = f"on {ranks} rank{'s' if ranks > 1 else ''}, R-MAT graphs in place of the one described"
         return (
-            f"{ranks} ranks: work, halos and memory extrapolated from R-MAT graphs of {', '.join(sizes)} vertices, "
-            f"{self.times(ranks):,.0f} times smaller at least{ranks_told}"
+            f"{about}; work, rows that cross and memory extrapolated from {', and from '.join(beyond)}"
+            if beyond
+            else about
         )
 
     def _halvings(self, ranks: int) -> list[int]:
-        """How often the graph is halved for each size; once and not at all where that is small enough itself."""
+        """How often the graph is halved for each size; not at all where it is small enough itself."""
         graph, last = self.described, 0
-        least = max(LEAST_OF_A_RANK * ranks, graph.num_classes) << (SIZES - 1)
+        least = max(LEAST_OF_A_RANK * min(ranks, MOST_RANKS), graph.num_classes) << (SIZES - 1)
         by_edges = MOST_EDGES * graph.num_vertices // max(graph.num_edges, 1)
-        most = max(min(MOST_VERTICES, MOST_BLOCKS // ranks, by_edges), least)
-        while graph.num_vertices >> last > most:
+        while graph.num_vertices >> last > max(min(MOST_VERTICES, by_edges), least):
             last += 1
         return [last + more for more in reversed(range(SIZES))] if last else [0]
 
@@ -122,3 +135,6 @@ class DescribedSubject(Subject):
             graph = self.described.drawn(halvings)
             self._drawn[halvings] = Known(self._work(graph), Parts(graph))
         return self._drawn[halvings]
+
+
+Subject = WholeSubject | DescribedSubject

@@ -11,7 +11,7 @@ from torch import nn
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.data import DescribedGraph, Graph, is_described
-from weft.engine.described import DescribedSubject, Subject
+from weft.engine.described import DescribedSubject, Subject, WholeSubject
 from weft.engine.machines import clusters_on, machines_of
 from weft.engine.own import taken_functions
 from weft.engine.planning import Foreseen, clusters_of, foresee, known_profile, notes_on, record
@@ -31,10 +31,11 @@ def plan(
 ) -> list[Foreseen]:
     """What training will take under each strategy that has the options, those that fit and are fastest first.
 
-    graph, model, options: as of `weft.train`; `workers`, by default 1, 2, 4, ... up to this machine's cores.
-    machine: the file of a profile, as `weft probe` writes it; by default this machine's. hosts: such as it, with as
-    many ranks on each. machines: those that are not there, as of `weft plan --machines`. approximate: also strategies that do not give the numbers of `single`. Nothing is run or
-    written. InputError for a mistake of the caller.
+    graph, model, options: as of `weft.train`, or `stats:...`, a graph of which only numbers are known;
+    `workers`, by default 1, 2, 4, ... up to this machine's cores. machine: the file of a profile, as `weft probe`
+    writes it; by default this machine's. hosts: such as it, with as many ranks on each. machines: those that are not
+    there, as of `weft plan --machines`. approximate: also strategies that do not give the numbers of `single`.
+    Nothing is run or written. InputError for a mistake of the caller.
     """
     _, options = taken_functions(options)
     config, whole, module = asked(graph, model, options, "weft.plan")
@@ -73,13 +74,13 @@ def planned(
     clusters = where.clusters(config)
     subject = subject_of(config, graph, model)
     found = foresee(config, subject, clusters, approximate=approximate)
-    fingerprint = "" if subject.described else subject.known(1)[0].work.graph.fingerprint
+    fingerprint = subject.whole.work.graph.fingerprint if isinstance(subject, WholeSubject) else ""
     return found, record(found, fingerprint, notes_on(subject, clusters))
 
 
 def subject_of(config: Config, graph: Graph | None, model: nn.Module | None) -> Subject:
     """What a configuration asks to be told of. InputError for statistics that cannot be."""
     if graph is not None or not is_described(config.graph):
-        return Subject(prepared_workload(config, graph, model))
+        return WholeSubject(prepared_workload(config, graph, model))
     described = DescribedGraph.parse(config.graph, config.seed)
     return DescribedSubject(described, lambda drawn: prepared_workload(config, drawn, model))

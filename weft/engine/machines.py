@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from weft.core.config import Config
 from weft.core.errors import InputError, readable, unknown

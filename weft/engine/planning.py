@@ -15,7 +15,7 @@ from weft.core.errors import InputError, readable
 from weft.core.memory import memory_limit_bytes
 from weft.core.units import format_bytes, parse_bytes
 from weft.cost import Profile
-from weft.engine.described import Subject
+from weft.engine.described import Known, Point, Subject, WholeSubject
 from weft.engine.options import configured_options, foreign_flags, refuse_foreign_flags
 from weft.engine.probing import default_path, hardware
 from weft.engine.rank import known_machine
@@ -24,12 +24,11 @@ from weft.planner import (
     CONTEXT_BYTES,
     Cluster,
     RankWork,
+    Samples,
     besides,
     extrapolated,
     held_by_all,
-    standing_for_all,
     time_of,
-    told_ranks,
     works_of,
 )
 from weft.strategies import STRATEGIES, Held, Plan, get_strategy
@@ -79,7 +78,11 @@ class Foreseen:
 
 
 def foresee(
-    config: Config, work: Workload | Subject, clusters: Sequence[Cluster], *, approximate: bool = False
+    config: Config,
+    work: Workload | Subject,
+    clusters: Sequence[Cluster],
+    *,
+    approximate: bool = False,
 ) -> list[Foreseen]:
     """What a workload will take under each strategy with its sensible options, on each of some clusters: best first.
 
@@ -87,7 +90,7 @@ def foresee(
     that the configuration gives.
     """
     require_foreseeable(config)
-    subject = work if isinstance(work, Subject) else Subject(work)
+    subject = WholeSubject(work) if isinstance(work, Workload) else work
     names = [name for name, plan in STRATEGIES.items() if is_candidate(plan, approximate=approximate)]
     refuse_foreign_flags(config, tuple(names))
     having = [name for name in names if not foreign_flags(config, name)]
@@ -148,7 +151,7 @@ def attempts(config: Config, subject: Subject, cluster: Cluster) -> Iterable[Con
     if limit is None or "device_memory" not in options:
         return
     limited = replace(config, device_memory=config.device_memory or str(limit))
-    if subject.described is not None and not config.chunks:
+    if not subject.is_there and not config.chunks:
         yield from (replace(limited, chunks=count) for count in SOME_CHUNKS)
     elif limited != config:
         yield limited
@@ -184,7 +187,7 @@ def foreseen(config: Config, asked: Config, subject: Subject, cluster: Cluster) 
         workers=config.workers,
         machines=cluster.machines,
         options=options,
-        command=command(config if subject.described is None else replace(config, graph="GRAPH"), cluster.hosts),
+        command=command(config if subject.is_there else replace(config, graph="GRAPH"), cluster.hosts),
         fits=False,
     )
     try:
@@ -211,16 +214,29 @@ def foreseen(config: Config, asked: Config, subject: Subject, cluster: Cluster) 
 
 def rank_works(config: Config, subject: Subject) -> list[RankWork]:
     """What each rank does and holds under a configuration. InputError for what cannot be."""
-    kind, size = get_strategy(config.strategy), config.workers
-    if kind.most_foreseen is not None and size > kind.most_foreseen and subject.described is not None:
-        raise InputError(f"is told of statistics for at most {kind.most_foreseen} ranks")
-    ranks, found = told_ranks(size, subject.most_told(size)), []
-    for work, parts in subject.known(size):
-        plan = kind(work, size, parts.options(config), known_machine(config))
+    ranks = config.workers
+    if isinstance(subject, WholeSubject):
+        return planned_works(config, subject.whole, required=True)
+
+    def sampled(point: Point) -> list[RankWork]:
+        return subject.found(replace(config, workers=point.ranks), point.known, planned_works)
+
+    by_vertices = [sampled(one) for one in subject.by_vertices(ranks)]
+    before = [sampled(one) for one in subject.fewer_ranks(ranks)]
+    return extrapolated(
+        Samples(by_vertices=by_vertices, by_ranks=[*before, by_vertices[-1]]), subject.times(ranks), ranks
+    )
+
+
+def planned_works(config: Config, known: Known, *, required: bool = False) -> list[RankWork]:
+    """The same on a graph that is there; required: where there is memory and disk for it, and of all ranks exactly."""
+    options, machine = known.parts.options(config), known_machine(config)
+    plan = get_strategy(config.strategy)(known.work, config.workers, options, machine)
+    if required:
         plan.require()
-        found.append(works_of(plan, ranks, besides(plan)))
-        plan.forget()
-    return standing_for_all(extrapolated(found, subject.times(size)) if len(found) > 1 else found[0], size)
+    found = works_of(plan, besides(plan), exactly=required)
+    plan.forget()
+    return found
 
 
 def too_little(held: Held, config: Config, cluster: Cluster) -> str:

@@ -3,7 +3,7 @@
 Reading order: measure (a machine's profile), forecast (a plan's seconds by it), extrapolate (of a larger graph).
 """
 
-from weft.planner.extrapolate import RankWork, extrapolated, standing_for_all, told_ranks, works_of
+from weft.planner.extrapolate import RankWork, Samples, extrapolated, works_of
 from weft.planner.forecast import CONTEXT_BYTES, Cluster, besides, bytes_held, held_by_all, step_time, time_of
 from weft.planner.measure import measure_kernels, measure_network
 
@@ -11,15 +11,14 @@ __all__ = [
     "CONTEXT_BYTES",
     "Cluster",
     "RankWork",
+    "Samples",
     "besides",
     "bytes_held",
     "extrapolated",
     "held_by_all",
     "measure_kernels",
     "measure_network",
-    "standing_for_all",
     "step_time",
     "time_of",
-    "told_ranks",
     "works_of",
 ]

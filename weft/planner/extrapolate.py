@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import fmean
-from typing import NamedTuple
 
-from weft.core.errors import InputError
 from weft.core.kernel_call import KernelCall
 from weft.cost import Operation, Trace
 from weft.strategies import Held, Plan
 
-LEAST_POWER = 0.05
-"""A number that grows by less is taken to grow so, since it has to be divided by."""
+AMOUNTS = ("flops", "edges", "bytes_sent", "bytes_received")
+"""Of an operation, what may grow with the graph, beside the sizes of its calls."""
+NEAR = 0.03
+"""To 0 or 1, for an exponent to be taken as that."""
+MOST = 1.5
+"""An exponent; edges whose source is not in the cache grow faster than the graph for a while."""
+
+
+Place = tuple[int | str | bool, ...]
+"""Of a number in a step: the same for every rank and graph, also where some have nothing to do for an operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,104 +35,156 @@ class RankWork:
     held: Held
 
 
-class Growth(NamedTuple):
-    """How a number grows, from what it is of graphs each of which has twice the vertices of the one before.
+def growth(found: Sequence[float], times: float) -> float:
+    """By how much a number is larger on a graph with so many times the vertices of the last of those it is known of.
 
-    As c + a n^p through the last three, with p of at most 1: nothing that a step does or holds grows faster than the
-    graph. What has not grown stays.
+    found: of graphs each of twice the vertices of the one before. A power law of an exponent of at least 0; near 0 and
+    1 it is that, as of most numbers, which small graphs show with some noise.
     """
-
-    last: float
-    """Of the largest graph."""
-    difference: float
-    """From the one before; at least 0."""
-    power: float
-
-    @classmethod
-    def of(cls, found: Sequence[float]) -> Growth:
-        """From the numbers of some graphs, of which the last three count."""
-        differences = [max(0.0, after - before) for before, after in zip(found, found[1:], strict=False)]
-        before, difference = [0.0, 0.0, *differences][-2:]
-        power = math.log2(difference / before) if before and difference else 1.0
-        return cls(found[-1], difference, min(max(power, LEAST_POWER), 1.0))
-
-    def at(self, times: float) -> float:
-        """The number of a graph with so many times the vertices of the largest."""
-        return self.last + self.difference * (times**self.power - 1) / (1 - 2**-self.power)
+    first, last = found[0], found[-1]
+    if times == 1 or last <= 0:
+        return 1.0
+    power = math.log2(last / first) / (len(found) - 1) if first > 0 else 1.0
+    power = min(max(power, 0.0), MOST)
+    near = [whole for whole in (0.0, 1.0) if abs(power - whole) < NEAR]
+    return float(times ** (near[0] if near else power))
 
 
-def extrapolated(found: Sequence[Sequence[RankWork]], times: float) -> list[RankWork]:
-    """The work of some ranks on a graph that has so many times the vertices of the largest of those it was found on.
+def shrinkage(found: Sequence[float], doublings: float) -> float:
+    """By how much a number of a rank is larger, or smaller, where the ranks are doubled so often.
 
-    found: by graph, ascending, each of twice the vertices of the one before, the work of these ranks.
-    Each number grows as its mean over the ranks does; how ranks differ is as on the largest graph. InputError where a
-    step does other things on one graph than on another.
+    found: for three numbers of ranks, each twice the one before. The exponent between the first two and that between
+    the last two differ, as with the share (P - 1) / P that goes to others; each doubling they differ by half as much.
     """
-    listed = [[numbers_of(work) for work in works] for works in found]
-    if len({len(numbers) for works in listed for numbers in works}) != 1:
-        raise InputError("does other things on one graph than on another: what it takes cannot be told from statistics")
-    means = [[fmean(each) for each in zip(*works, strict=True)] for works in listed]
-    growths = [Growth.of(each) for each in zip(*means, strict=True)]
-    factors = [one.at(times) / one.last if one.last else 0.0 for one in growths]
-    return [
-        with_numbers(work, [number * factor for number, factor in zip(numbers, factors, strict=True)])
-        for work, numbers in zip(found[-1], listed[-1], strict=True)
+    if not doublings or min(found) <= 0:
+        return 1.0
+    first, last = (math.log2(after / before) for before, after in pairwise(found))
+    settled = last + (last - first)
+    whole, begun = divmod(doublings, 1)
+    log = sum(settled - (last - first) * 2.0**-number for number in range(1, int(whole) + 1)) + begun * settled
+    return float(2.0 ** min(max(log, -doublings), doublings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Of what ranks do, a few on small graphs, the last of both kinds the same."""
+
+    by_vertices: Sequence[Sequence[RankWork]]
+    """On graphs each of which has twice the vertices of the one before, what each of the same number of ranks does."""
+    by_ranks: Sequence[Sequence[RankWork]]
+    """On the largest of these, what each of some ranks does, twice as many as before; of one number alone: no more."""
+
+
+def extrapolated(samples: Samples, times: float, ranks: int) -> list[RankWork]:
+    """The work of each of `ranks` ranks on a graph that has so many times the vertices of the largest sampled.
+
+    Each number grows as its mean over the ranks does; how ranks differ is as in the last sample.
+    """
+    by_vertices, by_ranks = means_of(samples.by_vertices), means_of(samples.by_ranks)
+    last = samples.by_vertices[-1]
+    factors = {
+        place: growth([means.get(place, 0.0) for means in by_vertices], times)
+        * shrinkage([means.get(place, 0.0) for means in by_ranks], math.log2(ranks / len(last)))
+        for place in by_vertices[-1]
+    }
+    grown = [
+        with_numbers(work, {place: enlarged(number, factors[place]) for place, number in numbers_of(work).items()})
+        for work in last
     ]
+    return [grown[rank * len(last) // ranks] for rank in range(ranks)]
 
 
-def numbers_of(work: RankWork) -> list[int]:
-    """All that may grow with the graph, in an order that is the same for every rank and graph."""
-    found = [*work.held]
-    for one in work.trace.operations:
-        found += [one.flops, one.edges, one.bytes_sent, one.bytes_received]
-    for call in calls_of(work):
-        found += call.sizes
+def means_of(samples: Sequence[Sequence[RankWork]]) -> list[dict[Place, float]]:
+    """The mean of each number over the ranks of each sample."""
+    found = []
+    for works in samples:
+        listed = [numbers_of(work) for work in works]
+        places = {place for numbers in listed for place in numbers}
+        found.append({place: fmean(numbers.get(place, 0) for numbers in listed) for place in places})
     return found
 
 
-def with_numbers(work: RankWork, numbers: Sequence[float]) -> RankWork:
+def enlarged(number: int, factor: float) -> int:
+    """So many times a number; of what is there, at least 1 remains."""
+    return max(1, round(number * factor)) if number else 0
+
+
+def numbers_of(work: RankWork) -> dict[Place, int]:
+    """All that may grow with the graph."""
+    found: dict[Place, int] = {("held", name): number for name, number in work.held._asdict().items()}
+    for place, one in placed(work.trace.operations):
+        found |= {(*place, name): getattr(one, name) for name in AMOUNTS}
+        found |= numbers_of_calls(place, one.calls)
+    return found | numbers_of_calls((), work.besides)
+
+
+def placed(operations: Sequence[Operation]) -> Iterator[tuple[Place, Operation]]:
+    """Operations, each by the collectives before it, what it is, and how many such there were since the last."""
+    collectives, seen = 0, Counter[Place]()
+    for one in operations:
+        place = collectives, one.kind, one.tag, one.ahead
+        yield (*place, seen[place]), one
+        seen[place] += 1
+        collectives += one.kind == "collective"
+
+
+def numbers_of_calls(place: Place, calls: Sequence[KernelCall]) -> dict[Place, int]:
+    """The sizes of the calls of an operation."""
+    return {(*at, number): size for at, call in placed_calls(place, calls) for number, size in enumerate(call.sizes)}
+
+
+def placed_calls(place: Place, calls: Sequence[KernelCall]) -> Iterator[tuple[Place, KernelCall]]:
+    """The calls of an operation, one by one, by kernel and how many of it there were."""
+    seen = Counter[str]()
+    for call in each_apart(calls):
+        yield (*place, call.kernel, seen[call.kernel]), call
+        seen[call.kernel] += 1
+
+
+def with_numbers(work: RankWork, numbers: Mapping[Place, int]) -> RankWork:
     """The same work with others of these."""
-    left = iter(map(round, numbers))
-    held = Held(*(next(left) for _ in work.held))
-    amounts = [[next(left) for _ in range(4)] for _ in work.trace.operations]
 
-    def grown(calls: Sequence[KernelCall]) -> tuple[KernelCall, ...]:
-        return tuple(call._replace(sizes=tuple(next(left) for _ in call.sizes)) for call in each_apart(calls))
-
-    operations: list[Operation] = []
-    for one, (flops, edges, sent, received) in zip(work.trace.operations, amounts, strict=True):
-        calls = grown(one.calls)
-        operations.append(
-            replace(one, flops=flops, edges=edges, bytes_sent=sent, bytes_received=received, calls=calls)
+    def grown(place: Place, calls: Sequence[KernelCall]) -> tuple[KernelCall, ...]:
+        return tuple(
+            call._replace(sizes=tuple(numbers[*at, number] for number in range(len(call.sizes))))
+            for at, call in placed_calls(place, calls)
         )
-    return RankWork(trace=Trace(operations=tuple(operations)), besides=grown(work.besides), held=held)
 
-
-def calls_of(work: RankWork) -> list[KernelCall]:
-    """The calls of a step, one by one."""
-    found = [call for one in work.trace.operations for call in each_apart(one.calls)]
-    return [*found, *each_apart(work.besides)]
+    operations = tuple(
+        replace(
+            one,
+            flops=numbers[*place, "flops"],
+            edges=numbers[*place, "edges"],
+            bytes_sent=numbers[*place, "bytes_sent"],
+            bytes_received=numbers[*place, "bytes_received"],
+            calls=grown(place, one.calls),
+        )
+        for place, one in placed(work.trace.operations)
+    )
+    held = Held(*(numbers["held", name] for name in Held._fields))
+    return RankWork(trace=Trace(operations=operations), besides=grown((), work.besides), held=held)
 
 
 def each_apart(calls: Sequence[KernelCall]) -> list[KernelCall]:
-    """Calls one by one, by kernel and sizes: some that are alike on one graph are not on another."""
-    return sorted(call._replace(number=1) for call in calls for _ in range(call.number))
+    """Calls one by one, by their widths first: some that are alike on one graph are not on another."""
+    apart = (call._replace(number=1) for call in calls for _ in range(call.number))
+    return sorted(apart, key=lambda call: (call.kernel, call.sizes[::-1]), reverse=True)
 
 
-def told_ranks(size: int, most: int) -> list[int]:
-    """The ranks of which it is found out what they do, at most so many, among them the first and the last."""
-    if size <= most:
-        return [*range(size)]
-    return [round(number * (size - 1) / (most - 1)) for number in range(most)]
+def works_of(plan: Plan, besides: Sequence[KernelCall], *, exactly: bool = True) -> list[RankWork]:
+    """What each rank of a plan does and holds; not exactly: each is said to hold what one does that does most."""
+    traces = [plan.trace(rank, training=True) for rank in range(plan.size)]
+    if exactly:
+        held = [plan.held(rank) for rank in range(plan.size)]
+    else:
+        asked = [plan.held(rank) for rank in busiest(traces)]
+        held = [Held(*map(max, zip(*asked, strict=True)))] * plan.size
+    return [RankWork(trace=trace, besides=besides, held=one) for trace, one in zip(traces, held, strict=True)]
 
 
-def standing_for_all(works: Sequence[RankWork], size: int) -> list[RankWork]:
-    """For every one of `size` ranks the work of the nearest that is told."""
-    return [works[round(rank * (len(works) - 1) / max(size - 1, 1))] for rank in range(size)]
-
-
-def works_of(plan: Plan, ranks: Sequence[int], besides: Sequence[KernelCall]) -> list[RankWork]:
-    """What some ranks of a plan do and hold."""
-    return [
-        RankWork(trace=plan.trace(rank, training=True), besides=besides, held=plan.held(rank)) for rank in ranks
+def busiest(traces: Sequence[Trace]) -> set[int]:
+    """The ranks that map most, aggregate most, and receive most."""
+    measures = [
+        [(trace.flops, trace.edges, trace.bytes_received.total())[which] for trace in traces] for which in range(3)
     ]
+    return {each.index(max(each)) for each in measures}

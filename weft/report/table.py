@@ -116,8 +116,8 @@ def plan_table(plans: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     where = ["machines"] if any(plan["machines"] for plan in plans) else []
     device = ["of a device"] if any("device" in plan["options"] for plan in plans) else []
-    numbers = ("epoch", "compute", "network", "waiting", "sent by all", "memory of a host", *device)
-    for name in ("strategy", *where, "ranks", *numbers, ""):
+    columns = ("epoch", "compute", "network", "waiting", "sent by all", "memory of a host", *device)
+    for name in ("strategy", *where, "ranks", *columns, ""):
         left = name in ("strategy", "machines", "")
         table.add_column(name, justify="left" if left else "right", no_wrap=bool(name))
     for plan in plans:

@@ -95,8 +95,6 @@ class Plan(ABC):
     partition: ClassVar[str] = ""
     """The method by which vertices are divided where nobody says another; '': the plan divides them by itself."""
     max_ranks: ClassVar[int | None] = None
-    most_foreseen: ClassVar[int | None] = None
-    """Ranks for which it can be told in seconds what it takes; None: for any number."""
     variants: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     """The options that a planner tries, as fields of a configuration that are not as by default."""
 

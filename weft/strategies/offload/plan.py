@@ -59,7 +59,6 @@ class OffloadPlan(Plan):
     optimisations: ClassVar[tuple[str, ...]] = ("reach", "share", "keep", "reorder", "prefetch")
     loads_ahead: ClassVar[str] = "prefetch"
     """The optimisation by which a chunk is loaded while the one before is worked on."""
-    most_foreseen = 16
     traits = SPREAD
     options: ChunkOptions
 
@@ -300,8 +299,9 @@ class OffloadPlan(Plan):
         return replace(made, device=self.memory_probe.most(chunks.chunks))
 
     def held(self, rank: int = 0) -> Held:
-        told = self.decisions()["forecasts"][rank]
-        return Held(told["device"], told["host"], told["disk"])
+        known = self._cuts().get("forecasts")
+        told = Forecast(**known[rank]) if known else self.forecast(rank, self.chunks(rank))
+        return Held(told.device, told.host, told.disk)
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedOffload:
         foreseen, vertices = self._cuts().get("forecasts"), self.vertices
