@@ -106,20 +106,16 @@ class DescribedSubject:
     def explain(self, ranks: int) -> str:
         """What was extrapolated, from which sizes and how far."""
         found = [point.known.work.stats.num_vertices for point in self.by_vertices(ranks)]
+        about = f"on {ranks} rank{'s' if ranks > 1 else ''}, R-MAT graphs in place of the one described"
         beyond = []
         if self.times(ranks) > 1:
-            beyond.append(
-                f"graphs of {', '.join(f'{one:,}' for one in found)} vertices, {self.times(ranks):,.0f} times"
-            )
+            sizes = ", ".join(f"{one:,}" for one in found)
+            beyond.append(f"{self.times(ranks):,.0f} times from graphs of {sizes} vertices")
         if ranks > MOST_RANKS:
-            fewer = [point.ranks for point in self.fewer_ranks(ranks)]
-            beyond.append(f"{', '.join(map(str, fewer))} and {MOST_RANKS} ranks, {ranks / MOST_RANKS:g} times")
-        about = f"on {ranks} rank{'s' if ranks > 1 else ''}, R-MAT graphs in place of the one described"
-        return (
-            f"{about}; work, rows that cross and memory extrapolated from {', and from '.join(beyond)}"
-            if beyond
-            else about
-        )
+            fewer = ", ".join(str(point.ranks) for point in self.fewer_ranks(ranks))
+            beyond.append(f"{ranks / MOST_RANKS:g} times from {fewer} and {MOST_RANKS} ranks")
+        said = f"; work, rows that cross and memory extrapolated {' and '.join(beyond)}" if beyond else ""
+        return about + said
 
     def _halvings(self, ranks: int) -> list[int]:
         """How often the graph is halved for each size; not at all where it is small enough itself."""
