@@ -18,10 +18,11 @@ from tests.strategies.session import REFERENCES
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives the references a folder that the workers of pytest-xdist and all ranks share."""
+    """Gives the references a folder that the workers of pytest-xdist and all ranks share; no machine has a profile."""
     if REFERENCES not in os.environ:
         folder = tempfile.TemporaryDirectory()
         os.environ[REFERENCES] = folder.name
+        os.environ["XDG_CACHE_HOME"] = str(Path(folder.name) / "cache")
         config.add_cleanup(folder.cleanup)
         config.add_cleanup(lambda: os.environ.pop(REFERENCES))
 

@@ -409,6 +409,8 @@ def _plan(options: argparse.Namespace) -> int:
         print(json.dumps(values))
     else:
         report.print_table(report.plan_table([dataclasses.asdict(one) for one in found]))
+        if values["learned"]:
+            print(report.learned_line(values["learned"]))
         for one in [one for one in found if one.fits][:3]:
             print(one.command)
         for note in values["notes"]:
@@ -417,13 +419,13 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _probe(options: argparse.Namespace) -> int:
-    from weft.engine.probing import default_path, probe_machine, probe_network
+    from weft.engine.probing import default_path, keep, probe_machine, probe_network
     from weft.engine.torchrun import is_main_process, under_torchrun
 
     path = options.out or default_path()
     profile = probe_network(path) if under_torchrun() else probe_machine(options.workers)
     if os.environ.get("LOCAL_RANK", "0") == "0":  # one of each host
-        profile.save(path)
+        keep(profile, path)
     if is_main_process():
         print(f"profile in {path}")
     return 0

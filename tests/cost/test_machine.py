@@ -43,7 +43,7 @@ def test_refuses(tmp_path: Path, before: str, after: str, reason: str) -> None:
     path.write_text(path.read_text().replace(before, after, 1))
     with pytest.raises(InputError) as caught:
         Machine.read(path)
-    assert_one_line(caught, reason, "give the probe.json of a hybrid run with --measure")
+    assert_one_line(caught, reason, "give the probe.json of a hybrid run, or a profile")
     assert str(caught.value).startswith(f"{path}: ")
 
 

@@ -14,7 +14,7 @@ from tests.engine.running import train
 from weft.cli import main
 from weft.core.config import Config
 from weft.core.errors import InputError
-from weft.engine import planning
+from weft.engine import probing
 from weft.engine.planning import SAME, Foreseen, best, clusters_of, command, foresee
 from weft.engine.run import prepared_workload
 
@@ -29,7 +29,7 @@ FIELDS = {
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A profile where the user's is looked for."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(planning, "hardware", lambda: {"processor": "none", "cores": 2})
+    monkeypatch.setattr(probing, "hardware", lambda: {"processor": "none", "cores": 2})
     path = tmp_path / "cache" / "weft" / "machine.json"
     profile().save(path)
     return path

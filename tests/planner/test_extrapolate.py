@@ -8,6 +8,7 @@ from weft.core.kernel_call import KernelCall
 from weft.cost import Operation, Trace
 from weft.planner import RankWork, Samples, extrapolated
 from weft.planner.extrapolate import growth, numbers_of, shrinkage, with_numbers
+from weft.planner.forecast import GraphBytes
 from weft.strategies import Held
 
 
@@ -22,7 +23,10 @@ def work(rows: int, width: int = 64, *, ahead: int = 0) -> RankWork:
         Operation(kind="aggregate", edges=10 * rows * width, calls=(aggregate,)),
     )
     return RankWork(
-        trace=Trace(operations=operations), besides=[KernelCall("update", (512,))], held=Held(9 * rows, 0, 0)
+        trace=Trace(operations=operations),
+        besides=[KernelCall("update", (512,))],
+        held=Held(9 * rows, 0, 0),
+        graph=GraphBytes(8 * rows, rows),
     )
 
 

@@ -13,7 +13,7 @@ from tests.ranks import on_ranks
 from tests.strategies.cases import Case
 from weft.cli import main
 from weft.comm import Group
-from weft.cost import Profile
+from weft.cost import Processes, Profile
 from weft.cost.prices import WORK, table_of
 from weft.engine import probing
 from weft.nn import Workload
@@ -93,11 +93,13 @@ def test_a_profile_of_this_machine(
         return replace(known, prices=machine().prices, networks=machine().networks)
 
     monkeypatch.setattr(probing, "measured", one)
+    monkeypatch.setattr(probing, "watch_tiny", {1: 300, 2: 500, 4: 560}.__getitem__)
     monkeypatch.setattr(probing.os, "sched_getaffinity", lambda _: range(2))
     assert main(["probe", "--out", str(tmp_path / "machine.json")]) == 0
     assert "machine.json" in capsys.readouterr().out
     assert asked == [(1, 1, True), (1, 2, True), (2, 1, True), (4, 1, False)]
     host = Profile.read(tmp_path / "machine.json").host
+    assert Profile.read(tmp_path / "machine.json").processes == Processes(alone=300, launcher=440, rank=30)
     assert host["cores"] == 2
     assert {"host", "processor", "memory_bytes", "torch", "weft", "date"} <= host.keys()
     assert main(["probe", "--workers", "3,x"]) == 2

@@ -206,7 +206,9 @@ class Config:
         "(none: no limit); of split and sampled, features that batches read (none: no cache)",
     )
     probe: str = strategy_option(
-        "", "hybrid, offload: factors of a run with --measure (its probe.json); none: nominal ones"
+        "",
+        "hybrid, offload: what they decide by, a profile of weft probe or a run's probe.json; none: of hybrid this "
+        "machine's profile, where there is one; else nominal factors",
     )
     measure: bool = strategy_option(
         False, "hybrid: measure the factors on the ranks at the start, unless --probe or the run that goes on has them"

@@ -13,14 +13,14 @@ from torch.utils._pytree import tree_leaves
 
 
 class TensorPeak(TorchDispatchMode):
-    """Follows the memory of tensors that are made inside: the bytes alive, and the most of them at once.
+    """Follows the memory of tensors that are made inside: the bytes alive, the most at once, and of the largest one.
 
     Tensors that were there before, and those that map a file, do not count.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.alive = self.most = 0
+        self.alive = self.most = self.largest = 0
         self._known: set[StorageWeakRef] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -38,7 +38,7 @@ class TensorPeak(TorchDispatchMode):
         self._known.add(reference)
         num_bytes = storage.nbytes()
         self.alive += num_bytes
-        self.most = max(self.most, self.alive)
+        self.most, self.largest = max(self.most, self.alive), max(self.largest, num_bytes)
         weakref.finalize(storage, self._drop, reference, num_bytes)
 
     def _drop(self, reference: StorageWeakRef, num_bytes: int) -> None:

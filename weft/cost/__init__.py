@@ -2,22 +2,25 @@
 
 from weft.cost.machine import NOMINAL_RATES, Machine, Rates
 from weft.cost.nominal import GPUS, Gpu, nominal_network, nominal_prices
-from weft.cost.prices import Network, Prices, Profile, Table
+from weft.cost.prices import KINDS, Network, Prices, Processes, Profile, Table, holds_profile
 from weft.cost.trace import Operation, Trace, all_reduce
 
 __all__ = [
     "GPUS",
+    "KINDS",
     "NOMINAL_RATES",
     "Gpu",
     "Machine",
     "Network",
     "Operation",
     "Prices",
+    "Processes",
     "Profile",
     "Rates",
     "Table",
     "Trace",
     "all_reduce",
+    "holds_profile",
     "nominal_network",
     "nominal_prices",
 ]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from weft.core.errors import InputError, readable
 
-REMEDY = "give the probe.json of a hybrid run with --measure"
+REMEDY = "give the probe.json of a hybrid run, or a profile of weft probe"
 
 
 class Rates(NamedTuple):

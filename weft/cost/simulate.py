@@ -101,7 +101,12 @@ def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], h
         arrival = begin + max(crossings)
         network += max(0.0, arrival - max(beside))
         clocks = [max(arrival, end) for end in beside]
-    return StepTime(total=max(clocks) + hosts.step_seconds, compute=max(compute), network=network, waiting=max(waiting))
+    return StepTime(
+        total=max(clocks) + hosts.step_seconds,
+        compute=max(compute) + hosts.step_seconds,
+        network=network,
+        waiting=max(waiting),
+    )
 
 
 def finish(works: Sequence[Work], begins: Sequence[float], hosts: Hosts) -> list[float]:

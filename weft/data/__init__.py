@@ -12,6 +12,7 @@ from weft.data.graph import Graph as Graph
 from weft.data.graph import open_store as open_store
 from weft.data.inverse import forward_relations as forward_relations
 from weft.data.inverse import with_inverse_relations as with_inverse_relations
+from weft.data.io.store import is_symmetric as is_symmetric
 from weft.data.io.store import save as save
 from weft.data.links import Links as Links
 from weft.data.links import negative_key as negative_key

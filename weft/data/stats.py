@@ -9,6 +9,9 @@ import torch
 from weft.data.graph import Graph
 from weft.data.typed import UNTYPED, TypedShape
 
+VERTEX_BYTES = 27
+"""Of a vertex: where its edges begin, both ways, its label, and whether it is in each split."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GraphStats:
@@ -43,6 +46,14 @@ class GraphStats:
             num_relation_rows=int(graph.num_relations_in.sum()) if graph.relations else 0,
             fresh_share=graph.in_edges.fresh_share,
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the arrays of such a graph in memory or in a store: features, edges both ways, labels and splits."""
+        typed = sum(count * width for count, width in self.typed.featured)
+        features = 4 * (self.num_vertices * self.num_features + typed + self.num_edges * self.num_edge_features)
+        by_edge = 12 + 8 * self.weighted + 2 * bool(self.typed.num_relations)
+        return features + self.num_edges * by_edge + self.num_vertices * VERTEX_BYTES
 
 
 def degree_counts(graph: Graph) -> list[int]:

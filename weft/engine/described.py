@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -79,14 +79,13 @@ class DescribedSubject:
     def __init__(self, described: DescribedGraph, work: Callable[[Graph], Workload]) -> None:
         self.described, self._work = described, work
         self._drawn = dict[int, Known]()
-        self._found = dict[tuple[Config, Graph], list[RankWork]]()
+        self._found = dict[Hashable, list[RankWork]]()
 
-    def found(self, config: Config, known: Known, find: Callable[[Config, Known], list[RankWork]]) -> list[RankWork]:
-        """What is found out about a configuration on one of these graphs, once for all machines."""
-        key = config, known.parts.graph
-        if key not in self._found:
-            self._found[key] = find(config, known)
-        return self._found[key]
+    def found(self, what: Hashable, find: Callable[[], list[RankWork]]) -> list[RankWork]:
+        """What is found out on one of these graphs, once for all machines on which it is the same."""
+        if what not in self._found:
+            self._found[what] = find()
+        return self._found[what]
 
     def by_vertices(self, ranks: int) -> list[Point]:
         """Graphs each of which has twice the vertices of the one before, for so many ranks or what stands for them."""

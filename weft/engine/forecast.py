@@ -10,11 +10,13 @@ from torch import nn
 
 from weft.core.config import Config
 from weft.core.errors import InputError
+from weft.cost import KINDS, Profile
 from weft.data import DescribedGraph, Graph, is_described
 from weft.engine.described import DescribedSubject, Subject, WholeSubject
 from weft.engine.machines import clusters_on, machines_of
 from weft.engine.own import taken_functions
-from weft.engine.planning import Foreseen, clusters_of, foresee, known_profile, notes_on, record
+from weft.engine.planning import Foreseen, clusters_of, foresee, notes_on, record
+from weft.engine.probing import known_profile
 from weft.engine.run import asked, prepared_workload
 from weft.planner import Cluster
 
@@ -54,28 +56,31 @@ class Where:
     machines: str = ""
     """Others, see `machines_of`."""
 
-    def clusters(self, config: Config) -> list[Cluster]:
-        """What a configuration may run on. InputError for what cannot be, or is not known."""
+    def clusters(self, config: Config) -> tuple[list[Cluster], Profile | None]:
+        """What a configuration may run on, and the profile that this is of. InputError for what is not known."""
         if not self.machines:
-            return clusters_of(config, known_profile(self.machine), self.hosts)
+            profile = known_profile(self.machine)
+            return clusters_of(config, profile, self.hosts), profile
         if self.hosts != 1:
             raise InputError("--hosts has no effect beside --machines, which says how many: leave it out")
         asked = machines_of(self.machines)
         like_this = any(not one.gpu for one in asked)
         if self.machine and not like_this:
             raise InputError("--machine has no effect where --machines are GPUs: leave it out")
-        return clusters_on(asked, config, known_profile(self.machine) if like_this else None)
+        like = known_profile(self.machine) if like_this else None
+        return clusters_on(asked, config, like), like
 
 
 def planned(
     config: Config, graph: Graph | None, model: nn.Module | None, where: Where, *, approximate: bool
 ) -> tuple[list[Foreseen], dict[str, Any]]:
     """`plan` for a configuration, and what a file of it says."""
-    clusters = where.clusters(config)
+    clusters, profile = where.clusters(config)
     subject = subject_of(config, graph, model)
     found = foresee(config, subject, clusters, approximate=approximate)
     fingerprint = subject.whole.work.graph.fingerprint if isinstance(subject, WholeSubject) else ""
-    return found, record(found, fingerprint, notes_on(subject, clusters))
+    learned = {"runs": len(profile.learned), **{kind: profile.factor(kind) for kind in KINDS}} if profile else {}
+    return found, record(found, fingerprint, notes_on(subject, clusters)) | {"learned": learned}
 
 
 def subject_of(config: Config, graph: Graph | None, model: nn.Module | None) -> Subject:

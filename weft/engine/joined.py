@@ -45,6 +45,24 @@ def made_by_all(config: Config, make: Callable[[], Made]) -> Made:
     return made
 
 
+def said_by_first(config: Config, say: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What rank 0 says, in values that JSON knows, on every rank of torchrun; its InputError is every rank's."""
+    if not under_torchrun():
+        return say()
+    group = join(timeout_seconds=config.timeout, meter=Meter(), device=config.device)
+    with parting(group):
+        told: dict[str, Any] = {}
+        if group.rank == 0:
+            try:
+                told = {"said": say()}
+            except InputError as error:
+                told = {"mistake": str(error)}
+        told = group.all_gather_object(told)[0]
+        if "mistake" in told:
+            raise InputError(told["mistake"])
+    return dict(told["said"])
+
+
 def shared_mistake(told: Sequence[Mapping[str, str]]) -> str:
     """The mistakes of all ranks in one line, '' where there is none. told: each rank's, and its host."""
     found: dict[tuple[str, str], list[int]] = {}

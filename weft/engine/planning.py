@@ -14,18 +14,18 @@ from weft.core.config import Config
 from weft.core.errors import InputError, readable
 from weft.core.memory import memory_limit_bytes
 from weft.core.units import format_bytes, parse_bytes
-from weft.cost import Profile
+from weft.cost import Machine, Profile
 from weft.engine.described import Known, Point, Subject, WholeSubject
+from weft.engine.here import known_machine
+from weft.engine.hindsight import Epoch, Lesson, Told
 from weft.engine.options import configured_options, foreign_flags, refuse_foreign_flags
-from weft.engine.probing import default_path, hardware
-from weft.engine.rank import known_machine
+from weft.engine.probing import known_profile
 from weft.nn import Workload
 from weft.planner import (
     CONTEXT_BYTES,
     Cluster,
     RankWork,
     Samples,
-    besides,
     extrapolated,
     held_by_all,
     time_of,
@@ -191,9 +191,9 @@ def foreseen(config: Config, asked: Config, subject: Subject, cluster: Cluster) 
         fits=False,
     )
     try:
-        works = rank_works(config, subject)
+        works = rank_works(config, subject, cluster)
         seconds = time_of([one.trace for one in works], [one.besides for one in works], cluster)
-        held = held_by_all([one.held for one in works], cluster)
+        held = held_by_all([one.held for one in works], works[0].graph, cluster)
     except (InputError, NotImplementedError) as error:  # a strategy of one's own may not say what it takes
         return replace(known, reason=str(error))
     reason = too_little(held, config, cluster)
@@ -212,29 +212,37 @@ def foreseen(config: Config, asked: Config, subject: Subject, cluster: Cluster) 
     )
 
 
-def rank_works(config: Config, subject: Subject) -> list[RankWork]:
+def rank_works(config: Config, subject: Subject, cluster: Cluster) -> list[RankWork]:
     """What each rank does and holds under a configuration. InputError for what cannot be."""
     ranks = config.workers
     if isinstance(subject, WholeSubject):
-        return planned_works(config, subject.whole, required=True)
+        machine = known_machine(config, subject.whole.work, cluster=cluster)
+        return planned_works(config, subject.whole, machine, required=True)
+    bare = without_fixed_costs(cluster)
 
     def sampled(point: Point) -> list[RankWork]:
-        return subject.found(replace(config, workers=point.ranks), point.known, planned_works)
+        one = replace(config, workers=point.ranks)
+        machine = known_machine(one, point.known.work, cluster=bare)
+        return subject.found((one, point.known.parts.graph, machine), lambda: planned_works(one, point.known, machine))
 
     by_vertices = [sampled(one) for one in subject.by_vertices(ranks)]
     before = [sampled(one) for one in subject.fewer_ranks(ranks)]
-    return extrapolated(
-        Samples(by_vertices=by_vertices, by_ranks=[*before, by_vertices[-1]]), subject.times(ranks), ranks
-    )
+    samples = Samples(by_vertices=by_vertices, by_ranks=[*before, by_vertices[-1]])
+    return extrapolated(samples, subject.times(ranks), ranks)
 
 
-def planned_works(config: Config, known: Known, *, required: bool = False) -> list[RankWork]:
+def without_fixed_costs(cluster: Cluster) -> Cluster:
+    """The same where a call costs its work alone, as on graphs that are large enough."""
+    prices = [replace(one, call_seconds=0.0) for one in cluster.profile.prices]
+    return replace(cluster, profile=replace(cluster.profile, prices=prices))
+
+
+def planned_works(config: Config, known: Known, machine: Machine | None, *, required: bool = False) -> list[RankWork]:
     """The same on a graph that is there; required: where there is memory and disk for it, and of all ranks exactly."""
-    options, machine = known.parts.options(config), known_machine(config)
-    plan = get_strategy(config.strategy)(known.work, config.workers, options, machine)
+    plan = get_strategy(config.strategy)(known.work, config.workers, known.parts.options(config), machine)
     if required:
         plan.require()
-    found = works_of(plan, besides(plan), exactly=required)
+    found = works_of(plan, exactly=required)
     plan.forget()
     return found
 
@@ -306,29 +314,14 @@ def clusters_of(config: Config, profile: Profile, hosts: int = 1) -> list[Cluste
     ]
 
 
-def known_profile(path: str | Path = "") -> Profile:
-    """The profile at a path, or this machine's. InputError where there is none, or it is of other hardware."""
-    where = Path(path) if path else default_path()
-    if not where.exists():
-        raise InputError(f"{where}: no profile of this machine is there: weft probe makes it, once")
-    profile = Profile.read(where)
-    here = hardware()
-    for name, value in here.items() if not path else ():
-        if profile.host.get(name) != value:
-            known = profile.host.get(name)
-            raise InputError(
-                f"{where} is of {name.replace('_', ' ')} {known}, not {value} as here: measure this machine by weft "
-                "probe, or give --machine to plan for the other"
-            )
-    return profile
-
-
-def chosen(config: Config, work: Workload) -> tuple[Config, str]:
-    """The configuration that `--strategy auto` comes to on this machine, and a line that says so."""
-    found = foresee(config, work, clusters_of(config, known_profile()))
-    taken, why = best(found)
+def chosen(config: Config, work: Workload) -> tuple[Config, Told, str]:
+    """The configuration that `--strategy auto` comes to on this machine, what it will take, and a line that says so."""
+    profile = known_profile()
+    taken, why = best(foresee(config, work, clusters_of(config, profile)))
+    lesson = Lesson.of(profile, max(1, profile.cores // taken.workers))
     said = f"auto: {taken.strategy} {' '.join(f'{name}={value}' for name, value in taken.options.items())}".rstrip()
-    return replace(config, strategy=taken.strategy, workers=taken.workers, **taken.options), f"{said} ({why})"
+    taking = replace(config, strategy=taken.strategy, workers=taken.workers, **taken.options)
+    return taking, Told(epoch=Epoch.of(vars(taken)), lesson=lesson), f"{said} ({why})"
 
 
 def record(found: Sequence[Foreseen], fingerprint: str, notes: Sequence[str] = ()) -> dict[str, Any]:
@@ -342,30 +335,31 @@ def notes_on(subject: Subject, clusters: Sequence[Cluster]) -> list[str]:
     return [*sorted(assumed), *filter(None, map(subject.explain, sorted({one.ranks for one in clusters})))]
 
 
-def as_planned(config: Config, work: Workload, path: Path) -> tuple[Config, str]:
+def as_planned(config: Config, work: Workload, path: Path) -> tuple[Config, Told, str]:
     """A configuration with what the best plan of a file says. InputError where it says something else by itself."""
-    options = planned_options(path, work.graph.fingerprint)
+    options, epoch = planned_options(path, work.graph.fingerprint)
     for name, value in options.items():
         default = getattr(Config(), name)
         if getattr(config, name) not in (default, value):
             flag = "--" + name.replace("_", "-")
             raise InputError(f"{flag} {getattr(config, name)}: {path} says {value}: leave {flag} or --plan out")
-    return replace(config, **options), ""
+    return replace(config, **options), Told(epoch=epoch), ""
 
 
-def planned_options(path: Path, fingerprint: str) -> dict[str, Any]:
-    """What the best plan of a file says: strategy, workers and options. InputError where it is of another graph."""
+def planned_options(path: Path, fingerprint: str) -> tuple[dict[str, Any], Epoch]:
+    """What the best plan of a file says: strategy, workers and options, and what they take.
+
+    InputError where it is of another graph.
+    """
     with readable(path, "write it by: weft plan GRAPH --json > FILE"):
         known = json.loads(path.read_text())
-        of, plans = known["fingerprint"], known["plans"]
-        fitting = [one for one in plans if one["fits"]]
-        first = fitting and {
-            "strategy": fitting[0]["strategy"],
-            "workers": fitting[0]["workers"],
-            **fitting[0]["options"],
-        }
+        of, fitting = known["fingerprint"], [one for one in known["plans"] if one["fits"]]
+        found = [
+            ({"strategy": one["strategy"], "workers": one["workers"], **one["options"]}, Epoch.of(one))
+            for one in fitting[:1]
+        ]
     if of != fingerprint:
         raise InputError(f"{path} is a plan of another graph: make one of this by weft plan")
-    if not first:
+    if not found:
         raise InputError(f"{path}: no strategy in it fits")
-    return dict(first)
+    return found[0]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,12 +23,15 @@ from weft.core.forkserver import temporary_folder
 from weft.core.memory import keep_pages, memory_limit_bytes
 from weft.core.meter import Meter
 from weft.core.native import _native
-from weft.cost import Profile
+from weft.core.watched import watch
+from weft.cost import Processes, Profile
 from weft.engine.launch import Meeting, launch
 from weft.engine.progress import waiting
 from weft.planner import measure_kernels, measure_network
 
 TIMEOUT_SECONDS = 600.0
+TINY, LAUNCHED = "rmat:vertices=64,edges=256,features=4,classes=2", (2, 4)
+"""The graph, and the numbers of ranks, of runs by which the memory of processes is told."""
 FOUND = "found.json"
 
 
@@ -35,6 +41,36 @@ def default_path() -> Path:
     return Path(cache) / "weft" / "machine.json"
 
 
+@contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Keeps other processes from writing a profile's file, as far as its file system has locks."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def keep(profile: Profile, path: Path) -> None:
+    """Writes a profile that was measured."""
+    with only_writer(path):
+        profile.save(path)
+
+
+def teach(path: Path, digest: str, ratios: Mapping[str, float]) -> None:
+    """Adds to a profile's file what a run has taught, see `Profile.learned`, unless it is another one by now.
+
+    digest: of the profile by which the run was told. InputError and OSError where the file cannot be read or written.
+    """
+    with only_writer(path):
+        profile = Profile.read(path)
+        if profile.digest == digest:
+            profile.taught(ratios).save(path)
+
+
 def probe_machine(workers: Sequence[int] = (), *, quiet: bool = False) -> Profile:
     """The profile of this host, with so many local ranks at work; by default 1, 2, 4, ... up to its cores, at least 4.
 
@@ -42,11 +78,31 @@ def probe_machine(workers: Sequence[int] = (), *, quiet: bool = False) -> Profil
     """
     cores = len(os.sched_getaffinity(0))
     workers = workers or [1 << power for power in range(max(cores, 4).bit_length()) if 1 << power <= max(cores, 4)]
-    found = Profile(host=host_facts(), prices=[])
+    with waiting("measuring processes", quiet=quiet):
+        found = Profile(host=host_facts() | process_facts(), prices=[])
     for ranks, threads in sorted({pair for count in workers for pair in at_work(count, cores)}):
         with waiting(f"measuring {ranks} ranks of {threads} threads", quiet=quiet):
             found = measured(found, ranks, threads, kernels=ranks * threads <= cores)
     return found
+
+
+def process_facts() -> dict[str, Any]:
+    """What a profile says of the memory of processes (Linux; nothing elsewhere): as seen on a graph without size."""
+    seen = {workers: watch_tiny(workers) for workers in (1, *LAUNCHED)} if Path("/proc/self/smaps").exists() else {}
+    if not seen or not all(seen.values()):
+        return {}
+    few, many = LAUNCHED
+    rank = (seen[many] - seen[few]) // (many - few)
+    return {"processes": Processes(alone=seen[1], launcher=seen[few] - few * rank, rank=rank)._asdict()}
+
+
+def watch_tiny(workers: int) -> int:
+    """The most memory of a run of so many local ranks that have next to no rows; 0 where it fails."""
+    with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
+        run = [sys.executable, "-m", "weft", "train", TINY, "--epochs", "2", "--quiet", "--out", f"{folder}/run"]
+        several = ["--workers", str(workers), "--strategy", "communicated"]
+        seen = watch([*run, *(several if workers > 1 else [])], Path(folder))
+    return 0 if seen.code else seen.memory
 
 
 def at_work(ranks: int, cores: int) -> list[tuple[int, int]]:
@@ -82,7 +138,7 @@ def measuring_rank(threads: int, kernels: bool, meeting: Meeting) -> None:
 
 def probe_network(path: Path) -> Profile:
     """Under torchrun: the profile at a path on each host, with the network between the ranks that are there."""
-    profile = Profile.read(path)
+    profile = replace(Profile.read(path), learned=())
     group = join(timeout_seconds=TIMEOUT_SECONDS, meter=Meter())
     if group.size == 1:
         raise InputError("one rank has no network: start weft probe by torchrun with several, or without torchrun")
@@ -91,6 +147,23 @@ def probe_network(path: Path) -> Profile:
     group.close()
     others = [one for one in profile.networks if (one.ranks, one.hosts) != (found.ranks, found.hosts)]
     return replace(profile, networks=[*others, found])
+
+
+def known_profile(path: str | Path = "") -> Profile:
+    """The profile at a path, or this machine's. InputError where there is none, or it is of other hardware."""
+    where = Path(path) if path else default_path()
+    if not where.exists():
+        raise InputError(f"{where}: no profile of this machine is there: weft probe makes it, once")
+    profile = Profile.read(where)
+    here = hardware()
+    for name, value in here.items() if not path else ():
+        if profile.host.get(name) != value:
+            known = profile.host.get(name)
+            raise InputError(
+                f"{where} is of {name.replace('_', ' ')} {known}, not {value} as here: measure this machine by weft "
+                "probe, or give --machine to plan for the other"
+            )
+    return profile
 
 
 def hardware() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,14 +14,14 @@ from torch import Tensor, nn
 
 from weft.comm import Group
 from weft.core.config import Config
-from weft.core.errors import InputError
 from weft.core.memory import keep_pages
 from weft.core.optimisations import Optimisations
 from weft.core.stop import StopRequest
-from weft.cost import Machine
 from weft.data import Graph, degree_counts
 from weft.engine.embedded import restore_rows
 from weft.engine.folder import RunFolder
+from weft.engine.here import known_machine
+from weft.engine.hindsight import Told
 from weft.engine.losses import num_logits
 from weft.engine.options import make_options
 from weft.engine.own import NOTHING_OWN, OwnFunctions, called
@@ -58,6 +57,8 @@ class Job:
     """Whether the graph was given as an object."""
     own: OwnFunctions = NOTHING_OWN
     """What a person has given as functions."""
+    told: Told | None = None
+    """What the run is expected to take, where somebody has asked."""
 
     @property
     def resumed(self) -> RunFolder | None:
@@ -80,23 +81,10 @@ def make_plan(config: Config, work: Workload, resumed: RunFolder | None = None) 
 
     InputError for what its strategy cannot do.
     """
-    options, machine = make_options(config, work.graph), known_machine(config, resumed)
+    options, machine = make_options(config, work.graph), known_machine(config, work, resumed)
     plan = get_strategy(config.strategy)(work, config.workers, options, machine)
     plan.require()
     return plan
-
-
-def known_machine(config: Config, resumed: RunFolder | None = None) -> Machine | None:
-    """The factors that a run has from a file: of --probe, or what a run that goes on began with; None: there are none.
-
-    InputError for a file of --probe that cannot be read.
-    """
-    if resumed and resumed.probe.exists() and config.probe in ("", Config.read(resumed.config).probe):
-        try:
-            return Machine.read(resumed.probe)
-        except InputError:
-            print(f"weft: {resumed.probe} is damaged: factors are found as in a new run", file=sys.stderr)
-    return Machine.read(Path(config.probe)) if config.probe else None
 
 
 def prepare_process(config: Config) -> None:
@@ -193,4 +181,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
             writer.stopped(trainer.progress.epoch - 1, stopped_by)
             return stopped_by, {}, {}
         best = trainer.whole_best()
-        return 0, writer.finish(trainer.progress, best), best
+        summary = writer.finish(trainer.progress, best, job.told)
+    if job.told:
+        job.told.teach(summary, trainer.progress.epoch - first)
+    return 0, summary, best

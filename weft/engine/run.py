@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +23,7 @@ from weft.data import Graph, GraphShape, as_asked, load
 from weft.engine.check import check
 from weft.engine.checkpoint import Checkpoint
 from weft.engine.folder import RunFolder, new_folder
+from weft.engine.foretold import as_foreseen, foretold
 from weft.engine.imported import is_imported
 from weft.engine.joined import joined, made_by_all, parting, plan_together
 from weft.engine.launch import require_guard
@@ -36,7 +36,7 @@ from weft.engine.options import (
     rows_device,
 )
 from weft.engine.own import NOTHING_OWN, OwnFunctions, taken_functions
-from weft.engine.planning import AUTO, as_planned, chosen
+from weft.engine.planning import AUTO
 from weft.engine.progress import waiting
 from weft.engine.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
 from weft.engine.saved import load_model, no_run
@@ -200,15 +200,13 @@ def run(
     require_guard()
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the run to go on with")
-    config, work = on_present_ranks(config), None
+    config, work, told = on_present_ranks(config), None, None
     if config.strategy == AUTO or plan is not None:
-        asked_for = config
-        work = loaded(asked_for, graph, model, quiet=quiet)
-        config, said = chosen(config, work) if plan is None else as_planned(config, work, plan)
-        if said and is_main_process():
-            print(f"weft: {said}", file=sys.stderr, flush=True)
+        undecided = replace(config, strategy=Config().strategy)
+        work = loaded(undecided, graph, model, quiet=quiet)
+        config, told = as_foreseen(config, work, plan)
     refuse_foreign_flags(config)
-    job = make_job(config, graph, model, own, out=out, resume=resume, quiet=quiet, name=name)
+    job = replace(make_job(config, graph, model, own, out=out, resume=resume, quiet=quiet, name=name), told=told)
     launched = (apart or config.workers > 1) and not under_torchrun()
     work = work or loaded(config, graph, model, quiet=quiet)
     check(config, work, own, launched=launched, own_model=bool(job.own_model))
@@ -287,6 +285,7 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
         _check_folder(job, work.graph)
         with waiting(f"planning {job.config.strategy}", quiet=job.quiet):
             plan = plan or make_plan(job.config, work, job.resumed)
+            job = with_forecast(job, plan)
         folder = _open_folder(job, work.graph)
         try:
             ended = (_work_launched if launched else _work_alone)(job, folder, plan)
@@ -301,6 +300,11 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
         name = signal.Signals(ended).name
         raise Stopped(f"stopped by {name}; continue with --resume --out {folder.path}", ended)
     return Run(folder=folder.path, summary=ended)
+
+
+def with_forecast(job: Job, plan: Plan) -> Job:
+    """A job with what its plan will take, where that is worth it and nobody has said."""
+    return job if job.told else replace(job, told=foretold(job.config, plan))
 
 
 def load_graph(config: Config) -> Graph:
@@ -357,10 +361,12 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
     config, graph = job.config, work.graph
     group = joined("weft.train", config, work)
     opened: list[RunFolder] = []
+    foreseen: list[Job] = []
 
     def lead() -> tuple[Plan, str]:
         _check_folder(job, graph)
         plan = make_plan(config, work, job.resumed)
+        foreseen.append(with_forecast(job, plan))
         opened.append(_open_folder(job, graph))
         return plan, str(opened[0].path)
 
@@ -368,7 +374,7 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
         plan, path = plan_together(config, work, group, lead)
         folder = opened[0] if opened else RunFolder(Path(path))
         try:
-            ended = run_rank(job, folder, plan, group)
+            ended = run_rank(foreseen[0] if foreseen else job, folder, plan, group)
         except InputError:
             if group.rank == 0:
                 folder.discard()

@@ -42,6 +42,12 @@ def on_first_host() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == os.environ.get("RANK", "0")
 
 
+def on_one_host() -> bool:
+    """Whether all ranks are on this host."""
+    size = os.environ.get("WORLD_SIZE")
+    return os.environ.get("LOCAL_WORLD_SIZE", size) == size
+
+
 def restarted() -> bool:
     """Whether torchrun has started the ranks again after one was lost."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

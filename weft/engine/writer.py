@@ -23,6 +23,7 @@ from weft.engine import checkpoint
 from weft.engine.card import make_card
 from weft.engine.checkpoint import Checkpoint, Progress
 from weft.engine.folder import RunFolder
+from weft.engine.hindsight import Told
 from weft.engine.progress import ProgressShow
 from weft.engine.saved import Description
 from weft.report.records import newest_start, rank_summaries
@@ -95,11 +96,15 @@ class RunWriter:
         """The run was told to stop after `epoch`."""
         self.recorder.write("event", event="stopped", epoch=epoch, signal=signal)
 
-    def finish(self, progress: Progress, best: dict[str, Tensor]) -> dict[str, Any]:
-        """The run has reached its end: writes the best weights, the card, and as the last line the summary: that."""
+    def finish(self, progress: Progress, best: dict[str, Tensor], told: Told | None = None) -> dict[str, Any]:
+        """The run has reached its end: writes the best weights, the card, and as the last line the summary: that.
+
+        told: what was told of it, which the summary has beside what it took.
+        """
         with replaced(self.folder.model, "the weights") as draft:
             save_tensors(best, draft, self.described.metadata(progress))
         summary = summarise(record.read(self.folder.metrics), progress, self.described.config.goal)
+        summary |= {"forecast": told.record(summary)} if told else {}
         with replaced(self.folder.card, "the card") as draft:
             draft.write_text(make_card(self.described, self.idle, progress.best_scores or {}, summary))
         self.recorder.write("summary", **summary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -45,12 +46,13 @@ def map_flops(work: Workload, traits: ViewTraits, levels: Levels, *, training: b
     return work.maps[key]
 
 
-def step_memory(work: Workload, traits: ViewTraits, levels: Levels, footprints: Sequence[Footprint]) -> int:
-    """Bytes of all that a training step makes at most at once on a rank, whose operations take so much memory."""
+def step_memory(
+    work: Workload, traits: ViewTraits, levels: Levels, footprints: Sequence[Footprint], *, training: bool
+) -> TensorPeak:
+    """The memory of all that a step makes on a rank, whose operations take so much."""
     peak = TensorPeak()
-    with peak:
-        _run_step(work, traits, levels, FlopCounter(), footprints, training=True)
-    return peak.most
+    _run_step(work, traits, levels, FlopCounter(), footprints, training=training, followed=peak)
+    return peak
 
 
 def _run_step(
@@ -61,8 +63,9 @@ def _run_step(
     footprints: Sequence[Footprint],
     *,
     training: bool,
+    followed: AbstractContextManager[Any] | None = None,
 ) -> int:
-    """A step on tensors without data; how many graph operations it has."""
+    """A step on tensors without data; how many graph operations it has. followed: the step, but not its inputs."""
     twin = counted_twin(work, counter, training=training)
     typed = work.stats.typed
     rows = typed_rows_of(typed, levels.featured, levels.num_embedded, twin.dtype) if typed.has_input else None
@@ -80,9 +83,10 @@ def _run_step(
         levels=levels,
         footprints=footprints,
     )
-    logits = twin.run(traits, notes, inputs, "the model cannot run on a rank's rows ({})")
-    count = len(notes.operations)
-    backward_flops(counter, count, [logits])
+    with followed or nullcontext():
+        logits = twin.run(traits, notes, inputs, "the model cannot run on a rank's rows ({})")
+        count = len(notes.operations)
+        backward_flops(counter, count, [logits])
     return count
 
 

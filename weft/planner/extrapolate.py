@@ -11,6 +11,7 @@ from statistics import fmean
 
 from weft.core.kernel_call import KernelCall
 from weft.cost import Operation, Trace
+from weft.planner.forecast import GraphBytes, besides, graph_bytes
 from weft.strategies import Held, Plan
 
 AMOUNTS = ("flops", "edges", "bytes_sent", "bytes_received")
@@ -33,6 +34,8 @@ class RankWork:
     besides: Sequence[KernelCall]
     """What the trace does not have."""
     held: Held
+    graph: GraphBytes
+    """Of the whole graph."""
 
 
 def growth(found: Sequence[float], times: float) -> float:
@@ -112,6 +115,7 @@ def enlarged(number: int, factor: float) -> int:
 def numbers_of(work: RankWork) -> dict[Place, int]:
     """All that may grow with the graph."""
     found: dict[Place, int] = {("held", name): number for name, number in work.held._asdict().items()}
+    found |= {("graph", name): number for name, number in work.graph._asdict().items()}
     for place, one in placed(work.trace.operations):
         found |= {(*place, name): getattr(one, name) for name in AMOUNTS}
         found |= numbers_of_calls(place, one.calls)
@@ -162,7 +166,8 @@ def with_numbers(work: RankWork, numbers: Mapping[Place, int]) -> RankWork:
         for place, one in placed(work.trace.operations)
     )
     held = Held(*(numbers["held", name] for name in Held._fields))
-    return RankWork(trace=Trace(operations=operations), besides=grown((), work.besides), held=held)
+    graph = GraphBytes(*(numbers["graph", name] for name in GraphBytes._fields))
+    return RankWork(trace=Trace(operations=operations), besides=grown((), work.besides), held=held, graph=graph)
 
 
 def each_apart(calls: Sequence[KernelCall]) -> list[KernelCall]:
@@ -171,7 +176,7 @@ def each_apart(calls: Sequence[KernelCall]) -> list[KernelCall]:
     return sorted(apart, key=lambda call: (call.kernel, call.sizes[::-1]), reverse=True)
 
 
-def works_of(plan: Plan, besides: Sequence[KernelCall], *, exactly: bool = True) -> list[RankWork]:
+def works_of(plan: Plan, *, exactly: bool = True) -> list[RankWork]:
     """What each rank of a plan does and holds; not exactly: each is said to hold what one does that does most."""
     traces = [plan.trace(rank, training=True) for rank in range(plan.size)]
     if exactly:
@@ -179,7 +184,10 @@ def works_of(plan: Plan, besides: Sequence[KernelCall], *, exactly: bool = True)
     else:
         asked = [plan.held(rank) for rank in busiest(traces)]
         held = [Held(*map(max, zip(*asked, strict=True)))] * plan.size
-    return [RankWork(trace=trace, besides=besides, held=one) for trace, one in zip(traces, held, strict=True)]
+    beside, graph = besides(plan), graph_bytes(plan.work)
+    return [
+        RankWork(trace=trace, besides=beside, held=one, graph=graph) for trace, one in zip(traces, held, strict=True)
+    ]
 
 
 def busiest(traces: Sequence[Trace]) -> set[int]:

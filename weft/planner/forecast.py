@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from weft.core.kernel_call import KernelCall
 from weft.cost import Profile, Trace
 from weft.cost.simulate import Hosts, StepTime, simulate
+from weft.data import is_symmetric
+from weft.nn import Workload
 from weft.strategies import Held, Plan
 
 
@@ -61,10 +64,16 @@ def time_of(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], cl
     return simulate(traces, besides, where)
 
 
-PROCESS_BYTES = 350 << 20
-"""Of a process with PyTorch before it has rows."""
 CONTEXT_BYTES = 512 << 20
 """Of a GPU, what a process with CUDA takes before it has rows (nominal)."""
+
+
+class GraphBytes(NamedTuple):
+    """What a graph takes of each host that has it."""
+
+    memory: int
+    store: int
+    """In files, where one process starts ranks that read it there; 0: it is in files already."""
 
 
 def free(tag: str, num_bytes: int) -> float:
@@ -95,14 +104,34 @@ def step_calls(plan: Plan, rank: int) -> list[KernelCall]:
 
 
 def bytes_held(plan: Plan, cluster: Cluster) -> Held:
-    """What the ranks of a plan hold at most: on a device, on a host, whose processors may be that, and in files."""
-    return held_by_all([plan.held(rank) for rank in range(plan.size)], cluster)
+    """What the ranks of a plan hold at most: on a device, on a host, whose processors may be that, and in files.
+
+    A host has its processes and the graph beside, of which ranks that one process starts share a copy in files.
+    """
+    return held_by_all([plan.held(rank) for rank in range(plan.size)], graph_bytes(plan.work), cluster)
 
 
-def held_by_all(found: Sequence[Held], cluster: Cluster) -> Held:
+def held_by_all(found: Sequence[Held], graph: GraphBytes, cluster: Cluster) -> Held:
     """The same of what each rank holds; beside a device of its own, rows of files are in the host's memory."""
-    apart = cluster.device_bytes is not None
+    apart, sizes = cluster.device_bytes is not None, cluster.profile.processes
     here = found[: cluster.ranks_each]
-    host = sum(one.host + (one.disk if apart else one.device) for one in here) + cluster.ranks_each * PROCESS_BYTES
-    disk = 0 if apart else sum(one.disk for one in found)
-    return Held(max(one.device for one in found), host, disk)
+    launched = len(here) == len(found) > 1
+    processes = sizes.launcher + sizes.rank * len(here) if launched else sizes.alone + sizes.rank * (len(here) - 1)
+    store = graph.store if launched else 0
+    graphs = store + graph.memory * (1 if not graph.store or launched else len(here))
+    rows = sum(max(0, (one.disk if apart else one.device) + one.host - one.shared) for one in here)
+    disk = 0 if apart else sum(one.disk for one in here)
+    return Held(max(one.device for one in found), processes + graphs + rows, disk + store)
+
+
+def graph_bytes(work: Workload) -> GraphBytes:
+    """Those of a workload's graph."""
+    stored = work.has_graph and work.graph.path is not None
+    return GraphBytes(work.stats.num_bytes, 0 if stored else store_bytes(work))
+
+
+def store_bytes(work: Workload) -> int:
+    """Of a graph's arrays in a store."""
+    stats = work.stats
+    once = work.has_graph and is_symmetric(work.graph.in_edges)
+    return stats.num_bytes - once * (4 * stats.num_edges + 8 * stats.num_vertices)

@@ -22,6 +22,7 @@ def run_table(summary: Mapping[str, Any]) -> Table:
         f"{_scores(summary)} (after {summary['best_epoch'] + 1} of {summary['epochs']} epochs, the best)\n"
         f"{goal}epoch {_seconds(summary['epoch_seconds'])}; its stages, each in the rank that is longest at it:\n"
         f"{stages}\n"
+        f"{_foretold(summary['forecast']) if 'forecast' in summary else ''}"
         "per rank and epoch of training, seconds as medians:"
     )
     table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -51,6 +52,19 @@ def run_table(summary: Mapping[str, Any]) -> Table:
             format_bytes(rank["peak_memory_bytes"]),
         )
     return table
+
+
+def _foretold(forecast: Mapping[str, Mapping[str, float]]) -> str:
+    """What was told of an epoch, and what it took, in a line."""
+    told, seen = forecast["told"], forecast["seen"]
+    both = {
+        kind: (_seconds(told[f"{kind}_seconds"]), _seconds(seen[f"{kind}_seconds"]))
+        for kind in ("epoch", "compute", "network", "waiting")
+    } | {"memory": (format_bytes(int(told["host_bytes"])), format_bytes(int(seen["host_bytes"])))}
+    before, after = both.pop("epoch")
+    parts = ", ".join(f"{kind} {one} and {other}" for kind, (one, other) in both.items())
+    times = seen["epoch_seconds"] / told["epoch_seconds"]
+    return f"told {before} an epoch, took {after} ({times:.2f} x): {parts}\n"
 
 
 def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -132,6 +146,12 @@ def plan_table(plans: Sequence[Mapping[str, Any]]) -> Table:
         named = [" ".join([plan["strategy"], *options]), *([plan["machines"]] if where else [])]
         table.add_row(*named, str(plan["workers"]), *known, plan["reason"])
     return table
+
+
+def learned_line(learned: Mapping[str, float]) -> str:
+    """What runs have taught the forecasts of a machine."""
+    factors = [f"{kind} {factor:.2f} x" for kind, factor in learned.items() if kind != "runs"]
+    return f"factors of {learned['runs']} runs on what the probe has measured: {', '.join(factors)}"
 
 
 def sweep_table(points: Sequence[Mapping[str, Any]]) -> Table:

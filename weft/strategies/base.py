@@ -22,6 +22,8 @@ from weft.nn import SPREAD, Topology, ViewTraits, Workload, with_own_rows
 
 PARAMETER_COPIES = 5
 """In a run: a parameter, its gradient, Adam's two moments, and the best so far."""
+CHECKPOINT_COPIES = 8
+"""While a checkpoint is written, of all of these but gradients: a copy, and that as bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,8 @@ class Held(NamedTuple):
     host: int
     """In the host's memory beside it."""
     disk: int
+    shared: int = 0
+    """What of these is the graph's own, in memory once for all ranks of a host."""
 
 
 class Plan(ABC):
@@ -143,7 +147,7 @@ class Plan(ABC):
 
     @abstractmethod
     def held(self, rank: int = 0) -> Held:
-        """The bytes that a rank holds at most in a training step, beside those of its process."""
+        """The bytes that a rank holds at most in a run, beside those of its process."""
 
     @abstractmethod
     def place(self, group: Group, *, seed: int = 0) -> Placed:

@@ -18,6 +18,7 @@ from torch import Tensor
 from weft.comm import Group, even_bounds, sum_gradients
 from weft.core.kernel_call import KernelCall
 from weft.core.random import key
+from weft.core.tensor_peak import TensorPeak
 from weft.cost import Operation, Trace, all_reduce
 from weft.data import GraphStats
 from weft.nn import (
@@ -36,12 +37,17 @@ from weft.nn import (
     typed_rows,
 )
 from weft.partition import Reach
-from weft.strategies.base import PARAMETER_COPIES, Held, Placed, Plan, Step, whole_topology
+from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES, Held, Placed, Plan, Step, whole_topology
 from weft.strategies.reach import describe_reach, find_reach
 from weft.strategies.view import Exchange, PlacedView
 
 EDGE_BYTES = 12
 """Of an edge: its source, in the transpose its target, and its position there."""
+NONZERO_BYTES = 20
+"""Of one of sparse features: its column and value, in the transpose its row, its position and its value."""
+VERTEX_BYTES, ROW_BYTES = 32, 56
+"""Of every vertex: its number, its scalings and whether it is in a split. Of a row: where its edges begin, both ways,
+its number among all, its label, its place among the labelled, and its scalings."""
 
 
 class ResidentPlan(Plan):
@@ -113,14 +119,47 @@ class ResidentPlan(Plan):
         raise NotImplementedError(f"strategy {self.name} does not say what {op.op} takes on rank {rank}")
 
     def held(self, rank: int = 0) -> Held:
-        """What a step makes, and what is there from epoch to epoch: rows of features, edges with their transpose."""
-        plan, work = self.step_plans.get(True, self), self.work
-        rows = plan.level_rows(rank)[0]
-        num_rows = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        features = num_rows * work.stats.num_features * work.itemsize
-        edges = plan.num_edges_held(rank) * (EDGE_BYTES + (2 * work.itemsize if work.stats.weighted else 0))
-        parameters = PARAMETER_COPIES * work.num_shared * work.itemsize
-        return Held(self.memory(rank) + features + edges + parameters, 0, 0)
+        """What is there from epoch to epoch, and the most of what is made beside it by a step or before the first.
+
+        Of what was given back, a hole as large as a step's largest tensor is not used again, since heaps are not dense.
+        """
+        kept = [plan.kept(rank) for plan in {id(plan): plan for plan in self.step_plans.values()}.values()]
+        made = [
+            most
+            for training, plan in self.step_plans.items()
+            for step in [plan.step_memory(rank, training=training)]
+            for most in (step.most + step.largest, plan.first_memory(rank, training=training))
+        ]
+        whole = VERTEX_BYTES * self.work.stats.num_vertices
+        parameters = self.work.num_shared * self.work.itemsize
+        made.append(CHECKPOINT_COPIES * parameters)
+        held = sum(one.device for one in kept) + max(made) + whole + PARAMETER_COPIES * parameters
+        return Held(held, 0, 0, sum(one.shared for one in kept))
+
+    def kept(self, rank: int) -> Held:
+        """What a rank keeps for steps on the rows of this plan: features, aggregates of them, edges both ways."""
+        work, stats, rows, levels = self.work, self.work.stats, self.level_rows(rank)[0], self.levels(rank)
+        features = levels.rows[0] * stats.num_features * work.itemsize
+        in_edges = self.num_edges_held(rank) * (EDGE_BYTES + (2 * work.itemsize if stats.weighted else 0))
+        asked = work.outline(self.traits, training=True)
+        aggregates = sum(levels.rows[op.hop + op.steps] * op.width for op in asked if work.is_cached(op))
+        again = max((self.constant_rows(op, rank) for op in asked if not work.is_cached(op)), default=0)
+        maps = map_flops(work, self.traits, levels, training=True)
+        nonzeros = max((call.sizes[0] for one in maps for call in one.calls if call.kernel == "sparse"), default=0)
+        made = aggregates * work.itemsize + again + nonzeros * NONZERO_BYTES + ROW_BYTES * levels.rows[0]
+        shared = features + in_edges if isinstance(rows, slice) else 0
+        return Held(features + in_edges + made, 0, 0, shared)
+
+    def first_memory(self, rank: int, *, training: bool) -> int:
+        """Bytes of what a rank makes for a moment for the largest aggregate of constant features, made only once."""
+        work = self.work
+        once = [op for op in work.outline(self.traits, training=training) if work.is_cached(op)]
+        return max((self.constant_rows(op, rank) + self.footprint(op, rank).forward for op in once), default=0)
+
+    def constant_rows(self, op: GraphOperation, rank: int) -> int:
+        """Bytes of the copy of constant features that an aggregate of them reads, if it does not read them there."""
+        del op, rank
+        return 0
 
     def num_edges_held(self, rank: int) -> int:
         """The edges that a rank has, of all its blocks."""
@@ -132,13 +171,13 @@ class ResidentPlan(Plan):
 
         Its gradients are among them; what is there from epoch to epoch is not.
         """
-        return self.step_plans.get(True, self).step_memory(rank)
+        return self.step_plans.get(True, self).step_memory(rank, training=True).most
 
-    def step_memory(self, rank: int) -> int:
-        """The same of a step on the rows of this plan."""
-        asked = self.work.outline(self.traits, training=True)
+    def step_memory(self, rank: int, *, training: bool) -> TensorPeak:
+        """That of a step, or of an evaluation, on the rows of this plan."""
+        asked = self.work.outline(self.traits, training=training)
         footprints = [self.footprint(op, rank) if op.is_aggregate else Footprint() for op in asked]
-        return step_memory(self.work, self.traits, self.levels(rank), footprints)
+        return step_memory(self.work, self.traits, self.levels(rank), footprints, training=training)
 
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
         return self.step_plans[training].step_trace(rank, training=training)

@@ -90,7 +90,7 @@ def replace_folder(new: Path, folder: Path) -> None:
 def write_store(graph: GraphFields, folder: Path) -> None:
     """Writes arrays and manifest into an empty folder, and flushes them."""
     in_edges, transpose = graph.in_edges, graph.in_edges.transpose
-    symmetric = torch.equal(in_edges.indptr, transpose.indptr) and torch.equal(in_edges.indices, transpose.indices)
+    symmetric = is_symmetric(in_edges)
     arrays: dict[str, Tensor | None] = {
         "indptr": in_edges.indptr,
         "indices": in_edges.indices,
@@ -116,6 +116,12 @@ def write_store(graph: GraphFields, folder: Path) -> None:
         "fingerprint": in_edges.fingerprint,
     }
     write_manifest(no_types() | manifest, files, folder)
+
+
+def is_symmetric(in_edges: Adjacency) -> bool:
+    """Whether edges and their transpose are the same, so that a store has them once."""
+    transpose = in_edges.transpose
+    return torch.equal(in_edges.indptr, transpose.indptr) and torch.equal(in_edges.indices, transpose.indices)
 
 
 def no_types() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from weft.chunks.stages import Buffer, Stage
 from weft.core.units import format_bytes
 from weft.cost import Trace
 from weft.data import Graph
-from weft.strategies.base import PARAMETER_COPIES
+from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES
 from weft.strategies.offload.cut import MAX_REORDERED
 from weft.strategies.offload.moves import Moves, MoveSizes
 
@@ -122,8 +122,8 @@ def array_file_bytes(graph: Graph, plan: RankChunks, moves: Moves) -> int:
     return total
 
 
-def host_bytes(graph: Graph, model: nn.Module, plan: RankChunks, itemsize: int) -> int:
-    """Memory that grows with the graph: its arrays, numbers by vertex, and most of all, for a while, the planning."""
+def graph_bytes(graph: Graph) -> int:
+    """Of a graph's arrays that ranks read."""
     arrays = (
         graph.x,
         graph.y,
@@ -134,11 +134,16 @@ def host_bytes(graph: Graph, model: nn.Module, plan: RankChunks, itemsize: int) 
         graph.edge_type,
         *graph.features.values(),
     )
-    held = sum(one.nbytes for one in arrays if isinstance(one, Tensor))
+    return sum(one.nbytes for one in arrays if isinstance(one, Tensor))
+
+
+def host_bytes(graph: Graph, model: nn.Module, plan: RankChunks, itemsize: int) -> int:
+    """Memory that grows with the graph: its arrays, numbers by vertex, and most of all, for a while, the planning."""
+    held = graph_bytes(graph)
     by_vertex = graph.num_vertices * (3 * 8 + 4 * itemsize)
     neighbours = sum(planned.volumes.neighbours for planned in plan.schedules)
     planning = 40 * neighbours + sum(planned.hop.block.num_edges for planned in plan.schedules) * 16
     planning += 8 * plan.num_chunks**2 if plan.num_chunks <= MAX_REORDERED else 0
     planning += sum(16 * one.schedule.num_slots * len(one.schedule.rounds) for one in plan.schedules)
-    parameters = sum(one.nbytes for one in model.parameters()) * PARAMETER_COPIES
+    parameters = sum(one.nbytes for one in model.parameters()) * (PARAMETER_COPIES + CHECKPOINT_COPIES)
     return held + by_vertex + planning + parameters

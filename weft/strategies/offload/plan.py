@@ -30,7 +30,7 @@ from weft.partition import Dependencies, Reach, make_dependencies
 from weft.store.files import free_bytes
 from weft.strategies.base import Held, Options, Plan
 from weft.strategies.offload.cut import Cutter, Orders
-from weft.strategies.offload.forecast import Forecast, forecast
+from weft.strategies.offload.forecast import Forecast, forecast, graph_bytes
 from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.moves import Moves, MoveSizes
 from weft.strategies.offload.options import ChunkOptions, OffloadOptions
@@ -301,7 +301,7 @@ class OffloadPlan(Plan):
     def held(self, rank: int = 0) -> Held:
         known = self._cuts().get("forecasts")
         told = Forecast(**known[rank]) if known else self.forecast(rank, self.chunks(rank))
-        return Held(told.device, told.host, told.disk)
+        return Held(told.device, told.host, told.disk, graph_bytes(self.work.graph))
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedOffload:
         foreseen, vertices = self._cuts().get("forecasts"), self.vertices

@@ -208,8 +208,22 @@ class VertexPlan(ResidentPlan):
         return [BlockSize.of(hop.block) for hop in self.dependencies(rank).hops]
 
     def num_edges_held(self, rank: int) -> int:
-        blocks = {id(hop.block): hop.block for hop in self.dependencies(rank).hops}
-        return sum(block.num_edges for block in blocks.values())
+        """Those of its blocks, and again those of sums over rows that come, which are by where these come from."""
+        hops = self.dependencies(rank).hops
+        blocks = {id(hop.block): hop.block for hop in hops}
+        asked = self.work.outline(self.traits, training=True)
+        summed = {
+            id(hops[number]): self.block(rank, op, number) for op in asked for number in op.hops if is_sum(op, number)
+        }
+        again = sum(block.num_edges for block in summed.values() if block.exchanged)
+        return sum(block.num_edges for block in blocks.values()) + again
+
+    def constant_rows(self, op: GraphOperation, rank: int) -> int:
+        """Those of all sources, where the rank answers for some of them alone."""
+        if not op.hops or op.origin == "rows":
+            return 0
+        hop = self.dependencies(rank).hops[op.hop]
+        return hop.block.num_sources * op.width * self.work.itemsize if len(hop.fetched) else 0
 
     def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         itemsize = self.work.itemsize

@@ -1,0 +1,54 @@
+"""What is seen of processes from outside, of processes that take what is known."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft.core.watched import Seen, watch
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
+
+BARE = "import os, sys, tempfile, time"
+WAIT = "time.sleep(0.6)"
+MEBIBYTE = 1 << 20
+
+
+def seen(folder: Path, *lines: str, limit: int | None = None) -> Seen:
+    """What a process does."""
+    folder.mkdir()
+    return watch([sys.executable, "-c", "\n".join([BARE, *lines, WAIT])], folder, limit=limit)
+
+
+def test_pages_that_processes_share_count_once(tmp_path: Path) -> None:
+    """Own ones in each, those from before a fork once, those of a file once."""
+    bare = seen(tmp_path / "bare").memory
+    assert bare > MEBIBYTE
+    alone = seen(tmp_path / "alone", "held = b'x' * (64 << 20)").memory
+    forked = seen(tmp_path / "forked", "held = b'x' * (64 << 20)", "os.fork()").memory
+    own = seen(tmp_path / "own", "os.fork()", "held = b'x' * (64 << 20)").memory
+    mapping = "import mmap; one = open(os.environ['TMPDIR'] + '/one', 'w+b'); one.write(b'x' * (64 << 20)); one.flush()"
+    read = "held = mmap.mmap(one.fileno(), 0); sum(held[::4096])"
+    mapped = seen(tmp_path / "mapped", mapping, "os.fork()", read)
+    found = [round((one - bare) / MEBIBYTE / 64, 1) for one in (alone, forked, own, mapped.memory)]
+    assert found == pytest.approx([1, 1, 2, 1], abs=0.15)
+    assert mapped.disk / MEBIBYTE == pytest.approx(64, abs=1)
+
+
+def test_files_without_a_name_count(tmp_path: Path) -> None:
+    written = seen(tmp_path / "open", "one = tempfile.TemporaryFile()", "one.write(b'x' * (8 << 20)); one.flush()")
+    assert written.disk / MEBIBYTE == pytest.approx(8, abs=0.1)
+
+
+def test_a_limit_ends_what_takes_more(tmp_path: Path) -> None:
+    takes = "held = b'x' * (128 << 20)"
+    over = seen(tmp_path / "over", takes, limit=100 * MEBIBYTE)
+    assert over.code < 0
+    assert seen(tmp_path / "under", takes, limit=200 * MEBIBYTE).code == 0
+
+
+def test_how_it_ended(tmp_path: Path) -> None:
+    found = seen(tmp_path / "failed", "print('no good', file=sys.stderr); sys.exit(3)")
+    assert (found.code, found.said) == (3, "no good")

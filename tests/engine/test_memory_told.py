@@ -1,0 +1,47 @@
+"""What `weft plan` says of memory, beside what is seen of a run from outside."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft.core.config import Config
+from weft.core.watched import watch
+from weft.cost import Profile
+from weft.engine.probing import watch_tiny
+from weft.engine.run import prepared_workload
+from weft.planner import Cluster, bytes_held
+from weft.strategies import resident
+from weft.strategies.single import SinglePlan
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
+
+GRAPH, HIDDEN = "rmat:vertices=2k,edges=8k,features=8000,classes=4", 1024
+NEAR = 0.06
+
+
+def test_memory_is_as_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Adam's moments, or without the features, it would not be."""
+    config = Config(graph=GRAPH, hidden=HIDDEN)
+    run = [sys.executable, "-m", "weft", "train", GRAPH, "--hidden", str(HIDDEN), "--epochs", "2", "--quiet"]
+    seen = watch([*run, "--out", str(tmp_path / "run")], tmp_path)
+    assert seen.code == 0, seen.said
+    processes = {"alone": watch_tiny(1), "launcher": 0, "rank": 0}
+    profile = Profile(host={"cores": 1, "processes": processes}, prices=[])
+    cluster = Cluster(profile=profile, ranks=1, hosts=1, threads=1, memory_bytes=0)
+    plan = SinglePlan(prepared_workload(config, None, None))
+
+    def ratio() -> float:
+        return bytes_held(plan, cluster).host / seen.memory
+
+    assert ratio() == pytest.approx(1, abs=NEAR)
+    with monkeypatch.context() as patch:
+        patch.setattr(resident, "PARAMETER_COPIES", 3)
+        assert ratio() < 1 - NEAR
+    features = plan.work.graph.x
+    assert features is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(type(plan.work.stats), "num_bytes", plan.work.stats.num_bytes - features.nbytes)
+        assert ratio() < 1 - NEAR

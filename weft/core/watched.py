@@ -1,0 +1,135 @@
+"""What the processes of a run take, as seen from outside (Linux): memory that is resident, and files."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import stat
+import subprocess
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+SECONDS = 0.05
+"""Between two looks."""
+KCMP, KCMP_VM = {"x86_64": 312, "aarch64": 272}.get(platform.machine(), -1), 1
+"""The system call that compares what two processes have, and that this is their memory (linux/kcmp.h)."""
+MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+ *(.*)")
+"""The line of /proc/PID/smaps with which a mapping begins: its file, if it has one."""
+
+
+class Seen(NamedTuple):
+    """The most that a command was seen to take, twice in a row, since processes are looked at one after the other."""
+
+    memory: int
+    """Bytes resident, of it and all that it started."""
+    disk: int
+    """Bytes of temporary files."""
+    code: int
+    """With which it ended."""
+    said: str
+    """Its last line on stderr."""
+
+
+def watch(command: Sequence[str], scratch: Path, *, limit: int | None = None) -> Seen:
+    """Runs a command to its end, its temporary files in an empty folder.
+
+    limit: of memory, beyond which it is killed with all that it started; its code is negative then.
+    """
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    memory = before = disk = 0
+    with (
+        (scratch / "stderr").open("w+b") as said,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=environment) as process,
+    ):
+        while process.poll() is None:
+            pids = descendants(process.pid)
+            now = resident_bytes(pids)
+            memory, before = max(memory, min(before, now)), now
+            disk = max(disk, folder_bytes(scratch) + open_file_bytes(pids))
+            if limit is not None and memory > limit:
+                process.kill()  # what it started ends with it
+            time.sleep(SECONDS)
+        said.seek(0)
+        lines = said.read().decode(errors="replace").splitlines()
+    return Seen(memory, disk, process.returncode, lines[-1] if lines else "")
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all that it has started and that run, but for those that are yet in their parent's memory."""
+    children = defaultdict[int, list[int]](list)
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            children[parent].append(int(folder.name))
+    found = [pid]
+    for one in found:
+        found += [child for child in children[one] if ctypes.CDLL(None).syscall(KCMP, one, child, KCMP_VM, 0, 0) != 0]
+    return found
+
+
+def resident_bytes(pids: Sequence[int]) -> int:
+    """The memory that some processes have resident, pages that several of them share counted once.
+
+    Of a file that several map, as much as the one that has most of it; those that others map as well count whole.
+    """
+    private, files = 0, Counter[str]()
+    for pid in pids:
+        with suppress(OSError):
+            anonymous, mapped = _resident(Path(f"/proc/{pid}/smaps").read_text())
+            private += anonymous
+            files |= mapped
+    return private + files.total()
+
+
+def _resident(smaps: str) -> tuple[int, Counter[str]]:
+    """A process's part of memory that is of no file, and of each file what it has resident of it."""
+    private, files, name, share, rss = 0.0, Counter[str](), "", 1.0, 0
+    for line in smaps.splitlines():
+        key, _, value = line.partition(":")
+        if found := MAPPING.match(line):
+            name = found[1]
+        elif key == "Rss":
+            rss = int(value.split()[0]) << 10
+        elif key == "Pss":
+            share = (int(value.split()[0]) << 10) / max(rss, 1)
+        elif key == "Anonymous":
+            anonymous = int(value.split()[0]) << 10
+            if name.startswith("/"):
+                private += anonymous * (share if anonymous == rss else 1)
+                files[name] += rss - anonymous
+            else:
+                private += rss * share
+    return round(private), files
+
+
+def open_file_bytes(pids: Sequence[int]) -> int:
+    """The room on disk of the files without a name that some processes have open."""
+    found = {}
+    for pid in pids:
+        for one in _open_files(pid):
+            if stat.S_ISREG(one.st_mode) and one.st_nlink == 0:
+                found[one.st_dev, one.st_ino] = one.st_blocks * 512
+    return sum(found.values())
+
+
+def _open_files(pid: int) -> Iterator[os.stat_result]:
+    with suppress(OSError):
+        for handle in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                yield handle.stat()
+
+
+def folder_bytes(folder: Path) -> int:
+    """The room on disk of the files in a folder."""
+    total = 0
+    for path, _, names in os.walk(folder):  # which leaves out folders that are gone meanwhile
+        for name in names:
+            with suppress(OSError):
+                total += Path(path, name).lstat().st_blocks * 512
+    return total
