@@ -16,7 +16,7 @@ from weft.cli import main
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.data import DescribedGraph, load
-from weft.engine import planning
+from weft.engine import probing
 from weft.engine.described import MOST_EDGES, MOST_RANKS, DescribedSubject
 from weft.engine.forecast import Where, planned, subject_of
 from weft.engine.machines import Machines, clusters_on, machines_of
@@ -30,7 +30,7 @@ SMALL = "stats:vertices=2000,edges=20k,features=16,classes=4"
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A profile where the user's is looked for."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(planning, "hardware", lambda: {"processor": "none", "cores": 2})
+    monkeypatch.setattr(probing, "hardware", lambda: {"processor": "none", "cores": 2})
     path = tmp_path / "cache" / "weft" / "machine.json"
     profile().save(path)
     return path

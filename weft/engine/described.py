@@ -14,8 +14,8 @@ from weft.nn import Workload
 from weft.planner import RankWork
 from weft.strategies import Options, get_strategy
 
-SIZES = 3
-"""Graphs, each half of the next, from which one grows."""
+BESIDE = 2
+"""Halvings from the largest graph that is drawn to the one beside it, and of ranks from many to few."""
 MOST_VERTICES, MOST_EDGES = 1 << 15, 1 << 20
 """Of the largest graph that is drawn."""
 LEAST_OF_A_RANK = 16
@@ -88,7 +88,7 @@ class DescribedSubject:
         return self._found[what]
 
     def by_vertices(self, ranks: int) -> list[Point]:
-        """Graphs each of which has twice the vertices of the one before, for so many ranks or what stands for them."""
+        """Graphs each of APART times the vertices of the one before, for so many ranks or what stands for them."""
         return [Point(self._at(halvings), min(ranks, MOST_RANKS)) for halvings in self._halvings(ranks)]
 
     def fewer_ranks(self, ranks: int) -> list[Point]:
@@ -96,7 +96,7 @@ class DescribedSubject:
         if ranks <= MOST_RANKS:
             return []
         largest = self._at(self._halvings(ranks)[-1])
-        return [Point(largest, MOST_RANKS >> halvings) for halvings in reversed(range(1, SIZES))]
+        return [Point(largest, MOST_RANKS >> halvings) for halvings in range(BESIDE, 0, -1)]
 
     def times(self, ranks: int) -> float:
         """How many times the vertices of the largest the graph has."""
@@ -108,7 +108,7 @@ class DescribedSubject:
         about = f"on {ranks} rank{'s' if ranks > 1 else ''}, R-MAT graphs in place of the one described"
         beyond = []
         if self.times(ranks) > 1:
-            sizes = ", ".join(f"{one:,}" for one in found)
+            sizes = " and ".join(f"{one:,}" for one in found)
             beyond.append(f"{self.times(ranks):,.0f} times from graphs of {sizes} vertices")
         if ranks > MOST_RANKS:
             fewer = ", ".join(str(point.ranks) for point in self.fewer_ranks(ranks))
@@ -119,11 +119,11 @@ class DescribedSubject:
     def _halvings(self, ranks: int) -> list[int]:
         """How often the graph is halved for each size; not at all where it is small enough itself."""
         graph, last = self.described, 0
-        least = max(LEAST_OF_A_RANK * min(ranks, MOST_RANKS), graph.num_classes) << (SIZES - 1)
+        least = max(LEAST_OF_A_RANK * min(ranks, MOST_RANKS), graph.num_classes) << BESIDE
         by_edges = MOST_EDGES * graph.num_vertices // max(graph.num_edges, 1)
         while graph.num_vertices >> last > max(min(MOST_VERTICES, by_edges), least):
             last += 1
-        return [last + more for more in reversed(range(SIZES))] if last else [0]
+        return [last + BESIDE, last] if last else [0]
 
     def _at(self, halvings: int) -> Known:
         if halvings not in self._drawn:
