@@ -75,3 +75,43 @@ def test_benchmark(
         assert [row["to_device"], row["to_host"]] == row["moved"]
     if name == "import_graph":
         assert figures["rounds"][0]["stored_bytes"] > 2 * 4 * 20_000
+
+
+CELLS = """cell,paper,kind,testbed,dataset,model,layers,setting,order,ratios,oom
+A,neutronstar,order,bed,Graph,GCN,2,,Hybrid [hybrid] 1.0 < DepComm [communicated] 1.1 < DGL [sampled] 3 s/epoch,,none
+B,neutronstar,ratio,bed,Graph,GCN,2,hidden 8,DepCache [cached] faster than DepComm [communicated],500,
+C,neutronstar,order,bed,Graph,GCN,2,,DGL [sampled data parallel] 3 < PyG-CPU [single] 4 s/epoch,,none
+D,neutronstar,order,bed,Graph,GCN,2,,Hybrid [hybrid] 1.0 s/epoch,,"DepCache [cached], DGL [sampled data parallel]"
+E,neutronstar,gain,bed,,GCN,2,,ring 1.1,1.1,
+"""
+DATASETS = """dataset,vertices,edges,features,classes,hidden,avg_degree
+Graph,1000,5000,32,4,16,10
+"""
+HARDWARE = """[[testbed]]
+id = "bed"
+nodes = 2
+gpus_per_node = 1
+gpu = "NVIDIA Tesla T4"
+ram_GB = 62
+network_Gbps = 6
+"""
+
+
+def test_papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cells that can be told are judged, and the others counted apart."""
+    (tmp_path / "neutronstar").mkdir()
+    for name, text in (("cells.csv", CELLS), ("neutronstar/datasets.csv", DATASETS)):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "neutronstar" / "hardware.toml").write_text(HARDWARE)
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr("sys.argv", ["papers.py", "--tables", str(tmp_path), "--out", str(tmp_path / "figures")])
+    before = torch.get_num_threads()
+    assert not importlib.import_module("papers").main()
+    torch.set_num_threads(before)
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert set(figures["cells"]) == {"A", "B", "D"}
+    assert sum(figures["not_simulated"].values()) == 2
+    assert figures["totals"]["order"]["of"] == 2
+    assert figures["totals"]["ratio"] == {"cells_right": 1, "cells": 2, "right": 1, "of": 2}  # no ratio is 500
+    assert figures["totals"]["memory"] == {"cells_right": 2, "cells": 3, "right": 5, "of": 6}  # all of it fits
+    assert "Graph GCN 2" in capsys.readouterr().out

@@ -211,6 +211,12 @@ def _parser() -> argparse.ArgumentParser:
     add_options(command, leave_out=("strategy",))
     command.add_argument("--machine", type=Path, metavar="FILE", help="another profile than this machine's")
     command.add_argument("--hosts", type=whole, default=1, metavar="X", help="so many such machines, ranks on each (1)")
+    command.add_argument(
+        "--machines",
+        default="",
+        metavar="X",
+        help="others that are not there, as in 1x24GB,4x24GB@1gbit,8xT4@15gbit, or a .toml",
+    )
     command.add_argument("--approximate", action="store_true", help="also strategies that change numbers")
     command.add_argument("--json", action="store_true", help="print one JSON object, for weft train --plan")
     command.set_defaults(command=_plan)
@@ -393,20 +399,22 @@ def _sweep(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     from weft import report
-    from weft.engine.forecast import planned
+    from weft.engine.forecast import Where, planned
 
     config = _config(options)
+    where = Where(machine=options.machine or "", hosts=options.hosts, machines=options.machines)
     with _named_by_files(options):
-        found, values = planned(
-            config, None, None, machine=options.machine or "", hosts=options.hosts, approximate=options.approximate
-        )
+        found, values = planned(config, None, None, where, approximate=options.approximate)
     if options.json:
         print(json.dumps(values))
     else:
         report.print_table(report.plan_table([dataclasses.asdict(one) for one in found]))
-        print(report.learned_line(values["learned"]))
+        if values["learned"]:
+            print(report.learned_line(values["learned"]))
         for one in [one for one in found if one.fits][:3]:
             print(one.command)
+        for note in values["notes"]:
+            print(note)
     return 0 if any(one.fits for one in found) else 1
 
 

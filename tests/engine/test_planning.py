@@ -21,6 +21,7 @@ from weft.engine.run import prepared_workload
 FIELDS = {
     "strategy", "workers", "options", "epoch_seconds", "compute_seconds", "network_seconds", "disk_seconds",
     "waiting_seconds", "device_bytes", "host_bytes", "disk_bytes", "sent_bytes", "fits", "reason", "command",
+    "machines",
 }  # fmt: skip
 
 

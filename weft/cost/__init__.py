@@ -1,12 +1,15 @@
 """What a run will cost, told beforehand."""
 
 from weft.cost.machine import NOMINAL_RATES, Machine, Rates
+from weft.cost.nominal import GPUS, Gpu, nominal_network, nominal_prices
 from weft.cost.prices import KINDS, Network, Prices, Processes, Profile, Table, holds_profile
 from weft.cost.trace import Operation, Trace, all_reduce
 
 __all__ = [
+    "GPUS",
     "KINDS",
     "NOMINAL_RATES",
+    "Gpu",
     "Machine",
     "Network",
     "Operation",
@@ -18,4 +21,6 @@ __all__ = [
     "Trace",
     "all_reduce",
     "holds_profile",
+    "nominal_network",
+    "nominal_prices",
 ]

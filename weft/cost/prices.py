@@ -75,6 +75,8 @@ class Prices:
     """What a kernel's call costs beside its work."""
     step_seconds: float = 0.0
     """What a training step costs beside its kernels."""
+    link_seconds: float = 0.0
+    """Of a byte between the host's memory and the device's; 0: they are the same, and kernels move it."""
     factor: float = 1.0
     """How many times that runs have taken, see Profile.learned."""
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from weft.core.kernel_call import KernelCall
 from weft.cost.prices import Prices
-from weft.cost.trace import Trace
+from weft.cost.trace import Operation, Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +137,20 @@ def _finish_on_host(works: Sequence[Work], begins: Sequence[float], slots: int) 
     return ends
 
 
+def work_of(operation: Operation, hosts: Hosts) -> Work:
+    """What an operation keeps a rank at work with: its kernels, or a link to the host by which rows come and go."""
+    links = hosts.alone.link_seconds, hosts.busy.link_seconds
+    if operation.kind == "transfer" and all(links):
+        moved = operation.bytes_sent + operation.bytes_received
+        return Work(moved * links[0], moved * links[1])
+    return Work.of(operation.calls, hosts.alone, hosts.busy)
+
+
 def stretches(trace: Trace, besides: Sequence[KernelCall], hosts: Hosts) -> list[Stretch]:
     """A rank's operations, divided by its collectives; behind the last one the rest of the step."""
     found = [Stretch(NOTHING, NOTHING, None)]
     for operation in trace.operations:
-        calls = Work.of(operation.calls, hosts.alone, hosts.busy)
+        calls = work_of(operation, hosts)
         if operation.kind == "collective":
             seconds = hosts.crossing(operation.tag, max(operation.bytes_sent, operation.bytes_received))
             found[-1] = found[-1]._replace(work=found[-1].work + calls, crossing=seconds)

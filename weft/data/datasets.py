@@ -9,6 +9,7 @@ from pathlib import Path
 
 from weft.core.errors import InputError, readable, unknown
 from weft.data.checks import located
+from weft.data.described import KIND, is_described
 from weft.data.fill import with_normalized_features, with_random_classes, with_random_features
 from weft.data.graph import Graph
 from weft.data.inverse import with_inverse_relations
@@ -20,6 +21,7 @@ from weft.data.io.npz_arrays import REMEDY
 from weft.data.io.parts import gathered
 from weft.data.order import reorder
 
+RECIPE = "rmat:vertices=100k,edges=1m,features=128,classes=16"
 BUILT_IN = {"digits": digits}
 SUFFIXES = (".npz", ".npy", ".pt", ".pth", ".parquet", ".arrow", ".feather", *edgelist.TEXT_SUFFIXES, ".gz")
 
@@ -93,6 +95,8 @@ def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool
     if name.partition(":")[0] in generate.GENERATORS and ":" in name:
         refuse_split(name, split)
         return Graph.of(generate.generate(name, seed))
+    if is_described(name):
+        raise InputError(f"{KIND}: is known by its numbers alone: weft plan tells of it; to train, write '{RECIPE}'")
     path = Path(name).expanduser()
     with readable(name, "check the path"):
         if is_path(name, path):

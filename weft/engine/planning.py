@@ -10,30 +10,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from weft.core.config import Config
 from weft.core.errors import InputError, readable
 from weft.core.memory import memory_limit_bytes
-from weft.core.units import format_bytes
-from weft.cost import Profile
-from weft.data import Graph
+from weft.core.units import format_bytes, parse_bytes
+from weft.cost import Machine, Profile
+from weft.engine.described import Known, Point, Subject, WholeSubject
 from weft.engine.here import known_machine
 from weft.engine.hindsight import Epoch, Lesson, Told
-from weft.engine.options import (
-    configured_options,
-    foreign_flags,
-    make_options,
-    open_book,
-    refuse_foreign_flags,
-    with_partition,
-)
+from weft.engine.options import configured_options, foreign_flags, refuse_foreign_flags
 from weft.engine.probing import known_profile
 from weft.nn import Workload
-from weft.planner import Cluster, bytes_held, step_time
-from weft.strategies import STRATEGIES, Options, Plan, get_strategy
+from weft.planner import (
+    CONTEXT_BYTES,
+    Cluster,
+    RankWork,
+    Samples,
+    extrapolated,
+    held_by_all,
+    time_of,
+    works_of,
+)
+from weft.strategies import STRATEGIES, Held, Plan, get_strategy
 
 AUTO = "auto"
+SOME_CHUNKS = tuple(4**power for power in range(1, 6))
+"""That a described graph is tried in."""
 SAME = 0.1
 """Strategies whose seconds differ by less than this share are alike, as far as a forecast can tell."""
 
@@ -66,6 +68,8 @@ class Foreseen:
     disk_bytes: int = 0
     sent_bytes: int = 0
     """To other ranks, by all, in a training step."""
+    machines: str = ""
+    """On which, where several were asked for."""
 
     @property
     def order(self) -> tuple[bool, float]:
@@ -74,7 +78,11 @@ class Foreseen:
 
 
 def foresee(
-    config: Config, work: Workload, clusters: Sequence[Cluster], *, approximate: bool = False
+    config: Config,
+    work: Workload | Subject,
+    clusters: Sequence[Cluster],
+    *,
+    approximate: bool = False,
 ) -> list[Foreseen]:
     """What a workload will take under each strategy with its sensible options, on each of some clusters: best first.
 
@@ -82,12 +90,12 @@ def foresee(
     that the configuration gives.
     """
     require_foreseeable(config)
-    parts = Parts(work.graph)
+    subject = WholeSubject(work) if isinstance(work, Workload) else work
     names = [name for name, plan in STRATEGIES.items() if is_candidate(plan, approximate=approximate)]
     refuse_foreign_flags(config, tuple(names))
     having = [name for name in names if not foreign_flags(config, name)]
     found = [
-        foreseen(one, config, work, cluster, parts)
+        first_fitting(attempts(one, subject, cluster), config, subject, cluster)
         for cluster in clusters
         for name in having
         if (STRATEGIES[name].max_ranks or cluster.ranks) >= cluster.ranks
@@ -108,25 +116,11 @@ def require_foreseeable(config: Config) -> None:
             raise InputError(f"{flag}: what that takes cannot be told beforehand yet: choose a --strategy by yourself")
 
 
-class Parts:
-    """The partitions of a graph that plans ask for, each found once."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.found = graph, dict[tuple[str, int], Tensor]()
-
-    def options(self, config: Config) -> Options:
-        """What a configuration says to its strategy, with its partition."""
-        options, name = make_options(config), config.partition or get_strategy(config.strategy).partition
-        if not name or "partition" not in configured_options(get_strategy(config.strategy)):
-            return options
-        if (name, config.workers) not in self.found:
-            self.found[name, config.workers] = open_book(name, config.workers, self.graph).part
-        return with_partition(options, self.found[name, config.workers])
-
-
 def without_same(found: Iterable[Foreseen]) -> list[Foreseen]:
     """Those that do not do what one before does: on one rank, most strategies are `single`."""
-    first = {(one.workers, one.epoch_seconds, one.device_bytes, one.reason): one for one in reversed([*found])}
+    first = {
+        (one.machines, one.workers, one.epoch_seconds, one.device_bytes, one.reason): one for one in reversed([*found])
+    }
     return [*first.values()]
 
 
@@ -144,7 +138,44 @@ def variants(config: Config, plan: type[Plan]) -> Iterable[Config]:
             yield replace(config, **options)
 
 
-def foreseen(config: Config, asked: Config, work: Workload, cluster: Cluster, parts: Parts) -> Foreseen:
+def attempts(config: Config, subject: Subject, cluster: Cluster) -> Iterable[Config]:
+    """A configuration, and the same chunk by chunk on a device of its own that has too little memory for the whole.
+
+    How many chunks a described graph needs is tried out, since small graphs fit.
+    """
+    options = configured_options(get_strategy(config.strategy))
+    if cluster.device_bytes is not None:
+        config = replace(config, device="cuda")
+    yield config
+    limit = device_limit(config, cluster)
+    if limit is None or "device_memory" not in options:
+        return
+    limited = replace(config, device_memory=config.device_memory or str(limit))
+    if not subject.is_there and not config.chunks:
+        yield from (replace(limited, chunks=count) for count in SOME_CHUNKS)
+    elif limited != config:
+        yield limited
+
+
+def device_limit(config: Config, cluster: Cluster) -> int | None:
+    """Bytes that a rank may have on its device: what a person says, or what a GPU has beside CUDA itself."""
+    if config.device_memory:
+        return parse_bytes(config.device_memory, "--device-memory")
+    return None if cluster.device_bytes is None else cluster.device_bytes - CONTEXT_BYTES
+
+
+def first_fitting(tried: Iterable[Config], asked: Config, subject: Subject, cluster: Cluster) -> Foreseen:
+    """What the first configuration that fits will take, or the last."""
+    found = None
+    for config in tried:
+        found = foreseen(config, asked, subject, cluster)
+        if found.fits or not found.epoch_seconds:
+            break
+    assert found is not None
+    return found
+
+
+def foreseen(config: Config, asked: Config, subject: Subject, cluster: Cluster) -> Foreseen:
     """What one configuration will take."""
     options = {
         spec.name: getattr(config, spec.name)
@@ -154,24 +185,21 @@ def foreseen(config: Config, asked: Config, work: Workload, cluster: Cluster, pa
     known = Foreseen(
         strategy=config.strategy,
         workers=config.workers,
+        machines=cluster.machines,
         options=options,
-        command=command(config, cluster.hosts),
+        command=command(config if subject.is_there else replace(config, graph="GRAPH"), cluster.hosts),
         fits=False,
     )
     try:
-        machine = known_machine(config, work, cluster=cluster)
-        plan = get_strategy(config.strategy)(work, config.workers, parts.options(config), machine)
-        plan.require()
-        seconds, held = step_time(plan, cluster), bytes_held(plan, cluster)
-        sent = sum(plan.trace(rank, training=True).bytes_sent.total() for rank in range(plan.size))
+        works = rank_works(config, subject, cluster)
+        seconds = time_of([one.trace for one in works], [one.besides for one in works], cluster)
+        held = held_by_all([one.held for one in works], works[0].graph, cluster)
     except (InputError, NotImplementedError) as error:  # a strategy of one's own may not say what it takes
         return replace(known, reason=str(error))
-    fits = held.host <= cluster.memory_bytes
-    reason = "" if fits else f"takes {format_bytes(held.host)} of a host's {format_bytes(cluster.memory_bytes)}"
-    plan.forget()
+    reason = too_little(held, config, cluster)
     return replace(
         known,
-        fits=fits,
+        fits=not reason,
         reason=reason,
         epoch_seconds=seconds.total,
         compute_seconds=seconds.compute,
@@ -180,8 +208,53 @@ def foreseen(config: Config, asked: Config, work: Workload, cluster: Cluster, pa
         device_bytes=held.device,
         host_bytes=held.host,
         disk_bytes=held.disk,
-        sent_bytes=sent,
+        sent_bytes=sum(one.trace.bytes_sent.total() for one in works),
     )
+
+
+def rank_works(config: Config, subject: Subject, cluster: Cluster) -> list[RankWork]:
+    """What each rank does and holds under a configuration. InputError for what cannot be."""
+    ranks = config.workers
+    if isinstance(subject, WholeSubject):
+        machine = known_machine(config, subject.whole.work, cluster=cluster)
+        return planned_works(config, subject.whole, machine, required=True)
+    bare = without_fixed_costs(cluster)
+
+    def sampled(point: Point) -> list[RankWork]:
+        one = replace(config, workers=point.ranks)
+        machine = known_machine(one, point.known.work, cluster=bare)
+        return subject.found((one, point.known.parts.graph, machine), lambda: planned_works(one, point.known, machine))
+
+    by_vertices = [sampled(one) for one in subject.by_vertices(ranks)]
+    before = [sampled(one) for one in subject.fewer_ranks(ranks)]
+    samples = Samples(by_vertices=by_vertices, by_ranks=[*before, by_vertices[-1]])
+    return extrapolated(samples, subject.times(ranks), ranks)
+
+
+def without_fixed_costs(cluster: Cluster) -> Cluster:
+    """The same where a call costs its work alone, as on graphs that are large enough."""
+    prices = [replace(one, call_seconds=0.0) for one in cluster.profile.prices]
+    return replace(cluster, profile=replace(cluster.profile, prices=prices))
+
+
+def planned_works(config: Config, known: Known, machine: Machine | None, *, required: bool = False) -> list[RankWork]:
+    """The same on a graph that is there; required: where there is memory and disk for it, and of all ranks exactly."""
+    plan = get_strategy(config.strategy)(known.work, config.workers, known.parts.options(config), machine)
+    if required:
+        plan.require()
+    found = works_of(plan, exactly=required)
+    plan.forget()
+    return found
+
+
+def too_little(held: Held, config: Config, cluster: Cluster) -> str:
+    """Why that does not fit; '': it does."""
+    if held.host > cluster.memory_bytes:
+        return f"takes {format_bytes(held.host)} of a host's {format_bytes(cluster.memory_bytes)}"
+    limit = device_limit(config, cluster)
+    if limit is not None and held.device > limit:
+        return f"takes {format_bytes(held.device)} of a device's {format_bytes(limit)}"
+    return ""
 
 
 def command(config: Config, hosts: int = 1) -> str:
@@ -251,9 +324,15 @@ def chosen(config: Config, work: Workload) -> tuple[Config, Told, str]:
     return taking, Told(epoch=Epoch.of(vars(taken)), lesson=lesson), f"{said} ({why})"
 
 
-def record(found: Sequence[Foreseen], work: Workload) -> dict[str, Any]:
-    """All as JSON knows it, and the graph that it is of."""
-    return {"fingerprint": work.graph.fingerprint, "plans": [dataclasses.asdict(one) for one in found]}
+def record(found: Sequence[Foreseen], fingerprint: str, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """All as JSON knows it, the graph that it is of ('': one that is only described), and what was not measured."""
+    return {"fingerprint": fingerprint, "plans": [dataclasses.asdict(one) for one in found], "notes": [*notes]}
+
+
+def notes_on(subject: Subject, clusters: Sequence[Cluster]) -> list[str]:
+    """What of a forecast is nominal, and what is extrapolated and how far."""
+    assumed = {f"{one.machines}: nominal, not measured: {one.assumed}" for one in clusters if one.assumed}
+    return [*sorted(assumed), *filter(None, map(subject.explain, sorted({one.ranks for one in clusters})))]
 
 
 def as_planned(config: Config, work: Workload, path: Path) -> tuple[Config, Told, str]:

@@ -1,10 +1,37 @@
 """Tells what a plan will take, by what was measured of a machine.
 
-Reading order: measure (a machine's profile), forecast (a plan's seconds by it), factors (of a strategy's own choice).
+Reading order: measure (a machine's profile), forecast (a plan's seconds by it), factors (of a strategy's own
+choice), extrapolate (of a larger graph).
 """
 
+from weft.planner.extrapolate import RankWork, Samples, extrapolated, works_of
 from weft.planner.factors import machine_of
-from weft.planner.forecast import Cluster, bytes_held, step_time
+from weft.planner.forecast import (
+    CONTEXT_BYTES,
+    Cluster,
+    besides,
+    bytes_held,
+    graph_bytes,
+    held_by_all,
+    step_time,
+    time_of,
+)
 from weft.planner.measure import measure_kernels, measure_network
 
-__all__ = ["Cluster", "bytes_held", "machine_of", "measure_kernels", "measure_network", "step_time"]
+__all__ = [
+    "CONTEXT_BYTES",
+    "Cluster",
+    "RankWork",
+    "Samples",
+    "besides",
+    "bytes_held",
+    "extrapolated",
+    "graph_bytes",
+    "held_by_all",
+    "machine_of",
+    "measure_kernels",
+    "measure_network",
+    "step_time",
+    "time_of",
+    "works_of",
+]

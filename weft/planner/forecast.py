@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from weft.core.kernel_call import KernelCall
-from weft.cost import Profile
+from weft.cost import Profile, Trace
 from weft.cost.simulate import Hosts, StepTime, simulate
 from weft.data import is_symmetric
 from weft.nn import Workload
@@ -27,6 +29,12 @@ class Cluster:
     """Of a host."""
     emulated: bool = False
     """Whether the hosts are one machine, whose cores they share."""
+    device_bytes: int | None = None
+    """Memory of a rank's device; None: that is its host's processor."""
+    machines: str = ""
+    """How a person has named them, if it is not the one that is there."""
+    assumed: str = ""
+    """What of the profile was not measured."""
 
     @property
     def ranks_each(self) -> int:
@@ -36,8 +44,15 @@ class Cluster:
 
 def step_time(plan: Plan, cluster: Cluster) -> StepTime:
     """The seconds of a training step."""
+    traces = [plan.trace(rank, training=True) for rank in range(plan.size)]
+    return time_of(traces, [besides(plan)] * plan.size, cluster)
+
+
+def time_of(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], cluster: Cluster) -> StepTime:
+    """The seconds of a step in which ranks do this; besides: see `simulate`."""
+    size = len(traces)
     alone, busy = cluster.profile.prices_of(cluster.threads)
-    network = cluster.profile.network_of(plan.size, cluster.hosts) if plan.size > 1 else None
+    network = cluster.profile.network_of(size, cluster.hosts) if size > 1 else None
     where = Hosts(
         ranks_each=cluster.ranks_each,
         slots=max(1, cluster.profile.cores // cluster.threads),
@@ -46,9 +61,19 @@ def step_time(plan: Plan, cluster: Cluster) -> StepTime:
         crossing=network.seconds if network else free,
         step_seconds=network.step_seconds if network else 0.0,
     )
-    ranks = range(plan.size)
-    traces = [plan.trace(rank, training=True) for rank in ranks]
-    return simulate(traces, [besides(plan)] * plan.size, where)
+    return simulate(traces, besides, where)
+
+
+CONTEXT_BYTES = 512 << 20
+"""Of a GPU, what a process with CUDA takes before it has rows (nominal)."""
+
+
+class GraphBytes(NamedTuple):
+    """What a graph takes of each host that has it."""
+
+    memory: int
+    store: int
+    """In files, where one process starts ranks that read it there; 0: it is in files already."""
 
 
 def free(tag: str, num_bytes: int) -> float:
@@ -79,19 +104,30 @@ def step_calls(plan: Plan, rank: int) -> list[KernelCall]:
 
 
 def bytes_held(plan: Plan, cluster: Cluster) -> Held:
-    """What the ranks of a plan hold at most: on a device, on a host, whose processors are the devices, and in files.
+    """What the ranks of a plan hold at most: on a device, on a host, whose processors may be that, and in files.
 
     A host has its processes and the graph beside, of which ranks that one process starts share a copy in files.
     """
-    found, sizes = [plan.held(rank) for rank in range(plan.size)], cluster.profile.processes
-    here, graph = found[: cluster.ranks_each], plan.work.stats.num_bytes
-    stored = plan.work.has_graph and plan.work.graph.path is not None
-    launched = len(here) == plan.size > 1
+    return held_by_all([plan.held(rank) for rank in range(plan.size)], graph_bytes(plan.work), cluster)
+
+
+def held_by_all(found: Sequence[Held], graph: GraphBytes, cluster: Cluster) -> Held:
+    """The same of what each rank holds; beside a device of its own, rows of files are in the host's memory."""
+    apart, sizes = cluster.device_bytes is not None, cluster.profile.processes
+    here = found[: cluster.ranks_each]
+    launched = len(here) == len(found) > 1
     processes = sizes.launcher + sizes.rank * len(here) if launched else sizes.alone + sizes.rank * (len(here) - 1)
-    store = store_bytes(plan.work) if launched and not stored else 0
-    graphs = store + graph * (1 if stored or launched else len(here))
-    rows = sum(one.device + one.host - one.shared for one in here)
-    return Held(max(one.device for one in found), processes + graphs + rows, sum(one.disk for one in here) + store)
+    store = graph.store if launched else 0
+    graphs = store + graph.memory * (1 if not graph.store or launched else len(here))
+    rows = sum(max(0, (one.disk if apart else one.device) + one.host - one.shared) for one in here)
+    disk = 0 if apart else sum(one.disk for one in here)
+    return Held(max(one.device for one in found), processes + graphs + rows, disk + store)
+
+
+def graph_bytes(work: Workload) -> GraphBytes:
+    """Those of a workload's graph."""
+    stored = work.has_graph and work.graph.path is not None
+    return GraphBytes(work.stats.num_bytes, 0 if stored else store_bytes(work))
 
 
 def store_bytes(work: Workload) -> int:

@@ -128,17 +128,23 @@ def stage_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
 def plan_table(plans: Sequence[Mapping[str, Any]]) -> Table:
     """What each strategy will take, the best first, and of those that cannot be why."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("strategy", "ranks", "epoch", "compute", "network", "waiting", "sent by all", "memory of a host", ""):
-        table.add_column(name, justify="right" if name not in ("strategy", "") else "left", no_wrap=bool(name))
+    where = ["machines"] if any(plan["machines"] for plan in plans) else []
+    device = ["of a device"] if any("device" in plan["options"] for plan in plans) else []
+    columns = ("epoch", "compute", "network", "waiting", "sent by all", "memory of a host", *device)
+    for name in ("strategy", *where, "ranks", *columns, ""):
+        left = name in ("strategy", "machines", "")
+        table.add_column(name, justify="left" if left else "right", no_wrap=bool(name))
     for plan in plans:
-        options = [f"{name}={value}" for name, value in plan["options"].items()]
+        options = [f"{name}={value}" for name, value in plan["options"].items() if name != "device"]
         numbers = [
             *(_seconds(plan[f"{part}_seconds"]) for part in ("epoch", "compute", "network", "waiting")),
             format_bytes(plan["sent_bytes"]),
             format_bytes(plan["host_bytes"]),
+            *([format_bytes(plan["device_bytes"])] if device else []),
         ]
         known = numbers if plan["epoch_seconds"] else [""] * len(numbers)
-        table.add_row(" ".join([plan["strategy"], *options]), str(plan["workers"]), *known, plan["reason"])
+        named = [" ".join([plan["strategy"], *options]), *([plan["machines"]] if where else [])]
+        table.add_row(*named, str(plan["workers"]), *known, plan["reason"])
     return table
 
 

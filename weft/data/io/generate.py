@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 
@@ -33,7 +33,7 @@ BLOCK_ROWS = 1 << 14
 # At least, while a graph is made: row pointers both ways; two drawn ids, and the stored source and position.
 VERTEX_BYTES, EDGE_BYTES = 16, 16
 
-SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9}
+SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 
 
 def generate(spec: str, seed: int = 0) -> GraphFields:
@@ -41,7 +41,7 @@ def generate(spec: str, seed: int = 0) -> GraphFields:
 
     `rmat:vertices=100k,edges=1m[,features=128][,classes=16][,seed=0][,undirected=1]`
     `sbm:vertices=10k,degree=10,classes=8[,homophily=0.8][,features=64][,seed=0]`
-    Values may stand without their key, in this order. k, m and g are thousands, millions and billions.
+    Values may stand without their key, in this order. k, m and g (or b) are thousands, millions and billions.
 
     Raises InputError that names the key, and the nearest known one.
     """
@@ -83,7 +83,7 @@ EXAMPLES = {"rmat": "rmat:vertices=100k,edges=1m", "sbm": "sbm:vertices=10k,degr
 GENERATORS: dict[str, Callable[[str, int], GraphFields]] = {"rmat": rmat_spec, "sbm": sbm_spec}
 
 
-def parse(kind: str, text: str, defaults: Mapping[str, float | None]) -> dict[str, float]:
+def parse(kind: str, text: str, defaults: Mapping[str, float | None], *, example: str = "") -> dict[str, float]:
     """The numbers of `key=value,...`, keys optional for leading values. None as a default: the key must be given."""
     values: dict[str, float | None] = dict(defaults)
     named = False
@@ -100,7 +100,7 @@ def parse(kind: str, text: str, defaults: Mapping[str, float | None]) -> dict[st
         values[key] = number(kind, key, value)
     for key, given in values.items():
         if given is None:
-            raise InputError(f"{kind}: '{key}' is missing: add {key}=..., for example '{EXAMPLES[kind]}'")
+            raise InputError(f"{kind}: '{key}' is missing: add {key}=..., for example '{example or EXAMPLES[kind]}'")
     return {key: given for key, given in values.items() if given is not None}
 
 
@@ -124,12 +124,19 @@ def whole(kind: str, values: dict[str, float], key: str) -> int:
 
 
 def rmat(
-    *, vertices: int, edges: int, features: int = 0, classes: int = 0, seed: int = 0, undirected: bool = False
+    *,
+    vertices: int,
+    edges: int,
+    features: int = 0,
+    classes: int = 0,
+    seed: int = 0,
+    undirected: bool = False,
+    quadrants: Sequence[float] = QUADRANTS,
 ) -> GraphFields:
     """A recursive-matrix graph with exactly `edges` stored edges; duplicates and self loops stay, as they fall.
 
     `undirected` stores every edge both ways (and counts it twice). Low ids have the high degrees. Features and labels
-    are random, labels with a 60/20/20 split; 0 leaves them out.
+    are random, labels with a 60/20/20 split; 0 leaves them out. quadrants: see QUADRANTS.
     Raises InputError for no vertices, or an odd undirected count.
     """
     if vertices < 1:
@@ -143,7 +150,7 @@ def rmat(
     pairs = np.empty((2, edges), dtype=dtype)
     filled = block = 0
     while filled < wanted:
-        drawn = rmat_block(levels, min(BLOCK_EDGES, 2 * wanted), stream(seed, RMAT, block), dtype)
+        drawn = rmat_block(levels, min(BLOCK_EDGES, 2 * wanted), stream(seed, RMAT, block), dtype, quadrants)
         kept = drawn[:, (drawn < vertices).all(0)][:, : wanted - filled]
         pairs[:, filled : filled + kept.shape[1]] = kept
         filled, block = filled + kept.shape[1], block + 1
@@ -155,22 +162,26 @@ def rmat(
 
 
 def rmat_block(
-    levels: int, size: int, random: np.random.Generator, dtype: type[np.signedinteger]
+    levels: int,
+    size: int,
+    random: np.random.Generator,
+    dtype: type[np.signedinteger],
+    quadrants: Sequence[float] = QUADRANTS,
 ) -> NDArray[np.signedinteger]:
     """`size` edges (2, size) over 2**levels vertices. One 16-bit draw settles two levels, to 1 in 65,536."""
     ends = np.zeros((2, size), dtype=dtype)
     for bits in (1,) * (levels % 2) + (2,) * (levels // 2):
-        drawn = quadrant_table(bits)[:, random.integers(0, 1 << 16, size, dtype=np.uint16)]
+        drawn = quadrant_table(bits, quadrants)[:, random.integers(0, 1 << 16, size, dtype=np.uint16)]
         ends <<= bits
         ends |= drawn
     return ends
 
 
-def quadrant_table(bits: int) -> NDArray[np.uint8]:
+def quadrant_table(bits: int, quadrants: Sequence[float] = QUADRANTS) -> NDArray[np.uint8]:
     """Source and target bits (2, 65536) of `bits` levels: each combination as often as it is likely."""
     chances = np.ones((1, 1))
     for _ in range(bits):
-        chances = np.kron(chances, np.reshape(QUADRANTS, (2, 2)))
+        chances = np.kron(chances, np.reshape(quadrants, (2, 2)))
     edges = np.rint(np.cumsum(chances.reshape(-1)) * (1 << 16)).astype(np.int64)
     codes = np.repeat(np.arange(chances.size), np.diff(edges, prepend=0))
     return np.stack(np.divmod(codes, 1 << bits)).astype(np.uint8)

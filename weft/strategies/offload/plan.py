@@ -219,7 +219,7 @@ class OffloadPlan(Plan):
         needed = make_dependencies(graph.in_edges, part, 0, 1, self.vertices.caching)
         cutter = Cutter(work, self.programs, [needed], self.kept, on_cpu=options.on_cpu, prefetch=False)
         chunks = replace(cutter.cut(0, [[bounds] * self.programs[True].num_hops]), span=bounds[1])
-        group = Group(device=options.device or "cpu")
+        group = Group(device=options.device if options.device and torch.cuda.is_available() else "cpu")
         return PlacedOffload(work, chunks, group, folder=options.scratch, only_first=True)
 
     @property
@@ -299,8 +299,9 @@ class OffloadPlan(Plan):
         return replace(made, device=self.memory_probe.most(chunks.chunks))
 
     def held(self, rank: int = 0) -> Held:
-        told = self.decisions()["forecasts"][rank]
-        return Held(told["device"], told["host"], told["disk"], graph_bytes(self.work.graph))
+        known = self._cuts().get("forecasts")
+        told = Forecast(**known[rank]) if known else self.forecast(rank, self.chunks(rank))
+        return Held(told.device, told.host, told.disk, graph_bytes(self.work.graph))
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedOffload:
         foreseen, vertices = self._cuts().get("forecasts"), self.vertices

@@ -1,0 +1,306 @@
+"""The clusters, graphs and results of five papers, as published and as simulated, cell by cell.
+
+    python benchmarks/papers.py --tables ../shared/papers/tables --papers neutronstar,hongtu --out NAME
+
+Each system is the strategy that its paper describes, without the optimisations that it lacked. A graph is R-MAT's of
+the paper's numbers, a GPU its datasheet (weft/cost/nominal.py): nothing is fitted to these tables. Cells with systems
+that weft cannot tell of (sampled mini-batches, CPU clusters, several that are one strategy) are counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from kernels import save
+
+from weft.core.config import Config
+from weft.data import DescribedGraph
+from weft.engine.described import DescribedSubject
+from weft.engine.machines import Machines, clusters_on
+from weft.engine.planning import Foreseen, attempts, first_fitting
+from weft.engine.run import prepared_workload
+
+ORDER_AIM, RATIO_AIM, MEMORY_AIM = 0.85, 0.7, 0.9
+RATIO = 1.5
+"""Within which a ratio is right."""
+LACKED = "reach,reuse,sparse,swap"
+"""What no full-graph system of these papers does: all rows are computed, in every step, from dense features."""
+RAW = f"{LACKED},cover,ring,overlap"
+MODELS = {"GCN": "gcn", "GAT": "gat", "GIN": "gin", "GraphSAGE": "sage"}
+
+
+class System(NamedTuple):
+    """What a paper's system is here."""
+
+    options: Mapping[str, Any]
+    """Fields of a configuration."""
+    chunked: bool = False
+    """Whether it is known to fit where it works chunk by chunk, since weft does not tell its memory then."""
+    unlike: str = ""
+    """What it does otherwise than the strategy."""
+
+
+def vertex(strategy: str, disable: str = f"{LACKED},cover", **options: Any) -> Mapping[str, Any]:
+    return {"strategy": strategy, "disable": disable, **options}
+
+
+SANCUS = System(vertex("stale", partition="metis"), unlike="Sancus broadcasts whole parts, stale sends halos")
+SYSTEMS: Mapping[tuple[str, str], System] = {
+    ("neutrontp", "NeutronTP"): System(
+        {"strategy": "tensor", "decoupled": True, "disable": LACKED},
+        chunked=True,
+        unlike="NeutronTP maps rows on the CPU and brings its chunks over PCIe",
+    ),
+    ("neutrontp", "NeutronStar"): System(
+        vertex("hybrid"), unlike="NeutronStar's parts, of range chunks of the real graph, cut more than R-MAT's"
+    ),
+    ("neutrontp", "Sancus"): SANCUS,
+    ("neutronstar", "DepCache"): System(
+        vertex("cached", RAW), unlike="the closure of a real graph's range parts is not that of R-MAT's"
+    ),
+    ("neutronstar", "DepComm"): System(
+        vertex("communicated", RAW), unlike="rows go through host memory and a queue with locks before the network"
+    ),
+    ("neutronstar", "Hybrid"): System(vertex("hybrid"), unlike="DepComm and DepCache are raw and Hybrid is optimised"),
+    ("g3", "G3"): System({"strategy": "pipeline", "disable": LACKED}),
+    ("g3", "BNS-GCN p=1"): System(vertex("communicated", RAW, partition="metis")),
+    ("g3", "NeutronStar"): System(vertex("hybrid")),
+    ("hongtu", "HongTu"): System(
+        {"strategy": "offload", "disable": LACKED, "partition": "metis"},
+        unlike="transfers are not told beside computing",
+    ),
+    ("hongtu", "without deduplication"): System(
+        {"strategy": "offload", "disable": f"{LACKED},share,keep,reorder", "partition": "metis"},
+        unlike="R-MAT has less locality than the real graph",
+    ),
+    ("hongtu", "HongTu-IM"): System(vertex("communicated", RAW, partition="metis")),
+    ("hongtu", "DGL"): System({"strategy": "single", "disable": LACKED}),
+    ("hongtu", "Sancus"): SANCUS,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A comparison as it was published."""
+
+    name: str
+    paper: str
+    testbed: str
+    dataset: str
+    model: str
+    layers: int
+    seconds: Mapping[str, float]
+    """Of an epoch, or relative, by system."""
+    too_large: Sequence[str]
+    """Systems that ran out of memory."""
+    hidden: int = 0
+    """0: the dataset's."""
+
+
+class Judged(NamedTuple):
+    """A cell as simulated: pairs of systems in the right order, ratios and memory that are right, and how many."""
+
+    lines: list[str]
+    order: tuple[int, int]
+    ratio: tuple[int, int]
+    memory: tuple[int, int]
+    causes: set[str]
+
+
+def main() -> int:
+    options = parse()
+    torch.set_num_threads(1)
+    tables = options.tables
+    rows = list(csv.DictReader((tables / "cells.csv").open()))
+    asked = [row for row in rows if row["paper"] in options.papers.split(",")]
+    found, skipped = dict[str, Judged](), Counter[str]()
+    for row in asked:
+        cell = read_cell(row)
+        if isinstance(cell, str):
+            skipped[cell] += 1
+            print(f"{row['cell']}: not simulated: {cell}", flush=True)
+            continue
+        judged = judge(cell, tables)
+        found[cell.name] = judged
+        print(
+            f"{cell.name} {cell.testbed} {cell.dataset} {cell.model} {cell.layers}",
+            *judged.lines,
+            sep="\n  ",
+            flush=True,
+        )
+        if judged.causes:
+            print(f"  misses: {'; '.join(sorted(judged.causes))}")
+    print(
+        f"{len(found)} of {len(asked)} cells simulated; not: " + "; ".join(f"{n} {why}" for why, n in skipped.items())
+    )
+    totals = {}
+    for what, aim in (("order", ORDER_AIM), ("ratio", RATIO_AIM), ("memory", MEMORY_AIM)):
+        right = [getattr(one, what) for one in found.values()]
+        cells = [good == count for good, count in right if count]
+        pairs = sum(good for good, _ in right), sum(count for _, count in right)
+        totals[what] = {"cells_right": sum(cells), "cells": len(cells), "right": pairs[0], "of": pairs[1]}
+        share = f"{sum(cells) / max(len(cells), 1):.0%} of {len(cells)} cells (aim {aim:.0%})"
+        print(f"{what}: right in {share}, and in {pairs[0]} of {pairs[1]} comparisons")
+    if options.out:
+        save(
+            {
+                "totals": totals,
+                "cells": {name: one._asdict() | {"causes": sorted(one.causes)} for name, one in found.items()},
+                "not_simulated": dict(skipped),
+            },
+            options.out,
+        )
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = Path(os.environ.get("WEFT_PAPERS", "../shared/papers/tables"))
+    command.add_argument("--tables", type=Path, default=default, help="folder of the papers' numbers ($WEFT_PAPERS)")
+    command.add_argument("--papers", default="neutrontp,neutronstar,g3,gsplit,hongtu")
+    command.add_argument("--out", help="name of the record in benchmarks/results")
+    return command.parse_args()
+
+
+TIMED = re.compile(r"(?P<system>[^<=\[\]]+?) \[(?P<strategy>[^\]]+)\] (?P<value>[\d.]+)")
+FASTER = re.compile(r"(?P<first>[^\[]+?) \[[^\]]+\] faster than (?P<second>[^\[]+?) ?\[[^\]]+\]")
+BARE = re.compile(r"([^\[\],]+?) \[")
+
+
+def read_cell(row: Mapping[str, str]) -> Cell | str:
+    """A cell, or why it cannot be simulated."""
+    testbed = row["testbed"].split(" ")[0]
+    if row["kind"] not in ("order", "ratio"):
+        return f"a cell of kind {row['kind']}"
+    if not row["layers"].isdigit() or row["model"] not in MODELS or "," in row["dataset"] or " " in row["dataset"]:
+        return "of several graphs, models or layers"
+    timed = {match["system"].strip(): float(match["value"]) for match in TIMED.finditer(row["order"].split(";")[0])}
+    if not timed and (match := FASTER.fullmatch(row["order"])) and re.fullmatch(r"[\d.]+", row["ratios"]):
+        timed = {match["first"]: 1.0, match["second"]: float(row["ratios"])}
+    known = {name: value for name, value in timed.items() if (row["paper"], name) in SYSTEMS}
+    too_large = [name.strip() for name in BARE.findall(row["oom"])] if row["oom"] not in ("", "none") else []
+    too_large = [name for name in too_large if (row["paper"], name) in SYSTEMS]
+    strategies = {SYSTEMS[row["paper"], name].options["strategy"] for name in known}
+    if len(strategies) < 2 and not too_large and len(known) < 2:
+        return "whose systems are sampled, on CPUs, or one strategy"
+    hidden = re.search(r"hidden (\d+)", row["setting"])
+    return Cell(
+        name=row["cell"],
+        paper=row["paper"],
+        testbed=testbed + (" (one GPU)" if "one GPU" in row["testbed"] else ""),
+        dataset=row["dataset"],
+        model=row["model"],
+        layers=int(row["layers"]),
+        seconds=known,
+        too_large=too_large,
+        hidden=int(hidden[1]) if hidden else 0,
+    )
+
+
+def judge(cell: Cell, tables: Path) -> Judged:
+    """A cell as simulated."""
+    simulated = {name: simulate(cell, name, tables) for name in (*cell.seconds, *cell.too_large)}
+    lines, causes = [], set[str]()
+    order, ratio, memory = [0, 0], [0, 0], [0, 0]
+    for name, one in simulated.items():
+        published = f"{cell.seconds[name]:.4g}" if name in cell.seconds else "OOM"
+        told = f"{one.epoch_seconds:.4g} s" + ("" if one.fits else f", {one.reason}")
+        lines.append(f"{name} [{one.strategy}]: published {published}, simulated {told}")
+        right = one.fits == (name in cell.seconds)
+        memory = [memory[0] + right, memory[1] + 1]
+        if not right:
+            causes.add(f"memory of {name}: " + (SYSTEMS[cell.paper, name].unlike or "weft's footprint is not its own"))
+    ranked = sorted(cell.seconds, key=lambda name: cell.seconds[name])
+    for place, first in enumerate(ranked):
+        for second in ranked[place + 1 :]:
+            if not (simulated[first].epoch_seconds and simulated[second].epoch_seconds):
+                continue
+            published = cell.seconds[second] / cell.seconds[first]
+            told = simulated[second].epoch_seconds / simulated[first].epoch_seconds
+            order_right, ratio_right = told >= 1 or published == 1, 1 / RATIO <= told / published <= RATIO
+            order, ratio = [order[0] + order_right, order[1] + 1], [ratio[0] + ratio_right, ratio[1] + 1]
+            lines.append(f"{second}/{first}: published {published:.2f}, simulated {told:.2f}")
+            if not (order_right and ratio_right):
+                said = [SYSTEMS[cell.paper, name].unlike for name in (first, second)]
+                causes |= {f"{second}/{first}: {' and '.join(filter(None, said)) or 'not known'}"}
+    return Judged(lines, (order[0], order[1]), (ratio[0], ratio[1]), (memory[0], memory[1]), causes)
+
+
+def simulate(cell: Cell, name: str, tables: Path) -> Foreseen:
+    """What a system takes in a cell."""
+    system, graph = SYSTEMS[cell.paper, name], dataset(tables, cell.paper, cell.dataset)
+    config = Config(
+        graph=cell.dataset,
+        model=MODELS[cell.model],
+        layers=cell.layers,
+        hidden=cell.hidden or int(graph["hidden"]),
+        dropout=0.0,
+        **system.options,
+    )
+    machines = testbed(tables, cell.paper, cell.testbed)
+    ranks = machines.hosts * machines.gpus
+    if config.strategy == "communicated" and ranks == 1:
+        config = replace(config, strategy="single", partition="", disable=LACKED)
+    (cluster,) = clusters_on([machines], Config(), None)
+    asked = replace(config, workers=cluster.ranks)
+    subject = described(tables, cell.paper, cell.dataset, replace(config, strategy="single", partition=""))
+    found = first_fitting(attempts(asked, subject, cluster), asked, subject, cluster)
+    return replace(found, fits=True) if system.chunked and found.epoch_seconds else found
+
+
+@cache
+def described(tables: Path, paper: str, name: str, config: Config) -> DescribedSubject:
+    """A paper's graph, of which R-MAT's usual skew is assumed."""
+    row = dataset(tables, paper, name)
+    vertices, edges = int(row["vertices"]), int(row["edges"])
+    degree = float(row["avg_degree"] or 0)
+    if abs(degree * vertices / (2 * edges) - 1) < 0.05:  # printed once for both ways
+        edges *= 2
+    graph = DescribedGraph(
+        num_vertices=vertices,
+        num_edges=edges,
+        num_features=int(row["features"]),
+        num_classes=int(row["classes"]),
+    )
+    return DescribedSubject(graph, partial(_workload, config))
+
+
+def _workload(config: Config, graph: Any) -> Any:
+    return prepared_workload(config, graph, None)
+
+
+@cache
+def dataset(tables: Path, paper: str, name: str) -> Mapping[str, str]:
+    """The row of a paper's graph."""
+    rows = csv.DictReader((tables / paper / "datasets.csv").open())
+    return next(row for row in rows if row["dataset"].lower() == name.lower())
+
+
+@cache
+def testbed(tables: Path, paper: str, name: str) -> Machines:
+    """A paper's machines."""
+    beds = tomllib.loads((tables / paper / "hardware.toml").read_text())["testbed"]
+    bed = next(one for one in beds if one["id"] == name.removesuffix(" (one GPU)"))
+    said = bed.get("datasheet", {}).get("gpu", bed["gpu"])
+    gpu = re.sub(r"NVIDIA|GeForce|Tesla|80GB|\s", "", said)
+    one = name.endswith("(one GPU)")
+    hosts = int(bed["nodes"])
+    network = f"{bed['network_Gbps']}gbit" if hosts > 1 else ""
+    memory = f"{bed['ram_GB']}GB" if "ram_GB" in bed else ""
+    return Machines(hosts=hosts, gpu=gpu, gpus=1 if one else int(bed["gpus_per_node"]), memory=memory, network=network)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What numbers become on larger graphs and on more ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.core.kernel_call import KernelCall
+from weft.cost import Operation, Trace
+from weft.planner import RankWork, Samples, extrapolated
+from weft.planner.extrapolate import growth, numbers_of, shrinkage, with_numbers
+from weft.planner.forecast import GraphBytes
+from weft.strategies import Held
+
+
+def work(rows: int, width: int = 64, *, ahead: int = 0) -> RankWork:
+    """A rank that maps some rows, sends half of them, and adds up their edges, of some before they have come."""
+    aggregate = KernelCall("Sum", (10 * rows, rows, 2 * rows, rows, width, 0))
+    early = [Operation(kind="aggregate", edges=ahead, ahead=True, calls=(aggregate,))] * bool(ahead)
+    operations = (
+        Operation(kind="map", flops=2 * rows * width, calls=(KernelCall("linear", (rows, width, 8), 2),)),
+        Operation(kind="collective", tag="halo", bytes_sent=4 * rows, bytes_received=4 * rows),
+        *early,
+        Operation(kind="aggregate", edges=10 * rows * width, calls=(aggregate,)),
+    )
+    return RankWork(
+        trace=Trace(operations=operations),
+        besides=[KernelCall("update", (512,))],
+        held=Held(9 * rows, 0, 0),
+        graph=GraphBytes(8 * rows, rows),
+    )
+
+
+def test_growth() -> None:
+    assert growth([10, 40], 100) == pytest.approx(100)
+    assert growth([10, 40, 160], 100) == pytest.approx(100)
+    assert growth([64, 64], 100) == 1
+    assert growth([64, 65], 100) == 1
+    assert growth([100, 200], 16) == pytest.approx(4)
+    assert growth([30, 10], 100) == 1  # nothing shrinks as the graph grows
+    assert growth([5], 1) == 1
+    assert growth([0, 0], 8) == 1
+
+
+def test_what_ranks_do_to_a_share() -> None:
+    """(P - 1) / P of a P-th: what each of P sends in an exchange of all with all."""
+    share = [(ranks - 1) / ranks**2 for ranks in (4, 8, 16, 256)]
+    assert share[2] * shrinkage(share[:3], 4) == pytest.approx(share[3], rel=0.1)
+    assert shrinkage([1, 0.5, 0.25], 4) == pytest.approx(1 / 16)
+    assert shrinkage([3, 3, 3], 4) == 1
+    assert shrinkage([7], 0) == 1
+
+
+def test_all_numbers_of_a_step_grow() -> None:
+    samples = Samples(by_vertices=[[work(rows)] * 2 for rows in (100, 400)], by_ranks=[[work(400)] * 2])
+    assert extrapolated(samples, 8, 2) == [with_numbers(work(3200), numbers_of(work(3200)))] * 2
+
+
+def test_ranks_differ_as_in_the_last_sample() -> None:
+    by_vertices = [[work(rows), work(3 * rows)] for rows in (10, 40)]
+    less, more = extrapolated(Samples(by_vertices=by_vertices, by_ranks=by_vertices[-1:]), 4, 2)
+    assert (less.trace.edges, more.trace.edges) == (work(160).trace.edges, work(480).trace.edges)
+
+
+def test_more_ranks_do_a_share_each() -> None:
+    by_ranks = [[work(1600 // ranks)] * ranks for ranks in (4, 8, 16)]
+    found = extrapolated(Samples(by_vertices=[by_ranks[-1]], by_ranks=by_ranks), 1, 64)
+    assert len(found) == 64
+    assert {one.trace.edges for one in found} == {work(25).trace.edges}
+
+
+def test_what_some_ranks_do_not_have_to_do() -> None:
+    """An aggregate that begins before rows have come is not there where a rank has no own edges."""
+    by_vertices = [[work(rows, ahead=rows), work(rows, ahead=rows * (rows > 100))] for rows in (100, 400)]
+    first, second = extrapolated(Samples(by_vertices=by_vertices, by_ranks=by_vertices[-1:]), 8, 2)
+    assert len(first.trace.operations) == len(second.trace.operations) == 4
+    assert first.trace.operations[-1].edges == work(3200).trace.operations[-1].edges

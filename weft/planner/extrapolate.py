@@ -1,0 +1,200 @@
+"""What ranks do and hold on a graph that is too large to be drawn, from what they do and hold on small ones."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
+
+from weft.core.kernel_call import KernelCall
+from weft.cost import Operation, Trace
+from weft.planner.forecast import GraphBytes, besides, graph_bytes
+from weft.strategies import Held, Plan
+
+AMOUNTS = ("flops", "edges", "bytes_sent", "bytes_received")
+"""Of an operation, what may grow with the graph, beside the sizes of its calls."""
+APART = 4
+"""How many times the vertices of one small graph the next has."""
+NEAR = 0.03
+"""To 0 or 1, for an exponent to be taken as that."""
+MOST = 1.5
+"""An exponent; edges whose source is not in the cache grow faster than the graph for a while."""
+
+
+Place = tuple[int | str | bool, ...]
+"""Of a number in a step: the same for every rank and graph, also where some have nothing to do for an operation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankWork:
+    """What a rank does in a training step, and what it holds."""
+
+    trace: Trace
+    besides: Sequence[KernelCall]
+    """What the trace does not have."""
+    held: Held
+    graph: GraphBytes
+    """Of the whole graph."""
+
+
+def growth(found: Sequence[float], times: float) -> float:
+    """By how much a number is larger on a graph with so many times the vertices of the last of those it is known of.
+
+    found: of graphs each of APART times the vertices of the one before, of which the first and the last count. A power
+    law of an exponent of at least 0; near 0 and 1 it is that, as of most numbers, which small graphs show with noise.
+    """
+    first, last = found[0], found[-1]
+    if times == 1 or last <= 0:
+        return 1.0
+    power = math.log(last / first, APART) / (len(found) - 1) if first > 0 else 1.0
+    power = min(max(power, 0.0), MOST)
+    near = [whole for whole in (0.0, 1.0) if abs(power - whole) < NEAR]
+    return float(times ** (near[0] if near else power))
+
+
+def shrinkage(found: Sequence[float], doublings: float) -> float:
+    """By how much a number of a rank is larger, or smaller, where the ranks are doubled so often.
+
+    found: for three numbers of ranks, each twice the one before. The exponent between the first two and that between
+    the last two differ, as with the share (P - 1) / P that goes to others; each doubling they differ by half as much.
+    """
+    if not doublings or min(found) <= 0:
+        return 1.0
+    first, last = (math.log2(after / before) for before, after in pairwise(found))
+    settled = last + (last - first)
+    whole, begun = divmod(doublings, 1)
+    log = sum(settled - (last - first) * 2.0**-number for number in range(1, int(whole) + 1)) + begun * settled
+    return float(2.0 ** min(max(log, -doublings), doublings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Of what ranks do, a few on small graphs, the last of both kinds the same."""
+
+    by_vertices: Sequence[Sequence[RankWork]]
+    """On graphs each of APART times the vertices of the one before, what each of the same number of ranks does."""
+    by_ranks: Sequence[Sequence[RankWork]]
+    """On the largest of these, what each of some ranks does, twice as many as before; of one number alone: no more."""
+
+
+def extrapolated(samples: Samples, times: float, ranks: int) -> list[RankWork]:
+    """The work of each of `ranks` ranks on a graph that has so many times the vertices of the largest sampled.
+
+    Each number grows as its mean over the ranks does; how ranks differ is as in the last sample.
+    """
+    by_vertices, by_ranks = means_of(samples.by_vertices), means_of(samples.by_ranks)
+    last = samples.by_vertices[-1]
+    factors = {
+        place: growth([means.get(place, 0.0) for means in by_vertices], times)
+        * shrinkage([means.get(place, 0.0) for means in by_ranks], math.log2(ranks / len(last)))
+        for place in by_vertices[-1]
+    }
+    grown = [
+        with_numbers(work, {place: enlarged(number, factors[place]) for place, number in numbers_of(work).items()})
+        for work in last
+    ]
+    return [grown[rank * len(last) // ranks] for rank in range(ranks)]
+
+
+def means_of(samples: Sequence[Sequence[RankWork]]) -> list[dict[Place, float]]:
+    """The mean of each number over the ranks of each sample."""
+    found = []
+    for works in samples:
+        listed = [numbers_of(work) for work in works]
+        places = {place for numbers in listed for place in numbers}
+        found.append({place: fmean(numbers.get(place, 0) for numbers in listed) for place in places})
+    return found
+
+
+def enlarged(number: int, factor: float) -> int:
+    """So many times a number; of what is there, at least 1 remains."""
+    return max(1, round(number * factor)) if number else 0
+
+
+def numbers_of(work: RankWork) -> dict[Place, int]:
+    """All that may grow with the graph."""
+    found: dict[Place, int] = {("held", name): number for name, number in work.held._asdict().items()}
+    found |= {("graph", name): number for name, number in work.graph._asdict().items()}
+    for place, one in placed(work.trace.operations):
+        found |= {(*place, name): getattr(one, name) for name in AMOUNTS}
+        found |= numbers_of_calls(place, one.calls)
+    return found | numbers_of_calls((), work.besides)
+
+
+def placed(operations: Sequence[Operation]) -> Iterator[tuple[Place, Operation]]:
+    """Operations, each by the collectives before it, what it is, and how many such there were since the last."""
+    collectives, seen = 0, Counter[Place]()
+    for one in operations:
+        place = collectives, one.kind, one.tag, one.ahead
+        yield (*place, seen[place]), one
+        seen[place] += 1
+        collectives += one.kind == "collective"
+
+
+def numbers_of_calls(place: Place, calls: Sequence[KernelCall]) -> dict[Place, int]:
+    """The sizes of the calls of an operation."""
+    return {(*at, number): size for at, call in placed_calls(place, calls) for number, size in enumerate(call.sizes)}
+
+
+def placed_calls(place: Place, calls: Sequence[KernelCall]) -> Iterator[tuple[Place, KernelCall]]:
+    """The calls of an operation, one by one, by kernel and how many of it there were."""
+    seen = Counter[str]()
+    for call in each_apart(calls):
+        yield (*place, call.kernel, seen[call.kernel]), call
+        seen[call.kernel] += 1
+
+
+def with_numbers(work: RankWork, numbers: Mapping[Place, int]) -> RankWork:
+    """The same work with others of these."""
+
+    def grown(place: Place, calls: Sequence[KernelCall]) -> tuple[KernelCall, ...]:
+        return tuple(
+            call._replace(sizes=tuple(numbers[*at, number] for number in range(len(call.sizes))))
+            for at, call in placed_calls(place, calls)
+        )
+
+    operations = tuple(
+        replace(
+            one,
+            flops=numbers[*place, "flops"],
+            edges=numbers[*place, "edges"],
+            bytes_sent=numbers[*place, "bytes_sent"],
+            bytes_received=numbers[*place, "bytes_received"],
+            calls=grown(place, one.calls),
+        )
+        for place, one in placed(work.trace.operations)
+    )
+    held = Held(*(numbers["held", name] for name in Held._fields))
+    graph = GraphBytes(*(numbers["graph", name] for name in GraphBytes._fields))
+    return RankWork(trace=Trace(operations=operations), besides=grown((), work.besides), held=held, graph=graph)
+
+
+def each_apart(calls: Sequence[KernelCall]) -> list[KernelCall]:
+    """Calls one by one, by their widths first: some that are alike on one graph are not on another."""
+    apart = (call._replace(number=1) for call in calls for _ in range(call.number))
+    return sorted(apart, key=lambda call: (call.kernel, call.sizes[::-1]), reverse=True)
+
+
+def works_of(plan: Plan, *, exactly: bool = True) -> list[RankWork]:
+    """What each rank of a plan does and holds; not exactly: each is said to hold what one does that does most."""
+    traces = [plan.trace(rank, training=True) for rank in range(plan.size)]
+    if exactly:
+        held = [plan.held(rank) for rank in range(plan.size)]
+    else:
+        asked = [plan.held(rank) for rank in busiest(traces)]
+        held = [Held(*map(max, zip(*asked, strict=True)))] * plan.size
+    beside, graph = besides(plan), graph_bytes(plan.work)
+    return [
+        RankWork(trace=trace, besides=beside, held=one, graph=graph) for trace, one in zip(traces, held, strict=True)
+    ]
+
+
+def busiest(traces: Sequence[Trace]) -> set[int]:
+    """The ranks that map most, aggregate most, and receive most."""
+    measures = [
+        [(trace.flops, trace.edges, trace.bytes_received.total())[which] for trace in traces] for which in range(3)
+    ]
+    return {each.index(max(each)) for each in measures}
