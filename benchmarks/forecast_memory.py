@@ -25,7 +25,8 @@ from kernels import save
 from weft.core.config import Config
 from weft.core.watched import Seen, watch
 from weft.cost import Profile
-from weft.engine.planning import Parts, command
+from weft.engine.described import Parts
+from weft.engine.planning import command
 from weft.engine.run import prepared_workload
 from weft.nn import Workload
 from weft.planner import Cluster, bytes_held
