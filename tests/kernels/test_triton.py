@@ -431,9 +431,8 @@ class TestOnGpu:
     def small_borders(self, monkeypatch: pytest.MonkeyPatch) -> None:
         set_classes(monkeypatch, DegreeClasses.of)
 
-    @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    @pytest.mark.parametrize("width", [1, 7, 16, 33, 64, 100, 131, 300])
+    @pytest.mark.parametrize(("dtype", "index"), [(torch.float32, torch.int32), (torch.float64, torch.int64)], ids=str)
+    @pytest.mark.parametrize("width", [7, 16, 100, 300])
     def test_parity_matrix(self, width: int, dtype: torch.dtype, index: torch.dtype) -> None:
         bounds = (0, width // 4, width // 2, width)
         for adj in graphs(index):
