@@ -5,8 +5,8 @@
 
 Each part is a process of its own with a share of the time and writes each row as soon as it has it, so one that fails,
 hangs, or spoils the GPU costs no other. Seconds are medians of times between events. Results are compared first; what
-differs, or does not fit into memory, has no ratio. Contenders: `cusparse` is torch.sparse with matrix and transpose made
-beforehand, `pyg-edges` gathers and scatters, `pyg-csr` is PyG's product of a CSR matrix. `aims` are this project's.
+differs, or does not fit into memory, has no ratio. Contenders: `cusparse` is torch.sparse with matrix and transpose
+made beforehand, `pyg-edges` gathers and scatters, `pyg-csr` is PyG's product of a CSR matrix. `aims` are weft's own.
 
     python benchmarks/gpu.py --device cpu --graphs 300/2000 --epoch-graph rmat:... --parts products   shows that it runs
 """

@@ -20,6 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import weft
+from tests.engine.running import losses
 from tests.kernels.kernel_cases import (
     DTYPES,
     Case,
@@ -214,7 +216,7 @@ def test_heads_of_several_blocks_of_columns(name: str, device: str, monkeypatch:
     launch.columns_of.cache_clear()
 
 
-@every_case
+@pytest.mark.parametrize("name", [name for name in CASES if "with" in name or "under" in name or name == "maximum"])
 def test_two_runs_have_the_same_bits(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where offsets are int64, as of tensors with more numbers than int32 counts."""
     from weft.kernels.triton import launch
@@ -391,6 +393,27 @@ def test_rows_are_moved(places: Tensor | None, device: str, kernels: ModuleType)
     kernels.add_rows(table, rows.to(device), slots.to(device), moved)
     assert torch.equal(out.cpu(), wanted)
     assert torch.equal(table.cpu(), added)
+
+
+@pytest.mark.parametrize(("strategy", "model"), [("single", "gatv2"), ("offload", "gat")])
+def test_a_run_has_the_losses_of_the_cpus_kernels(
+    strategy: str, model: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On the CPU's tensors, so this is about what strategies give the kernels; tests/engine/test_gpu.py has more."""
+    if HAS_GPU:
+        pytest.skip("kernels are compiled, not interpreted")
+    set_classes(monkeypatch, DegreeClasses.of)  # nearly all rows are small ones, as programs take time
+    options: dict[str, Any] = {"hidden": 6, "heads": 2, "attention_dropout": 0.3, "epochs": 2, "dtype": "float64"}
+    options |= {"chunks": 2} if strategy == "offload" else {}
+    found = []
+    for backend in (native, kernels):
+        monkeypatch.setattr(ops, "backend_of", lambda _, backend=backend: backend)
+        out = tmp_path / backend.__name__
+        weft.train(
+            "sbm:vertices=40,degree=4,features=5,classes=3", model, strategy=strategy, out=out, quiet=True, **options
+        )
+        found.append(losses(out))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
 
 
 class TestPlantedErrors:
