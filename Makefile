@@ -3,6 +3,8 @@
 # make docs   builds the documentation's site into site/; broken links and anchors fail it.
 # make browser   sets up what tests of the report's page need, which are left out without: Debian's chromium, and playwright.
 # make wheel   builds a wheel, checks what it holds, and trains with it where nothing else is installed, without a compiler.
+# make gpu   on a machine with a GPU and PyTorch's CUDA build: builds weft beside it, fetching nothing (wheels in .whl/ are installed),
+#            runs the tests of GPUs and measures, in nine minutes; OUT names the results.
 # make campaign   attacks the program for WEFT_CAMPAIGN_SECONDS (3600), by the seed WEFT_CAMPAIGN_SEED (0).
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +14,7 @@ PACKAGES := $(shell find weft -name __init__.py)
 # Also where the environment says not to, since each of many processes would compile all sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-docs docs browser wheel campaign lint clean
+.PHONY: demo test test-docs docs browser wheel gpu campaign lint clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -39,6 +41,12 @@ wheel:
 	$(PYTHON) tests/wheel.py build/dist/weft-*.whl
 	build/venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt build/dist/weft-*.whl
 	build/venv/bin/python tests/wheel.py
+
+OUT ?= gpu
+gpu:
+	test ! -d .whl || $(PYTHON) -m pip install --quiet --no-index --no-deps .whl/*.whl
+	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
+	$(PYTHON) benchmarks/gpu.py --out $(OUT)
 
 campaign: $(VENV)/ready
 	$(BIN)/python -m tests.campaign

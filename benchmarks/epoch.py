@@ -172,10 +172,10 @@ def run_weft_batches(
 
 
 def loop(
-    strategy: str, graph: Graph, model: nn.Module, optimisations: Optimisations, **options: Any
+    strategy: str, graph: Graph, model: nn.Module, optimisations: Optimisations, device: str = "cpu", **options: Any
 ) -> tuple[Callable[[], object], Forward]:
     use_onednn(optimisations.onednn)
-    placed = make_plan(strategy, Workload(model, graph, optimisations), **options).place(Group())
+    placed = make_plan(strategy, Workload(model, graph, optimisations), **options).place(Group(device=device))
     task = make_task(Config(), placed)
     optimizer = torch.optim.Adam(placed.model.parameters(), lr=0.01)
 

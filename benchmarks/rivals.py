@@ -14,13 +14,15 @@ from weft.data.sampling import Fanout
 Forward = Callable[[], Tensor]
 
 
-def train(model: nn.Module, forward: Forward, graph: Graph) -> tuple[Callable[[], object], Forward]:
+def train(
+    model: nn.Module, forward: Forward, graph: Graph, device: str = "cpu"
+) -> tuple[Callable[[], object], Forward]:
     """The loop that a PyG or DGL example writes."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     assert graph.train_mask is not None
     assert graph.y is not None
-    train_rows = graph.train_mask.nonzero().view(-1)
-    y = graph.y[train_rows]
+    train_rows = graph.train_mask.nonzero().view(-1).to(device)
+    y = graph.y.to(device)[train_rows]
 
     def epoch() -> None:
         optimizer.zero_grad()
@@ -30,13 +32,12 @@ def train(model: nn.Module, forward: Forward, graph: Graph) -> tuple[Callable[[]
     return epoch, forward
 
 
-def run_pyg(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:
+def run_pyg(graph: Graph, model: nn.Module, name: str, device: str = "cpu") -> tuple[Callable[[], object], Forward]:
     """PyG's layers with weft's weights; its CSR product where it has one, the normalisation made beforehand."""
     from torch_geometric import nn as pyg
     from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-    source, target = graph.in_edges.edges()
-    edges: Tensor = torch.stack([source, target])
+    edges = torch.stack(graph.in_edges.edges()).to(device)
     weight = None
     layers: list[nn.Module] = []
     for ours in model.layers:
@@ -60,20 +61,20 @@ def run_pyg(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], obj
         if gat:
             raise ImportError("PyG's attention has no CSR form")
         size = (graph.num_vertices, graph.num_vertices)
-        values = torch.ones(edges.shape[1]) if weight is None else weight
+        values = torch.ones(edges.shape[1], device=device) if weight is None else weight
         edges, weight = torch.sparse_coo_tensor(edges.flip(0), values, size).coalesce().to_sparse_csr(), None
     activation = nn.functional.elu if gat else torch.relu
-    return train(nn.ModuleList(layers), lambda: pyg_forward(layers, graph, edges, weight, activation), graph)
+    assert graph.x is not None
+    x, made = graph.x.to(device), nn.ModuleList(layers).to(device)
+    return train(made, lambda: pyg_forward(layers, x, edges, weight, activation), graph, device)
 
 
 def pyg_forward(
-    layers: list[nn.Module], graph: Graph, edges: Tensor, weight: Tensor | None, activation: Callable[[Tensor], Tensor]
+    layers: list[nn.Module], x: Tensor, edges: Tensor, weight: Tensor | None, activation: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    x = graph.x
     for stage, layer in enumerate(layers):
         x = layer(x, edges) if weight is None else layer(x, edges, weight)
         x = activation(x) if stage + 1 < len(layers) else x
-    assert x is not None
     return x
 
 

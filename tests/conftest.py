@@ -12,6 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: its kernels then run on the CPU
 
 from tests.ranks import close_pools, forked
 from tests.strategies.session import REFERENCES

@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -106,6 +107,26 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "init", fails)
     assert doctor.gpus()[1] == "none found (RuntimeError: Found no NVIDIA driver on your system.): no --device cuda"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "state", "text"),
+    [
+        ({}, "ok", "Card (80.00 GB), kernels in triton 3.9"),
+        (
+            {"triton>=3": "triton is not installed"},
+            "without",
+            "Card (80.00 GB); triton is not installed: PyTorch's sparse products: pip install 'weft[gpu]'",
+        ),
+    ],
+)
+def test_what_runs_on_a_gpu(wrong: dict[str, str], state: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(name="Card", total_memory=80 * 10**9)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(doctor, "required", lambda _: ([] if wrong else ["triton 3.9"], wrong))
+    assert doctor.gpus() == (state, text)
 
 
 def test_ranks_that_do_not_meet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,11 @@ def gpus() -> Check:
     if not torch.cuda.is_available():
         return WITHOUT, f"none found ({_why_no_gpu()}): no --device cuda"
     names = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    return WORKS, ", ".join(f"{one.name} ({format_bytes(one.total_memory)})" for one in names)
+    found = ", ".join(f"{one.name} ({format_bytes(one.total_memory)})" for one in names)
+    versions, wrong = required("gpu")
+    if wrong:
+        return WITHOUT, f"{found}; {'; '.join(wrong.values())}: PyTorch's sparse products: {install_command('gpu')}"
+    return WORKS, f"{found}, kernels in {', '.join(versions)}"
 
 
 def _why_no_gpu() -> str:

@@ -73,23 +73,24 @@ class Case:
 
     def run(self, module: ModuleType, adj: Adjacency, dtype: torch.dtype) -> list[Tensor]:
         """The result, then the gradient of every input for a fixed random gradient of the result."""
-        inputs = [tensor.to(dtype, copy=True).requires_grad_() for tensor in self.inputs]
+        inputs = [tensor.to(adj.device, dtype, copy=True).requires_grad_() for tensor in self.inputs]
         y = self.call(module, adj.cast(dtype), inputs)
-        grads = torch.autograd.grad(y, inputs, randn(*y.shape, seed=99, dtype=dtype), materialize_grads=True)
+        grad_y = randn(*y.shape, seed=99, dtype=dtype).to(adj.device)
+        grads = torch.autograd.grad(y, inputs, grad_y, materialize_grads=True)
         return [y.detach(), *grads]
 
 
 @kept
 def spmm_case(adj: Adjacency, width: int, *, source: bool, target: bool, loop: bool, weighted: bool) -> Case:
-    def vector(length: int, seed: int, dtype: torch.dtype) -> Tensor:
-        return randn(length, seed=seed).abs().add(0.1).to(dtype)
+    def vector(length: int, seed: int, x: Tensor) -> Tensor:
+        return randn(length, seed=seed).abs().add(0.1).to(x)
 
     def call(module: ModuleType, adj: Adjacency, inputs: list[Tensor]) -> Tensor:
         (x,) = inputs
         scale = Scale(
-            source=vector(adj.num_sources, 1, x.dtype) if source else None,
-            target=vector(adj.num_targets, 2, x.dtype) if target else None,
-            loop=vector(adj.num_targets, 3, x.dtype) if loop and adj.num_targets <= adj.num_sources else None,
+            source=vector(adj.num_sources, 1, x) if source else None,
+            target=vector(adj.num_targets, 2, x) if target else None,
+            loop=vector(adj.num_targets, 3, x) if loop and adj.num_targets <= adj.num_sources else None,
         )
         return module.spmm(adj, x, scale=scale, weighted=weighted)
 
@@ -127,7 +128,7 @@ def attend_case(
 
 def edge_dropout(adj: Adjacency, p: float, *, key: int = 2**63 + 11) -> EdgeDropout | None:
     """With large ids that are no places, and are not those of the first sources."""
-    targets, sources = torch.arange(adj.num_targets), torch.arange(adj.num_sources)
+    targets, sources = (torch.arange(count, device=adj.device) for count in (adj.num_targets, adj.num_sources))
     return EdgeDropout(p, key, 2, sources.flip(0) * 1_000_003, targets + 2**33) if p else None
 
 
@@ -142,7 +143,7 @@ def pair_case(
     )
 
     def call(module: ModuleType, adj: Adjacency, inputs: list[Tensor]) -> Tensor:
-        cast = EdgeFeatures(*(x.to(inputs[0].dtype) for x in known)) if features else None
+        cast = EdgeFeatures(*(x.to(inputs[0]) for x in known)) if features else None
         flags = ~adj.has_loop if loops else None
         return module.pair_logits(adj, *inputs, bounds=bounds, loop=flags, slope=slope, features=cast)
 
@@ -174,9 +175,13 @@ def rounded(x: Tensor) -> Tensor:
 
 def assert_same(adj: Adjacency, case: Case, dtype: torch.dtype) -> None:
     """Result and gradients equal the reference in float64, up to what the dtype's rounding can do."""
+    assert_close(case.run(ops, adj, dtype), truth(adj.to("cpu"), case), dtype)
+
+
+def assert_close(found: list[Tensor], wanted: list[Tensor], dtype: torch.dtype) -> None:
     tolerance = 2e-5 if dtype == torch.float32 else 1e-12
-    for found, wanted in zip(case.run(ops, adj, dtype), truth(adj, case), strict=True):
-        torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.cpu().double(), other, rtol=tolerance, atol=tolerance)
 
 
 @kept

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.core import native
+from weft.data.degrees import CompressedRows
 from weft.store.files import release
 
 BLOCK_ENTRIES = 1 << 22  # of a mapped array, read together
@@ -23,7 +24,7 @@ def topology_digest(num_targets: int, num_edges: int) -> hashlib._Hash:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Transpose:
+class Transpose(CompressedRows):
     """The same edges by source: row u lists the targets that u reaches, ascending."""
 
     indptr: Tensor
@@ -53,7 +54,7 @@ class Transpose:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Adjacency:
+class Adjacency(CompressedRows):
     """Edges into targets: a CSR matrix; its rows are destinations, its entries source ids, ascending in a row.
 
     Duplicate edges and self loops are legal. Ids are trusted here: `from_edges` checks them, and so must whoever reads
@@ -107,11 +108,13 @@ class Adjacency:
 
     @cached_property
     def transpose(self) -> Transpose:
-        """The edges by source, made once (on the CPU, wherever the edges live)."""
+        """The edges by source, made once, where the edges are."""
         if self.known_transpose is not None:
             return self.known_transpose
-        arrays = native.transpose(self.indptr.cpu(), self.indices.cpu(), self.num_sources)
-        indptr, indices, edge_ids = (array.to(self.device) for array in arrays)
+        if self.device.type == "cpu":
+            indptr, indices, edge_ids = native.transpose(self.indptr, self.indices, self.num_sources)
+        else:
+            indptr, indices, edge_ids = transpose_by_sorting(self)
         return Transpose(indptr=indptr, indices=indices, edge_ids=edge_ids).with_weight(self.weight)
 
     @cached_property
@@ -185,3 +188,11 @@ class Adjacency:
     def _made_transpose(self) -> Transpose | None:
         made: Transpose | None = self.__dict__.get("transpose", self.known_transpose)
         return made
+
+
+def transpose_by_sorting(adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
+    """What `core.native.transpose` makes, on any device."""
+    sources, edge_ids = adjacency.indices.sort(stable=True)  # targets, which ascend, stay in order
+    begins = torch.arange(adjacency.num_sources + 1, dtype=sources.dtype, device=sources.device)
+    indptr = torch.searchsorted(sources, begins)
+    return indptr, adjacency.entry_rows[edge_ids], edge_ids.to(native.id_dtype(adjacency.num_edges))

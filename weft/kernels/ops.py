@@ -7,6 +7,8 @@ constants. Results have the same bits from run to run, whatever the number of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -39,8 +41,20 @@ from weft.kernels.functions import Attend, AttendEdges, KeyedDropout, PairLogits
 
 
 def backend_of(x: Tensor) -> Backend:
-    """Our own kernels on the CPU; PyTorch's sparse products elsewhere."""
-    return native if x.device.type == "cpu" else torch_sparse
+    """Our own kernels, in C++ on the CPU, in Triton on a GPU; PyTorch's sparse products where there is no Triton."""
+    if x.device.type == "cpu":
+        return native
+    return (triton_backend() if x.is_cuda else None) or torch_sparse
+
+
+@cache
+def triton_backend() -> Backend | None:
+    """The kernels in Triton; None: it is not installed."""
+    if find_spec("triton") is None:
+        return None
+    from weft.kernels import triton
+
+    return triton
 
 
 def spmm(adj: Adjacency, x: Tensor, *, scale: Scale = Scale(), weighted: bool = False) -> Tensor:  # noqa: B008

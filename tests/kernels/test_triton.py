@@ -1,0 +1,493 @@
+"""Kernels in Triton: the reference's numbers in every class of degrees, on a GPU or, by Triton's interpreter, without.
+
+The interpreter takes milliseconds a program: graphs have tens of edges, and the borders of classes are small ones.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import weft
+from tests.engine.running import losses
+from tests.kernels.kernel_cases import (
+    DTYPES,
+    Case,
+    assert_close,
+    assert_same,
+    attend_case,
+    attend_edges_case,
+    drawn_graphs,
+    edge_dropout,
+    graph,
+    graphs,
+    max_case,
+    pair_case,
+    randn,
+    rounded,
+    spmm_case,
+    truth,
+)
+from weft.data.adjacency import Adjacency, transpose_by_sorting
+from weft.data.degrees import CompressedRows, DegreeClasses, Segments
+from weft.kernels import (
+    Attention,
+    AttentionInputs,
+    Scale,
+    SourceGrads,
+    attend,
+    attend_edges,
+    attend_keeping,
+    attend_transposed,
+    keyed_dropout,
+    native,
+    ops,
+    reference,
+    spmm,
+    spmm_max,
+    spmm_max_places,
+    spmm_transposed,
+)
+from weft.nn.relations import RelationRows
+
+SMALL, PIECE = 2, 6
+HAS_GPU = torch.cuda.is_available()
+GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")])
+INTERPRETED = pytest.param("cpu", marks=pytest.mark.skipif(HAS_GPU, reason="kernels are compiled, not interpreted"))
+
+
+@pytest.fixture(scope="module")
+def kernels() -> ModuleType:
+    pytest.importorskip("triton", reason="kernels for a GPU need Triton")
+    from weft.kernels import triton
+
+    if not HAS_GPU:
+        from triton.runtime import interpreter
+
+        # a third of its time: checks that no sum of integers overflows, which the hashes do
+        options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+        interpreter.interpreter_builder.options = options
+    return triton
+
+
+@pytest.fixture(params=[INTERPRETED, GPU])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kernels: ModuleType) -> str:
+    """Where tensors are; all operations go to the kernels in Triton."""
+    monkeypatch.setattr(ops, "backend_of", lambda _: kernels)
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def small_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_classes(monkeypatch, partial(DegreeClasses.of, small=SMALL, piece=PIECE))
+
+
+def set_classes(monkeypatch: pytest.MonkeyPatch, make: Callable[[Tensor, int], DegreeClasses]) -> None:
+    """Has rows put into classes by a function of their own."""
+    found = cached_property(lambda rows: make(rows.indptr, len(rows.indices)))
+    found.__set_name__(CompressedRows, "degree_classes")
+    monkeypatch.setattr(CompressedRows, "degree_classes", found)
+
+
+def square(device: str = "cpu", index: torch.dtype = torch.int64) -> Adjacency:
+    """With duplicates, self loops, empty rows, and a hub; made anew, so that nothing of it is cached."""
+    return copied(graph(17, 17, 40, seed=4, hub=True, index=index), device)
+
+
+def block(device: str = "cpu", index: torch.dtype = torch.int32) -> Adjacency:
+    """More sources than targets."""
+    return copied(graph(19, 13, 40, seed=2, hub=True, index=index), device)
+
+
+def copied(adj: Adjacency, device: str) -> Adjacency:
+    return replace(adj).to(device)
+
+
+def with_hub_behind(adj: Adjacency) -> Adjacency:
+    """A source, too, that is a hub: the same edges the other way round."""
+    source, target = adj.edges()
+    return Adjacency.from_edges(
+        target, source, num_sources=adj.num_targets, num_targets=adj.num_sources, weight=adj.weight
+    )
+
+
+CASES: dict[str, Callable[[Adjacency], Case]] = {
+    "sum": partial(spmm_case, width=5, source=False, target=False, loop=False, weighted=False),
+    "scaled sum": partial(spmm_case, width=8, source=True, target=True, loop=False, weighted=False),
+    "weighted sum with loops": partial(spmm_case, width=5, source=True, target=True, loop=True, weighted=True),
+    "maximum": partial(max_case, width=5),
+    "attention": partial(attend_case, bounds=(0, 3)),
+    "attention with loops": partial(attend_case, bounds=(0, 3, 3, 8), loop=True, steps=2, slope=0.1),
+    "attention under dropout": partial(attend_case, bounds=(0, 2, 4), loop=True, dropout=0.4),
+    "logits of pairs": partial(pair_case, bounds=(0, 3, 3, 8)),
+    "logits of pairs with features": partial(pair_case, bounds=(0, 3, 5), features=5, loop=True),
+    "attention by edges": partial(attend_edges_case, bounds=(0, 3, 3, 8)),
+    "attention by edges with loops": partial(attend_edges_case, bounds=(0, 3, 5), loop=True, steps=2, dropout=0.4),
+}
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+@every_case
+@pytest.mark.parametrize("turned", [False, True])
+def test_parity(name: str, turned: bool, device: str) -> None:
+    """Results and gradients, both types of rows and of indices, hubs among targets and among sources."""
+    one, two = (block(device, torch.int32), square(device, torch.int64))[:: -1 if turned else 1]
+    if turned:
+        one, two = with_hub_behind(one.to("cpu")).to(device), with_hub_behind(two.to("cpu")).to(device)
+    assert_same(one, CASES[name](one.to("cpu")), torch.float64)
+    assert_same(two, CASES[name](two.to("cpu")), torch.float32)
+
+
+def test_every_class_has_rows() -> None:
+    for adj in (block(), square(), with_hub_behind(square())):
+        made: list[CompressedRows] = [adj, adj.transpose]
+        for classes in (rows.degree_classes for rows in made):
+            assert len(classes.small)
+            assert len(classes.middle)
+        assert any(len(rows.degree_classes.hubs) for rows in made)
+        assert adj.copies is not None
+        assert (adj.degree == 0).any()
+
+
+@given(drawn_graphs(), st.integers(0, 9), st.integers(1, 9))
+@settings(deadline=None, max_examples=50)
+def test_classes_hold_every_entry_once(adj: Adjacency, small: int, more: int) -> None:
+    classes = DegreeClasses.of(adj.indptr, adj.num_edges, small=small, piece=small + more)
+    rows = [*classes.small.row.tolist(), *classes.middle.row.tolist(), *classes.hubs.row.tolist()]
+    assert sorted(rows) == list(range(adj.num_targets))
+    entries = [entry for part in (classes.small, classes.middle, classes.pieces) for entry in entries_of(part)]
+    assert sorted(entries) == [(edge, row) for edge, row in enumerate(adj.edges()[1].tolist())]
+    assert all(small < count <= small + more for count in classes.middle.count.tolist())
+    assert all(count <= small for count in classes.small.count.tolist())
+    owners = [row for first, row in entries_of(classes.hubs)]
+    assert owners == classes.pieces.row.tolist()
+    assert [piece for piece, _ in entries_of(classes.hubs)] == list(range(len(classes.pieces)))
+
+
+def entries_of(segments: Segments) -> Iterator[tuple[int, int]]:
+    """Entries and their rows."""
+    for first, count, row in zip(segments.first.tolist(), segments.count.tolist(), segments.row.tolist(), strict=True):
+        yield from ((entry, row) for entry in range(first, first + count))
+
+
+@given(drawn_graphs())
+@settings(deadline=None, max_examples=30)
+def test_the_transpose_made_by_sorting_is_the_cpus(adj: Adjacency) -> None:
+    for made in (adj, replace(adj, indices=adj.indices.int())):
+        indptr, indices, edge_ids = transpose_by_sorting(made)
+        wanted = made.transpose
+        for found, one in ((indptr, wanted.indptr), (indices, wanted.indices), (edge_ids, wanted.edge_ids)):
+            assert found.dtype == one.dtype
+            assert torch.equal(found, one)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 0), (9, 9, 0)])
+def test_no_edges(shape: tuple[int, int, int], device: str) -> None:
+    for name in ("weighted sum with loops", "maximum", "attention with loops", "logits of pairs with features"):
+        adj = copied(graph(*shape), device)
+        assert_same(adj, CASES[name](adj.to("cpu")), torch.float64)
+
+
+def test_no_columns(device: str) -> None:
+    adj = square(device)
+    assert spmm(adj, torch.zeros(17, 0, device=device)).shape == (17, 0)
+    assert_same(adj, attend_case(square(), (0, 0, 0)), torch.float64)
+
+
+@pytest.mark.parametrize("name", ["weighted sum with loops", "attention with loops", "logits of pairs with features"])
+def test_heads_of_several_blocks_of_columns(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.kernels.triton import launch
+
+    launch.columns_of.cache_clear()
+    monkeypatch.setattr(launch, "MAX_COLUMNS", 2)
+    assert_same(block(device), CASES[name](block()), torch.float64)
+    launch.columns_of.cache_clear()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "with" in name or "under" in name or name == "maximum"])
+def test_two_runs_have_the_same_bits(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where offsets are int64, as of tensors with more numbers than int32 counts."""
+    from weft.kernels.triton import launch
+
+    case = CASES[name](block())
+    first = case.run(ops, block(device), torch.float32)
+    monkeypatch.setattr(launch, "WIDE", 0)
+    assert same_bits(case.run(ops, block(device), torch.float32), first)
+
+
+def same_bits(one: list[Tensor], two: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_integers_are_exact(dtype: torch.dtype, device: str, kernels: ModuleType) -> None:
+    """Weighted sums and their adjoint, below 256, up to which half precision has all of them."""
+    weight, x, grad = (
+        randn(*shape, seed=seed).round().clamp(-2, 2) for seed, shape in ((2, (40,)), (1, (19, 8)), (3, (13, 8)))
+    )
+    adj = block().with_weight(weight)
+    weighted, turned = adj.cast(dtype).to(device), with_hub_behind(adj)
+    scale = Scale(target=torch.full((13,), 2.0, dtype=dtype, device=device))
+    y = kernels.spmm(weighted, x.to(device, dtype), scale, True)
+    assert torch.equal(y.cpu().double(), reference.spmm(adj, x, weighted=True) * 2)
+    back = kernels.spmm_transposed(weighted, grad.to(device, dtype), scale, True)
+    assert torch.equal(back.cpu().double(), reference.spmm(turned, grad, weighted=True) * 2)
+
+
+def test_rows_of_half_precision(device: str, kernels: ModuleType) -> None:
+    """Attention and maxima: what float32 makes of the same rows, rounded once (by the interpreter towards zero)."""
+    adj, bounds = block(device), (0, 3, 8)
+    h, src, dst = (randn(n, width, seed=width).bfloat16().to(device) for n, width in ((19, 8), (19, 2), (13, 2)))
+    over = Attention(adj=adj, bounds=bounds, loop=None, slope=0.2, steps=1)
+    y, _ = kernels.attend(over, h, src, dst, needs_logits=False)
+    wanted, _ = kernels.attend(over, h.float(), src.float(), dst.float(), needs_logits=False)
+    torch.testing.assert_close(y.float(), wanted, rtol=2**-7, atol=1e-6)
+    for found, one in zip(kernels.spmm_max(adj, h), kernels.spmm_max(adj, h.float()), strict=True):
+        assert torch.equal(found, one.to(found.dtype))
+
+
+@pytest.mark.parametrize("name", ["weighted sum with loops", "logits of pairs"])
+def test_gradients_are_those_of_differences(name: str, device: str) -> None:
+    adj = copied(graph(6, 6, 14), device)
+    case = CASES[name](adj.to("cpu"))
+    inputs = [(x + 0.1 * randn(*x.shape, seed=8)).to(device).requires_grad_() for x in case.inputs]
+    assert torch.autograd.gradcheck(lambda *given: case.call(ops, adj, list(given)), inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dropout_has_the_bits_of_the_cpu(dtype: torch.dtype, relu: bool, device: str, kernels: ModuleType) -> None:
+    """Masks and values, forward and backward, of large ids and keys, at zero and NaN."""
+    x, rows = randn(20, 41, seed=1, dtype=dtype), torch.arange(20).flip(0) * 1_000_003 + 2**33
+    x[0], x[1, :3] = 0, torch.nan
+    for key, p, first in ((2**63 + 11, 0.3, 5), (1, 0.9, 2**31 - 60)):
+        found = kernels.keyed_dropout(x.to(device), rows.to(device), key, p, first, relu).cpu()
+        wanted = native.keyed_dropout(x, rows, key, p, first, relu)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+        back = kernels.relu_dropout_backward(wanted.to(device), x.to(device), p).cpu()
+        torch.testing.assert_close(back, native.relu_dropout_backward(wanted, x, p), rtol=0, atol=0, equal_nan=True)
+
+
+def test_dropout_through_autograd(device: str) -> None:
+    x, rows = randn(9, 5, seed=1).to(device).requires_grad_(), torch.arange(9, device=device)
+    y = keyed_dropout(x, rows, key=3, p=0.5)
+    (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert torch.equal(grad != 0, y != 0)
+
+
+def test_masks_of_edges_are_the_cpus(device: str, kernels: ModuleType) -> None:
+    """Of copies too: which weights are negative."""
+    adj, dropout = square(), edge_dropout(square(), 0.5)
+    logits, h = randn(adj.num_edges + 17, 3, seed=1), randn(17, 3, seed=2)
+    over = Attention(adj=adj, bounds=(0, 1, 2, 3), loop=~adj.has_loop, slope=1.0, steps=1, dropout=dropout)
+    _, wanted, _ = native.attend_edges(over, h, logits)
+    there = square(device)
+    assert there.copies is not None
+    moved = replace(over, adj=there, loop=~there.has_loop, dropout=edge_dropout(there, 0.5))
+    _, found, _ = kernels.attend_edges(moved, h.to(device), logits.to(device))
+    assert torch.equal(found.cpu() < 0, wanted < 0)
+    assert (wanted < 0).any()
+
+
+def test_gradients_are_added(device: str) -> None:
+    """To what is there: of sums and of attention, in each class of rows."""
+    adj = with_hub_behind(square()).to(device)
+    scale = Scale(*(randn(17, seed=seed).to(device) for seed in (5, 6, 7)))
+    grad, there = (randn(17, 5, seed=seed).to(device) for seed in (1, 2))
+    found = spmm_transposed(adj, grad, scale=scale, weighted=True)
+    into = there.clone()
+    assert spmm_transposed(adj, grad, scale=scale, weighted=True, into=into) is into
+    torch.testing.assert_close(into, there + found, rtol=1e-12, atol=1e-12)
+    over = Attention(adj=adj, bounds=(0, 2, 5), loop=~adj.has_loop, slope=0.2, steps=1)
+    h, src, dst = (randn(17, width, seed=seed).to(device) for width, seed in ((5, 1), (2, 2), (2, 3)))
+    y, kept = attend_keeping(over, h, src, dst)
+    inputs, logits = AttentionInputs(h, src, dst, y), randn(17, 2, seed=6).to(device)
+    wanted_h, wanted = attend_transposed(over, inputs, kept, grad)
+    sums = SourceGrads(there.clone(), logits.clone())
+    found_h, grads = attend_transposed(over, inputs, kept, grad, sums)
+    assert (found_h, grads.source) == sums
+    torch.testing.assert_close(found_h, there + wanted_h, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(grads.source, logits + wanted.source, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(grads.target, wanted.target, rtol=0, atol=0)
+
+
+def test_gradients_only_where_needed(device: str) -> None:
+    case, adj = attend_case(square(), (0, 2, 5), loop=True), square(device)
+    _, *whole = truth(square(), case)
+    for wanted in range(3):
+        inputs = [x.to(device, copy=True).requires_grad_(place == wanted) for place, x in enumerate(case.inputs)]
+        y = case.call(ops, adj, inputs)
+        (grad,) = torch.autograd.grad(y, inputs[wanted], randn(*y.shape, seed=99).to(device))
+        assert_close([grad], [whole[wanted]], torch.float64)
+
+
+def test_places_of_maxima(device: str) -> None:
+    """The first of equals, in hubs too; -inf is a number like others, NaN wins."""
+    adj = block(device)
+    x = randn(19, 4, seed=5).round()
+    x[:, 1] = -torch.inf
+    y, place = spmm_max_places(adj, x.to(device))
+    some = block().degree > 0
+    assert torch.equal(place.cpu().long()[some], reference.max_position(block(), x)[some])
+    assert torch.equal(y.cpu(), reference.spmm_max(block(), x))
+    x[3, 2] = torch.nan
+    found = spmm_max(adj, x.to(device)).cpu()
+    torch.testing.assert_close(found, reference.spmm_max(block(), x), equal_nan=True, rtol=0, atol=0)
+
+
+def test_attention_survives_extreme_logits(device: str) -> None:
+    """Large logits of either sign, and -inf, which takes an edge out; all out gives zero."""
+    adj = square(device)
+    src, dst = (rounded(randn(17, 2, seed=seed)).mul(3000) for seed in (1, 2))
+    src[::4] = dst[5] = -torch.inf
+    h, bounds = rounded(randn(17, 6, seed=3)), [0, 3, 6]
+    found = attend(adj, *(x.float().to(device) for x in (h, src, dst)), bounds=bounds).cpu()
+    torch.testing.assert_close(
+        found.double(), reference.attend(square(), h, src, dst, bounds=bounds), rtol=1e-2, atol=1e-2
+    )
+    assert (found[5] == 0).all()
+    logits = rounded(randn(40, 2, seed=4)).mul(3000)
+    logits[::4] = -torch.inf
+    found = attend_edges(adj, h.float().to(device), logits.float().to(device), bounds=bounds).cpu()
+    wanted = reference.attend_edges(square(), h, logits, bounds=bounds)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_typed_means(device: str) -> None:
+    """The mean by target and relation, and its gradient."""
+    adj, types = block(), torch.arange(40) % 3
+    edges = RelationRows.of(adj, types, 3).in_edges
+    mean = Scale(target=1 / edges.degree.double())
+
+    def run(edges: Adjacency, module: ModuleType, where: str) -> list[Tensor]:
+        x = randn(19, 5, seed=1).to(where).requires_grad_()
+        y = module.spmm(edges, x, scale=Scale(*(None if one is None else one.to(where) for one in mean)))
+        return [y.detach(), *torch.autograd.grad(y, x, randn(*y.shape, seed=2).to(where))]
+
+    assert_close(run(edges.to(device), ops, device), run(edges, reference, "cpu"), torch.float64)
+
+
+@pytest.mark.parametrize("places", [None, torch.tensor([4, 0, 2])], ids=["in order", "to places"])
+def test_rows_are_moved(places: Tensor | None, device: str, kernels: ModuleType) -> None:
+    """From a table of the host, which is pinned, to slots, and added from slots to it."""
+    table, rows, slots = randn(9, 5, seed=1), torch.tensor([1, 4, 8]), randn(6, 5, seed=2)
+    table = table.pin_memory() if device == "cuda" else table
+    into = torch.arange(3) if places is None else places
+    wanted, added = slots.clone(), table.clone()
+    wanted[into], added[rows] = table[rows], table[rows] + slots[into]
+    out = slots.to(device, copy=True)
+    moved = None if places is None else places.to(device)
+    kernels.gather_rows(table, rows.to(device), out, moved)
+    kernels.add_rows(table, rows.to(device), slots.to(device), moved)
+    assert torch.equal(out.cpu(), wanted)
+    assert torch.equal(table.cpu(), added)
+
+
+@pytest.mark.parametrize(("strategy", "model"), [("single", "gatv2"), ("offload", "gat")])
+def test_a_run_has_the_losses_of_the_cpus_kernels(
+    strategy: str, model: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On the CPU's tensors, so this is about what strategies give the kernels; tests/engine/test_gpu.py has more."""
+    if HAS_GPU:
+        pytest.skip("kernels are compiled, not interpreted")
+    set_classes(monkeypatch, DegreeClasses.of)  # nearly all rows are small ones, as programs take time
+    options: dict[str, Any] = {"hidden": 6, "heads": 2, "attention_dropout": 0.3, "epochs": 2, "dtype": "float64"}
+    options |= {"chunks": 2} if strategy == "offload" else {}
+    found = []
+    for backend in (native, kernels):
+        monkeypatch.setattr(ops, "backend_of", lambda _, backend=backend: backend)
+        out = tmp_path / backend.__name__
+        weft.train(
+            "sbm:vertices=40,degree=4,features=5,classes=3", model, strategy=strategy, out=out, quiet=True, **options
+        )
+        found.append(losses(out))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+
+
+class TestPlantedErrors:
+    """What these tests would see."""
+
+    @every_case
+    def test_a_missing_piece(self, name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(indptr: Tensor, num_entries: int) -> DegreeClasses:
+            made = DegreeClasses.of(indptr, num_entries, small=SMALL, piece=PIECE)
+            count = made.pieces.count.clone()
+            count[-1:] = 0
+            return replace(made, pieces=replace(made.pieces, count=count))
+
+        set_classes(monkeypatch, broken)
+        if name.startswith("logits"):  # edge by edge forward, so hubs are in gradients alone
+            name = "logits of pairs"
+        with pytest.raises(AssertionError):
+            assert_same(block(device), CASES[name](block()), torch.float64)
+
+    @pytest.mark.parametrize("name", ["attention under dropout", "attention by edges with loops"])
+    @pytest.mark.parametrize("wrong", [{"first_head": 0}, {"copies": None}, {"threshold": 2**30}], ids=str)
+    def test_a_wrong_mask(self, name: str, wrong: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        from weft.kernels.triton import attention, edges
+
+        true = attention.dropout_arguments
+        for module in (attention, edges):
+            monkeypatch.setattr(module, "dropout_arguments", lambda *given: true(*given) | wrong)
+        with pytest.raises(AssertionError):
+            assert_same(square(device), CASES[name](square()), torch.float64)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+class TestOnGpu:
+    """With the borders that are used, larger graphs, and the choice of the backend."""
+
+    @pytest.fixture(autouse=True)
+    def small_borders(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        set_classes(monkeypatch, DegreeClasses.of)
+
+    @pytest.mark.parametrize(("dtype", "index"), [(torch.float32, torch.int32), (torch.float64, torch.int64)], ids=str)
+    @pytest.mark.parametrize("width", [7, 16, 100, 300])
+    def test_parity_matrix(self, width: int, dtype: torch.dtype, index: torch.dtype) -> None:
+        bounds = (0, width // 4, width // 2, width)
+        for adj in graphs(index):
+            there = adj.to("cuda")
+            for case in (
+                spmm_case(adj, width, source=True, target=False, loop=True, weighted=True),
+                spmm_case(adj, width, source=False, target=True, loop=False, weighted=False),
+                max_case(adj, width),
+                attend_case(adj, bounds, loop=True, steps=2, dropout=0.3),
+                pair_case(adj, bounds, features=3, loop=True),
+                attend_edges_case(adj, bounds, loop=True, steps=2, dropout=0.3),
+            ):
+                assert_same(there, case, dtype)
+
+    def test_hubs_of_many_pieces(self) -> None:
+        """And bits that do not differ from run to run."""
+        adj = graph(5000, 5000, 60_000, seed=9, hub=True, index=torch.int32)
+        for case in (case(adj) for case in CASES.values()):
+            runs = [case.run(ops, adj.to("cuda"), torch.float64) for _ in range(2)]
+            assert same_bits(*runs)
+            for one, other in zip(runs[0], truth(adj, case), strict=True):
+                torch.testing.assert_close(one.cpu(), other, rtol=1e-10, atol=1e-9)
+
+    def test_it_is_what_runs(self, kernels: ModuleType) -> None:
+        assert ops.backend_of(torch.zeros(1, device="cuda")) is kernels
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler is for Linux")
+@pytest.mark.timeout(1800)
+def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
+    """Without one: what the interpreter runs need not be what the compiler takes."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "tests.kernels.compile_triton", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=1700)

@@ -1,0 +1,36 @@
+"""Keyed dropout, with the bits of the CPU's."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from weft.kernels.triton.device import dropout as device
+from weft.kernels.triton.launch import MAX_COLUMNS, TILE, flat, types
+
+
+def keyed_dropout(x: Tensor, rows: Tensor, key: int, p: float, first_column: int, relu: bool) -> Tensor:
+    y, (num_rows, width) = torch.empty_like(x), x.shape
+    size = min(triton.next_power_of_2(max(width, 1)), MAX_COLUMNS)
+    num_blocks = triton.cdiv(width, size)
+    known = x, rows.contiguous(), y, num_rows, width, num_blocks
+    drops = key, int(p * 2**32), first_column, 1 / (1 - p)
+    flat(
+        device.keyed_dropout,
+        num_rows,
+        TILE // size,
+        *known,
+        *drops,
+        programs=num_blocks,
+        RELU=relu,
+        C=size,
+        **types(x),
+    )
+    return y
+
+
+def relu_dropout_backward(y: Tensor, grad_y: Tensor, p: float) -> Tensor:
+    grad_x = torch.empty_like(grad_y)
+    flat(device.relu_dropout_backward, y.numel(), TILE, y, grad_y, grad_x, y.numel(), 1 / (1 - p), **types(y))
+    return grad_x

@@ -1,0 +1,164 @@
+"""Sums and maxima over in-edges, and their adjoints over the transposed edges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.data.adjacency import Adjacency
+from weft.data.degrees import CompressedRows
+from weft.kernels.backend import Scale
+from weft.kernels.triton.device.sums import max_backward_rows, max_rows, sum_rows
+from weft.kernels.triton.launch import MAX_LANES, columns_of, over_segments, sum_dtype, types, whole_rows
+
+
+def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
+    y = x.new_empty(adj.num_targets, x.shape[1])
+    weight = adj.weight if weighted else None
+    return sum_into(adj, x, y, weight, before=scale.source, after=scale.target, loop=scale.loop)
+
+
+def spmm_transposed(adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None) -> Tensor:
+    grad_x = grad_y.new_empty(adj.num_sources, grad_y.shape[1]) if into is None else into
+    edges, add = adj.transpose, into is not None
+    weight = edges.weight if weighted else None
+    return sum_into(edges, grad_y, grad_x, weight, before=scale.target, after=scale.source, loop=scale.loop, add=add)
+
+
+def sum_into(
+    rows: CompressedRows,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    *,
+    bounds: Sequence[int] = (),
+    edge_ids: Tensor | None = None,
+    before: Tensor | None = None,
+    after: Tensor | None = None,
+    loop: Tensor | None = None,
+    keep_scale: float = 1.0,
+    add: bool = False,
+    by_place: bool = False,
+) -> Tensor:
+    """Fills y [rows, F] with sums of x by head, see `sum_rows`, or adds them to it.
+
+    weight [E], or by edge id and head [E, H]; loop likewise by row, for x's row of that number. keep_scale: of what is
+    not negative, where it is not 1. by_place: x has a row for each entry.
+    """
+    heads = max(len(bounds) - 1, 1)
+    columns = columns_of(tuple(bounds) or (0, x.shape[1]), x.device)
+    classes = rows.degree_classes
+    partial = x.new_empty(len(classes.pieces), x.shape[1], dtype=sum_dtype(x.dtype))
+    gathered: dict[str, Any] = {
+        "indices": None if by_place else rows.indices,
+        "edge_ids": edge_ids,
+        "weight": weight,
+        "neighbour_scale": before,
+        "x": x,
+    }
+    common: dict[str, Any] = {
+        "x_width": x.shape[1],
+        "width": x.shape[1],
+        "row_scale": after,
+        "loop_scale": loop,
+        "num_loops": 0 if loop is None else len(loop),
+        "own": x,
+        "keep_scale": keep_scale,
+        "HEADS": heads,
+        "DROPPED": keep_scale != 1,
+        **types(x, y, weight, partial),
+    }
+    for segments, lanes in whole_rows(classes):
+        over_segments(sum_rows, segments, columns, lanes=lanes, **gathered, y=y, **common, FINISH=True, ADD=add)
+    over_segments(
+        sum_rows, classes.pieces, columns, lanes=MAX_LANES, **gathered, y=partial, **common, FINISH=False, ADD=False
+    )
+    gathered = dict.fromkeys(gathered) | {"x": partial}
+    over_segments(sum_rows, classes.hubs, columns, lanes=1, **gathered, y=y, **common, FINISH=True, ADD=add)
+    return y
+
+
+def sum_pieces(rows: CompressedRows, partial: Tensor) -> Tensor:
+    """The sums of rows by piece, [pieces, F], in their order: [hubs, F]."""
+    hubs = rows.degree_classes.hubs
+    y = partial.new_empty(len(hubs), partial.shape[1])
+    columns = columns_of((0, partial.shape[1]), partial.device)
+    over_segments(
+        sum_rows,
+        hubs,
+        columns,
+        lanes=1,
+        **dict.fromkeys(("indices", "edge_ids", "weight", "neighbour_scale", "row_scale", "loop_scale", "own")),
+        x=partial,
+        x_width=partial.shape[1],
+        y=y,
+        width=partial.shape[1],
+        num_loops=0,
+        keep_scale=1.0,
+        HEADS=1,
+        DROPPED=False,
+        FINISH=False,
+        ADD=False,
+        **types(partial),
+    )
+    return y
+
+
+def spmm_max(adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:
+    y, classes = x.new_empty(adj.num_targets, x.shape[1]), adj.degree_classes
+    position = torch.empty(y.shape, dtype=torch.int32, device=x.device)
+    columns = columns_of((0, x.shape[1]), x.device)
+    best = x.new_empty(len(classes.pieces), x.shape[1], dtype=sum_dtype(x.dtype))
+    places = torch.empty(best.shape, dtype=torch.int32, device=x.device)
+    common: dict[str, Any] = {"indptr": adj.indptr, "indices": adj.indices, "width": x.shape[1], **types(x, y, best)}
+    found, of_pieces = {"y": y, "position": position}, {"y": best, "position": places}
+    for segments, lanes in whole_rows(classes):
+        over_segments(
+            max_rows, segments, columns, lanes=lanes, x=x, places=None, **found, **common, FINISH=True, TOTALS=False
+        )
+    over_segments(
+        max_rows,
+        classes.pieces,
+        columns,
+        lanes=MAX_LANES,
+        x=x,
+        places=None,
+        **of_pieces,
+        **common,
+        FINISH=False,
+        TOTALS=False,
+    )
+    over_segments(
+        max_rows, classes.hubs, columns, lanes=1, x=best, places=places, **found, **common, FINISH=True, TOTALS=True
+    )
+    return y, position
+
+
+def spmm_max_backward(adj: Adjacency, position: Tensor, grad_y: Tensor) -> Tensor:
+    edges = adj.transpose
+    grad_x, classes = grad_y.new_empty(adj.num_sources, grad_y.shape[1]), edges.degree_classes
+    columns = columns_of((0, grad_y.shape[1]), grad_y.device)
+    partial = grad_y.new_empty(len(classes.pieces), grad_y.shape[1], dtype=sum_dtype(grad_y.dtype))
+    common: dict[str, Any] = {
+        "indptr": adj.indptr,
+        "indices": edges.indices,
+        "edge_ids": edges.edge_ids,
+        "position": position,
+        "grad_y": grad_y,
+        "width": grad_y.shape[1],
+        **types(grad_y, grad_x, partial),
+    }
+    for segments, lanes in whole_rows(classes):
+        over_segments(max_backward_rows, segments, columns, lanes=lanes, grad_x=grad_x, **common, FINISH=True)
+    over_segments(max_backward_rows, classes.pieces, columns, lanes=MAX_LANES, grad_x=partial, **common, FINISH=False)
+    put_hubs(edges, partial, grad_x)
+    return grad_x
+
+
+def put_hubs(rows: CompressedRows, partial: Tensor, y: Tensor) -> None:
+    """Writes the sums of hubs' pieces to their rows of y."""
+    if len(partial):
+        y[rows.degree_classes.hubs.row.long()] = sum_pieces(rows, partial).to(y.dtype)
