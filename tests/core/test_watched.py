@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.core.watched import Seen, watch
+from weft.core.watched import Seen, resident_part, watch
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
 
@@ -35,6 +35,19 @@ def test_pages_that_processes_share_count_once(tmp_path: Path) -> None:
     found = [round((one - bare) / MEBIBYTE / 64, 1) for one in (alone, forked, own, mapped.memory)]
     assert found == pytest.approx([1, 1, 2, 1], abs=0.15)
     assert mapped.disk / MEBIBYTE == pytest.approx(64, abs=1)
+
+
+def test_a_heap_that_grows_while_it_is_read_counts_once() -> None:
+    """As Linux 6.18 was seen to write one: again from its beginning, for as often as it had grown."""
+    grows = [f"5600a000-5600{end}000 rw-p 00000000 00:00 0  [heap]\n{sizes(kib)}" for end, kib in (("b", 4), ("d", 12))]
+    library = f"7f00a000-7f00c000 r-xp 00000000 08:01 7  /lib/libc.so.6\n{sizes(8, anonymous=0)}"
+    assert resident_part("".join([*grows, library])) == (12 << 10, {"/lib/libc.so.6": 8 << 10})
+
+
+def sizes(kib: int, anonymous: int | None = None) -> str:
+    """What smaps says of a mapping that is all resident, and of one process alone."""
+    known = {"Size": kib, "Rss": kib, "Pss": kib, "Anonymous": kib if anonymous is None else anonymous}
+    return "".join(f"{name}: {number:12} kB\n" for name, number in known.items()) + "VmFlags: rd wr mr\n"
 
 
 def test_files_without_a_name_count(tmp_path: Path) -> None:

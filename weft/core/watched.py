@@ -19,8 +19,8 @@ SECONDS = 0.05
 """Between two looks."""
 KCMP, KCMP_VM = {"x86_64": 312, "aarch64": 272}.get(platform.machine(), -1), 1
 """The system call that compares what two processes have, and that this is their memory (linux/kcmp.h)."""
-MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+ *(.*)")
-"""The line of /proc/PID/smaps with which a mapping begins: its file, if it has one."""
+MAPPING = re.compile(r"([0-9a-f]+)-[0-9a-f]+ \S+ \S+ \S+ \d+ *(.*)")
+"""The line of /proc/PID/smaps with which a mapping begins: where that is, and its file, if it has one."""
 
 
 class Seen(NamedTuple):
@@ -81,31 +81,41 @@ def resident_bytes(pids: Sequence[int]) -> int:
     private, files = 0, Counter[str]()
     for pid in pids:
         with suppress(OSError):
-            anonymous, mapped = _resident(Path(f"/proc/{pid}/smaps").read_text())
+            anonymous, mapped = resident_part(Path(f"/proc/{pid}/smaps").read_text())
             private += anonymous
             files |= mapped
     return private + files.total()
 
 
-def _resident(smaps: str) -> tuple[int, Counter[str]]:
+def resident_part(smaps: str) -> tuple[int, Counter[str]]:
     """A process's part of memory that is of no file, and of each file what it has resident of it."""
-    private, files, name, share, rss = 0.0, Counter[str](), "", 1.0, 0
+    private, files = 0.0, Counter[str]()
+    for name, sizes in _mappings(smaps).values():
+        rss, anonymous = sizes["Rss"], sizes["Anonymous"]
+        share = sizes["Pss"] / max(rss, 1)
+        if name.startswith("/"):
+            private += anonymous * (share if anonymous == rss else 1)
+            files[name] += rss - anonymous
+        else:
+            private += rss * share
+    return round(private), files
+
+
+def _mappings(smaps: str) -> dict[str, tuple[str, dict[str, int]]]:
+    """By where they begin, the file of each mapping and its bytes of each kind.
+
+    Linux writes a few at a time, and one that has grown meanwhile, such as a heap, again: the last one counts.
+    """
+    found: dict[str, tuple[str, dict[str, int]]] = {}
+    sizes: dict[str, int] = {}
     for line in smaps.splitlines():
         key, _, value = line.partition(":")
-        if found := MAPPING.match(line):
-            name = found[1]
-        elif key == "Rss":
-            rss = int(value.split()[0]) << 10
-        elif key == "Pss":
-            share = (int(value.split()[0]) << 10) / max(rss, 1)
-        elif key == "Anonymous":
-            anonymous = int(value.split()[0]) << 10
-            if name.startswith("/"):
-                private += anonymous * (share if anonymous == rss else 1)
-                files[name] += rss - anonymous
-            else:
-                private += rss * share
-    return round(private), files
+        if begins := MAPPING.match(line):
+            sizes = {}
+            found[begins[1]] = begins[2], sizes
+        elif value.endswith(" kB"):
+            sizes[key] = int(value.split()[0]) << 10
+    return found
 
 
 def open_file_bytes(pids: Sequence[int]) -> int:

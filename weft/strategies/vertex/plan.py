@@ -257,8 +257,10 @@ class VertexPlan(ResidentPlan):
         right = hop.block.num_targets * op.logit_width * itemsize
         several = len(op.op.source) > 1
         packed = (sources if crosses else own) if several else sent + received
-        back = max((1 + several) * sources, (sources + sent + 2 * own) * crosses) - own
-        return replace(made, saves_rows=0).moved(forward=packed, saved=sources + right, backward=back)
+        saved = sources + right  # until the kernels have made gradients of all sources, which go on by themselves
+        behind = max((1 + several) * sources, (sources + sent + 2 * own) * crosses)
+        back = max(sources, behind - made.saved - made.backward - saved) - own
+        return replace(made, saves_rows=0).moved(forward=packed, saved=saved, backward=back)
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedVertices:
         return PlacedVertices(self, group, seed=seed)
