@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -30,7 +31,7 @@ LEAST_SECONDS = 1e-3
 ROUNDS = 3
 TINY, CLASSES = 64, 16
 """Vertices, and classes and columns, of a graph on which a step takes no more than its fixed costs."""
-MOST_WORK = {"flops": 2.5e9, "numbers": 1.5e7, "bytes": 1.3e8}
+MOST_WORK = {"flops": 2.5e9, "numbers": 1.5e7, "bytes": 1.3e8, "aggregated": 2e7}
 """Of a sample; larger ones take as long for a unit."""
 
 ROWS, COLUMNS, WIDTHS = (
@@ -279,6 +280,7 @@ def scored(rows: float, classes: float) -> Sample:
     return numbers, numbers / MOST_WORK["numbers"], ready
 
 
+@lru_cache(maxsize=1)
 def random_edges(sources: float, share: float, degree: float) -> Adjacency:
     """A graph of so many vertices with so many in-edges on the mean, few of most and many of a few.
 
@@ -317,7 +319,7 @@ def aggregate(
         wanted = x
         return lambda: torch.autograd.grad(y, wanted, grad, retain_graph=True)
 
-    return numbers, numbers / MOST_WORK["numbers"] / 4, ready
+    return numbers, numbers / MOST_WORK["aggregated"], ready
 
 
 def summed(sources: float, share: float, degree: float, width: float) -> Sample:
