@@ -10,6 +10,7 @@ by as many ranks as will train. Contenders as in dependencies.py; a plan is made
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -59,6 +60,8 @@ def main() -> int:
         print(f"skipped: {error}")
         return 0
     summarise(rows)
+    if options.again:
+        compare_again(rows, options.again)
     if options.out:
         save(options.out, {"options": vars(options), "profile": machine.record()["host"], "rows": rows})
     return 0
@@ -177,6 +180,21 @@ def summarise(rows: list[dict[str, Any]]) -> None:
         print(f"choice over the best: median {statistics.median(lost):.3f}, worst {lost[-1]:.3f} of {len(lost)}")
 
 
+def compare_again(rows: list[dict[str, Any]], name: str) -> None:
+    """How far the same cells are from what they were at another time: no forecast can be nearer than that."""
+    cell = ("graph", "model", "ranks", "rate", "contender")
+    before = json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text())["rows"]
+    known = {tuple(row[part] for part in cell): row["seconds"] for row in before}
+    both = [(row["seconds"], known[key]) for row in rows if (key := tuple(row[part] for part in cell)) in known]
+    if both:
+        errors = sorted(abs(then / now - 1) for now, then in both)
+        within = sum(error <= LARGE_ERROR for error in errors) / len(errors)
+        print(
+            f"{len(errors)} cells of {name}, measured at another time: off by a median of "
+            f"{statistics.median(errors):.1%}, within 20 %: {within:.0%}, worst {errors[-1]:.0%}"
+        )
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machine", help="a profile, as weft probe writes it")
@@ -193,6 +211,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--disable", default="")
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    parser.add_argument("--again", help="a name: says also how far its cells, measured at another time, are from these")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     parser.set_defaults(batch_size="", fanout="10", batches=None, input_dropout=0.0)
     return parser.parse_args()
