@@ -13,12 +13,17 @@ from tests.ranks import on_ranks
 from tests.strategies.cases import Case
 from weft.cli import main
 from weft.comm import Group
-from weft.cost import Processes, Profile
+from weft.core.kernel_call import KernelCall
+from weft.cost import Prices, Processes, Profile
 from weft.cost.prices import WORK, table_of
 from weft.engine import probing
 from weft.nn import Workload
 from weft.planner import Cluster, measure, step_time
+from weft.planner.forecast import step_calls
+from weft.planner.measure import tiny_work
 from weft.strategies import VertexOptions, get_strategy
+from weft.strategies.offload.options import OffloadOptions
+from weft.strategies.offload.plan import OffloadPlan
 
 FEW = {
     "ROWS": (64.0,),
@@ -62,6 +67,16 @@ def test_every_kernel_that_a_trace_names_has_a_price() -> None:
         assert min(table.seconds) > 0
     assert prices.step_seconds >= 0
     assert prices.call_seconds >= 0
+
+
+def test_a_round_of_chunks_has_its_price() -> None:
+    def rounds(chunks: int) -> int:
+        plan = OffloadPlan(tiny_work(2), 1, OffloadOptions(chunks=chunks))
+        return sum(call.number for call in step_calls(plan, 0) if call.kernel == "round")
+
+    assert rounds(8) == 2 * rounds(4) > 0
+    prices = Prices(ranks=1, threads=1, tables={}, call_seconds=5.0, round_seconds=2.0, factor=1.5)
+    assert prices.seconds(KernelCall("round", (), 4)) == 12.0
 
 
 @pytest.mark.parametrize("strategy", ["single", "tensor", "hybrid", "offload", "pipeline"])

@@ -12,7 +12,7 @@ class KernelCall(NamedTuple):
 
     kernel: str
     """linear, linear_weights, product, sparse, pass, exponential, dropout, update, loss; an aggregate's kind; with
-    _backward where it is that of one."""
+    _backward where it is that of one. round: what a round of chunks takes beside its kernels, without sizes."""
     sizes: tuple[int, ...]
     """linear: rows, columns in, columns out, also of the weights' gradient. product: flops, of whatever shape. sparse:
     nonzeros, rows, columns in and out. pass: bytes read and written. exponential, dropout, update: numbers. loss: rows,

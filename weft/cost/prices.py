@@ -77,11 +77,15 @@ class Prices:
     """What a training step costs beside its kernels."""
     link_seconds: float = 0.0
     """Of a byte between the host's memory and the device's; 0: they are the same, and kernels move it."""
+    round_seconds: float = 0.0
+    """What a round of chunks costs beside its kernels."""
     factor: float = 1.0
     """How many times that runs have taken, see Profile.learned."""
 
     def seconds(self, call: KernelCall) -> float:
         """Those of a kernel's calls."""
+        if call.kernel == "round":
+            return self.factor * call.number * self.round_seconds
         if call.kernel in MAPPED:
             return self.factor * call.number * self.call_seconds
         if call.kernel not in WORK:

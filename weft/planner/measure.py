@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, elu
 
 from weft.comm import Group
+from weft.core.kernel_call import KernelCall
 from weft.cost import Network, Prices, Profile, Table
 from weft.data import Adjacency, Graph
 from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
@@ -22,6 +23,8 @@ from weft.nn import Workload, make_model
 from weft.nn.dense import linear
 from weft.planner.forecast import Cluster, step_calls, step_time
 from weft.strategies import Plan, VertexOptions
+from weft.strategies.offload.options import OffloadOptions
+from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.single import SinglePlan
 from weft.strategies.vertex.plan import CommunicatedPlan
 
@@ -142,15 +145,25 @@ def fixed_costs(counts: Sequence[int], seconds: Sequence[float]) -> tuple[float,
 
 
 def with_fixed_costs(prices: Prices, watch: Stopwatch) -> Prices:
-    """The same, with what steps of two models on a graph without size take beside their kernels."""
+    """The same, with what steps on a graph without size take beside: of two models, and in few and many chunks."""
+    shallow, deep = tiny_work(2), tiny_work(8)
+    call, step = slope_and_rest(prices, watch, [SinglePlan(shallow), SinglePlan(deep)], count=lambda one: one.number)
+    prices = replace(prices, call_seconds=call, step_seconds=step)
+    chunked = [OffloadPlan(shallow, 1, OffloadOptions(chunks=chunks)) for chunks in (2, 16)]
+    each, _ = slope_and_rest(prices, watch, chunked, count=lambda one: one.number * (one.kernel == "round"))
+    return replace(prices, round_seconds=each)
+
+
+def slope_and_rest(
+    prices: Prices, watch: Stopwatch, plans: Sequence[Plan], *, count: Callable[[KernelCall], int]
+) -> tuple[float, float]:
+    """What each of what is counted costs, and what remains, of the time that two steps take beside their prices."""
     counts, seconds = [], []
-    for layers in (2, 8):
-        plan = SinglePlan(tiny_work(layers))
+    for plan in plans:
         calls = step_calls(plan, 0)
-        counts.append(sum(call.number for call in calls))
+        counts.append(sum(map(count, calls)))
         seconds.append(watch.seconds(train_step(plan, Group())) - sum(map(prices.seconds, calls)))
-    each, step = fixed_costs(counts, seconds)
-    return replace(prices, call_seconds=each, step_seconds=step)
+    return fixed_costs(counts, seconds)
 
 
 def tiny_work(layers: int) -> Workload:

@@ -126,7 +126,8 @@ class Moves:
             rows, edges = round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start
             self._load("rows", rows * own)
             num_bytes = self.edge_bytes(layout_of(segment.op), planned, round_, missing, step.edges)
-            self.made.append(Operation(kind="transfer", tag="edges", bytes_received=num_bytes))
+            begun = (KernelCall("round", ()),)
+            self.made.append(Operation(kind="transfer", tag="edges", bytes_received=num_bytes, calls=begun))
             if step.values:
                 again = 0 if self.sizes.share else sum(round_.serve_counts)
                 self._load("sources", (len(round_.load) + again) * read)
