@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group, Halo, PendingRows, Route
-from weft.strategies.base import Step
+from weft.strategies.base import Held, Step
 from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions
 
 
@@ -139,6 +139,15 @@ class StalePlan(CommunicatedPlan):
         every, bound = options.refresh_every, options.staleness
         return StaleHalo(route, group, name=name, every=every, bound=bound, ring=on.ring, overlap=on.overlap)
 
+    def kept(self, rank: int) -> Held:
+        """And what exchanges last brought, both ways; with a bound, also what they sent."""
+        known, tables = super().kept(rank), 0
+        for op in self.work.outline(self.traits, training=True):
+            halos = [] if self.work.is_cached(op) or op.op == "embed" else self.lower(op, rank)
+            received, sent = (sum(getattr(one, name) for one in halos) for name in ("bytes_received", "bytes_sent"))
+            tables += received + sent * (op.backward + bool(self.options.staleness))
+        return known._replace(device=known.device + tables)
+
     def place(self, group: Group, *, seed: int = 0) -> PlacedStale:
         return PlacedStale(self, group, seed=seed)
 
@@ -147,8 +156,8 @@ class PlacedStale(PlacedVertices):
     """Tells its halos when a step begins."""
 
     def forward(self, step: Step) -> Tensor:
-        halos = {id(block.halo): block.halo for blocks in self.whole.blocks for block in blocks}
-        for halo in halos.values():
+        halos = {halo for blocks in self.whole.blocks for block in blocks for halo in (block.halo, block.least)}
+        for halo in halos:
             if isinstance(halo, StaleHalo):
                 halo.begin(step.training)
         return super().forward(step)
