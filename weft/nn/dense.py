@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_weight
-from torch.utils.flop_counter import register_flop_formula
 
 MIN_PRODUCTS = 1 << 18  # below this many multiplications, the call costs more than they do
 LARGE_PRODUCTS = 1 << 22  # from which oneDNN pays for gradients of weights
@@ -16,12 +15,6 @@ NARROW = 16  # below so many columns it does not
 PART_ROWS = 16  # from measuring 4 to 256
 _inner_product = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 _onednn = True
-
-if _inner_product is not None:
-
-    @register_flop_formula(_inner_product)  # PyTorch's counter knows none
-    def _inner_product_flops(x: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
-        return 2 * x.numel() * weight[0]
 
 
 def use_onednn(on: bool) -> None:
