@@ -81,7 +81,7 @@ def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], h
 
     besides: what each rank does in the step that no trace has: the loss, and the update of the parameters.
     """
-    rows = [stretches(trace, calls, hosts) for trace, calls in zip(traces, besides, strict=True)]
+    rows = priced(traces, besides, hosts)
     if len({len(row) for row in rows}) != 1:
         raise ValueError("ranks take part in different collectives")
     clocks = [0.0] * len(rows)
@@ -107,6 +107,18 @@ def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], h
         network=network,
         waiting=max(waiting),
     )
+
+
+def priced(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> list[list[Stretch]]:
+    """What each rank does; ranks whose trace is one object are priced once."""
+    found: dict[tuple[int, int], list[Stretch]] = {}
+    rows = []
+    for trace, calls in zip(traces, besides, strict=True):
+        key = id(trace), id(calls)
+        if key not in found:
+            found[key] = stretches(trace, calls, hosts)
+        rows.append(found[key])
+    return rows
 
 
 def finish(works: Sequence[Work], begins: Sequence[float], hosts: Hosts) -> list[float]:
