@@ -140,10 +140,11 @@ def _finish_on_host(works: Sequence[Work], begins: Sequence[float], slots: int) 
             now = comes
             continue
         takes = {i: works[i].at(len(active), slots) for i in active}
-        then = min(comes, min(now + left[i] * takes[i] for i in active))
+        done = {i: now + left[i] * takes[i] for i in active}
+        then = min(comes, *done.values())
         for i in active:
             left[i] -= (then - now) / takes[i]
-            if left[i] < 1e-12:
+            if done[i] <= then or left[i] < 1e-12:  # what is left may be less than a clock of many seconds can tell
                 left[i], ends[i] = 0.0, then
         now = then
     return ends
