@@ -30,7 +30,7 @@ from weft.core.config import Config
 from weft.data import DescribedGraph
 from weft.engine.described import DescribedSubject
 from weft.engine.machines import Machines, clusters_on
-from weft.engine.planning import Foreseen, attempts, first_fitting
+from weft.engine.planning import Foreseen, attempts, first_fitting, foreseen
 from weft.engine.run import prepared_workload
 
 RESULTS = Path(__file__).parent / "results"
@@ -50,7 +50,7 @@ class System(NamedTuple):
     options: Mapping[str, Any]
     """Fields of a configuration."""
     chunked: bool = False
-    """Whether it is known to fit where it works chunk by chunk, since weft does not tell its memory then."""
+    """Whether it is known to fit since it works chunk by chunk, of which weft tells no memory: seconds are the whole's."""
     unlike: str = ""
     """What it does otherwise than the strategy."""
 
@@ -270,8 +270,11 @@ def simulate(cell: Cell, name: str, tables: Path) -> Foreseen:
     (cluster,) = clusters_on([machines], Config(), None)
     asked = replace(config, workers=cluster.ranks)
     subject = described(tables, cell.paper, cell.dataset, replace(config, strategy="single", partition=""))
-    found = first_fitting(attempts(asked, subject, cluster), asked, subject, cluster)
-    return replace(found, fits=True) if system.chunked and found.epoch_seconds else found
+    tried = attempts(asked, subject, cluster)
+    if not system.chunked:
+        return first_fitting(tried, asked, subject, cluster)
+    whole = foreseen(next(iter(tried)), asked, subject, cluster)
+    return replace(whole, fits=True) if whole.epoch_seconds else whole
 
 
 @cache
