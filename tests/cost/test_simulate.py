@@ -68,3 +68,8 @@ def test_begins_count() -> None:
 def test_different_collectives_are_a_mistake() -> None:
     with pytest.raises(ValueError, match="different collectives"):
         step([MEETING], [work(1)], each=1)
+
+
+def test_work_that_a_late_clock_cannot_tell() -> None:
+    """Once, this went on for ever."""
+    assert finish([Work(1e-9, 1e-9), Work(1.0, 1.0)], [1e9, 1e9], hosts(2)) == pytest.approx([1e9, 1e9 + 1])

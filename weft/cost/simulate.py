@@ -81,7 +81,7 @@ def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], h
 
     besides: what each rank does in the step that no trace has: the loss, and the update of the parameters.
     """
-    rows = [stretches(trace, calls, hosts) for trace, calls in zip(traces, besides, strict=True)]
+    rows = priced(traces, besides, hosts)
     if len({len(row) for row in rows}) != 1:
         raise ValueError("ranks take part in different collectives")
     clocks = [0.0] * len(rows)
@@ -109,6 +109,18 @@ def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], h
     )
 
 
+def priced(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> list[list[Stretch]]:
+    """What each rank does; ranks whose trace is one object are priced once."""
+    found: dict[tuple[int, int], list[Stretch]] = {}
+    rows = []
+    for trace, calls in zip(traces, besides, strict=True):
+        key = id(trace), id(calls)
+        if key not in found:
+            found[key] = stretches(trace, calls, hosts)
+        rows.append(found[key])
+    return rows
+
+
 def finish(works: Sequence[Work], begins: Sequence[float], hosts: Hosts) -> list[float]:
     """When each rank is done with a piece of work that it begins at some time; ranks of a host slow each other."""
     ends: list[float] = []
@@ -128,10 +140,11 @@ def _finish_on_host(works: Sequence[Work], begins: Sequence[float], slots: int) 
             now = comes
             continue
         takes = {i: works[i].at(len(active), slots) for i in active}
-        then = min(comes, min(now + left[i] * takes[i] for i in active))
+        done = {i: now + left[i] * takes[i] for i in active}
+        then = min(comes, *done.values())
         for i in active:
             left[i] -= (then - now) / takes[i]
-            if left[i] < 1e-12:
+            if done[i] <= then or left[i] < 1e-12:  # what is left may be less than a clock of many seconds can tell
                 left[i], ends[i] = 0.0, then
         now = then
     return ends

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.data.graph import Graph
 from weft.data.io.generate import QUADRANTS, parse, rmat, whole
-from weft.data.splits import SHARES, balanced_classes, random_split
+from weft.data.splits import SHARES, Masks, balanced_classes
 
 KIND = "stats"
 LEAST_FIRST = 0.1
 """Of R-MAT's chances: with less, hardly an edge falls between the vertices that there are."""
+GOLDEN = (math.sqrt(5) - 1) / 2
+"""Of whose multiples the fractions are spread evenly, however many are taken."""
 EXAMPLE = "stats:vertices=111m,edges=1.6b,features=128,classes=172"
 
 
@@ -69,16 +73,26 @@ class DescribedGraph:
         count = max(1, self.num_vertices >> halvings)
         edges = round(self.num_edges * count / self.num_vertices)
         fields = rmat(vertices=count, edges=edges, seed=self.seed, quadrants=self.quadrants)
-        beside = min(self.train_share * SHARES[1] / SHARES[0], (1 - self.train_share) / 2)
-        num_labelled = min(count, max(3, round((self.train_share + 2 * beside) * count)))
-        labelled = torch.zeros(count, dtype=torch.bool)
-        labelled[torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))[:num_labelled]] = True
-        total = self.train_share + 2 * beside
-        shares = [self.train_share / total, beside / total, beside / total]
-        masks = random_split(labelled, self.seed, shares)
         x = torch.ones(1, 1).expand(count, self.num_features)
         y = balanced_classes(count, self.num_classes, self.seed)
+        masks = self._masks(fields.in_edges.degree)
         return Graph.of(replace(fields, x=x, y=y, name=KIND, **masks._asdict()))
+
+    def _masks(self, degree: Tensor) -> Masks:
+        """Splits that are spread evenly over the vertices' in-degrees, int64 [N], at least one vertex to train on.
+
+        By chance, whether a hub is among the few that train would decide what a step of a small graph reads.
+        """
+        turn = (torch.arange(len(degree), dtype=torch.float64) * GOLDEN).frac().argsort()
+        spread = degree.argsort(stable=True)[turn]
+        beside = min(self.train_share * SHARES[1] / SHARES[0], (1 - self.train_share) / 2)
+        counts = max(1, round(self.train_share * len(degree))), round(beside * len(degree))
+        masks = torch.zeros(3, len(degree), dtype=torch.bool)
+        first = 0
+        for mask, count in zip(masks, (*counts, counts[1]), strict=True):
+            mask[spread[first : first + count]] = True
+            first += count
+        return Masks(*masks)
 
 
 def is_described(name: str) -> bool:

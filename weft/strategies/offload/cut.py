@@ -50,6 +50,7 @@ class Cutter:
     ) -> None:
         self.work, self.programs, self.needed, self.kept = work, programs, needed, kept
         self.on_cpu, self.prefetch, self.in_memory = on_cpu, prefetch and not in_memory, in_memory
+        self._bounds: dict[int, Bounds] = {}
         self._known: dict[range, tuple[Any, Sides]] = {}
         self._volumes: dict[range, tuple[Any, Volumes]] = {}
 
@@ -60,7 +61,9 @@ class Cutter:
 
     def bounds(self, count: int) -> Bounds:
         """Where so many chunks of each rank and hop begin and end."""
-        return [[even_ranges(hop.block, count) for hop in each.hops] for each in self.needed]
+        if count not in self._bounds:
+            self._bounds[count] = [[even_ranges(hop.block, count) for hop in each.hops] for each in self.needed]
+        return self._bounds[count]
 
     def spans(self) -> list[range]:
         """The hops that share a schedule, since every rank has the same block for them."""
