@@ -124,7 +124,7 @@ def main() -> int:
     options = parse()
     torch.set_num_threads(1)
     tables = options.tables
-    rows = list(csv.DictReader((tables / "cells.csv").open()))
+    rows = list(csv.DictReader((tables / "cells.csv").read_text().splitlines()))
     asked = [row for row in rows if row["paper"] in options.papers.split(",")]
     read = {row["cell"]: read_cell(row) for row in asked}
     skipped = Counter(why for why in read.values() if isinstance(why, str))
@@ -299,7 +299,7 @@ def _workload(config: Config, graph: Any) -> Any:
 @cache
 def dataset(tables: Path, paper: str, name: str) -> Mapping[str, str]:
     """The row of a paper's graph."""
-    rows = csv.DictReader((tables / paper / "datasets.csv").open())
+    rows = csv.DictReader((tables / paper / "datasets.csv").read_text().splitlines())
     return next(row for row in rows if row["dataset"].lower() == name.lower())
 
 
