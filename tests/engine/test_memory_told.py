@@ -26,16 +26,20 @@ def test_memory_is_as_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Without Adam's moments, or without the features, it would not be."""
     config = Config(graph=GRAPH, hidden=HIDDEN)
     run = [sys.executable, "-m", "weft", "train", GRAPH, "--hidden", str(HIDDEN), "--epochs", "2", "--quiet"]
-    seen = watch([*run, "--out", str(tmp_path / "run")], tmp_path)
-    assert seen.code == 0, seen.said
     processes = {"alone": watch_tiny(1), "launcher": 0, "rank": 0}
     profile = Profile(host={"cores": 1, "processes": processes}, prices=[])
     cluster = Cluster(profile=profile, ranks=1, hosts=1, threads=1, memory_bytes=0)
     plan = SinglePlan(prepared_workload(config, None, None))
 
-    def ratio() -> float:
-        return bytes_held(plan, cluster).host / seen.memory
+    peaks = list[int]()  # a peak between two looks is not seen, where the machine is busy
 
+    def ratio() -> float:
+        return bytes_held(plan, cluster).host / max(peaks)
+
+    while not peaks or (len(peaks) < 3 and ratio() > 1 + NEAR):
+        seen = watch([*run, "--out", str(tmp_path / f"run-{len(peaks)}")], tmp_path)
+        assert seen.code == 0, seen.said
+        peaks.append(seen.memory)
     assert ratio() == pytest.approx(1, abs=NEAR)
     with monkeypatch.context() as patch:
         patch.setattr(resident, "PARAMETER_COPIES", 3)

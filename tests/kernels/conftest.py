@@ -49,6 +49,8 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return wrapper
 
+    with torch.device("meta"):  # lists, once in a process, which functions it is for: these, and not the poisoned ones
+        torch.empty(0)
     monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
     monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
