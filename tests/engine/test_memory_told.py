@@ -19,7 +19,9 @@ from weft.strategies.single import SinglePlan
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
 
 GRAPH, HIDDEN = "rmat:vertices=2k,edges=8k,features=8000,classes=4", 1024
-NEAR = 0.06
+NEAR = 0.1
+SHARE = 0.06
+"""Of what is seen, that what is left out takes at least."""
 
 
 def test_memory_is_as_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,12 +42,13 @@ def test_memory_is_as_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         seen = watch([*run, "--out", str(tmp_path / f"run-{len(peaks)}")], tmp_path)
         assert seen.code == 0, seen.said
         peaks.append(seen.memory)
-    assert ratio() == pytest.approx(1, abs=NEAR)
+    told = ratio()
+    assert told == pytest.approx(1, abs=NEAR)
     with monkeypatch.context() as patch:
         patch.setattr(resident, "PARAMETER_COPIES", 3)
-        assert ratio() < 1 - NEAR
+        assert ratio() < told - SHARE
     features = plan.work.graph.x
     assert features is not None
     with monkeypatch.context() as patch:
         patch.setattr(type(plan.work.stats), "num_bytes", plan.work.stats.num_bytes - features.nbytes)
-        assert ratio() < 1 - NEAR
+        assert ratio() < told - SHARE
