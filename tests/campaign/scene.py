@@ -206,7 +206,10 @@ class Scene:
     def remove_temporary_files(self) -> None:
         """What commands have left whose every process was killed; one that is just ending may remove it as well."""
         for path in self.temporary.iterdir():
-            shutil.rmtree(path, ignore_errors=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:  # tempfile tries a folder out with a file, which a kill can leave
+                path.unlink(missing_ok=True)
 
     def require_nothing_left(self) -> None:
         """Broken if a process or a temporary file is there after a while."""

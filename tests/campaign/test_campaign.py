@@ -122,16 +122,31 @@ def test_a_wrong_end_is_found(code: int, errors: str, said: str) -> None:
         Done(code=code, out="", errors=errors, seconds=1.0).require_ended(0, 2, *((1,) if code == 1 else ()))
 
 
-def leave_file() -> None:
+def leave_folder() -> None:
     (Path(os.environ["TMPDIR"]) / "left").mkdir()
+
+
+def leave_file() -> None:
+    (Path(os.environ["TMPDIR"]) / "left").touch()
 
 
 def leave_process() -> None:
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
 
 
-@pytest.mark.parametrize(("leave", "said"), [(leave_file, "t/left"), (leave_process, r"process \d+ .*time\.sleep")])
+@pytest.mark.parametrize(
+    ("leave", "said"), [(leave_folder, "t/left"), (leave_file, "t/left"), (leave_process, r"process \d+ .*time\.sleep")]
+)
 def test_what_a_command_leaves_is_found(stage: Stage, monkeypatch: pytest.MonkeyPatch, leave: Any, said: str) -> None:
     monkeypatch.setattr(scene, "PATIENCE_SECONDS", 0.3)
     with pytest.raises(Broken, match=f"left after .*{said}"), Scene(stage) as found:
         found.run("train", "--layers", "0", SMALL, prepare=leave).require_refused()
+
+
+@pytest.mark.parametrize("leave", [leave_folder, leave_file])
+def test_what_a_killed_command_may_leave_is_removed(stage: Stage, leave: Any) -> None:
+    with Scene(stage) as scene:
+        scene.run("train", "--layers", "0", SMALL, prepare=leave).require_refused()
+        assert scene.left() == ["t/left"]
+        scene.remove_temporary_files()
+        scene.require_nothing_left()
