@@ -21,7 +21,7 @@ from weft.cli import main
 from weft.comm import Group
 from weft.core.config import Config
 from weft.cost import Machine, Profile
-from weft.cost.prices import BOUND, LEAST_RUNS, NEWEST
+from weft.cost.profile import BOUND, LEAST_RUNS, NEWEST
 from weft.engine import foretold, hindsight, probing
 from weft.engine.folder import RunFolder
 from weft.engine.here import cluster_here, known_machine

@@ -1,28 +1,18 @@
-"""What kernels and exchanges take on a machine, measured once: tables over sizes, and one file for all of them."""
+"""What kernels and exchanges take on a machine, measured once: tables over sizes."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
-import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from pathlib import Path
-from typing import Any, NamedTuple, Self
 
-from weft.core.errors import InputError, readable
+from weft.core.errors import InputError
 from weft.core.kernel_call import KernelCall
 
 REMEDY = "measure the machine again with: weft probe"
-KINDS = ("compute", "network")
-"""Of seconds that runs tell apart, whatever their strategy."""
-NEWEST, LEAST_RUNS, BOUND = 32, 3, 2.0
-"""Runs that count, how many it takes before they do, and the most that they make of a price, or of its inverse."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,143 +170,3 @@ ALIKE = {
 def table_of(kernel: str) -> str:
     """The table by which a kernel is priced."""
     return ALIKE.get(kernel, kernel)
-
-
-class Processes(NamedTuple):
-    """Bytes that the processes of a run take before they have a graph, pages that they share counted once."""
-
-    alone: int
-    """One that trains alone."""
-    launcher: int
-    """One that starts ranks, with those that it starts them by."""
-    rank: int
-    """Each of these ranks."""
-
-
-NOMINAL_PROCESSES = Processes(alone=327 << 20, launcher=551 << 20, rank=18 << 20)
-"""Of a machine that was described and not measured: as seen with Python 3.11 and PyTorch 2.13 for CPUs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profile:
-    """A machine, or several alike and their network, as they were measured or described."""
-
-    host: Mapping[str, Any]
-    """What it is: processor, cores, memory, versions, when and where it was measured."""
-    prices: Sequence[Prices]
-    """With fewer threads and more ranks at work; for each number of threads at least those of one rank."""
-    networks: Sequence[Network] = ()
-    learned: Sequence[Mapping[str, float]] = ()
-    """Of the newest runs, the last one last: seconds seen over those that the tables alone tell, by kind of KINDS."""
-
-    def factor(self, kind: str) -> float:
-        """The median of what runs have taught of a kind, within BOUND; 1 before there are LEAST_RUNS of them."""
-        found = [math.log(one[kind]) for one in self.learned if kind in one]
-        bound = math.log(BOUND)
-        return math.exp(min(bound, max(-bound, statistics.median(found)))) if len(found) >= LEAST_RUNS else 1.0
-
-    def taught(self, ratios: Mapping[str, float]) -> Profile:
-        """The same after one more run; see `learned`."""
-        return replace(self, learned=[*self.learned, ratios][-NEWEST:])
-
-    @property
-    def digest(self) -> str:
-        """Tells what was measured from what was at another time; runs that teach leave it as it is."""
-        return hashlib.sha256(json.dumps(replace(self, learned=()).record()).encode()).hexdigest()
-
-    @property
-    def cores(self) -> int:
-        """Of a host."""
-        return int(self.host["cores"])
-
-    @property
-    def processes(self) -> Processes:
-        """What processes take."""
-        return Processes(**self.host["processes"]) if "processes" in self.host else NOMINAL_PROCESSES
-
-    def prices_of(self, threads: int) -> tuple[Prices, Prices]:
-        """Those of a rank of so many threads alone on its host, and where all cores are at work.
-
-        InputError where that was not measured.
-        """
-        found = sorted((one for one in self.prices if one.threads == threads), key=lambda one: one.ranks)
-        if not found:
-            known = ", ".join(map(str, sorted({one.threads for one in self.prices})))
-            raise InputError(f"the machine was measured with {known} threads a rank, not {threads}: {REMEDY}")
-        return self._as_learned(found[0]), self._as_learned(found[-1])
-
-    def _as_learned(self, prices: Prices) -> Prices:
-        factor = self.factor("compute")
-        return replace(prices, factor=factor, step_seconds=factor * prices.step_seconds)
-
-    def network_of(self, ranks: int, hosts: int) -> Network:
-        """The one among so many ranks, or the nearest number. InputError where there is none on so many hosts."""
-        found = [one for one in self.networks if (one.hosts > 1) == (hosts > 1)]
-        if not found:
-            where = "several hosts: run weft probe under torchrun on them" if hosts > 1 else "one host: weft probe"
-            raise InputError(f"no exchange between ranks was measured on {where}")
-        nearest = min(found, key=lambda one: (abs(math.log(one.ranks / ranks)), one.ranks))
-        step_seconds = self.factor("compute") * nearest.step_seconds  # in which no rank waits for others
-        return replace(nearest, factor=self.factor("network"), step_seconds=step_seconds)
-
-    def record(self) -> dict[str, Any]:
-        """The numbers as JSON knows them."""
-        return {
-            "host": dict(self.host),
-            "prices": [_recorded(one) for one in self.prices],
-            "networks": [_recorded(one) for one in self.networks],
-            "learned": [dict(one) for one in self.learned],
-        }
-
-    def save(self, path: Path) -> None:
-        """Writes the numbers as JSON; a file that is there is whole at all times."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            draft.write_text(json.dumps(self.record(), indent=1) + "\n")
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """The machine in a file; InputError if it holds none."""
-        with readable(path, REMEDY):
-            known = json.loads(path.read_text())
-            return cls(
-                host=dict(known["host"]),
-                prices=[Prices(**_with_tables(one)) for one in known["prices"]],
-                networks=[Network(**_with_tables(one)) for one in known["networks"]],
-                learned=[_ratios(one) for one in known.get("learned", [])],
-            )
-
-
-def holds_profile(path: Path) -> bool:
-    """Whether a file of JSON is that of a profile. InputError where it cannot be read."""
-    with readable(path, REMEDY):
-        known = json.loads(path.read_text())
-        return isinstance(known, dict) and "prices" in known
-
-
-def _recorded(priced: Prices | Network) -> dict[str, Any]:
-    named = {name: value for name, value in vars(priced).items() if name != "factor"}
-    return named | {"tables": {name: asdict(table) for name, table in priced.tables.items()}}
-
-
-def _with_tables(values: dict[str, Any]) -> dict[str, Any]:
-    return {**values, "tables": {name: _table(table) for name, table in values["tables"].items()}}
-
-
-def _table(values: dict[str, Any]) -> Table:
-    axes = tuple(tuple(map(float, axis)) for axis in values["axes"])
-    seconds = tuple(map(float, values["seconds"]))
-    if len(seconds) != math.prod(map(len, axes)) or not all(math.isfinite(one) and one > 0 for one in seconds):
-        raise ValueError("a table that does not have a time above 0 for each of its sizes")
-    return Table(axes=axes, seconds=seconds)
-
-
-def _ratios(values: dict[str, Any]) -> dict[str, float]:
-    ratios = {kind: float(values[kind]) for kind in KINDS if kind in values}
-    if not all(math.isfinite(one) and one > 0 for one in ratios.values()):
-        raise ValueError("a run whose ratios are not all above 0")
-    return ratios
