@@ -15,7 +15,8 @@ from weft.cli import main
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.engine import probing
-from weft.engine.planning import SAME, Foreseen, best, clusters_of, command, foresee
+from weft.engine.machines import clusters_of
+from weft.engine.planning import SAME, Foreseen, best, command, foresee
 from weft.engine.run import prepared_workload
 
 FIELDS = {

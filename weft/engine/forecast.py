@@ -13,9 +13,10 @@ from weft.core.errors import InputError
 from weft.cost import KINDS, Profile
 from weft.data import DescribedGraph, Graph, is_described
 from weft.engine.described import DescribedSubject, Subject, WholeSubject
-from weft.engine.machines import clusters_on, machines_of
+from weft.engine.machines import clusters_of, clusters_on, machines_of
 from weft.engine.own import taken_functions
-from weft.engine.planning import Foreseen, clusters_of, foresee, notes_on, record
+from weft.engine.plan_file import record
+from weft.engine.planning import Foreseen, foresee, notes_on
 from weft.engine.probing import known_profile
 from weft.engine.run import asked, prepared_workload
 from weft.planner import Cluster

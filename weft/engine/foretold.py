@@ -11,7 +11,8 @@ from weft.core.config import Config
 from weft.engine.here import cluster_here
 from weft.engine.hindsight import Epoch, Lesson, Told
 from weft.engine.joined import said_by_first
-from weft.engine.planning import as_planned, chosen, is_candidate, require_foreseeable
+from weft.engine.plan_file import as_planned
+from weft.engine.planning import chosen, is_candidate, require_foreseeable
 from weft.engine.torchrun import on_one_host
 from weft.nn import Workload
 from weft.planner import bytes_held, step_time

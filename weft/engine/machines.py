@@ -1,4 +1,4 @@
-"""Machines that are not there: `weft plan --machines`, from a line or a file to clusters."""
+"""The machines that plans are made for: some like this one, and those of `weft plan --machines`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from weft.core.config import Config
 from weft.core.errors import InputError, readable, unknown
+from weft.core.memory import memory_limit_bytes
 from weft.core.units import parse_bytes
 from weft.cost import GPUS, Network, Profile, nominal_network, nominal_prices
 from weft.cost.nominal import GIB
@@ -112,6 +113,27 @@ def _bytes_per_second(network: str) -> float:
     if match is None or not float(match[1]):
         raise InputError(f"{FLAG}: network '{network}': give a rate such as 10gbit or 200mbit")
     return float(match[1]) * BITS[match[2].lower()] / 8
+
+
+def clusters_of(config: Config, profile: Profile, hosts: int = 1) -> list[Cluster]:
+    """So many hosts with as many ranks as a configuration says, or with 1, 2, 4, ... on each up to its cores.
+
+    InputError where the ranks cannot be as many on each.
+    """
+    if hosts < 1 or (config.workers != Config().workers and config.workers % hosts):
+        raise InputError(f"--hosts {hosts}: give a number that --workers {config.workers} can be divided by")
+    powers = range(profile.cores.bit_length())
+    each = [config.workers // hosts] if config.workers != Config().workers else [1 << power for power in powers]
+    return [
+        Cluster(
+            profile=profile,
+            ranks=hosts * count,
+            hosts=hosts,
+            threads=max(1, profile.cores // count),
+            memory_bytes=int(profile.host.get("memory_bytes", memory_limit_bytes())),
+        )
+        for count in each
+    ]
 
 
 def clusters_on(alternatives: Sequence[Machines], config: Config, profile: Profile | None) -> list[Cluster]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 from weft.core.config import Config
-from weft.core.errors import InputError, readable
-from weft.core.memory import memory_limit_bytes
+from weft.core.errors import InputError
 from weft.core.units import format_bytes, parse_bytes
-from weft.cost import Machine, Profile
+from weft.cost import Machine
 from weft.engine.described import Known, Point, Subject, WholeSubject
 from weft.engine.here import known_machine
 from weft.engine.hindsight import Epoch, Lesson, Told
+from weft.engine.machines import clusters_of
 from weft.engine.options import configured_options, foreign_flags, refuse_foreign_flags
 from weft.engine.probing import known_profile
 from weft.nn import Workload
@@ -31,6 +30,7 @@ from weft.planner import (
     time_of,
     works_of,
 )
+from weft.report.repeat import flags
 from weft.strategies import STRATEGIES, Held, Plan, get_strategy
 
 AUTO = "auto"
@@ -264,13 +264,10 @@ def command(config: Config, hosts: int = 1) -> str:
         each = config.workers // hosts
         words = ["torchrun", "--nnodes", str(hosts), "--nproc-per-node", str(each), "-m", *words]
         config = replace(config, workers=Config().workers)
-    for spec in dataclasses.fields(config):
-        value = getattr(config, spec.name)
-        if spec.name == "graph" or value == spec.default:
-            continue
-        flag = spec.name.replace("_", "-")
-        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    return shlex.join(words)
+    values = {spec.name: getattr(config, spec.name) for spec in dataclasses.fields(config) if spec.name != "graph"}
+    default = Config()
+    changed = {name: value for name, value in values.items() if value != getattr(default, name)}
+    return shlex.join([*words, *chain.from_iterable(flags(changed))])
 
 
 def best(found: Sequence[Foreseen]) -> tuple[Foreseen, str]:
@@ -293,27 +290,6 @@ def best(found: Sequence[Foreseen]) -> tuple[Foreseen, str]:
     return chosen, why
 
 
-def clusters_of(config: Config, profile: Profile, hosts: int = 1) -> list[Cluster]:
-    """So many hosts with as many ranks as a configuration says, or with 1, 2, 4, ... on each up to its cores.
-
-    InputError where the ranks cannot be as many on each.
-    """
-    if hosts < 1 or (config.workers != Config().workers and config.workers % hosts):
-        raise InputError(f"--hosts {hosts}: give a number that --workers {config.workers} can be divided by")
-    powers = range(profile.cores.bit_length())
-    each = [config.workers // hosts] if config.workers != Config().workers else [1 << power for power in powers]
-    return [
-        Cluster(
-            profile=profile,
-            ranks=hosts * count,
-            hosts=hosts,
-            threads=max(1, profile.cores // count),
-            memory_bytes=int(profile.host.get("memory_bytes", memory_limit_bytes())),
-        )
-        for count in each
-    ]
-
-
 def chosen(config: Config, work: Workload) -> tuple[Config, Told, str]:
     """The configuration that `--strategy auto` comes to on this machine, what it will take, and a line that says so."""
     profile = known_profile()
@@ -324,42 +300,7 @@ def chosen(config: Config, work: Workload) -> tuple[Config, Told, str]:
     return taking, Told(epoch=Epoch.of(vars(taken)), lesson=lesson), f"{said} ({why})"
 
 
-def record(found: Sequence[Foreseen], fingerprint: str, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """All as JSON knows it, the graph that it is of ('': one that is only described), and what was not measured."""
-    return {"fingerprint": fingerprint, "plans": [dataclasses.asdict(one) for one in found], "notes": [*notes]}
-
-
 def notes_on(subject: Subject, clusters: Sequence[Cluster]) -> list[str]:
     """What of a forecast is nominal, and what is extrapolated and how far."""
     assumed = {f"{one.machines}: nominal, not measured: {one.assumed}" for one in clusters if one.assumed}
     return [*sorted(assumed), *filter(None, map(subject.explain, sorted({one.ranks for one in clusters})))]
-
-
-def as_planned(config: Config, work: Workload, path: Path) -> tuple[Config, Told, str]:
-    """A configuration with what the best plan of a file says. InputError where it says something else by itself."""
-    options, epoch = planned_options(path, work.graph.fingerprint)
-    for name, value in options.items():
-        default = getattr(Config(), name)
-        if getattr(config, name) not in (default, value):
-            flag = "--" + name.replace("_", "-")
-            raise InputError(f"{flag} {getattr(config, name)}: {path} says {value}: leave {flag} or --plan out")
-    return replace(config, **options), Told(epoch=epoch), ""
-
-
-def planned_options(path: Path, fingerprint: str) -> tuple[dict[str, Any], Epoch]:
-    """What the best plan of a file says: strategy, workers and options, and what they take.
-
-    InputError where it is of another graph.
-    """
-    with readable(path, "write it by: weft plan GRAPH --json > FILE"):
-        known = json.loads(path.read_text())
-        of, fitting = known["fingerprint"], [one for one in known["plans"] if one["fits"]]
-        found = [
-            ({"strategy": one["strategy"], "workers": one["workers"], **one["options"]}, Epoch.of(one))
-            for one in fitting[:1]
-        ]
-    if of != fingerprint:
-        raise InputError(f"{path} is a plan of another graph: make one of this by weft plan")
-    if not found:
-        raise InputError(f"{path}: no strategy in it fits")
-    return found[0]

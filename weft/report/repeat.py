@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from weft.core.config import Config
@@ -27,7 +28,11 @@ def repeating(config: Config, given: dict[str, Any], *, own_model: str, own_grap
         options = "".join(f"    {name}={value!r},\n" for name, value in given.items())
         return "python", f"weft.train(\n    {graph},\n    {model}\n{options})"
     words = ["weft", "train", config.graph, f"--model={config.model}"]
+    return "sh", shlex.join([*words, *map("=".join, flags(given))])
+
+
+def flags(given: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The words of the command line that say some fields of a configuration: a flag, and its value if it takes one."""
     for name, value in given.items():
-        flag = "--" + name.replace("_", "-")
-        words.append(flag if value is True else f"{flag}={value}")
-    return "sh", shlex.join(words)
+        flag = name.replace("_", "-")
+        yield (f"--{flag}" if value else f"--no-{flag}",) if isinstance(value, bool) else (f"--{flag}", str(value))
