@@ -11,11 +11,9 @@ from weft.core.config import Config
 from weft.data import DescribedGraph, Graph
 from weft.engine.options import configured_options, make_options, open_book, with_partition
 from weft.nn import Workload
-from weft.planner import RankWork
+from weft.planner import HALVINGS, RankWork
 from weft.strategies import Options, get_strategy
 
-BESIDE = 2
-"""Halvings from the largest graph that is drawn to the one beside it, and of ranks from many to few."""
 MOST_VERTICES, MOST_EDGES = 1 << 15, 1 << 20
 """Of the largest graph that is drawn."""
 LEAST_OF_A_RANK = 16
@@ -88,7 +86,7 @@ class DescribedSubject:
         return self._found[what]
 
     def by_vertices(self, ranks: int) -> list[Point]:
-        """Graphs each of APART times the vertices of the one before, for so many ranks or what stands for them."""
+        """A graph and a larger one, for so many ranks or what stands for them."""
         return [Point(self._at(halvings), min(ranks, MOST_RANKS)) for halvings in self._halvings(ranks)]
 
     def fewer_ranks(self, ranks: int) -> list[Point]:
@@ -96,7 +94,7 @@ class DescribedSubject:
         if ranks <= MOST_RANKS:
             return []
         largest = self._at(self._halvings(ranks)[-1])
-        return [Point(largest, MOST_RANKS >> halvings) for halvings in range(BESIDE, 0, -1)]
+        return [Point(largest, MOST_RANKS >> halvings) for halvings in (2, 1)]
 
     def times(self, ranks: int) -> float:
         """How many times the vertices of the largest the graph has."""
@@ -119,11 +117,11 @@ class DescribedSubject:
     def _halvings(self, ranks: int) -> list[int]:
         """How often the graph is halved for each size; not at all where it is small enough itself."""
         graph, last = self.described, 0
-        least = max(LEAST_OF_A_RANK * min(ranks, MOST_RANKS), graph.num_classes) << BESIDE
+        least = max(LEAST_OF_A_RANK * min(ranks, MOST_RANKS), graph.num_classes) << HALVINGS
         by_edges = MOST_EDGES * graph.num_vertices // max(graph.num_edges, 1)
         while graph.num_vertices >> last > max(min(MOST_VERTICES, by_edges), least):
             last += 1
-        return [last + BESIDE, last] if last else [0]
+        return [last + HALVINGS, last] if last else [0]
 
     def _at(self, halvings: int) -> Known:
         if halvings not in self._drawn:

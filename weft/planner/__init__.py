@@ -4,7 +4,7 @@ Reading order: measure (a machine's profile), forecast (a plan's seconds by it),
 choice), extrapolate (of a larger graph).
 """
 
-from weft.planner.extrapolate import RankWork, Samples, extrapolated, works_of
+from weft.planner.extrapolate import HALVINGS, RankWork, Samples, extrapolated, works_of
 from weft.planner.factors import machine_of
 from weft.planner.forecast import (
     CONTEXT_BYTES,
@@ -20,6 +20,7 @@ from weft.planner.measure import measure_kernels, measure_network
 
 __all__ = [
     "CONTEXT_BYTES",
+    "HALVINGS",
     "Cluster",
     "RankWork",
     "Samples",

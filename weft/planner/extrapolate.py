@@ -16,8 +16,8 @@ from weft.strategies import Held, Plan
 
 AMOUNTS = ("flops", "edges", "bytes_sent", "bytes_received")
 """Of an operation, what may grow with the graph, beside the sizes of its calls."""
-APART = 4
-"""How many times the vertices of one small graph the next has."""
+HALVINGS = 2
+"""From the vertices of one small graph to those of the one before."""
 NEAR = 0.03
 """To 0 or 1, for an exponent to be taken as that."""
 MOST = 1.5
@@ -43,13 +43,13 @@ class RankWork:
 def growth(found: Sequence[float], times: float) -> float:
     """By how much a number is larger on a graph with so many times the vertices of the last of those it is known of.
 
-    found: of graphs each of APART times the vertices of the one before, of which the first and the last count. A power
+    found: of graphs each HALVINGS doublings larger than the one before, of which the first and the last count. A power
     law of an exponent of at least 0; near 0 and 1 it is that, as of most numbers, which small graphs show with noise.
     """
     first, last = found[0], found[-1]
     if times == 1 or last <= 0:
         return 1.0
-    power = math.log(last / first, APART) / (len(found) - 1) if first > 0 else 1.0
+    power = math.log2(last / first) / (HALVINGS * (len(found) - 1)) if first > 0 else 1.0
     power = min(max(power, 0.0), MOST)
     near = [whole for whole in (0.0, 1.0) if abs(power - whole) < NEAR]
     return float(times ** (near[0] if near else power))
@@ -75,7 +75,7 @@ class Samples:
     """Of what ranks do, a few on small graphs, the last of both kinds the same."""
 
     by_vertices: Sequence[Sequence[RankWork]]
-    """On graphs each of APART times the vertices of the one before, what each of the same number of ranks does."""
+    """On graphs each HALVINGS doublings larger than the one before, what each of the same number of ranks does."""
     by_ranks: Sequence[Sequence[RankWork]]
     """On the largest of these, what each of some ranks does, twice as many as before; of one number alone: no more."""
 
