@@ -262,6 +262,20 @@ def test_what_is_extrapolated_is_what_the_large_graph_takes(monkeypatch: pytest.
     assert "2 times from 2, 4 and 8 ranks" in small.explain(16)
 
 
+def test_hybrid_is_told_no_dearer_than_what_it_chooses_from() -> None:
+    """On small graphs it caches nearly all, on larger ones less: what it fetches outgrows them there, not for long."""
+    disabled = "reach,reuse,sparse,swap,cover"
+    config = Config(graph="stats:vertices=42m,edges=1.5b,features=52,classes=16", hidden=32, disable=disabled)
+    (cluster,) = clusters_on(machines_of("16xT4@6gbit"), Config(), None)
+    subject = subject_of(config, None, None)
+    hybrid, cached, communicated = (
+        foreseen(replace(config, strategy=strategy, workers=16), config, subject, cluster)
+        for strategy in ("hybrid", "cached", "communicated")
+    )
+    assert hybrid.sent_bytes < communicated.sent_bytes
+    assert hybrid.epoch_seconds < 1.1 * min(cached.epoch_seconds, communicated.epoch_seconds)
+
+
 def test_a_large_graph_takes_no_more_to_plan_than_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """No graph larger than the largest that may be drawn is, and no plan for more ranks than may be."""
     subject = subject_of(Config(graph=PAPERS), None, None)

@@ -37,6 +37,7 @@ def test_growth() -> None:
     assert growth([64, 65], 100) == 1
     assert growth([100, 200], 16) == pytest.approx(4)
     assert growth([30, 10], 100) == 1  # nothing shrinks as the graph grows
+    assert growth([10, 80], 4096) == 4096  # nor does anything outgrow it: what does so on small graphs soon ends
     assert growth([5], 1) == 1
     assert growth([0, 0], 8) == 1
 

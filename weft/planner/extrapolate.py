@@ -20,8 +20,6 @@ HALVINGS = 2
 """From the vertices of one small graph to those of the one before."""
 NEAR = 0.03
 """To 0 or 1, for an exponent to be taken as that."""
-MOST = 1.5
-"""An exponent; edges whose source is not in the cache grow faster than the graph for a while."""
 
 
 Place = tuple[int | str | bool, ...]
@@ -44,15 +42,16 @@ def growth(found: Sequence[float], times: float) -> float:
     """By how much a number is larger on a graph with so many times the vertices of the last of those it is known of.
 
     found: of graphs each HALVINGS doublings larger than the one before, of which the first and the last count. A power
-    law of an exponent of at least 0; near 0 and 1 it is that, as of most numbers, which small graphs show with noise.
+    law of an exponent from 0 to 1: what outgrows small graphs, as rows that are no longer worth a place in a cache,
+    ends by growing as they do. Near 0 and 1 it is that, as of most numbers, which small graphs show with noise.
     """
     first, last = found[0], found[-1]
     if times == 1 or last <= 0:
         return 1.0
     power = math.log2(last / first) / (HALVINGS * (len(found) - 1)) if first > 0 else 1.0
-    power = min(max(power, 0.0), MOST)
-    near = [whole for whole in (0.0, 1.0) if abs(power - whole) < NEAR]
-    return float(times ** (near[0] if near else power))
+    if power < NEAR:
+        return 1.0
+    return float(times if power > 1 - NEAR else times**power)
 
 
 def shrinkage(found: Sequence[float], doublings: float) -> float:
