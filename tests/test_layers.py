@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import shutil
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +30,7 @@ LEVELS = {
     "cli": 10,
 }
 NETWORK = {"comm", "engine/launch.py"}
+HEAVY = {"torch.utils.flop_counter", "triton", "pandas", "scipy", "torch_geometric", "matplotlib"}
 
 
 def imports(path: Path) -> set[str]:
@@ -63,6 +66,13 @@ def test_imports_go_down() -> None:
                 assert here == "core", f"{path} imports the extension past core.native"
                 continue
             assert LEVELS.get(parts[1], 10) < LEVELS[here], f"{path} imports {name}: upward or sideways"
+
+
+def test_no_process_has_what_it_does_not_need() -> None:
+    """In every process these are tens of megabytes. PyTorch's counter of flops imports Triton where there is one."""
+    code = f"import sys, weft.engine.forecast; print(*{HEAVY} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.split()
 
 
 def imports_within_folders(root: Path) -> dict[str, set[str]]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from weft.comm import Group
 from weft.core.errors import InputError, RunError
@@ -26,6 +25,7 @@ from weft.nn import (
     random_topology,
     some_vertices,
 )
+from weft.nn.flops import FlopCounter
 from weft.store.rows import host_rows
 from weft.strategies.vertex.costs import directions
 
@@ -87,7 +87,7 @@ def probe(work: Workload, traits: ViewTraits, group: Group) -> Machine:
         return least_seconds(lambda: forward().sum().backward(), group)
 
     try:
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounter() as counter:
             sample.forward(RowsOnly)()
         rows, whole = seconds_of(RowsOnly), seconds_of(ProbeView)
     except RunError:  # a lost peer, which is not the model's fault
@@ -98,7 +98,7 @@ def probe(work: Workload, traits: ViewTraits, group: Group) -> Machine:
             "give --probe with the factors of another run"
         ) from error
     operations = work.outline(traits, training=True)
-    flops = 3 * counter.get_total_flops()  # backward, by rows and by weights
+    flops = 3 * counter.total  # backward, by rows and by weights
     edges = topology.adjacency.num_edges * sum(_passes(work, operations))
     bytes_each_way, network = _exchange_seconds(group)
     found = {"flop": rows / max(flops, 1), "edge": (whole - rows) / max(edges, 1), "byte": network / bytes_each_way}
