@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from weft.core.dispatch import DispatchMode
 
-class TensorPeak(TorchDispatchMode):
+
+class TensorPeak(DispatchMode):
     """Follows the memory of tensors that are made inside: the bytes alive, the most at once, and of the largest one.
 
     Tensors that were there before, and those that map a file, do not count.

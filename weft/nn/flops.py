@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from weft.core.dispatch import DispatchMode
 from weft.core.kernel_call import KernelCall
 from weft.nn.levels import BlockSize
 from weft.nn.pyg import PyGConv
@@ -37,7 +37,7 @@ class MapFlops(NamedTuple):
     backward_calls: tuple[KernelCall, ...] = ()
 
 
-class FlopCounter(TorchDispatchMode):
+class FlopCounter(DispatchMode):
     """Counts the flops of matrix products that run inside, by place, and notes the calls of kernels."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class FlopCounter(TorchDispatchMode):
             left, right = product(args)
             self.add(2 * left.numel() * right.shape[-1])
             self.note(*product_call(left, right))
-        result = shaped(func, args)
+        result = shaped(func, args, kwargs or {})
         if result is None:
             result = func(*args, **(kwargs or {}))
         if product is None and not func.is_view and func.overloadpacket not in ALLOCATIONS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,12 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
-def shaped(func: Any, args: tuple[Any, ...]) -> Tensor | None:
+def shaped(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """The result of an operation on tensors without data; None: of this one PyTorch is to find out."""
     shape = SHAPES.get(func)
-    return shape(*args) if shape and is_plain(args[0]) else None
+    if shape is None or "dtype" in kwargs:
+        return None
+    return shape(*args) if is_plain(args[0][0] if isinstance(args[0], list) else args[0]) else None
 
 
 def is_plain(x: Any) -> bool:
@@ -28,21 +30,52 @@ def of_first(x: Tensor, *_: Any) -> Tensor:
 
 
 def of_both(x: Tensor, y: Any, *_: Any) -> Tensor | None:
-    """Number by number, of two tensors that are alike, or of one and a number."""
-    alike = is_plain(y) and y.shape in (x.shape, ()) and x.dtype == y.dtype
-    return x.new_empty(x.shape) if alike else None
+    """Number by number, of two tensors, of which one may be a row or a column, or of one and a number."""
+    if isinstance(y, float | int):
+        return x.new_empty(x.shape)
+    alike = is_plain(y) and x.dtype == y.dtype
+    return x.new_empty(torch.broadcast_shapes(x.shape, y.shape)) if alike else None
 
 
 def of_map(bias: Tensor, x: Tensor, weight: Tensor, *_: Any) -> Tensor | None:
-    """A product to which a row is added."""
-    alike = bias.dtype == x.dtype and bias.shape == weight.shape[1:]
+    """A product to which a row, or one for each, is added."""
+    alike = bias.dtype == x.dtype and bias.shape[-1:] == weight.shape[1:]
     return torch.mm(x, weight) if alike else None
+
+
+def of_blocks(blocks: Sequence[Tensor]) -> Tensor | None:
+    """Matrices along a diagonal."""
+    if any(block.dim() != 2 for block in blocks):
+        return None
+    return blocks[0].new_empty(*map(sum, zip(*(block.shape for block in blocks), strict=True)))
+
+
+def of_all(parts: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+    """Tensors one after the other."""
+    if any(part.dim() != parts[0].dim() or part.dtype != parts[0].dtype for part in parts):
+        return None
+    shape = [*parts[0].shape]
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    return parts[0].new_empty(shape)
+
+
+def of_sums(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> Tensor:
+    """Sums or means along some dimensions, or all."""
+    along = {dim % x.dim() for dim in dims or range(x.dim())}
+    sizes = [1 if dim in along else size for dim, size in enumerate(x.shape) if keepdim or dim not in along]
+    return x.new_empty(sizes)
 
 
 SHAPES: dict[Any, Callable[..., Tensor | None]] = {
     aten.addmm.default: of_map,
+    aten.block_diag.default: of_blocks,
+    aten.cat.default: of_all,
     aten.relu.default: of_first,
     aten.elu.default: of_first,
     aten.elu_backward.default: of_first,
+    aten.pow.Tensor_Scalar: of_first,
+    aten.rsqrt.default: of_first,
+    aten.mean.dim: of_sums,
+    aten.sum.dim_IntList: of_sums,
     **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor), of_both),
 }

@@ -1,0 +1,55 @@
+"""Results without data are those that PyTorch would give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.nn.flops import FlopCounter
+from weft.nn.shapes import SHAPES
+
+LIKE = torch.rand(3, 4, 5)
+ROWS, ROW, COLUMN = torch.rand(6, 4), torch.rand(4), torch.rand(6, 1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.addmm(ROW, ROWS, torch.rand(4, 4)),
+        lambda: torch.addmm(torch.rand(6, 2), ROWS, torch.rand(4, 2)),
+        lambda: torch.block_diag(ROWS, ROWS, COLUMN),
+        lambda: torch.block_diag(ROW, ROWS),
+        lambda: torch.cat([ROWS, COLUMN], -1),
+        lambda: torch.cat([ROWS, ROWS]),
+        lambda: ROWS + ROW,
+        lambda: COLUMN * ROW,
+        lambda: ROWS / 2,
+        lambda: ROWS - torch.tensor(1.0),
+        lambda: ROWS + ROWS.double(),
+        lambda: LIKE.mean(1),
+        lambda: LIKE.mean((0, -1), keepdim=True),
+        lambda: LIKE.sum(-1, dtype=torch.float64),
+        lambda: LIKE.sum(()),
+        lambda: LIKE**2,
+        lambda: LIKE.rsqrt(),
+        lambda: torch.relu(LIKE),
+        lambda: torch.nn.functional.elu(LIKE),
+    ],
+)
+def test_as_with_data(make: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = make()
+    for name in ("LIKE", "ROWS", "ROW", "COLUMN"):
+        monkeypatch.setitem(globals(), name, globals()[name].to("meta"))
+    with torch.device("meta"), FlopCounter():
+        told = make()
+    assert (told.shape, told.dtype) == (found.shape, found.dtype)
+    assert told.is_meta
+
+
+def test_a_wrong_shape_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, torch.ops.aten.relu.default, lambda x: x.new_empty(1))
+    with FlopCounter():
+        assert torch.relu(torch.rand(3, device="meta")).shape == (1,)
