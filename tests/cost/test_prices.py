@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,12 @@ def test_what_was_not_measured_is_said() -> None:
         machine.prices_of(7)
     with pytest.raises(InputError, match=r"has not measured Spmm: .*weft probe"):
         machine.prices_of(1)[0].seconds(KernelCall("Spmm", (1,)))
+    prices = machine.prices_of(1)[0]
+    for tables in ({}, {"Sum": TABLE}):
+        with pytest.raises(
+            InputError, match=r"another version of weft's probe measured Sum, in another way: .*weft probe"
+        ):
+            replace(prices, tables=tables).seconds(KernelCall("Sum", (1000, 100, 50, 20, 8, 0)))
     with pytest.raises(InputError, match="several hosts: run weft probe under torchrun"):
         Profile(host={"cores": 2}, prices=machine.prices, networks=machine.networks[:1]).network_of(4, 2)
 

@@ -36,6 +36,11 @@ ROWS, ROW, COLUMN = torch.rand(6, 4), torch.rand(4), torch.rand(6, 1)
         lambda: LIKE**2,
         lambda: LIKE.rsqrt(),
         lambda: torch.relu(LIKE),
+        lambda: -LIKE,
+        lambda: torch.stack([LIKE, LIKE], -1),
+        lambda: torch.stack([ROW, ROW]),
+        lambda: torch.nn.functional.leaky_relu(LIKE),
+        lambda: LIKE / 3,
         lambda: torch.nn.functional.elu(LIKE),
     ],
 )

@@ -81,7 +81,10 @@ class Prices:
         if call.kernel not in WORK:
             raise InputError(f"the probe has not measured {call.kernel}: {REMEDY}")
         units, sizes = WORK[call.kernel](*call.sizes)
-        work = units * self.tables[table_of(call.kernel)].at(sizes) if units > 0 else 0.0
+        table = self.tables.get(table_of(call.kernel))
+        if table is None or len(table.axes) != len(sizes):
+            raise InputError(f"another version of weft's probe measured {call.kernel}, in another way: {REMEDY}")
+        work = units * table.at(sizes) if units > 0 else 0.0
         return self.factor * call.number * (self.call_seconds + work)
 
 

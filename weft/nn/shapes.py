@@ -59,6 +59,13 @@ def of_all(parts: Sequence[Tensor], dim: int = 0) -> Tensor | None:
     return parts[0].new_empty(shape)
 
 
+def of_layers(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors that are alike, along a dimension of their own."""
+    shape = [*parts[0].shape]
+    shape.insert(dim % (len(shape) + 1), len(parts))
+    return parts[0].new_empty(shape)
+
+
 def of_sums(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> Tensor:
     """Sums or means along some dimensions, or all."""
     along = {dim % x.dim() for dim in dims or range(x.dim())}
@@ -70,12 +77,24 @@ SHAPES: dict[Any, Callable[..., Tensor | None]] = {
     aten.addmm.default: of_map,
     aten.block_diag.default: of_blocks,
     aten.cat.default: of_all,
-    aten.relu.default: of_first,
-    aten.elu.default: of_first,
-    aten.elu_backward.default: of_first,
-    aten.pow.Tensor_Scalar: of_first,
-    aten.rsqrt.default: of_first,
+    **dict.fromkeys(
+        (
+            aten.div.Scalar,
+            aten.elu.default,
+            aten.elu_backward.default,
+            aten.leaky_relu.default,
+            aten.leaky_relu_backward.default,
+            aten.mul.Scalar,
+            aten.neg.default,
+            aten.pow.Tensor_Scalar,
+            aten.relu.default,
+            aten.rsqrt.default,
+            aten.threshold_backward.default,
+        ),
+        of_first,
+    ),
     aten.mean.dim: of_sums,
+    aten.stack.default: of_layers,
     aten.sum.dim_IntList: of_sums,
     **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor), of_both),
 }
