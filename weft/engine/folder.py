@@ -126,7 +126,7 @@ class RunFolder:
     def begin(self, config: Config, idle: Collection[str] = (), choices: Choices = DEFAULT) -> None:
         """Writes what a run is of. idle: fields of the configuration that have no effect."""
         with self._usable():
-            for path, text in ((self.choices, choices.text()), (self.config, config.to_toml(idle))):
+            for path, text in ((self.config, config.to_toml(idle)), (self.choices, choices.text())):
                 draft = path.with_suffix(".tmp")
                 try:
                     draft.write_text(text)

@@ -253,7 +253,7 @@ def _kept_matrix(rows: CompressedRows, weight: Tensor | None, x: Tensor) -> Tens
 
     By coordinates, since these are what PyTorch promises the same bits of on a GPU.
     """
-    key = (weight is not None, x.dtype)
+    key = weight is not None, x.dtype
     if key not in rows.matrices:
         values = x.new_ones(len(rows.indices)) if weight is None else weight
         places = torch.stack([torch.zeros_like(rows.indices), rows.entry_rows, rows.indices]).long()
