@@ -18,6 +18,7 @@ import weft
 from tests.cost.profiles import profile
 from tests.engine.running import losses, train
 from tests.ranks import on_ranks
+from weft.cli import main
 from weft.comm import Group
 from weft.core import choices, record
 from weft.core.choices import DEFAULT, Choices, Classes, chosen
@@ -110,6 +111,10 @@ def test_a_recorded_run_is_repeated(tmp_path: Path, machine: Path) -> None:
     assert bits(tmp_path / "other", epochs=3) != first == bits(tmp_path / "again", epochs=3, choices=given)
     assert bits(tmp_path / "onward", epochs=2, choices=given) == first[:2]
     assert bits(tmp_path / "onward", epochs=3, resume=True) == first
+    assert main(["train", "--config", str(tmp_path / "first" / "config.toml"), "--out", str(tmp_path / "told")]) == 0
+    assert losses(tmp_path / "told") == first
+    whole, told = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "told"))
+    assert told == whole
     kept = machine.rename(tmp_path / "profile.json")
     default = bits(tmp_path / "default", epochs=3)
     measure(machine, "mkl")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,10 @@ class RunFolder:
             self._lock = None
 
     def begin(self, config: Config, idle: Collection[str] = (), choices: Choices = DEFAULT) -> None:
-        """Writes what a run is of. idle: fields of the configuration that have no effect."""
+        """Writes what a run is of, so that config.toml repeats it. idle: fields that have no effect."""
+        repeating = replace(config, choices=str(self.choices)).to_toml(idle)
         with self._usable():
-            for path, text in ((self.config, config.to_toml(idle)), (self.choices, choices.text())):
+            for path, text in ((self.config, repeating), (self.choices, choices.text())):
                 draft = path.with_suffix(".tmp")
                 try:
                     draft.write_text(text)

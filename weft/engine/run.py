@@ -309,8 +309,9 @@ def with_forecast(job: Job, plan: Plan) -> Job:
 
 
 def with_choices(job: Job) -> Job:
-    """A job with the implementations that it is to use."""
-    return replace(job, choices=known_choices(job.config, job.resumed))
+    """A job with the implementations that it is to use, whoever said so: runs that use the same are the same."""
+    found = known_choices(job.config, job.resumed)
+    return replace(job, choices=found, config=replace(job.config, choices=""))
 
 
 def load_graph(config: Config) -> Graph:

@@ -244,7 +244,7 @@ def _scaled_product(
 ) -> Tensor:
     matrix, x = _kept_matrix(rows, weight, x), x if before is None else x * before[:, None]
     with _same_bits():
-        y = torch.bmm(matrix, x[None])[0]
+        y = torch.bmm(matrix, x[None])[0].contiguous()  # some versions give columns on a GPU
     return y if after is None else y.mul_(after[:, None])
 
 
