@@ -35,8 +35,8 @@ from steps import make_plan, train_step
 
 import weft
 from weft.comm import Group, join
-from weft.core.config import Config
 from weft.core.choices import Choices, use
+from weft.core.config import Config
 from weft.core.memory import keep_pages
 from weft.core.meter import Meter
 from weft.core.optimisations import Optimisations
