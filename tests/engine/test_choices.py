@@ -219,6 +219,7 @@ def test_a_file_that_has_none_is_refused(tmp_path: Path, content: str, reason: s
     with pytest.raises(weft.InputError) as caught:
         train("digits", out=tmp_path / "run", epochs=1, quiet=True, choices=str(path))
     assert reason in str(caught.value)
+    assert "give a run's choices.json, or a profile of weft probe" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 

@@ -135,9 +135,9 @@ class Profile:
             )
 
 
-def holds_profile(path: Path) -> bool:
-    """Whether a file of JSON is that of a profile. InputError where it cannot be read."""
-    with readable(path, REMEDY):
+def holds_profile(path: Path, remedy: str = REMEDY) -> bool:
+    """Whether a file of JSON is that of a profile. InputError, with the remedy, where it cannot be read."""
+    with readable(path, remedy):
         known = json.loads(path.read_text())
         return isinstance(known, dict) and "prices" in known
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from weft.core.choices import DEFAULT, Choices
+from weft.core.choices import DEFAULT, REMEDY, Choices
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.memory import memory_limit_bytes
@@ -125,4 +125,4 @@ def begun_with(folder: RunFolder) -> Choices:
 
 def choices_in(path: Path) -> Choices:
     """Those in a file, or in the profile that it is. InputError where it has none."""
-    return Profile.read(path).choices if holds_profile(path) else Choices.read(path)
+    return Profile.read(path).choices if holds_profile(path, REMEDY) else Choices.read(path)
