@@ -35,6 +35,7 @@ from steps import make_plan, train_step
 
 import weft
 from weft.comm import Group, join
+from weft.core.choices import Choices, use
 from weft.core.config import Config
 from weft.core.memory import keep_pages
 from weft.core.meter import Meter
@@ -127,6 +128,8 @@ def with_labels(graph: Graph, share: float) -> Graph:
 def race(options: dict[str, Any]) -> None:
     """One rank's part: prints, on rank 0, what was measured."""
     keep_pages()
+    if "choices" in options:
+        use(Choices.from_record(options["choices"]))
     torch.optim.Adam([torch.zeros(1, requires_grad=True)]).zero_grad()  # loads PyTorch's compiler, 1 s or more, for all
     group = join(timeout_seconds=600, meter=Meter())
     folder = Path(options["folder"])

@@ -33,13 +33,14 @@ from torch import nn
 
 import weft
 from weft.comm import Group
+from weft.core.choices import DEFAULT, use
 from weft.core.config import Config
 from weft.core.memory import NO_SMALL_CACHES, TUNABLES, keep_pages, peak_memory_bytes
 from weft.core.optimisations import Optimisations
 from weft.data import Adjacency, Graph
 from weft.data.sampling import Fanout, parse_fanouts
 from weft.engine.tasks import make_task
-from weft.nn import Workload, use_onednn
+from weft.nn import Workload
 from weft.strategies import Step
 
 TOLERANCE = 1e-3  # of the largest logit: float32, sums in another order, two layers deep
@@ -174,7 +175,7 @@ def run_weft_batches(
 def loop(
     strategy: str, graph: Graph, model: nn.Module, optimisations: Optimisations, device: str = "cpu", **options: Any
 ) -> tuple[Callable[[], object], Forward]:
-    use_onednn(optimisations.onednn)
+    use(DEFAULT if optimisations.onednn else DEFAULT.without_onednn())
     placed = make_plan(strategy, Workload(model, graph, optimisations), **options).place(Group(device=device))
     task = make_task(Config(), placed)
     optimizer = torch.optim.Adam(placed.model.parameters(), lr=0.01)

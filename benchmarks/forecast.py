@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 from steps import make_plan
 
 from weft.comm import join
+from weft.core.choices import use
 from weft.core.memory import NO_SMALL_CACHES, TUNABLES, keep_pages
 from weft.core.meter import Meter
 from weft.core.optimisations import Optimisations
@@ -70,6 +71,7 @@ def main() -> int:
 def measure(path: Path, machine: Profile) -> None:
     """A rank's part of measuring the network."""
     keep_pages()
+    use(machine.choices)
     group = join(timeout_seconds=600, meter=Meter())
     found = measure_network(group, machine, hosts=group.size, emulated=True)
     group.close()
@@ -100,6 +102,7 @@ def at_rate(network: Network, rate: str, machine: Profile, options: argparse.Nam
                     "model": model,
                     "contenders": contenders(network.ranks, options),
                     "nominal": True,
+                    "choices": machine.choices.record(),
                 }
                 measured = dependencies.ask(network, rate, question)
                 for row in measured:

@@ -54,7 +54,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_finished_run(whole: Path) -> None:
     """The folder, the record's last line, and the same numbers as one rank's."""
     names = {path.name for path in whole.iterdir()}
-    assert names == {"config.toml", "metrics.jsonl", "checkpoints", "model.safetensors", "card.md"}
+    assert names == {"config.toml", "choices.json", "metrics.jsonl", "checkpoints", "model.safetensors", "card.md"}
     last = summary(whole)
     assert last["test_accuracy"] > 0.5
     assert last["epochs"] == EPOCHS

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests.kernels.kernel_cases import (
     DTYPES,
@@ -38,6 +40,7 @@ from weft.kernels import (
     spmm,
     spmm_max,
     spmm_transposed,
+    torch_sparse,
 )
 
 
@@ -299,3 +302,29 @@ def test_wide_edge_ids():
     wide_adj = replace(adj, known_transpose=wide)
     for case in cases(adj, 6):
         assert_same_bits(case.run(ops, wide_adj, torch.float64), case.run(ops, adj, torch.float64))
+
+
+def test_pytorchs_matrices_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the edges and of their transpose, for each type and with weights or without; others' are never another's."""
+    made: list[Tensor] = []
+
+    def making(places: Tensor, *rest: Any, **options: Any) -> Tensor:
+        made.append(places)
+        return torch_coo(places, *rest, **options)
+
+    torch_coo = torch.sparse_coo_tensor
+    monkeypatch.setattr(torch, "sparse_coo_tensor", making)
+    monkeypatch.setattr(ops, "backend_of", lambda _: torch_sparse)
+    adj, before = graph(23, 23, 160, seed=2), torch.get_deterministic_debug_mode()
+    x = randn(23, 7, seed=1).requires_grad_()
+    for _ in range(3):
+        spmm(adj, x).sum().backward()
+    assert len(made) == 2
+    for _ in range(2):
+        heavier = spmm(adj, x, weighted=True)
+    assert len(made) == 3
+    twice = adj.with_weight(adj.weight * 2)
+    torch.testing.assert_close(spmm(twice, x, weighted=True), 2 * heavier)
+    spmm(adj, x.detach().float())
+    assert len(made) == 5
+    assert torch.get_deterministic_debug_mode() == before

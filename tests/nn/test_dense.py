@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from weft.nn import Linear, dense, linear, use_onednn
+from weft.core.choices import DEFAULT, IMPLEMENTATIONS, Classes, use
+from weft.nn import Linear, dense, linear
 
 MAP = "_MapBackward"
+WAYS = [(by, weights_by) for by in IMPLEMENTATIONS["map"][1:] for weights_by in IMPLEMENTATIONS["map_weights"]]
 
 
 @pytest.fixture(autouse=True)
-def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(dense, "MIN_PRODUCTS", 1)
+def maps_of_ours() -> Iterator[None]:
+    """Also those of a few rows."""
+    use_everywhere("onednn", "onednn")
     yield
-    use_onednn(True)
+    use(DEFAULT)
 
 
-@pytest.fixture(params=["one thread", "several threads", "no oneDNN"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def use_everywhere(by: str, weights_by: str) -> None:
+    """Has maps of all sizes done so."""
+    kinds = {
+        kind: Classes(floors=((0,),) * 4, names=(name,)) for kind, name in (("map", by), ("map_weights", weights_by))
+    }
+    use(replace(DEFAULT, kinds={**DEFAULT.kinds, **kinds}))
+
+
+@pytest.fixture(params=[(way, threads) for way in (*WAYS, ("no oneDNN", "")) for threads in (1, 2)], ids=str)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each way in which a map is done."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2 if request.param == "several threads" else 1)
-    monkeypatch.setattr(dense, "LARGE_PRODUCTS", 1)
-    if request.param == "no oneDNN":
-        monkeypatch.setattr(dense, "_inner_product", None)
-    yield request.param
+    (way, weights_by), threads = request.param
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    if way == "no oneDNN":
+        monkeypatch.setattr(dense, "_inner_product", None)
+    else:
+        use_everywhere(way, weights_by)
+    yield
+    torch.set_num_threads(before)
 
 
 def example(rows: int, width: int, out_width: int, added: str) -> list[Tensor]:
@@ -75,14 +89,28 @@ def test_only_the_gradients_asked_for() -> None:
     assert weight.grad is None
 
 
-def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_chosen_serves() -> None:
+    """PyTorch's own map where it is chosen, by the number of multiplications or for all."""
     x, weight = example(40, 12, 9, "none")
     weight.requires_grad_()
-    use_onednn(False)
+    use_everywhere("torch", "mkl")
     assert type(linear(x, weight).grad_fn).__name__ != MAP
-    use_onednn(True)
-    monkeypatch.setattr(dense, "MIN_PRODUCTS", 10**6)
+    use(DEFAULT)
     assert type(linear(x, weight).grad_fn).__name__ != MAP
+    x, weight = example(256, 64, 16, "none")
+    weight.requires_grad_()
+    assert type(linear(x, weight).grad_fn).__name__ == MAP
+    use(DEFAULT.without_onednn())
+    assert type(linear(x, weight).grad_fn).__name__ != MAP
+
+
+def test_the_default_is_what_it_was() -> None:
+    """oneDNN from 2^18 multiplications; for weights from 2^22, on several threads, and from 16 columns."""
+    maps, weights = DEFAULT.kinds["map"], DEFAULT.kinds["map_weights"]
+    assert [maps.at((1, 2**18 - less, 3, 1000)) for less in (0, 1)] == ["onednn", "torch"]
+    wide = (2, 2**22, 16, 16)
+    assert weights.at(wide) == weights.at((64, 2**40, 999, 999)) == "onednn"
+    assert {weights.at((*wide[:place], wide[place] - 1, *wide[place + 1 :])) for place in range(4)} == {"mkl"}
 
 
 def test_module_is_torchs() -> None:

@@ -247,6 +247,11 @@ class Config:
     disable: str = strategy_option(
         "", f"optimisations to leave out, separated by commas: {', '.join(OPTIMISATIONS)}", several=OPTIMISATIONS
     )
+    choices: str = strategy_option(
+        "",
+        "which implementations of kernels to use: a run's choices.json, a profile of weft probe, or default; none: as "
+        "this machine's profile says, where there is one",
+    )
     timeline: int = run_option(
         0,
         "epochs of which timeline.json shows what each rank does when, for https://ui.perfetto.dev; 0: none",
@@ -312,6 +317,7 @@ PLACING = (
     "chunks",
     "scratch",
     "disable",
+    "choices",
     "timeout",
 )
 """Fields of Config that change no number, but where it is made: a prediction may have others than its run."""

@@ -14,7 +14,7 @@ class Optimisations:
     swap: map rows before their aggregate where that moves fewer bytes.
     sparse: map constant features by their nonzeros where there are few.
     fuse: ReLU and dropout in one pass.
-    onednn: maps of rows by oneDNN (weft.nn.dense).
+    onednn: maps of rows by oneDNN where it is chosen (weft.nn.dense).
     reach: leave out the rows on which no training vertex's loss depends, or no scored vertex's result.
     ring: fetch halos rank by rank, and add up what each sends as it arrives.
     overlap: multiply what is here while halos are on their way.

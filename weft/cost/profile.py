@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from weft.core.choices import DEFAULT, Choices
 from weft.core.errors import InputError, readable
 from weft.cost.prices import REMEDY, Network, Prices, Table
 
@@ -45,6 +46,8 @@ class Profile:
     prices: Sequence[Prices]
     """With fewer threads and more ranks at work; for each number of threads at least those of one rank."""
     networks: Sequence[Network] = ()
+    choices: Choices = DEFAULT
+    """Which implementations of kernels are fastest, of which prices are those."""
     learned: Sequence[Mapping[str, float]] = ()
     """Of the newest runs, the last one last: seconds seen over those that the tables alone tell, by kind of KINDS."""
 
@@ -104,6 +107,7 @@ class Profile:
             "host": dict(self.host),
             "prices": [_recorded(one) for one in self.prices],
             "networks": [_recorded(one) for one in self.networks],
+            "choices": self.choices.record(),
             "learned": [dict(one) for one in self.learned],
         }
 
@@ -126,13 +130,14 @@ class Profile:
                 host=dict(known["host"]),
                 prices=[Prices(**_with_tables(one)) for one in known["prices"]],
                 networks=[Network(**_with_tables(one)) for one in known["networks"]],
+                choices=Choices.from_record(known["choices"]) if "choices" in known else DEFAULT,
                 learned=[_ratios(one) for one in known.get("learned", [])],
             )
 
 
-def holds_profile(path: Path) -> bool:
-    """Whether a file of JSON is that of a profile. InputError where it cannot be read."""
-    with readable(path, REMEDY):
+def holds_profile(path: Path, remedy: str = REMEDY) -> bool:
+    """Whether a file of JSON is that of a profile. InputError, with the remedy, where it cannot be read."""
+    with readable(path, remedy):
         known = json.loads(path.read_text())
         return isinstance(known, dict) and "prices" in known
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -86,6 +87,11 @@ class CompressedRows:
     @cached_property
     def degree_classes(self) -> DegreeClasses:
         return DegreeClasses.of(self.indptr, len(self.indices))
+
+    @cached_property
+    def matrices(self) -> dict[Hashable, Tensor]:
+        """PyTorch's sparse matrices of the rows, by what a kernel tells them apart."""
+        return {}
 
     @cached_property
     def entry_rows(self) -> Tensor:

@@ -15,7 +15,7 @@ from weft.core.errors import InputError
 from weft.data import Graph
 from weft.engine.rank import tensors_of
 
-PLACES = ("graph", "partition", "probe", "scratch")
+PLACES = ("graph", "partition", "probe", "choices", "scratch")
 """Fields of a configuration that name files, which each host may have elsewhere."""
 SOME_ROWS = 4096  # of each tensor over vertices that are compared
 

@@ -63,4 +63,5 @@ def table(title: str, rows: dict[str, Any]) -> str:
 
 def _to_repeat(described: Description, given: dict[str, Any]) -> str:
     language, text = repeating(described.config, given, own_model=described.own_model, own_graph=described.own_graph)
-    return f"```python\n{text}\n```" if language == "python" else f"    {text}"
+    said = f"```python\n{text}\n```" if language == "python" else f"    {text}"
+    return f"{said}\n\nWith `--choices choices.json`, the file beside this one, bit for bit on the same machine."

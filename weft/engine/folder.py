@@ -1,4 +1,4 @@
-"""A run's folder: config.toml, metrics.jsonl, probe.json, checkpoints/, and timeline.json if asked.
+"""A run's folder: config.toml, choices.json, metrics.jsonl, probe.json, checkpoints/, and timeline.json if asked.
 
 When the run has ended, model.safetensors and card.md as well.
 
@@ -10,10 +10,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from weft.core import record
+from weft.core.choices import DEFAULT, Choices
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.record import Mark
@@ -34,6 +36,7 @@ class RunFolder:
         self.config = path / "config.toml"
         self.metrics = path / "metrics.jsonl"
         self.probe = path / "probe.json"
+        self.choices = path / "choices.json"
         self.timeline = path / "timeline.json"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"
@@ -121,16 +124,18 @@ class RunFolder:
             self._lock.release()
             self._lock = None
 
-    def begin(self, config: Config, idle: Collection[str] = ()) -> None:
-        """Writes what a run is of. idle: fields of the configuration that have no effect."""
+    def begin(self, config: Config, idle: Collection[str] = (), choices: Choices = DEFAULT) -> None:
+        """Writes what a run is of, so that config.toml repeats it. idle: fields that have no effect."""
+        repeating = replace(config, choices=str(self.choices)).to_toml(idle)
         with self._usable():
-            draft = self.config.with_suffix(".tmp")
-            try:
-                draft.write_text(config.to_toml(idle))
-                draft.replace(self.config)
-            except OSError:
-                draft.unlink(missing_ok=True)
-                raise
+            for path, text in ((self.config, repeating), (self.choices, choices.text())):
+                draft = path.with_suffix(".tmp")
+                try:
+                    draft.write_text(text)
+                    draft.replace(path)
+                except OSError:
+                    draft.unlink(missing_ok=True)
+                    raise
 
     def take_back(self, found: Checkpoint | None) -> None:
         """Removes what a stopped run wrote after the checkpoint that it goes on from; None: after its begin."""
@@ -148,7 +153,7 @@ class RunFolder:
         """Removes a folder that a run was refused in before it had recorded an epoch."""
         if any(line["kind"] == "epoch" for line in record.read(self.metrics)):
             return
-        for path in (self.config, self.metrics, self.probe, self.path / LOCK):
+        for path in (self.config, self.choices, self.metrics, self.probe, self.path / LOCK):
             path.unlink(missing_ok=True)
         with suppress(OSError):  # somebody has put something there
             self.path.rmdir()

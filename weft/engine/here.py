@@ -1,4 +1,4 @@
-"""What a run knows of the machine that it is on: its profile, and the factors that choices are decided by."""
+"""What a run knows of the machine that it is on: its profile, and the factors and implementations that follow."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from pathlib import Path
 
 import torch
 
+from weft.core.choices import DEFAULT, REMEDY, Choices
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.memory import memory_limit_bytes
+from weft.core.optimisations import Optimisations
 from weft.cost import Machine, Profile, holds_profile
 from weft.engine.folder import RunFolder
 from weft.engine.probing import known_profile
 from weft.engine.torchrun import on_one_host, under_torchrun
-from weft.nn import Workload
+from weft.kernels import triton_backend
+from weft.nn import Workload, has_onednn
 from weft.planner import Cluster, machine_of
 from weft.strategies import get_strategy
 
@@ -82,3 +85,44 @@ def machine_in(path: Path, config: Config, work: Workload) -> Machine:
     if cluster is None:
         raise InputError(f"--probe {path} is a profile, which tells of processors of one host: leave it out here")
     return machine_of(work, cluster)
+
+
+def known_choices(config: Config, resumed: RunFolder | None = None) -> Choices:
+    """Which implementations a run is to use, of those that are there.
+
+    They are what a run that goes on began with, or those of --choices, or else of this machine's profile, where there
+    is one. InputError for a file of --choices that has none.
+    """
+    if resumed and resumed.config.exists() and config.choices in ("", Config.read(resumed.config).choices):
+        asked = begun_with(resumed)
+    elif config.choices:
+        asked = DEFAULT if config.choices == DEFAULT.origin else choices_in(Path(config.choices))
+    else:
+        try:
+            asked = known_profile().choices
+        except InputError:
+            asked = DEFAULT
+    if not Optimisations.without(config.disable).onednn:
+        asked = asked.without_onednn()
+    found = asked if has_onednn() else asked.without_onednn("mkl")
+    if config.device == "cuda" and not triton_backend():
+        found = found.replaced("sum", "triton", "torch_sparse")
+    if found != asked and resumed:
+        print(f"weft: {resumed.path} has used kernels that are not here: sums are rounded otherwise", file=sys.stderr)
+    return found
+
+
+def begun_with(folder: RunFolder) -> Choices:
+    """The implementations of a run that goes on; of one of an earlier weft the default ones, which it had."""
+    if not folder.choices.exists():
+        return DEFAULT
+    try:
+        return Choices.read(folder.choices)
+    except InputError:
+        print(f"weft: {folder.choices} is damaged: the default implementations are used", file=sys.stderr)
+        return DEFAULT
+
+
+def choices_in(path: Path) -> Choices:
+    """Those in a file, or in the profile that it is. InputError where it has none."""
+    return Profile.read(path).choices if holds_profile(path, REMEDY) else Choices.read(path)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group
+from weft.core.choices import Choices
 from weft.core.config import PLACING, Config
 from weft.core.errors import InputError, RunError, Stopped, unknown
 from weft.core.extra import require_extra
@@ -26,13 +27,14 @@ from weft.data import Graph, GraphShape, VertexNames, as_asked, forward_relation
 from weft.engine.blocks import row_blocks
 from weft.engine.check import check_placing
 from weft.engine.folder import RunFolder
+from weft.engine.here import known_choices
 from weft.engine.joined import joined, made_by_all, parting, plan_together
 from weft.engine.launch import require_guard
 from weft.engine.local import on_local_ranks
 from weft.engine.losses import num_logits, output_kind
 from weft.engine.options import refuse_foreign_flags, without_foreign_flags
 from weft.engine.progress import waiting
-from weft.engine.rank import make_plan, prepare_process, use_own_gpu
+from weft.engine.rank import make_plan, prepare_process, use_own_gpu, use_same
 from weft.engine.run import Run, data_options, load_graph
 from weft.engine.saved import SavedModel
 from weft.engine.tasks import prepared
@@ -102,6 +104,7 @@ def predict(
         plan, _ = plan_together(config, work, group, lambda: (make_plan(config, work, saved.folder), ""))
         rank_work = RowsOfRank(
             config=config,
+            choices=known_choices(config, saved.folder),
             what=what,
             several=kind == "labels" or num_logits(saved.described.config, saved.described.shape) == 1,
             draft=draft,
@@ -118,6 +121,8 @@ class RowsOfRank:
     """What each rank does: it puts the rows that it answers for into a table which all of them write."""
 
     config: Config
+    choices: Choices
+    """Which implementations rank 0 uses, and so all."""
     what: str
     several: bool
     """Whether each logit is of a class by itself, which a vertex may have or not."""
@@ -141,6 +146,7 @@ class RowsOfRank:
         """Runs the model, and writes this rank's rows; the table, when all ranks have."""
         with Watchdog(group.meter, group.rank, self.config.timeout):
             use_own_gpu(self.config)
+            use_same(self.choices, group)
             placed, graph = plan.place(group), plan.work.graph
             with group.meter.during("eval", "the prediction"):
                 rows = placed.forward(placed.evaluation(0))

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from weft.comm import join
+from weft.comm import Group, join
+from weft.core.choices import DEFAULT, use
 from weft.core.errors import InputError
 from weft.core.forkserver import temporary_folder
 from weft.core.memory import keep_pages, memory_limit_bytes
@@ -27,7 +28,7 @@ from weft.core.watched import watch
 from weft.cost import Processes, Profile
 from weft.engine.launch import Meeting, launch
 from weft.engine.progress import waiting
-from weft.planner import measure_kernels, measure_network
+from weft.planner import measure_kernels, measure_network, measured_choices
 
 TIMEOUT_SECONDS = 600.0
 TINY, LAUNCHED = "rmat:vertices=64,edges=256,features=4,classes=2", (2, 4)
@@ -126,14 +127,24 @@ def measuring_rank(threads: int, kernels: bool, meeting: Meeting) -> None:
     meter = Meter()
     meter.show_in(meeting.status, int(os.environ["RANK"]))
     group = join(timeout_seconds=TIMEOUT_SECONDS, meter=meter, init_method=meeting.init_method)
-    found = Profile.read(meeting.folder / FOUND)
+    found = with_measured(Profile.read(meeting.folder / FOUND), group, kernels=kernels)
+    group.close()
+    if group.rank == 0:
+        found.save(meeting.folder / FOUND)
+
+
+def with_measured(found: Profile, group: Group, *, kernels: bool) -> Profile:
+    """What is known, and what the ranks of a group measure: prices of what a rank alone has chosen before."""
+    if kernels and group.size == 1:
+        has_sums = found.choices.kinds["sum"] != DEFAULT.kinds["sum"]
+        device = "cuda" if torch.cuda.is_available() and not has_sums else ""
+        found = replace(found, choices=measured_choices(found.choices, device=device))
+    use(found.choices)
     if kernels:
         found = replace(found, prices=[*found.prices, measure_kernels(group)])
     if group.size > 1:
         found = replace(found, networks=[*found.networks, measure_network(group, found)])
-    group.close()
-    if group.rank == 0:
-        found.save(meeting.folder / FOUND)
+    return found
 
 
 def probe_network(path: Path) -> Profile:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group
+from weft.core.choices import DEFAULT, Choices, use
 from weft.core.config import Config
 from weft.core.memory import keep_pages
 from weft.core.optimisations import Optimisations
@@ -32,7 +33,7 @@ from weft.engine.tasks import make_task
 from weft.engine.trainer import Trainer
 from weft.engine.watchdog import Watchdog
 from weft.engine.writer import RunWriter
-from weft.nn import Workload, use_onednn
+from weft.nn import Workload
 from weft.partition import Quality
 from weft.strategies import Plan, get_strategy
 from weft.strategies.probe import probe
@@ -59,6 +60,8 @@ class Job:
     """What a person has given as functions."""
     told: Told | None = None
     """What the run is expected to take, where somebody has asked."""
+    choices: Choices = DEFAULT
+    """Which implementations rank 0 uses, and so all."""
 
     @property
     def resumed(self) -> RunFolder | None:
@@ -89,10 +92,15 @@ def make_plan(config: Config, work: Workload, resumed: RunFolder | None = None) 
 
 def prepare_process(config: Config) -> None:
     """The optimisations that are settings of the whole process, which has to be no rank that imports its script."""
-    optimisations = Optimisations.without(config.disable)
-    use_onednn(optimisations.onednn)
-    if optimisations.pages:
+    if Optimisations.without(config.disable).pages:
         keep_pages()
+
+
+def use_same(choices: Choices, group: Group) -> Choices:
+    """Has all ranks use the implementations that rank 0 is told: those."""
+    same = Choices.from_record(group.all_gather_object(choices.record())[0])
+    use(same)
+    return same
 
 
 def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -115,6 +123,7 @@ def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, *, impatient
 def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopRequest) -> Ended:
     config, work = job.config, plan.work
     use_own_gpu(config)
+    choices = use_same(job.choices, group)
     probe_seconds = 0.0
     if config.measure and plan.machine is None:
         started = time.perf_counter()
@@ -131,7 +140,7 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
         stopped_by, summary, best = _follow(trainer, stop)
     else:
         facts = {"placement": placed, "machine": plan.machine, "partition": _partition_quality(plan)}
-        stopped_by, summary, best = _lead(job, folder, trainer, stop, **facts)
+        stopped_by, summary, best = _lead(job, folder, trainer, stop, choices=choices.record(), **facts)
     if stopped_by:
         return stopped_by
     with group.meter.during("record", "the end of the run"):

@@ -24,6 +24,7 @@ from weft.engine.check import check
 from weft.engine.checkpoint import Checkpoint
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.foretold import as_foreseen, foretold
+from weft.engine.here import known_choices
 from weft.engine.imported import is_imported
 from weft.engine.joined import joined, made_by_all, parting, plan_together
 from weft.engine.launch import require_guard
@@ -285,7 +286,7 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
         _check_folder(job, work.graph)
         with waiting(f"planning {job.config.strategy}", quiet=job.quiet):
             plan = plan or make_plan(job.config, work, job.resumed)
-            job = with_forecast(job, plan)
+            job = with_choices(with_forecast(job, plan))
         folder = _open_folder(job, work.graph)
         try:
             ended = (_work_launched if launched else _work_alone)(job, folder, plan)
@@ -305,6 +306,12 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
 def with_forecast(job: Job, plan: Plan) -> Job:
     """A job with what its plan will take, where that is worth it and nobody has said."""
     return job if job.told else replace(job, told=foretold(job.config, plan))
+
+
+def with_choices(job: Job) -> Job:
+    """A job with the implementations that it is to use, whoever said so: runs that use the same are the same."""
+    found = known_choices(job.config, job.resumed)
+    return replace(job, choices=found, config=replace(job.config, choices=""))
 
 
 def load_graph(config: Config) -> Graph:
@@ -343,7 +350,7 @@ def _open_folder(job: Job, graph: Graph) -> RunFolder:
         goes_on, found = _found(job, folder, graph)
         if goes_on:
             folder.take_back(found)
-        folder.begin(job.config, job.idle)
+        folder.begin(job.config, job.idle, job.choices)
     except InputError:
         folder.release()
         with suppress(OSError):  # there is something in it
@@ -366,8 +373,8 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
     def lead() -> tuple[Plan, str]:
         _check_folder(job, graph)
         plan = make_plan(config, work, job.resumed)
-        foreseen.append(with_forecast(job, plan))
-        opened.append(_open_folder(job, graph))
+        foreseen.append(with_choices(with_forecast(job, plan)))
+        opened.append(_open_folder(foreseen[0], graph))
         return plan, str(opened[0].path)
 
     with parting(group):

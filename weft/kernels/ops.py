@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from weft.core.choices import chosen
 from weft.data.adjacency import Adjacency
 from weft.kernels import native, torch_sparse
 from weft.kernels.backend import (
@@ -47,6 +48,17 @@ def backend_of(x: Tensor) -> Backend:
     return (triton_backend() if x.is_cuda else None) or torch_sparse
 
 
+def sum_backend_of(x: Tensor) -> Backend:
+    """The backend of a sum of rows, which on a GPU is chosen by their width, see `weft.core.choices`."""
+    return torch_sparse if x.is_cuda and chosen("sum", x.shape[1]) == "torch_sparse" else backend_of(x)
+
+
+def sum_backends() -> dict[str, Backend]:
+    """Those of sums on a GPU that are there, by name, PyTorch's first."""
+    triton = triton_backend()
+    return {"torch_sparse": torch_sparse} | ({"triton": triton} if triton else {})
+
+
 @cache
 def triton_backend() -> Backend | None:
     """The kernels in Triton; None: it is not installed."""
@@ -75,7 +87,7 @@ def spmm(adj: Adjacency, x: Tensor, *, scale: Scale = Scale(), weighted: bool = 
             raise ValueError(f"the edge weights are {adj.weight.dtype}, x is {x.dtype}: use adj.cast({x.dtype})")
         check_vector("weight", adj.weight, x, adj.num_edges)
     scale = Scale(*(None if vector is None else vector.contiguous() for vector in scale))
-    y: Tensor = Spmm.apply(x, backend_of(x), adj, scale, weighted)  # type: ignore[no-untyped-call]
+    y: Tensor = Spmm.apply(x, sum_backend_of(x), adj, scale, weighted)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -94,7 +106,7 @@ def spmm_transposed(
     check_rows("grad_y", grad_y, adj, adj.num_targets)
     if into is not None:
         check_rows("into", into, adj, adj.num_sources)
-    return backend_of(grad_y).spmm_transposed(adj, grad_y.contiguous(), scale, weighted, into)
+    return sum_backend_of(grad_y).spmm_transposed(adj, grad_y.contiguous(), scale, weighted, into)
 
 
 def spmm_max(adj: Adjacency, x: Tensor) -> Tensor:

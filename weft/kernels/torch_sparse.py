@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from weft.data.adjacency import Adjacency
+from weft.data.degrees import CompressedRows
 from weft.kernels import reference
 from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, PairGrads, Pairs, Scale, SourceGrads
 
@@ -20,8 +22,7 @@ MAX_GATHERED = 1 << 24  # numbers gathered by edge at a time: 64 MiB of float32
 
 
 def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
-    weight = adj.weight if weighted else None
-    y = _scaled_product(adj.indptr, adj.indices, weight, x, scale.source, scale.target)
+    y = _scaled_product(adj, adj.weight if weighted else None, x, scale.source, scale.target)
     if scale.loop is not None:
         y += x[: adj.num_targets] * scale.loop[:, None]
     return y
@@ -29,8 +30,7 @@ def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
 
 def spmm_transposed(adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None) -> Tensor:
     edges = adj.transpose
-    weight = edges.weight if weighted else None
-    grad_x = _scaled_product(edges.indptr, edges.indices, weight, grad_y, scale.target, scale.source)
+    grad_x = _scaled_product(edges, edges.weight if weighted else None, grad_y, scale.target, scale.source)
     if scale.loop is not None:
         grad_x[: adj.num_targets] += grad_y * scale.loop[:, None]
     return grad_x if into is None else into.add_(grad_x)
@@ -240,12 +240,37 @@ def relu_dropout_backward(y: Tensor, grad_y: Tensor, p: float) -> Tensor:
 
 
 def _scaled_product(
-    indptr: Tensor, indices: Tensor, weight: Tensor | None, x: Tensor, before: Tensor | None, after: Tensor | None
+    rows: CompressedRows, weight: Tensor | None, x: Tensor, before: Tensor | None, after: Tensor | None
 ) -> Tensor:
-    if weight is None:
-        weight = x.new_ones(len(indices))
-    y = _product(indptr, indices, weight, x if before is None else x * before[:, None])
+    matrix, x = _kept_matrix(rows, weight, x), x if before is None else x * before[:, None]
+    with _same_bits():
+        y = torch.bmm(matrix, x[None])[0].contiguous()  # some versions give columns on a GPU
     return y if after is None else y.mul_(after[:, None])
+
+
+def _kept_matrix(rows: CompressedRows, weight: Tensor | None, x: Tensor) -> Tensor:
+    """The matrix [1, rows, columns] of constant weights, or of ones, made once for rows and type.
+
+    By coordinates, since these are what PyTorch promises the same bits of on a GPU.
+    """
+    key = weight is not None, x.dtype
+    if key not in rows.matrices:
+        values = x.new_ones(len(rows.indices)) if weight is None else weight
+        places = torch.stack([torch.zeros_like(rows.indices), rows.entry_rows, rows.indices]).long()
+        size = (1, len(rows.indptr) - 1, len(x))
+        rows.matrices[key] = torch.sparse_coo_tensor(places, values, size, check_invariants=False, is_coalesced=True)
+    return rows.matrices[key]
+
+
+@contextmanager
+def _same_bits() -> Iterator[None]:
+    """Has cuSPARSE asked for COO_ALG2, of which NVIDIA promises the same bits in each run; of CSR_ALG2 it does not."""
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
 
 
 def _product(indptr: Tensor, indices: Tensor, weight: Tensor, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from weft.nn.attention import Attend, AttendEdges, EdgeSoftmax
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.convert import Converted, convert
 from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
-from weft.nn.dense import Linear, linear, use_onednn
+from weft.nn.dense import Linear, has_onednn, linear
 from weft.nn.families import (
     FAMILY_OPTIONS,
     GAT,
@@ -131,6 +131,7 @@ __all__ = [
     "embeddings",
     "from_config",
     "from_pyg",
+    "has_onednn",
     "idle_parameters",
     "is_embedded",
     "kernel_footprint",
@@ -148,6 +149,5 @@ __all__ = [
     "step_memory",
     "to_pyg",
     "typed_rows",
-    "use_onednn",
     "with_own_rows",
 ]

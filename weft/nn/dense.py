@@ -1,4 +1,4 @@
-"""Maps of rows, `x W + b`, by whichever of PyTorch's libraries is the faster one."""
+"""Maps of rows, `x W + b`, by whichever of PyTorch's libraries is the faster one here (`weft.core.choices`)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_weight
 
-MIN_PRODUCTS = 1 << 18  # below this many multiplications, the call costs more than they do
-LARGE_PRODUCTS = 1 << 22  # from which oneDNN pays for gradients of weights
-NARROW = 16  # below so many columns it does not
+from weft.core.choices import chosen
+
 PART_ROWS = 16  # from measuring 4 to 256
 _inner_product = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
-_onednn = True
 
 
-def use_onednn(on: bool) -> None:
-    """Whether large maps of this process are those of this module, by oneDNN where PyTorch has it, or PyTorch's own."""
-    global _onednn
-    _onednn = on
+def has_onednn() -> bool:
+    """Whether PyTorch has oneDNN's inner product here."""
+    return _inner_product is not None
 
 
 def linear(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
@@ -31,9 +28,16 @@ def linear(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
     PyTorch's matrix product goes to MKL, which is slow where few columns come out, and on some processors leaves the
     widest vectors unused. oneDNN's inner product, by which PyTorch's compiler has such maps done, is not.
     """
-    known = x.dtype == torch.float32 and x.device.type == "cpu"
-    if _onednn and known and x.numel() * weight.shape[1] >= MIN_PRODUCTS:
-        y: Tensor = _Map.apply(x, weight, added)  # type: ignore[no-untyped-call]
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        return linear_by("torch", "", x, weight, added)
+    sizes = (torch.get_num_threads(), x.numel() * weight.shape[1], *weight.shape)
+    return linear_by(chosen("map", *sizes), chosen("map_weights", *sizes), x, weight, added)
+
+
+def linear_by(by: str, weights_by: str, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
+    """`linear` by some implementations of `map` and `map_weights`, see `weft.core.choices`."""
+    if by != "torch":
+        y: Tensor = _Map.apply(x, weight, added, by, weights_by)  # type: ignore[no-untyped-call]
         return y
     return x @ weight if added is None else torch.addmm(added, x, weight)
 
@@ -47,42 +51,45 @@ class Linear(nn.Linear):
 
 class _Map(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, by: str, weights_by: str) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.one_for_all = added is not None and added.dim() == 1
+        ctx.by = by, weights_by
         if ctx.one_for_all or added is None:
-            return _product(x, weight, added)
-        return _product(x, weight, None).add_(added)
+            return _product(x, weight, added, by)
+        return _product(x, weight, None, by).add_(added)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_added = ctx.needs_input_grad
+        by, weights_by = ctx.by
+        needs_x, needs_weight, needs_added = ctx.needs_input_grad[:3]
         grad_added = grad_y.sum(0) if ctx.one_for_all else grad_y
         return (
-            _product(grad_y, weight.t(), None) if needs_x else None,
-            _weight_gradient(x, grad_y) if needs_weight else None,
+            _product(grad_y, weight.t(), None, by) if needs_x else None,
+            _weight_gradient(x, grad_y, weights_by) if needs_weight else None,
             grad_added if needs_added else None,
+            None,
+            None,
         )
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if _inner_product is not None:
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, by: str) -> Tensor:
+    if by == "onednn" and _inner_product is not None:
         y: Tensor = _inner_product(x.contiguous(), weight.t().contiguous(), bias, "none", [], "")
         return y
     return x @ weight if bias is None else torch.addmm(bias, x, weight)
 
 
-def _weight_gradient(x: Tensor, grad_y: Tensor) -> Tensor:
+def _weight_gradient(x: Tensor, grad_y: Tensor, by: str) -> Tensor:
     """The gradient `x^T grad_y` of the weight: x [n, in_width], grad_y [n, out_width] -> [in_width, out_width].
 
-    Large ones of several threads are oneDNN's, as that of a 1 x 1 convolution's weight, which takes up to four times as
-    long where n has no equal parts: a few rows are apart. In MKL's product the narrower one goes first: it takes up to
-    twenty times as long where eight columns come last.
+    oneDNN's is that of a 1 x 1 convolution's weight, which takes up to four times as long where n has no equal parts: a
+    few rows are apart. In MKL's product the narrower one goes first: it takes up to twenty times as long where eight
+    columns come last.
     """
-    wide = min(x.shape[1], grad_y.shape[1]) >= NARROW and x.numel() * grad_y.shape[1] >= LARGE_PRODUCTS
-    if _inner_product is None or not wide or torch.get_num_threads() == 1:
+    if by != "onednn" or _inner_product is None or len(x) < PART_ROWS:
         return (grad_y.t() @ x).t() if grad_y.shape[1] < x.shape[1] else x.t() @ grad_y
     even, size = len(x) // PART_ROWS * PART_ROWS, (grad_y.shape[1], x.shape[1])
     found: Tensor = conv2d_weight(_pixels(x[:even]), (*size, 1, 1), _pixels(grad_y[:even]))

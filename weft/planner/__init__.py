@@ -1,9 +1,10 @@
 """Tells what a plan will take, by what was measured of a machine.
 
-Reading order: measure (a machine's profile), forecast (a plan's seconds by it), factors (of a strategy's own
+Reading order: choose and measure (a machine's profile), forecast (a plan's seconds by it), factors (of a strategy's own
 choice), extrapolate (of a larger graph).
 """
 
+from weft.planner.choose import measured_choices
 from weft.planner.extrapolate import HALVINGS, RankWork, Samples, extrapolated, works_of
 from weft.planner.factors import machine_of
 from weft.planner.forecast import (
@@ -32,6 +33,7 @@ __all__ = [
     "machine_of",
     "measure_kernels",
     "measure_network",
+    "measured_choices",
     "step_time",
     "time_of",
     "works_of",

@@ -64,14 +64,21 @@ class Stopwatch:
 
     def seconds(self, work: Work) -> float:
         """The median of a few runs, after one that counts for nothing; short ones are repeated."""
+        return statistics.median(self._runs(work, ROUNDS))
+
+    def seconds_once(self, work: Work) -> float:
+        """Those of one of these runs."""
+        return self._runs(work, 1)[0]
+
+    def _runs(self, work: Work, rounds: int) -> list[float]:
         self._meet()
         first = self._run(work, 1)
         again = int(self.group.all_gather_object({"again": max(1, int(LEAST_SECONDS / max(first, 1e-9)))})[0]["again"])
         found = []
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             self._meet()
             found.append(self._run(work, again))
-        return statistics.median(found)
+        return found
 
     def _meet(self) -> None:
         if self.group.size > 1:

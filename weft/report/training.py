@@ -46,6 +46,8 @@ def run_facts(run: Records) -> dict[str, str]:
         )
         facts["sent by all ranks in an epoch"] = format_bytes(sum(one["bytes_sent"] for one in ranks))
         facts["most memory of a rank"] = format_bytes(max(one["peak_memory_bytes"] for one in ranks))
+    if "choices" in run.begun:
+        facts["implementations of kernels"] = run.begun["choices"]["origin"]
     if forecast := run.summary.get("forecast"):
         facts["seconds of an epoch's training, as told"] = seconds_text(forecast["told"]["epoch_seconds"])
         facts["memory of all ranks, told and seen"] = " and ".join(

@@ -1,0 +1,239 @@
+"""Which implementations a run uses: as its machine's profile says, and again whenever it goes on or is repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import weft
+from tests.cost.profiles import profile
+from tests.engine.running import losses, train
+from tests.ranks import on_ranks
+from weft.cli import main
+from weft.comm import Group
+from weft.core import choices, record
+from weft.core.choices import DEFAULT, Choices, Classes, chosen
+from weft.core.config import Config
+from weft.cost import Profile
+from weft.engine import here, probing, run
+from weft.engine.folder import RunFolder
+from weft.engine.here import known_choices
+from weft.nn import dense
+
+HARDWARE = {"processor": "none", "cores": 2}
+DAY = "weft probe, 2026-11-23"
+
+
+def everywhere(by: str) -> Choices:
+    """Choices by which one implementation does all maps."""
+    kinds = {"map": Classes(floors=((0.0,),) * 4, names=(by,))}
+    return Choices(origin=DAY, kinds={**DEFAULT.kinds, **kinds})
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the user's profile is looked for; oneDNN's maps are no rounding of the others here, so that bits differ."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(probing, "hardware", lambda: HARDWARE)
+    if dense.has_onednn():
+        ours = dense._inner_product
+        monkeypatch.setattr(dense, "_inner_product", lambda *given: ours(*given) * 1.001)
+    yield tmp_path / "cache" / "weft" / "machine.json"
+    choices.use(DEFAULT)
+
+
+def measure(machine: Path, by: str) -> None:
+    """As `weft probe` leaves it."""
+    replace(profile(), choices=everywhere(by)).save(machine)
+
+
+def bits(folder: Path, **options: Any) -> list[float]:
+    """The losses of a run, up to now."""
+    return losses(train("digits", out=folder, quiet=True, checkpoint_every=2, **options).folder)
+
+
+def said(folder: Path) -> list[Any]:
+    return [line["choices"]["origin"] for line in record.read(folder / "metrics.jsonl") if line["kind"] == "config"]
+
+
+needs_onednn = pytest.mark.skipif(not dense.has_onednn(), reason="this PyTorch has no oneDNN")
+
+
+def test_without_a_profile_it_is_the_default(tmp_path: Path) -> None:
+    made = train("digits", out=tmp_path / "run", epochs=1, quiet=True)
+    assert said(made.folder) == ["default"]
+    assert Choices.read(RunFolder(made.folder).choices) == known_choices(Config(graph="digits"))
+    assert "--choices choices.json" in (made.folder / "card.md").read_text()
+
+
+@needs_onednn
+def test_a_run_uses_what_the_profile_says(tmp_path: Path, machine: Path) -> None:
+    measure(machine, "onednn")
+    one = bits(tmp_path / "onednn", epochs=3)
+    assert said(tmp_path / "onednn") == [DAY]
+    measure(machine, "torch")
+    other = bits(tmp_path / "torch", epochs=3)
+    assert one != other
+    assert bits(tmp_path / "again", epochs=3) == other
+
+
+@needs_onednn
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_a_run_that_goes_on_keeps_its_choices(
+    tmp_path: Path, machine: Path, monkeypatch: pytest.MonkeyPatch, *, forgetful: bool
+) -> None:
+    """Bit for bit, also where the machine has been measured anew; forgetful: an error that has to be seen."""
+    measure(machine, "onednn")
+    whole = bits(tmp_path / "whole", epochs=6)
+    bits(tmp_path / "run", epochs=3)
+    measure(machine, "torch")
+    if forgetful:
+        monkeypatch.setattr(run, "known_choices", lambda config, _: known_choices(config))
+    assert (bits(tmp_path / "run", epochs=6, resume=True) == whole) != forgetful
+    assert said(tmp_path / "run") == [DAY, DAY]
+
+
+@needs_onednn
+def test_a_recorded_run_is_repeated(tmp_path: Path, machine: Path) -> None:
+    measure(machine, "onednn")
+    first = bits(tmp_path / "first", epochs=3)
+    measure(machine, "mkl")
+    given = str(tmp_path / "first" / "choices.json")
+    assert bits(tmp_path / "other", epochs=3) != first == bits(tmp_path / "again", epochs=3, choices=given)
+    assert bits(tmp_path / "onward", epochs=2, choices=given) == first[:2]
+    assert bits(tmp_path / "onward", epochs=3, resume=True) == first
+    assert main(["train", "--config", str(tmp_path / "first" / "config.toml"), "--out", str(tmp_path / "told")]) == 0
+    assert losses(tmp_path / "told") == first
+    whole, told = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "told"))
+    assert told == whole
+    kept = machine.rename(tmp_path / "profile.json")
+    default = bits(tmp_path / "default", epochs=3)
+    measure(machine, "mkl")
+    assert bits(tmp_path / "constants", epochs=3, choices="default") == default
+    assert said(tmp_path / "constants") == ["default"]
+    assert known_choices(Config(graph="digits", choices=str(kept))) == everywhere("mkl")
+
+
+@needs_onednn
+def test_predictions_are_the_runs(tmp_path: Path, machine: Path) -> None:
+    measure(machine, "onednn")
+    bits(tmp_path / "run", epochs=2)
+    rows = weft.predict(tmp_path / "run")
+    measure(machine, "torch")
+    assert torch.equal(weft.predict(tmp_path / "run"), rows)
+    assert not torch.equal(weft.predict(tmp_path / "run", choices=str(machine)), rows)
+
+
+def test_all_ranks_use_what_rank_zero_says(tmp_path: Path) -> None:
+    """Whatever the profiles of their hosts say."""
+    found = on_ranks(2, maps_of_a_rank, tmp_path)
+    assert found == ["mkl", "mkl"]
+
+
+def maps_of_a_rank(group: Group, folder: Path) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / str(group.rank)))
+        patch.setattr(probing, "hardware", lambda: HARDWARE)
+        measure(folder / str(group.rank) / "weft" / "machine.json", ["mkl", "torch"][group.rank])
+        weft.train("digits", strategy="tensor", epochs=1, out=folder / "run", quiet=True)
+        found = chosen("map", 1, 1, 1, 1)
+        choices.use(DEFAULT)
+        return found
+
+
+@dataclass(frozen=True)
+class Telling:
+    """A loss that tells what does the maps of the rank which asks for it."""
+
+    folder: Path
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        (self.folder / f"rank-{os.environ['RANK']}").write_text(chosen("map", 1, 1, 1, 1))
+        return cross_entropy(logits, labels, reduction="none")
+
+
+def test_local_ranks_too(tmp_path: Path, machine: Path) -> None:
+    """They are handed what was found before they start."""
+    measure(machine, "mkl")
+    loss = Telling(tmp_path)
+    made = weft.train("digits", out=tmp_path / "run", strategy="tensor", workers=2, epochs=1, quiet=True, loss=loss)
+    assert said(made.folder) == [DAY]
+    assert [path.read_text() for path in tmp_path.glob("rank-*")] == ["mkl", "mkl"]
+
+
+def test_a_run_of_before_goes_on_by_the_default(
+    tmp_path: Path, machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure(machine, "torch")
+    folder, config = RunFolder(tmp_path), Config(graph="digits")
+    folder.begin(config)
+    folder.choices.unlink()
+    assert known_choices(config, folder).origin == "default"
+    assert not capsys.readouterr().err
+    for damage in ("[" * 100_000, "{}", "\x00"):
+        folder.choices.write_text(damage)
+        assert known_choices(config, folder).origin == "default"
+        assert capsys.readouterr().err.count("choices.json is damaged: the default implementations are used") == 1
+
+
+def test_what_is_not_there_is_not_used(
+    tmp_path: Path, machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure(machine, "onednn")
+    config, folder = Config(graph="digits"), RunFolder(tmp_path)
+    folder.begin(config, choices=everywhere("onednn"))
+    maps = (1, 1e9, 100, 100)
+    assert known_choices(replace(config, disable="onednn"), folder).kinds["map"].at(maps) == "torch"
+    capsys.readouterr()
+    monkeypatch.setattr(here, "has_onednn", lambda: False)
+    assert known_choices(config).kinds["map"].at(maps) == "mkl"
+    assert not capsys.readouterr().err
+    assert known_choices(config, folder).kinds["map"].at(maps) == "mkl"
+    assert "has used kernels that are not here" in capsys.readouterr().err
+    monkeypatch.setattr(here, "triton_backend", lambda: None)
+    assert known_choices(replace(config, device="cuda")).kinds["sum"].at((8,)) == "torch_sparse"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "JSONDecodeError"),
+        ('{"origin": "x"}', "KeyError: 'kinds'"),
+        (DEFAULT.text().replace('"onednn"', '"veclib"', 1), "veclib is no implementation of map"),
+        (DEFAULT.text().replace('["torch", "onednn"]', '["torch"]'), "classes of map that do not have a name each"),
+        (DEFAULT.text().replace("[0, 262144]", "[262144, 0]"), "classes of map that do not ascend"),
+    ],
+)
+def test_a_file_that_has_none_is_refused(tmp_path: Path, content: str, reason: str) -> None:
+    path = tmp_path / "choices.json"
+    path.write_text(content)
+    with pytest.raises(weft.InputError) as caught:
+        train("digits", out=tmp_path / "run", epochs=1, quiet=True, choices=str(path))
+    assert reason in str(caught.value)
+    assert "give a run's choices.json, or a profile of weft probe" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_choices_survive_their_files(tmp_path: Path) -> None:
+    """A profile of an earlier weft has none: its prices are those of the default."""
+    path = tmp_path / "machine.json"
+    replace(profile(), choices=everywhere("mkl")).save(path)
+    assert Profile.read(path).choices == everywhere("mkl")
+    assert Profile.read(path).digest != profile().digest
+    known = profile().record()
+    del known["choices"]
+    path.write_text(json.dumps(known))
+    assert Profile.read(path).choices == DEFAULT
+    path.write_text(json.dumps(profile().record() | {"choices": {"origin": "x", "kinds": {}}}))
+    with pytest.raises(weft.InputError, match="weft probe"):
+        Profile.read(path)

@@ -1,0 +1,209 @@
+"""What is chosen by planted timings: the fastest of those that give the same numbers, and the same bits each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.planner.test_measure import FEW
+from weft.comm import Group
+from weft.core import choices
+from weft.core.choices import DEFAULT, Choices, Classes, chosen
+from weft.cost import Prices, Profile
+from weft.engine import probing
+from weft.kernels import ops, torch_sparse
+from weft.nn import dense, linear
+from weft.planner import choose, measured_choices
+from weft.planner.choose import Kernel, fastest, sum_classes
+from weft.planner.measure import Stopwatch
+
+X = torch.arange(6.0)
+
+
+def gives(*found: Tensor) -> Kernel:
+    """A kernel that gives these, one after the other, the last again and again."""
+    left = [*found]
+    return lambda: [left.pop(0) if len(left) > 1 else left[0]]
+
+
+def timer(kernels: Mapping[str, Kernel], seconds: Mapping[str, Sequence[float]]) -> Callable[[Kernel], float]:
+    """A timer that says what was planted, by turn."""
+    names = {id(kernel): name for name, kernel in kernels.items()}
+    left = {name: [*each] for name, each in seconds.items()}
+    return lambda kernel: left[names[id(kernel)]].pop(0)
+
+
+def choice(kernels: Mapping[str, Kernel], **seconds: float | Sequence[float]) -> str:
+    planted = {name: [one] * choose.TURNS if isinstance(one, float) else one for name, one in seconds.items()}
+    return fastest(kernels, timer(kernels, planted))
+
+
+def test_the_fastest_by_medians() -> None:
+    kernels = {name: gives(X) for name in ("a", "b", "c")}
+    assert choice(kernels, a=3.0, b=1.0, c=2.0) == "b"
+    assert choice(kernels, a=3.0, b=[1.0, 9.0, 9.0], c=[9.0, 2.0, 2.0]) == "c"
+    assert choice(kernels, a=1.0, b=1 - choose.MARGIN / 2, c=1.0) == "a", "no faster as far as can be told"
+    assert choice(kernels, a=1.0, b=1 - choose.MARGIN * 2, c=1.0) == "b"
+
+
+def test_they_take_turns_in_alternating_order() -> None:
+    kernels, order = {name: gives(X) for name in ("a", "b")}, []
+    names = {id(kernel): name for name, kernel in kernels.items()}
+
+    def timed(kernel: Kernel) -> float:
+        order.append(names[id(kernel)])
+        return 1.0
+
+    fastest(kernels, timed)
+    assert "".join(order) == "abbaab"
+
+
+def test_what_gives_other_numbers_or_other_bits_is_never_chosen() -> None:
+    """However fast: as one that adds by atomic operations, or forgets an edge."""
+    kernels = {"a": gives(X), "atomics": gives(X, X, X + 1e-6 * X), "wrong": gives(X + 1)}
+    assert choice(kernels, a=9.0) == "a"  # nobody asks for the others' seconds
+    kernels = {"atomics": gives(X, X, X, X + 1e-6 * X), "b": gives(X + 1e-6 * X), "nan": gives(X * torch.nan)}
+    assert choice(kernels, b=9.0) == "b", "the first is no exception"
+    assert choice({"atomics": gives(X, X, X + 1e-6 * X)}) == "atomics", "there is no other"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Classes of which samples take no time."""
+    for name, value in {"PRODUCTS": (64.0, 1024.0), "SIDES": (1.0, 8.0), "WIDTHS": (1.0, 4.0, 16.0)}.items():
+        monkeypatch.setattr(choose, name, value)
+    for name, value in {"SOURCES": (64.0,), "SHARES": (1.0,), "DEGREES": (4.0,)}.items():
+        monkeypatch.setattr(choose, name, value)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    choices.use(DEFAULT)
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, best: Callable[[Sequence[Tensor]], str]) -> list[set[str]]:
+    """Has the one be fastest that is said of what kernels give; which ones were there is noted."""
+    asked: list[set[str]] = []
+
+    def say(kernels: Mapping[str, Kernel], seconds: object) -> str:
+        del seconds
+        asked.append({*kernels})
+        one, *others = [kernel() for kernel in kernels.values()]
+        assert all(torch.allclose(a, b, atol=1e-4) for other in others for a, b in zip(one, other, strict=True))
+        return best(one)
+
+    monkeypatch.setattr(choose, "fastest", say)
+    return asked
+
+
+@pytest.mark.usefixtures("small")
+def test_choices_by_class_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights first, of which a whole map is made; what is measured on two threads stands beside what was on one."""
+    large = 512.0
+
+    def best(found: Sequence[Tensor]) -> str:
+        if len(found) == 1:
+            return "onednn" if min(found[0].shape) >= 8 else "mkl"
+        y, grad_x, _ = found
+        return "torch" if y.numel() * grad_x.shape[1] < large else "mkl"
+
+    asked = planted(monkeypatch, best)
+    torch.set_num_threads(1)
+    one = measured_choices(DEFAULT)
+    assert one.origin.startswith("weft probe, 20")
+    assert one.kinds["map"].names == ("torch",) * 4 + ("mkl",) * 4
+    assert one.kinds["map_weights"].names == ("mkl", "mkl", "mkl", "onednn") * 2
+    assert one.kinds["sum"] == DEFAULT.kinds["sum"]
+    assert asked == [{*choose.here("map_weights")}] * 8 + [{*choose.here("map")}] * 8
+    torch.set_num_threads(2)
+    large = 0.0
+    two = measured_choices(one)
+    assert two.kinds["map"].floors[0] == (1.0, 2.0)
+    assert two.kinds["map"].names == one.kinds["map"].names + ("mkl",) * 8
+    assert two.kinds["map"].at((1, 100, 4, 4)) == "torch" != two.kinds["map"].at((2, 100, 4, 4))
+    assert Choices.from_record(two.record()) == two
+    choices.use(two)
+    assert chosen("map_weights", 2, 9999, 100, 100) == "onednn"
+    if dense.has_onednn():
+        y = linear(torch.rand(9, 9), torch.rand(9, 9, requires_grad=True))
+        assert y.grad_fn is not None
+        assert y.grad_fn.by == ("mkl", "onednn")  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("small")
+def test_sums_by_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's come first, so Triton's have to win."""
+    if not ops.triton_backend():
+        pytest.skip("no Triton")
+    asked = planted(monkeypatch, lambda found: "triton" if found[0].shape[1] > 8 else "torch_sparse")
+    found = sum_classes("cpu")
+    assert asked == [{"torch_sparse", "triton"}] * 3
+    assert found == Classes(floors=((1.0, 4.0, 16.0),), names=("torch_sparse", "torch_sparse", "triton"))
+    assert next(iter(ops.sum_backends())) == "torch_sparse"
+
+
+@pytest.mark.usefixtures("small")
+def test_what_is_there_is_chosen_by_time() -> None:
+    """The whole of it, on this machine: whatever it is, every class has a choice that is there."""
+    found = measured_choices(DEFAULT)
+    assert {*found.kinds["map"].names} <= {*choose.here("map")}
+    assert {*found.kinds["map_weights"].names} <= {*choose.here("map_weights")}
+
+
+class Wide:
+    """As a tensor on a GPU, as far as its backend is chosen by it."""
+
+    is_cuda = True
+    device = torch.device("cuda")
+
+    def __init__(self, width: int) -> None:
+        self.shape = (5, width)
+
+
+def test_a_gpus_sums_are_the_chosen_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those alone; and where there is no Triton, PyTorch's."""
+    triton: Any = object()
+    monkeypatch.setattr(ops, "triton_backend", lambda: triton)
+    by_width = Classes(floors=((1.0, 16.0),), names=("torch_sparse", "triton"))
+    choices.use(Choices(origin="x", kinds={**DEFAULT.kinds, "sum": by_width}))
+    narrow, wide = Wide(15), Wide(16)
+    assert ops.sum_backend_of(narrow) is torch_sparse  # type: ignore[arg-type]
+    assert ops.sum_backend_of(wide) is triton  # type: ignore[arg-type]
+    assert ops.backend_of(narrow) is triton  # type: ignore[arg-type]
+    choices.use(DEFAULT)
+    assert ops.sum_backend_of(narrow) is triton  # type: ignore[arg-type]
+    monkeypatch.setattr(ops, "triton_backend", lambda: None)
+    assert ops.sum_backend_of(narrow) is torch_sparse  # type: ignore[arg-type]
+    assert ops.sum_backend_of(torch.zeros(1, 1)) is ops.native
+
+
+def test_prices_are_those_of_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a rank alone; ranks that are measured together have it from there."""
+    made = Choices(origin="x", kinds={**DEFAULT.kinds, "map": Classes(floors=((0.0,),) * 4, names=("mkl",))})
+    while_priced: list[str] = []
+
+    def priced(group: Group) -> Prices:
+        while_priced.append(chosen("map", 1, 1, 1, 1))
+        return Prices(ranks=group.size, threads=1, tables={})
+
+    monkeypatch.setattr(probing, "measure_kernels", priced)
+    monkeypatch.setattr(probing, "measured_choices", lambda *_, **__: made)
+    alone = probing.with_measured(Profile(host={"cores": 1}, prices=[]), Group(), kernels=True)
+    assert alone.choices == made
+    choices.use(DEFAULT)
+    monkeypatch.setattr(probing, "measured_choices", None)
+    monkeypatch.setattr(probing, "measure_network", lambda *_: "network")
+    several: Any = SimpleNamespace(size=2)
+    assert probing.with_measured(alone, several, kernels=True).networks == ["network"]
+    assert while_priced == ["mkl", "mkl"]
+    choices.use(DEFAULT)
+
+
+def test_a_timed_run_is_one_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LEAST_SECONDS", "ROUNDS"):
+        monkeypatch.setattr(f"weft.planner.measure.{name}", FEW[name])
+    assert Stopwatch(Group()).seconds_once(lambda: None) > 0
