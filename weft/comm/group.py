@@ -23,6 +23,7 @@ from weft.comm.missing import missing_ranks
 from weft.core.clock import EventClock
 from weft.core.errors import InputError, RunError
 from weft.core.meter import Meter, Span
+from weft.core.streams import Streams, streams_of
 
 
 class Group:
@@ -49,6 +50,8 @@ class Group:
         self.world_ranks = tuple(range(size) if world_ranks is None else world_ranks)
         self.world_rank = self.world_ranks[rank]
         self.process_group, self.name, self.timeout = process_group, name, timeout
+        self.streams: Streams = streams_of(self.device)
+        """Of the device, for whoever moves rows between it and the host."""
         self.meter = meter or Meter()
         if self.device.type == "cuda":
             self.meter.use(EventClock.of(self.device))

@@ -1,0 +1,78 @@
+"""Offload and pipeline on a faked device: the numbers of single, no race, and one for every wait that is taken out."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.strategies.cases import Case
+from tests.strategies.session import Given, Planned, Session, check_case, reference
+from tests.streams import DEVICE_NAME, FakeStreams, RaceError
+from weft.comm import Group
+from weft.core.streams import COMPUTE, LOAD, STORE
+
+PINNED = Given(chunks=8, device_memory=1 << 40)
+"""A limit that is none, under which rows are not in the device's memory; slots of some chunks are used again."""
+CASES = [
+    Case(model="gcn"),
+    Case(model="gat", norm="batch"),
+    Case(model="sage", decoupled=True),
+    Case(model="gcn", without="prefetch"),
+]
+WAITS = {
+    "on load in bring": "pinned",  # before what compute makes of slots is there
+    "finish in bring": "pinned",  # before a slot is used again
+    "join in ahead": "pinned",  # before compute reads what is loaded
+    "lend in to_device": "pinned",
+    "lend in read": "pinned",
+    "on store in store": "pinned",  # before what is made is stored
+    "lend in store": "pinned",
+    "finish in host_reads": "pinned",  # before the host reads what was stored
+    "finish in host_writes": "pinned",
+    "join in stream_reads": "pinned",  # before what was stored is loaded
+    "finish in to_host": "pinned",
+    "finish in _buffer": "files",  # before staging memory is filled again
+}
+"""Each wait and loan of the two strategies, and where rows are to be so that it is the only one in its place."""
+REDUNDANT = {"join in stream_writes"}
+"""Held by the test of its own."""
+
+
+def given_for(rows: str, folder: Path) -> Given:
+    return Given(**PINNED, scratch=folder) if rows == "files" else PINNED
+
+
+def fake_group(streams: FakeStreams, group: Group | None = None) -> Group:
+    """A rank on the faked device."""
+    group = group or Group()
+    group.device, group.streams = DEVICE_NAME, streams
+    return group
+
+
+@pytest.mark.parametrize(
+    ("case", "rows", "late"),
+    [*product(CASES, ("pinned", "files"), (False, True))],
+    ids=lambda one: getattr(one, "id", str(one)),
+)
+def test_offload_has_no_race(case: Case, rows: str, late: bool, tmp_path: Path) -> None:
+    given = given_for(rows, tmp_path)
+    planned, _ = Planned.of(case, "offload", given, 1), reference(case)
+    with FakeStreams(late=late) as streams:
+        check_case(fake_group(streams), case, "offload", given, planned)
+    used = {COMPUTE, STORE} if case.without else {COMPUTE, LOAD, STORE}
+    assert used == set(streams.streams) & {COMPUTE, LOAD, STORE}, "copies are in streams of their own"
+    if not case.without:
+        assert set(streams.places) <= {*WAITS, *REDUNDANT}, "a wait that no planted error takes out"
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("place", WAITS)
+def test_a_wait_that_is_taken_out_of_offload_is_found(place: str, late: bool, tmp_path: Path) -> None:
+    case, given = Case(model="gcn"), given_for(WAITS[place], tmp_path)
+    planned = Planned.of(case, "offload", given, 1)
+    with pytest.raises(RaceError), FakeStreams(place, late=late) as streams:  # noqa: PT012
+        session = Session(case, "offload", fake_group(streams), given, planned)
+        session.step(0)
+        session.evaluation()
