@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import on_ranks
 from tests.strategies.cases import Case
-from tests.strategies.session import Given, Planned, Session, check_case, reference
+from tests.strategies.session import Given, Planned, Session, check_case, part_by, reference
 from tests.streams import DEVICE_NAME, FakeStreams, RaceError
 from weft.comm import Group
 from weft.core.streams import COMPUTE, LOAD, STORE
@@ -45,9 +46,9 @@ def given_for(rows: str, folder: Path) -> Given:
 
 
 def fake_group(streams: FakeStreams, group: Group | None = None) -> Group:
-    """A rank on the faked device."""
+    """A rank on the faked device, which talks to others by gloo."""
     group = group or Group()
-    group.device, group.streams = DEVICE_NAME, streams
+    group.device, group.streams, group.staged = DEVICE_NAME, streams, True
     return group
 
 
@@ -72,7 +73,46 @@ def test_offload_has_no_race(case: Case, rows: str, late: bool, tmp_path: Path) 
 def test_a_wait_that_is_taken_out_of_offload_is_found(place: str, late: bool, tmp_path: Path) -> None:
     case, given = Case(model="gcn"), given_for(WAITS[place], tmp_path)
     planned = Planned.of(case, "offload", given, 1)
-    with pytest.raises(RaceError), FakeStreams(place, late=late) as streams:  # noqa: PT012
-        session = Session(case, "offload", fake_group(streams), given, planned)
+    with pytest.raises(RaceError):
+        run_steps(Group(), case, "offload", given, planned, place, late)
+
+
+def run_steps(
+    group: Group, case: Case, strategy: str, given: Given, planned: Planned, place: str = "", late: bool = False
+) -> None:
+    """A step and an evaluation, without a wait."""
+    with FakeStreams(place, late=late) as streams:
+        session = Session(case, strategy, fake_group(streams, group), given, planned)
         session.step(0)
         session.evaluation()
+
+
+def check_rank(group: Group, case: Case, strategy: str, given: Given, planned: Planned, late: bool) -> None:
+    with FakeStreams(late=late) as streams:
+        check_case(fake_group(streams, group), case, strategy, given, planned)
+    assert {COMPUTE, LOAD, STORE} <= set(streams.streams)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("strategy", ["offload", "pipeline"])
+def test_ranks_have_no_race(strategy: str, late: bool) -> None:
+    """Nor does anything of the device reach gloo."""
+    case, given = Case(model="gcn"), Given(**PINNED, partition=part_by("random", Case(model="gcn"), 2))
+    planned, _ = Planned.of(case, strategy, given, 2), reference(case)
+    on_ranks(2, check_rank, case, strategy, given, planned, late)
+
+
+def check_planted(group: Group, given: Given, planned: Planned, place: str) -> None:
+    with pytest.raises(RaceError):
+        run_steps(group, Case(model="gcn"), "pipeline", given, planned, place)
+
+
+COVERED = ("finish in host_reads", "join in stream_reads", "finish in _buffer")
+"""Waits before reading, behind which of a pipeline's rows is always one before writing the others that have come."""
+
+
+@pytest.mark.parametrize("place", [place for place in WAITS if place not in COVERED])
+def test_a_wait_that_is_taken_out_of_pipeline_is_found(place: str) -> None:
+    case = Case(model="gcn")
+    given = Given(**PINNED, partition=part_by("random", case, 2))
+    on_ranks(2, check_planted, given, Planned.of(case, "pipeline", given, 2), place)
