@@ -115,9 +115,13 @@ class FakeStreams(TorchDispatchMode):
 
     def __enter__(self) -> FakeStreams:
         kernels, features = Kernels(self), Workload.features
-        to_device = lambda *given: self.to_device(features(*given))  # noqa: E731
+
+        def features_at(work: Workload, vertices: Any, device: torch.device) -> Tensor:
+            found = features(work, vertices, device)
+            return self.to_device(found) if device == DEVICE_NAME else found
+
         self._patches.enter_context(replaced(ops, "backend_of", lambda _: kernels))
-        self._patches.enter_context(replaced(Workload, "features", to_device))
+        self._patches.enter_context(replaced(Workload, "features", features_at))
         self._patches.enter_context(replaced(placed, "ThreadPoolExecutor", lambda *_, **__: Loader(self)))
         for name in ON_HOST:
             self._patches.enter_context(replaced(host_native, name, self._by_host(getattr(host_native, name))))
@@ -361,7 +365,7 @@ class Kernels:
             ones = tensors((given, named, adjacency_tensors(adjacency)))
             reads = [(one, sources(one, adjacency, name)) for one in ones]
             into = tensors(named.get("into", given[4] if name == "spmm_transposed" and len(given) > 4 else None))
-            self._fake.note(name, reads, [(one, None) for one in into], tensors(made), made_there=True)
+            self._fake.note(name, reads, [(one, None) for one in into], tensors(made))
             return made
 
         return noted

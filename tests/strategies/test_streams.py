@@ -1,4 +1,4 @@
-"""Offload and pipeline on a faked device: the numbers of single, no race, and one for every wait that is taken out."""
+"""What copies rows on a faked device: the numbers of single, no race, and one for every wait that is taken out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 
 from tests.ranks import on_ranks
 from tests.strategies.cases import Case
+from tests.strategies.planted import replaced
 from tests.strategies.session import Given, Planned, Session, check_case, part_by, reference
 from tests.streams import DEVICE_NAME, FakeStreams, RaceError
+from weft.chunks import placed
 from weft.comm import Group
 from weft.core.streams import COMPUTE, LOAD, STORE
 
@@ -105,6 +107,22 @@ def test_ranks_have_no_race(strategy: str, late: bool) -> None:
 def check_planted(group: Group, given: Given, planned: Planned, place: str) -> None:
     with pytest.raises(RaceError):
         run_steps(group, Case(model="gcn"), "pipeline", given, planned, place)
+
+
+def check_chunks_of_tensor(group: Group, case: Case, given: Given, planned: Planned) -> None:
+    streams = FakeStreams()
+    with replaced(placed, "streams_of", lambda _: streams), streams:
+        check_case(group, case, "tensor", given, planned)
+    assert streams.streams[COMPUTE]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("model", ["gcn", "gat"])
+def test_chunks_of_tensor_have_no_race(model: str, size: int) -> None:
+    """Where rows are the host's, and aggregates a device's."""
+    case, given = Case(model=model, layers=2), Given(device_memory=8000, device=str(DEVICE_NAME))
+    planned, _ = Planned.of(case, "tensor", given, size), reference(case)
+    on_ranks(size, check_chunks_of_tensor, case, given, planned)
 
 
 COVERED = ("finish in host_reads", "join in stream_reads", "finish in _buffer")

@@ -108,9 +108,10 @@ class CudaStreams:
     apart = True
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._streams = {COMPUTE: torch.cuda.current_stream(device)}
-        self._streams |= {name: torch.cuda.Stream(device) for name in (LOAD, STORE)}
+        number = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", number)  # in every thread
+        self._streams = {COMPUTE: torch.cuda.current_stream(self.device)}
+        self._streams |= {name: torch.cuda.Stream(self.device) for name in (LOAD, STORE)}
 
     @property
     def _present(self) -> str:
