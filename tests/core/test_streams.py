@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import pytest
 import torch
 
 from tests.streams import DEVICE_NAME, FakeStreams, RaceError
-from weft.core.streams import COMPUTE, LOAD, STORE, Guard, InOrder, Staging, streams_of, to_host
+from weft.core.streams import COMPUTE, LOAD, STORE, CudaStreams, Guard, InOrder, Staging, streams_of, to_host
 
 SHAPE = (4, 3)
 Work = Callable[[FakeStreams], None]
@@ -101,3 +103,68 @@ def test_the_cpu_has_nothing_to_wait_for() -> None:
     assert streams.to_device(rows) is rows
     with streams.on(LOAD, None), Staging(streams).lend(*SHAPE, torch.float64) as found:
         assert (found.shape, found.dtype) == (SHAPE, torch.float64)
+
+
+class FakeCuda:
+    """What CudaStreams asks of torch.cuda, written down."""
+
+    def __init__(self) -> None:
+        self.present, self.said, self.names = "default", list[str](), iter(("first", "second"))
+
+    def Stream(self, _device: torch.device) -> FakeCudaStream:
+        return FakeCudaStream(self, next(self.names))
+
+    def Event(self, *, blocking: bool) -> FakeCudaEvent:
+        assert blocking
+        return FakeCudaEvent(self)
+
+    def current_stream(self, device: torch.device) -> FakeCudaStream:
+        assert device.index == 3, "of the rank's GPU, whichever is the thread's"
+        return FakeCudaStream(self, self.present)
+
+    def current_device(self) -> int:
+        return 3
+
+    @contextmanager
+    def stream(self, stream: FakeCudaStream) -> Iterator[None]:
+        before, self.present = self.present, stream.name
+        yield
+        self.present = before
+
+
+@dataclass
+class FakeCudaStream:
+    cuda: FakeCuda = field(compare=False)
+    name: str
+
+    def wait_event(self, event: FakeCudaEvent) -> None:
+        self.cuda.said.append(f"{self.name} waits for {event.of}")
+
+
+@dataclass
+class FakeCudaEvent:
+    cuda: FakeCuda
+    of: str = ""
+
+    def record(self, stream: FakeCudaStream) -> None:
+        self.of = stream.name
+
+    def synchronize(self) -> None:
+        self.cuda.said.append(f"host waits for {self.of}")
+
+
+def test_marks_of_cuda_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code for CUDA over what takes notes, since nothing else runs it here."""
+    cuda = FakeCuda()
+    for name in ("Stream", "Event", "current_stream", "current_device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    streams = CudaStreams(torch.device("cuda"))
+    computed = streams.mark()
+    with streams.on(LOAD, computed):
+        loaded = streams.mark()
+    streams.join(loaded)
+    streams.finish(loaded)
+    streams.join(None)
+    streams.finish(None)
+    assert [computed.stream, loaded.stream] == [COMPUTE, LOAD]
+    assert cuda.said == ["first waits for default", "default waits for first", "host waits for first"]
