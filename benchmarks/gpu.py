@@ -282,11 +282,12 @@ def offload(options: argparse.Namespace, emit: Emit) -> Steps:
     """Rows of a host's table to a GPU's slots: as offload brings them today, and read over the bus by the kernel."""
 
     def gathers() -> None:
+        from weft.core.streams import Staging, streams_of
         from weft.store.rows import MemoryRows
 
         width, count = 64, options.rows // 2
         device = torch.device(options.device)
-        table = MemoryRows(options.rows, width, torch.float32, torch.device("cpu"), pinned=device.type == "cuda")
+        table = MemoryRows(options.rows, width, torch.float32, torch.device("cpu"), Staging(streams_of(device)))
         table.tensor().uniform_()
         rows = torch.randperm(options.rows)[:count].sort().values
         out, there = torch.empty(count, width, device=device), rows.to(device)

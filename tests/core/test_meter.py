@@ -20,7 +20,8 @@ class FakeEvent:
     def __init__(self, log: list[str], ticks: count[int]) -> None:
         self.log, self.ticks, self.at = log, ticks, -1
 
-    def record(self) -> None:
+    def record(self, stream: str) -> None:
+        assert stream == "present"
         self.log.append("record")
         self.at = next(self.ticks)
 
@@ -33,7 +34,7 @@ class FakeEvent:
 def use_fake_events(meter: Meter) -> list[str]:
     """What the clock that the meter then has is asked, in order."""
     log: list[str] = []
-    meter.use(EventClock(partial(FakeEvent, log, count()), lambda: log.append("wait")))
+    meter.use(EventClock(partial(FakeEvent, log, count()), lambda: "present", lambda: log.append("wait")))
     return log
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.engine.running import (
     wait_for_epoch,
 )
 from tests.ranks import spawn
+from weft.comm import Group
 from weft.core import record
 from weft.core.errors import InputError
 from weft.partition import make_book
@@ -228,6 +230,15 @@ def test_k_and_k_epochs_are_2k(tmp_path: Path) -> None:
         assert torch.equal(value, load_file(in_two / "model.safetensors")[name])
         assert torch.equal(value, model.state_dict()[name])
         assert torch.equal(value, again.state_dict()[name])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_ranks_that_share_a_gpu_are_told(
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("weft.engine.run.Group", partial(Group, staged=shared))
+    weft.train("sbm:vertices=60,degree=4,features=4,classes=2", "gcn", out=tmp_path / "run", epochs=1, quiet=True)
+    assert capfd.readouterr().err.count("weft: warning: ranks share a GPU") == shared
 
 
 def test_patience(tmp_path: Path) -> None:

@@ -237,12 +237,12 @@ class ChunkAggregates:
         for source in sources if step.values and not round_.in_place else ():
             source.rows.gather(index["load"], source.values, index["load_slots"])
         slots = ("fetch_slots", "give_slots", "flush_slots", *(("serve", "take") * self.runtime.optimisations.share))
-        index |= {name: index[name].to(self.device) for name in slots if name in index}
+        index |= {name: self.runtime.to_device(index[name]) for name in slots if name in index}
         read, span = self.runtime.read, round_.targets
         own = {port: read(self.table.arrays[port], span) for port in step.own_ports}
         wanted = (self.table.result, *self.table.kept) if step.kept else ()
         found = tuple(read(rows, span) for rows in wanted if rows is not None)
-        topology = round_.topology(self.layout, self.device, step.edges)
+        topology = round_.topology(self.layout, self.runtime.to_device, step.edges)
         return Loaded(index=index, topology=topology, own=own, kept=found)
 
     def _count(self, round_: PlacedRound, loaded: Loaded, sources: list[Source], step: AggregateStep) -> None:

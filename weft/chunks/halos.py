@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.comm import Expected, Group, Key, Messages
+from weft.core.streams import to_host
 
 Found = TypeVar("Found")
 Level = tuple[int, int]
@@ -106,7 +107,7 @@ class HaloFlow:
 
     def _send(self, rank: int, level: Level, chunk: int, rows: Tensor) -> None:
         self._sent[level] += rows.numel()
-        self._held.append((rank, self._key(level, chunk), rows.reshape(-1).contiguous()))
+        self._held.append((rank, self._key(level, chunk), to_host(self.group.streams, rows.reshape(-1).contiguous())))
 
     def _let_go(self, *, last: bool) -> None:
         """Sends what a chunk has left; last: it is the level's last one."""

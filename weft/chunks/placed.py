@@ -17,6 +17,7 @@ from weft.chunks.rank import RankChunks
 from weft.chunks.slots import PlacedRound
 from weft.chunks.tables import BoundaryRows, Rows
 from weft.comm import Group
+from weft.core.streams import COMPUTE, LOAD, STORE, InOrder, Mark, Staging, streams_of
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
 from weft.store.files import ArrayFile, ArrayMemory, release
 from weft.store.rows import host_rows
@@ -28,8 +29,10 @@ Brought = TypeVar("Brought")
 class RowPool:
     """Memory of the host for rows, in files of a folder, plain or pinned; what is freed is used again."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, folder: Path | None, *, in_memory: bool) -> None:
-        self.dtype, self.device, self.folder, self.in_memory = dtype, device, folder, in_memory
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, staging: Staging, folder: Path | None, *, in_memory: bool
+    ) -> None:
+        self.dtype, self.device, self.staging, self.folder, self.in_memory = dtype, device, staging, folder, in_memory
         self._free: dict[tuple[int, int], list[Rows]] = defaultdict(list)
 
     def alloc(self, num_rows: int, width: int) -> Rows:
@@ -37,7 +40,15 @@ class RowPool:
         free = self._free[num_rows, width]
         if free:
             return free.pop()
-        return host_rows(num_rows, width, self.dtype, device=self.device, folder=self.folder, in_memory=self.in_memory)
+        return host_rows(
+            num_rows,
+            width,
+            self.dtype,
+            device=self.device,
+            staging=self.staging,
+            folder=self.folder,
+            in_memory=self.in_memory,
+        )
 
     def free(self, *rows: Rows | None) -> None:
         """Frees rows."""
@@ -68,7 +79,10 @@ class Runtime(ABC):
         self.graph, self.optimisations, self.dtype = work.graph, work.optimisations, work.dtype
         self.group, self.meter, self.device = group, group.meter, device
         self.in_memory, self.prefetch, self.traced = in_memory, prefetch, traced
-        self.pool = RowPool(work.dtype, device, folder, in_memory=in_memory)
+        self.streams = group.streams if device == group.device else streams_of(device)
+        if in_memory:  # where nothing moves
+            self.streams = InOrder(device)
+        self.pool = RowPool(work.dtype, device, Staging(self.streams), folder, in_memory=in_memory)
         self.array_file = ArrayMemory() if in_memory else ArrayFile(folder)
 
     @abstractmethod
@@ -86,9 +100,13 @@ class Runtime(ABC):
         if self.traced:
             self.meter.transfer(tag, to_device, to_host)
 
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """A tensor of the host that nobody changes, on the device, for what is computed there."""
+        return self.streams.lend(self.streams.to_device(tensor), COMPUTE)
+
     def read(self, rows: Rows, span: slice) -> Tensor:
         """A range of rows, on the device."""
-        return rows.read(span.start, span.stop).to(self.device, non_blocking=True)
+        return self.streams.lend(rows.load(span.start, span.stop).to(self.device), COMPUTE)
 
     def read_grads(self, rows: Rows, span: slice) -> Tensor:
         """The gradients of a range of rows, on the device."""
@@ -98,8 +116,8 @@ class Runtime(ABC):
 
     def store(self, rows: Rows, span: slice, values: Tensor) -> None:
         """Puts a range of rows on the host."""
-        with self.meter.noted("store", "rows", bytes=values.nbytes):
-            rows.write(span.start, values)
+        with self.streams.on(STORE, self.streams.mark()), self.meter.noted("store", "rows", bytes=values.nbytes):
+            rows.write(span.start, self.streams.lend(values, STORE))
         self.transfer("rows", 0, values.nbytes)
 
     def deposit(self, into: Rows, span: slice, grad: Tensor) -> None:
@@ -118,26 +136,30 @@ class Runtime(ABC):
     ) -> Iterator[tuple[Item, Brought]]:
         """Each item with what is loaded for it, the next one's while the caller works on this one's.
 
-        ready: whether what the item of a number reads is there; the next one is loaded early only if it is.
+        ready: whether what the item of a number reads is there; the next one is loaded early only if it is. A device
+        that is apart loads an item's behind its work on the item before the last, for which the host waits as well, so
+        that no more than two items' are there at once.
         """
-        items = list(items)
+        items, streams, stream = list(items), self.streams, LOAD if self.prefetch else COMPUTE
 
-        def bring(number: int) -> Brought:
-            with self.meter.noted("load", "chunk", chunk=number):
-                return load(items[number])
+        def bring(number: int, behind: Mark | None) -> tuple[Brought, Mark | None]:
+            if number:
+                streams.finish(behind)
+            with streams.on(stream, None if number else behind), self.meter.noted("load", "chunk", chunk=number):
+                return load(items[number]), streams.mark()
 
-        if not self.prefetch:
-            yield from ((item, bring(number)) for number, item in enumerate(items))
-            return  # the caller lets go of what it got before it asks for the next
-        coming: Future[Brought] | None = None
+        coming: Future[tuple[Brought, Mark | None]] | None = None
+        behind = streams.mark()
         for number, item in enumerate(items):
-            loaded = bring(number) if coming is None else self._waited_for(coming)
-            early = number + 1 < len(items) and (ready is None or ready(number + 1))
-            coming = self._loader.submit(bring, number + 1) if early else None
+            loaded, there = bring(number, behind) if coming is None else self._waited_for(coming)
+            behind = streams.mark()
+            streams.join(there)
+            early = self.prefetch and number + 1 < len(items) and (ready is None or ready(number + 1))
+            coming = self._loader.submit(bring, number + 1, behind) if early else None
             yield item, loaded
-            del loaded
+            del loaded  # as the caller does with what it got, before it asks for the next
 
-    def _waited_for(self, coming: Future[Brought]) -> Brought:
+    def _waited_for(self, coming: Future[Item]) -> Item:
         with self.meter.noted("compute", "wait: load"):
             return coming.result()
 

@@ -141,7 +141,9 @@ class SegmentRuns:
         """What a segment gave for a range of rows that has a gradient, and that."""
         if not isinstance(reached, Boundary):
             if reached.requires_grad:
-                grad = out.live[0][span].to(reached.device)
+                grad = self.runtime.to_device(
+                    out.live[0][span]
+                )  # changed behind the next logits, which come behind this
                 release(out.live[0])
                 self.runtime.transfer("gradients", grad.nbytes, 0)
                 yield reached, grad

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -156,35 +156,39 @@ class PlacedRound:
         """An index set of the round, int64."""
         return self.array_file.get(self._indices[name]).long()
 
-    def topology(self, layout: Layout, device: torch.device, way: Way) -> SlotTopology:
+    def topology(self, layout: Layout, to_device: Callable[[Tensor], Tensor], way: Way) -> SlotTopology:
         """The edges on the device; `back`: good for the transpose alone, and for what needs no numbers of edges.
 
-        In memory there is one for all ways.
+        to_device: brings an array there. In memory there is one for all ways.
         """
         if not isinstance(self.array_file, ArrayMemory):
-            return self._topology(layout, device, way)
+            return self._topology(layout, to_device, way)
         if layout not in self._topologies:
-            self._topologies[layout] = self._topology(layout, device, "both")
+            self._topologies[layout] = self._topology(layout, to_device, "both")
         return self._topologies[layout]
 
-    def _topology(self, layout: Layout, device: torch.device, way: Way) -> SlotTopology:
+    def _topology(self, layout: Layout, to_device: Callable[[Tensor], Tensor], way: Way) -> SlotTopology:
         edges, get, known = self._edges[layout], self.array_file.get, None
-        left_out = torch.empty(0, dtype=edges.indices.dtype) if way == "back" else None
+
+        def bring(stored: ArrayRef) -> Tensor:
+            return to_device(get(stored))
+
+        left_out = to_device(torch.empty(0, dtype=edges.indices.dtype)) if way == "back" else None
         if way != "forward":
             indptr, indices, ids, weight = edges.transpose
             known = Transpose(
-                indptr=get(indptr),
-                indices=get(indices),
-                edge_ids=get(ids) if left_out is None else left_out,
-                weight=None if weight is None else get(weight),
+                indptr=bring(indptr),
+                indices=bring(indices),
+                edge_ids=bring(ids) if left_out is None else left_out,
+                weight=None if weight is None else bring(weight),
             )
         adjacency = Adjacency(
-            indptr=get(edges.indptr),
-            indices=get(edges.indices) if left_out is None else left_out,
+            indptr=bring(edges.indptr),
+            indices=bring(edges.indices) if left_out is None else left_out,
             num_sources=edges.num_sources,
-            weight=None if edges.weight is None or left_out is not None else get(edges.weight),
+            weight=None if edges.weight is None or left_out is not None else bring(edges.weight),
             known_transpose=known,
-        ).to(device)
+        )
         sources, targets = get(self._sources).long(), get(self._targets).long()
         return SlotTopology(
             adjacency,

@@ -14,6 +14,7 @@ from weft.comm.exchange import (
     sum_over_ranks,
     sum_shared,
 )
+from weft.comm.gpus import own_gpu
 from weft.comm.group import Group, Pending
 from weft.comm.halo import EdgeSlices, Halo, PendingRows, slice_edges
 from weft.comm.join import join
@@ -42,6 +43,7 @@ __all__ = [
     "join",
     "make_route",
     "make_sum_route",
+    "own_gpu",
     "rows_to_cols",
     "slice_edges",
     "sum_gradients",

@@ -23,6 +23,7 @@ from weft.comm.missing import missing_ranks
 from weft.core.clock import EventClock
 from weft.core.errors import InputError, RunError
 from weft.core.meter import Meter, Span
+from weft.core.streams import Streams, streams_of, to_host
 
 
 class Group:
@@ -30,7 +31,8 @@ class Group:
 
     Made by `join`, or directly for one rank, which talks to nobody. world_ranks: their numbers among all ranks; None:
     they are all. process_group: through which they talk. name: of the axis, as meters tell its collectives from others.
-    timeout: after which a peer that does not answer is lost.
+    timeout: after which a peer that does not answer is lost. staged: what is on the device goes by the host, since
+    ranks that share a GPU have gloo alone.
     """
 
     def __init__(
@@ -44,11 +46,14 @@ class Group:
         process_group: dist.ProcessGroup | None = None,
         name: str = "",
         timeout: timedelta | None = None,
+        staged: bool = False,
     ) -> None:
-        self.rank, self.size, self.device = rank, size, torch.device(device)
+        self.rank, self.size, self.device, self.staged = rank, size, torch.device(device), staged
         self.world_ranks = tuple(range(size) if world_ranks is None else world_ranks)
         self.world_rank = self.world_ranks[rank]
         self.process_group, self.name, self.timeout = process_group, name, timeout
+        self.streams: Streams = streams_of(self.device)
+        """Of the device, for whoever moves rows between it and the host."""
         self.meter = meter or Meter()
         if self.device.type == "cuda":
             self.meter.use(EventClock.of(self.device))
@@ -80,7 +85,9 @@ class Group:
                         process_group=made,
                         name=f"{name} {ranks} ",
                         timeout=self.timeout,
+                        staged=self.staged,
                     )
+                    self._axes[name].streams = self.streams
 
     @cached_property
     def beside(self) -> Group:
@@ -118,30 +125,41 @@ class Group:
         """The sum of `values` over the ranks, in a fixed order; bytes are those of a ring."""
         if self.size == 1:
             return values
-        total = values.clone(memory_format=torch.contiguous_format)
+        total = self.sendable(values).clone(memory_format=torch.contiguous_format)
         payload = 2 * values.numel() * values.element_size() * (self.size - 1) // self.size
         with self._collective("all_reduce", tag, payload, payload):
             dist.all_reduce(total, group=self.process_group)
-        return total
+        return self.received(total, values)
 
     def broadcast(self, values: Tensor, *, tag: str) -> None:
         """Overwrites `values` with rank 0's."""
         if self.size > 1:
             payload = values.numel() * values.element_size()
+            sent = self.sendable(values)
             with self._collective("broadcast", tag, 0 if self.rank else payload, payload if self.rank else 0):
-                dist.broadcast(values, group_src=0, group=self.process_group)
+                dist.broadcast(sent, group_src=0, group=self.process_group)
+            if sent is not values:
+                values.copy_(sent)
 
     def all_gather_object(self, report: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's `report` (plain JSON values), in rank order, on every rank."""
         if self.size == 1:
             return [report]
-        text = torch.frombuffer(bytearray(json.dumps(report).encode()), dtype=torch.uint8).to(self.device)
-        lengths = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
+        text = torch.frombuffer(bytearray(json.dumps(report).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         with self._collective("all_gather", "report", 8 * (self.size - 1), 8 * (self.size - 1)):
-            dist.all_gather(lengths, torch.tensor([len(text)], device=self.device), group=self.process_group)
+            dist.all_gather(lengths, torch.tensor([len(text)]), group=self.process_group)
         counts = [int(length) for length in lengths]
         texts = self.all_to_all(text.repeat(self.size), [len(text)] * self.size, counts, tag="report")
         return [json.loads(bytes(part.tolist())) for part in texts.split(counts)]
+
+    def sendable(self, values: Tensor) -> Tensor:
+        """A tensor where the ranks' network takes it from."""
+        return to_host(self.streams, values) if self.staged else values
+
+    def received(self, values: Tensor, like: Tensor) -> Tensor:
+        """What the network has brought, where another tensor is."""
+        return self.streams.to_device(values) if self.staged and self.streams.holds(like) else values
 
     def close(self) -> None:
         """Leaves the process group, and those of the axes: when all ranks are done, or this one cannot go on."""
@@ -215,8 +233,9 @@ class Exchange:
 
     Counts are elements per rank. ring: each pair of ranks for itself, the next rank in the ring first, so that no two
     ranks send to the same one first and what has arrived can be used (NeutronStar, section 4.3); else, and on GPUs, by
-    the backend's own all_to_all. Counted as one collective when all is here; its seconds are those spent in here, not
-    those in which the caller does something else.
+    the backend's own all_to_all: under NCCL one group of sends and receives, in a stream of its own, for which this
+    rank's present stream waits, and not the host. Counted as one collective when all is here; its seconds are those
+    spent in here, not those in which the caller does something else.
 
     key: in a ring, ranks may begin exchanges of different keys in different orders; the backend's own have no key, and
     all ranks begin them in one order. One that is under way is not begun again.
@@ -236,16 +255,17 @@ class Exchange:
         key = key or group.next_key(tag)
         assert key.slot not in group.under_way, f"exchange {key} is under way already"
         group.under_way.add(key.slot)
-        self._group, self._tag, self._key, self._send = group, tag, key, send.contiguous()
+        self._group, self._tag, self._key, self._given = group, tag, key, send
+        self._send = group.sendable(send.contiguous())
         self._sent, self._received = _others(send, send_counts, group), _others(send, recv_counts, group)
-        self._buffer = torch.empty(sum(recv_counts), dtype=send.dtype, device=send.device)
+        self._buffer = torch.empty(sum(recv_counts), dtype=send.dtype, device=self._send.device)
         self._parts: Sequence[Tensor] = self._buffer.split(list(recv_counts))
         self._sends: list[dist.Work] = []
         self._receives: dict[int, dist.Work] = {}
         self._spans: list[Span] = []
         self._done = False
         with self._timed():
-            if ring and send.device.type == "cpu":
+            if ring and self._send.device.type == "cpu":
                 self._start_ring(self._send.split(list(send_counts)))
             elif group.size > 1:
                 counts = list(recv_counts), list(send_counts)
@@ -263,14 +283,14 @@ class Exchange:
             while self._sends and rank is None:
                 self._sends.pop().wait()  # once: gloo would wait for another message
         if rank is not None:
-            return self._parts[rank]
+            return self._group.received(self._parts[rank], self._given)
         if not self._done:
             self._done = True
             self._group.under_way.remove(self._key.slot)
             self._group.count(self._tag, self._sent, self._received, self._key, self._spans)
             under_way = Span(self._spans[0].start, self._spans[-1].stop)
             self._group.note(self._tag, self._sent, self._received, under_way)
-        return self._buffer
+        return self._group.received(self._buffer, self._given)
 
     def _start_ring(self, parts: Sequence[Tensor]) -> None:
         """Receives first: gloo's pairs have one queue, in which a peer's leave to send would wait behind a message."""

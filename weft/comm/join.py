@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from weft.comm.connecting import without_gloo_lines
+from weft.comm.gpus import BOTH, each_has_its_own, own_gpu
 from weft.comm.group import Group
 from weft.core.errors import InputError, RunError
 from weft.core.meter import Meter
@@ -22,24 +23,29 @@ def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_meth
     """Joins the ranks that torchrun or the launcher started (RANK, WORLD_SIZE, LOCAL_RANK in the environment).
 
     Ranks that have joined and not left yet go on as they are, with another meter; those that have left meet anew.
+    Ranks on GPUs talk by NCCL, or, where some share one, by gloo and the host.
     InputError if the environment is not torchrun's; RunError if the others do not come within the timeout.
     """
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        local = int(os.environ["LOCAL_RANK"])
+        int(os.environ["LOCAL_RANK"])
     except (KeyError, ValueError) as error:
         raise InputError(f"RANK, WORLD_SIZE or LOCAL_RANK is not as torchrun sets it ({error}): unset them") from error
     if size == 1:
         return Group(meter=meter, device=device)
-    if device == "cuda":
-        torch.cuda.set_device(local)
-        device = f"cuda:{local}"
-    backend = "nccl" if device.startswith("cuda") else "gloo"
+    backend, at = "gloo", torch.device(device)
+    if at.type == "cuda":
+        at = own_gpu()
+        torch.cuda.set_device(at)
     timeout, started = timedelta(seconds=timeout_seconds), time.perf_counter()
     try:
         if not dist.is_initialized():
             store = _meeting(_store(init_method, rank, size, timeout), rank)
             store.set_timeout(timeout)
+            if at.type == "cuda" and each_has_its_own(
+                store, rank, size, str(torch.cuda.get_device_properties(at).uuid)
+            ):
+                backend = BOTH
             with without_gloo_lines():
                 dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError, dist.DistError) as error:
@@ -48,7 +54,8 @@ def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_meth
         raise RunError(
             f"rank {rank} did not meet the other {size - 1}{where}: given up after {seconds:.0f} s ({reason})"
         ) from error
-    return Group(rank, size, meter, device, process_group=dist.group.WORLD, timeout=timeout)
+    staged = at.type == "cuda" and dist.get_backend_config() != BOTH
+    return Group(rank, size, meter, at, process_group=dist.group.WORLD, timeout=timeout, staged=staged)
 
 
 @cache

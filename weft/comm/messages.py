@@ -25,7 +25,7 @@ class Expected(NamedTuple):
 
 
 class Messages:
-    """Messages under way between the ranks of a group.
+    """Messages under way between the hosts of a group's ranks, by gloo: NCCL knows no tags, and its waits do not wait.
 
     expected: by rank, what that sends here, in the order in which it is waited for. A thread for each rank waits, and
     one for all that leaves, so that the caller sees what is here without waiting. Receives begin at once, since gloo's
@@ -46,7 +46,7 @@ class Messages:
         """When the caller waited."""
         self._threads = [threading.Thread(target=self._see_off, daemon=True)]
         for rank, ones in expected.items():
-            coming = [(one.key, torch.empty(one.numbers, dtype=dtype, device=group.device)) for one in ones]
+            coming = [(one.key, torch.empty(one.numbers, dtype=dtype)) for one in ones]
             with group.named("messages", tag):
                 works = [
                     dist.irecv(buffer, group=group.process_group, group_src=rank, tag=key.slot)
@@ -57,7 +57,7 @@ class Messages:
             thread.start()
 
     def send(self, rank: int, key: Key, values: Tensor) -> None:
-        """Begins to send a contiguous tensor, which is not to be changed. RunError where a peer is lost."""
+        """Begins to send a contiguous tensor of the host, which is not to be changed. RunError where a peer is lost."""
         since = self._group.meter.stamp()
         with self._group.named("messages", self._tag):
             work = dist.isend(values, group=self._group.process_group, group_dst=rank, tag=key.slot)
@@ -68,7 +68,7 @@ class Messages:
         return (rank, key) in self._here
 
     def take(self, rank: int, key: Key) -> Tensor:
-        """A message that is here, flat."""
+        """A message that is here, flat, on the host."""
         return self._here.pop((rank, key))
 
     def idle(self, seen: int) -> None:

@@ -42,21 +42,23 @@ class HostClock:
 class EventClock:
     """Seconds of a GPU: events take their place in its stream, so that neither it nor the host stands still.
 
-    make: an event such as `torch.cuda.Event(enable_timing=True)`. wait_for_all: returns when the GPU has done all.
-    Not measured on a GPU yet.
+    make: an event such as `torch.cuda.Event(enable_timing=True)`. stream: the one in whose order the event happens.
+    wait_for_all: returns when the GPU has done all. Not measured on a GPU yet.
     """
 
-    def __init__(self, make: Callable[[], Any], wait_for_all: Callable[[], None]) -> None:
-        self._make, self._wait_for_all = make, wait_for_all
+    def __init__(self, make: Callable[[], Any], stream: Callable[[], Any], wait_for_all: Callable[[], None]) -> None:
+        self._make, self._stream, self._wait_for_all = make, stream, wait_for_all
 
     @classmethod
     def of(cls, device: torch.device) -> EventClock:
-        """Of a CUDA device's current streams."""
-        return cls(partial(torch.cuda.Event, enable_timing=True), partial(torch.cuda.synchronize, device))
+        """Of a CUDA device's current streams, in whichever thread: others' present device may be another."""
+        cuda = torch.cuda
+        make, stream = partial(cuda.Event, enable_timing=True), partial(cuda.current_stream, device)
+        return cls(make, stream, partial(cuda.synchronize, device))
 
     def now(self) -> Any:
         event = self._make()
-        event.record()
+        event.record(self._stream())
         return event
 
     def wait(self) -> None:

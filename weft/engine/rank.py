@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.comm import Group
+from weft.comm import Group, own_gpu
 from weft.core.choices import DEFAULT, Choices, use
 from weft.core.config import Config
 from weft.core.memory import keep_pages
@@ -37,6 +37,11 @@ from weft.nn import Workload
 from weft.partition import Quality
 from weft.strategies import Plan, get_strategy
 from weft.strategies.probe import probe
+
+SHARED = (
+    "weft: warning: ranks share a GPU, which NCCL does not do: what they exchange goes by the host and gloo, for "
+    "tests: give fewer --workers"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +114,9 @@ def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def use_own_gpu(config: Config) -> None:
-    """Has this rank work on the GPU of its number on the host, if it works on one."""
+    """Has this rank work on its GPU, if it works on one."""
     if config.device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(own_gpu())
 
 
 def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, *, impatient: bool = False) -> Ended:
@@ -124,6 +129,8 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
     config, work = job.config, plan.work
     use_own_gpu(config)
     choices = use_same(job.choices, group)
+    if group.staged and group.rank == 0:
+        print(SHARED, file=sys.stderr, flush=True)
     probe_seconds = 0.0
     if config.measure and plan.machine is None:
         started = time.perf_counter()

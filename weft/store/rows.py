@@ -9,19 +9,24 @@ import torch
 from torch import Tensor
 
 from weft.core import native
+from weft.core.streams import Guard, InOrder, Staging, Streams, to_host
 from weft.store.files import ScratchFile
 
 BLOCK_BYTES = 1 << 14  # of rows that are cleared as one
+ON_CPU = Staging(InOrder(torch.device("cpu")))
 
 
 class HostRows:
     """Rows [n, F] on the host in a file, zero at first; what is moved takes no memory but the caller's.
 
-    dtype: float32 or float64. folder: None for that for temporary files.
+    dtype: float32 or float64. folder: None for that for temporary files. staging: through which they go to a device.
     RunError where the file's folder has no room. One call at a time.
     """
 
-    def __init__(self, num_rows: int, width: int, dtype: torch.dtype, folder: Path | None = None) -> None:
+    def __init__(
+        self, num_rows: int, width: int, dtype: torch.dtype, folder: Path | None = None, staging: Staging = ON_CPU
+    ) -> None:
+        self._staging, self._streams = staging, staging.streams
         self.num_rows, self.width, self.dtype = num_rows, width, dtype
         self.num_bytes = num_rows * width * dtype.itemsize
         self._file = ScratchFile(self.num_bytes, folder)
@@ -30,9 +35,16 @@ class HostRows:
 
     def read(self, first: int, end: int) -> Tensor:
         """A copy of the rows [end - first, F] from `first` on."""
+        return self._read(first, end, torch.empty(end - first, self.width, dtype=self.dtype))
+
+    def load(self, first: int, end: int) -> Tensor:
+        """The same on the device."""
+        with self._staging.lend(end - first, self.width, self.dtype) as found:
+            return self._streams.to_device(self._read(first, end, found))
+
+    def _read(self, first: int, end: int, out: Tensor) -> Tensor:
         assert 0 <= first <= end <= self.num_rows
         self._settle(first, end)
-        out = torch.empty(end - first, self.width, dtype=self.dtype)
         return self._file.read(first * self.width * self.dtype.itemsize, out)
 
     def write(self, first: int, rows: Tensor) -> None:
@@ -43,7 +55,7 @@ class HostRows:
         end, block = first + len(rows), self._block
         self._cleared[-(-first // block) : len(self._cleared) if end == self.num_rows else end // block] = 0
         self._settle(first, end)
-        self._file.write(first * self.width * self.dtype.itemsize, rows.detach().to("cpu", self.dtype))
+        self._file.write(first * self.width * self.dtype.itemsize, to_host(self._streams, rows.detach()).to(self.dtype))
 
     def gather(self, rows: Tensor, out: Tensor, places: Tensor | None = None) -> None:
         """`out[places[i]] = self[rows[i]]`; rows int64 [c], ascending and distinct; out [K, F] contiguous.
@@ -52,13 +64,13 @@ class HostRows:
         """
         self._check(rows, out)
         self._settle(0, self.num_rows)
-        if out.device.type == "cpu":
-            with self._file.explained():
-                native.gather_file_rows(self._file.handle, rows, places, out)
-        else:
-            found = torch.empty(len(rows), self.width, dtype=self.dtype, pin_memory=out.is_cuda)
-            self.gather(rows, found)
-            _put(found, out, places)
+        if self._streams.holds(out):
+            with self._staging.lend(len(rows), self.width, self.dtype) as found:
+                self.gather(rows, found)
+                _put(found, out, places, self._streams)
+            return
+        with self._file.explained():
+            native.gather_file_rows(self._file.handle, rows, places, out)
 
     def add(self, rows: Tensor, values: Tensor, places: Tensor | None = None) -> None:
         """`self[rows[i]] += values[places[i]]`; rows int64 [c], ascending and distinct; values [K, F].
@@ -66,8 +78,8 @@ class HostRows:
         places None: values[i].
         """
         self._check(rows, values)
-        if values.device.type != "cpu":
-            values, places = _taken(values, places).to("cpu"), None
+        if self._streams.holds(values):
+            values, places = to_host(self._streams, _taken(values, places)), None
         with self._file.explained():
             native.add_file_rows(
                 self._file.handle,
@@ -112,15 +124,22 @@ class HostRows:
 
 
 class MemoryRows:
-    """The same rows in the memory of a device; pinned: of the host, where a GPU reaches them by itself."""
+    """The same rows in the memory of a device; staging: of the host instead, for a device that is apart from it.
+
+    There they are pinned, and copies of them are under way while the host goes on: what is read waits for them.
+    """
 
     def __init__(
-        self, num_rows: int, width: int, dtype: torch.dtype, device: torch.device, *, pinned: bool = False
+        self, num_rows: int, width: int, dtype: torch.dtype, device: torch.device, staging: Staging = ON_CPU
     ) -> None:
         self.num_rows, self.width, self.dtype = num_rows, width, dtype
         self.num_bytes = num_rows * width * dtype.itemsize
-        self._pinned = pinned
-        self._rows = torch.zeros(num_rows, width, dtype=dtype, device=device, pin_memory=pinned)
+        self._staging, self._streams = staging, staging.streams
+        self._guard = Guard(self._streams)
+        if self._streams.apart:
+            self._rows = self._streams.pinned([num_rows, width], dtype).zero_()
+        else:
+            self._rows = torch.zeros(num_rows, width, dtype=dtype, device=device)
 
     @classmethod
     def of(cls, rows: Tensor) -> MemoryRows:
@@ -131,38 +150,58 @@ class MemoryRows:
 
     def read(self, first: int, end: int) -> Tensor:
         """The rows [end - first, F] from `first` on, in their own memory, not to be changed."""
+        self._guard.host_reads()
         return self._rows[first:end]
+
+    def load(self, first: int, end: int) -> Tensor:
+        """The same on the device."""
+        with self._guard.stream_reads():
+            return self._streams.to_device(self._rows[first:end]) if self._streams.apart else self._rows[first:end]
 
     def write(self, first: int, rows: Tensor) -> None:
         """Puts rows [m, F] in the place of those from `first` on."""
-        self._rows[first : first + len(rows)].copy_(rows.detach())
+        into = self._rows[first : first + len(rows)]
+        if self._streams.holds(rows):
+            with self._guard.stream_writes():
+                into.copy_(rows.detach(), non_blocking=True)
+        else:
+            self._guard.host_writes()
+            into.copy_(rows.detach())
 
     def gather(self, rows: Tensor, out: Tensor, places: Tensor | None = None) -> None:
         """`out[places[i]] = self[rows[i]]`; rows int64 [c], ascending and distinct; out [K, F], here or on the GPU.
 
         places None: out[i].
         """
-        device = self._rows.device
-        found = torch.empty(len(rows), self.width, dtype=self.dtype, device=device, pin_memory=self._pinned)
-        _put(torch.index_select(self._rows, 0, rows.to(device), out=found), out, places)
+        if not self._streams.apart:
+            _put(self._rows.index_select(0, rows.to(self._rows.device)), out, places, self._streams)
+            return
+        self._guard.host_reads()
+        with self._staging.lend(len(rows), self.width, self.dtype) as found:
+            _put(torch.index_select(self._rows, 0, rows, out=found), out, places, self._streams)
 
     def add(self, rows: Tensor, values: Tensor, places: Tensor | None = None) -> None:
         """`self[rows[i]] += values[places[i]]`; rows int64 [c], ascending and distinct; values [K, F].
 
         places None: values[i].
         """
-        add_rows(self._rows, rows.to(self._rows.device), _taken(values, places))
+        added = to_host(self._streams, _taken(values, places))
+        self._guard.host_writes()
+        add_rows(self._rows, rows.to(self._rows.device), added)
 
     def clear(self) -> None:
         """Makes all rows zero."""
+        self._guard.host_writes()
         self._rows.zero_()
 
     def tensor(self) -> Tensor:
         """All rows [n, F], shared."""
+        self._guard.host_writes()
         return self._rows
 
     def close(self) -> None:
         """Gives the memory back, unless a tensor shares it."""
+        self._guard.host_writes()
         self._rows = self._rows.new_empty(0, self.width)
 
 
@@ -171,13 +210,13 @@ def _taken(values: Tensor, places: Tensor | None) -> Tensor:
     return values if places is None else values.index_select(0, places.to(values.device))
 
 
-def _put(found: Tensor, out: Tensor, places: Tensor | None) -> None:
+def _put(found: Tensor, out: Tensor, places: Tensor | None, streams: Streams) -> None:
     """`out[places[i]] = found[i]`, by one copy where places are a run; None: out[i]."""
     first, count = 0 if places is None or not len(places) else int(places[0]), len(found)
     if places is None or torch.equal(places.to("cpu"), torch.arange(first, first + count)):
         out[first : first + count].copy_(found, non_blocking=True)
     else:
-        out.index_copy_(0, places.to(out.device), found.to(out.device, non_blocking=True))
+        out.index_copy_(0, places.to(out.device), streams.to_device(found) if streams.apart else found.to(out.device))
 
 
 def host_rows(
@@ -186,17 +225,20 @@ def host_rows(
     dtype: torch.dtype,
     *,
     device: torch.device,
+    staging: Staging = ON_CPU,
     folder: Path | None = None,
     in_memory: bool = False,
 ) -> HostRows | MemoryRows:
     """Rows for a device to work on: in its memory, if they are to be; else on the host, in a file or, for a GPU without
     a folder's name, pinned.
+
+    staging: of the device's streams, where rows are on the host.
     """
     if in_memory:
         return MemoryRows(num_rows, width, dtype, device)
-    if device.type == "cuda" and folder is None:
-        return MemoryRows(num_rows, width, dtype, torch.device("cpu"), pinned=True)
-    return HostRows(num_rows, width, dtype, folder)
+    if staging.streams.apart and folder is None:
+        return MemoryRows(num_rows, width, dtype, device, staging)
+    return HostRows(num_rows, width, dtype, folder, staging)
 
 
 def add_rows(table: Tensor, rows: Tensor, added: Tensor) -> None:

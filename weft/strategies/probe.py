@@ -11,6 +11,7 @@ from torch import Tensor
 
 from weft.comm import Group
 from weft.core.errors import InputError, RunError
+from weft.core.streams import Staging
 from weft.cost import NOMINAL_RATES, Machine, Rates
 from weft.nn import (
     SPREAD,
@@ -139,7 +140,7 @@ def measured_rates(group: Group) -> Rates:
 
     As ratios to the first, to powers of two: noise is not to decide the order of chunks, which two runs are to share.
     """
-    rows = host_rows(MOVED_ROWS, MOVED_WIDTH, torch.float32, device=group.device)
+    rows = host_rows(MOVED_ROWS, MOVED_WIDTH, torch.float32, device=group.device, staging=Staging(group.streams))
     buffer = torch.zeros(MOVED_ROWS, MOVED_WIDTH, device=group.device)
     every = torch.arange(MOVED_ROWS)
     counts = [MOVED_ROWS * MOVED_WIDTH // group.size] * group.size

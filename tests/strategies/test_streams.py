@@ -1,0 +1,136 @@
+"""What copies rows on a faked device: the numbers of single, no race, and one for every wait that is taken out."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import on_ranks
+from tests.strategies.cases import Case
+from tests.strategies.planted import replaced
+from tests.strategies.session import Given, Planned, Session, check_case, part_by, reference
+from tests.streams import DEVICE_NAME, FakeStreams, RaceError
+from weft.chunks import placed
+from weft.comm import Group
+from weft.core.streams import COMPUTE, LOAD, STORE
+
+PINNED = Given(chunks=8, device_memory=1 << 40)
+"""A limit that is none, under which rows are not in the device's memory; slots of some chunks are used again."""
+CASES = [
+    Case(model="gcn"),
+    Case(model="gat", norm="batch"),
+    Case(model="sage", decoupled=True),
+    Case(model="gcn", without="prefetch"),
+]
+WAITS = {
+    "on load in bring": "pinned",  # before what compute makes of slots is there
+    "finish in bring": "pinned",  # before a slot is used again
+    "join in ahead": "pinned",  # before compute reads what is loaded
+    "lend in to_device": "pinned",
+    "lend in read": "pinned",
+    "on store in store": "pinned",  # before what is made is stored
+    "lend in store": "pinned",
+    "finish in host_reads": "pinned",  # before the host reads what was stored
+    "finish in host_writes": "pinned",
+    "join in stream_reads": "pinned",  # before what was stored is loaded
+    "finish in to_host": "pinned",
+    "finish in _buffer": "files",  # before staging memory is filled again
+}
+"""Each wait and loan of the two strategies, and where rows are to be so that it is the only one in its place."""
+REDUNDANT = {"join in stream_writes"}
+"""Held by the test of its own."""
+
+
+def given_for(rows: str, folder: Path) -> Given:
+    return Given(**PINNED, scratch=folder) if rows == "files" else PINNED
+
+
+def fake_group(streams: FakeStreams, group: Group | None = None) -> Group:
+    """A rank on the faked device, which talks to others by gloo."""
+    group = group or Group()
+    group.device, group.streams, group.staged = DEVICE_NAME, streams, True
+    return group
+
+
+@pytest.mark.parametrize(
+    ("case", "rows", "late"),
+    [*product(CASES, ("pinned", "files"), (False, True))],
+    ids=lambda one: getattr(one, "id", str(one)),
+)
+def test_offload_has_no_race(case: Case, rows: str, late: bool, tmp_path: Path) -> None:
+    given = given_for(rows, tmp_path)
+    planned, _ = Planned.of(case, "offload", given, 1), reference(case)
+    with FakeStreams(late=late) as streams:
+        check_case(fake_group(streams), case, "offload", given, planned)
+    used = {COMPUTE, STORE} if case.without else {COMPUTE, LOAD, STORE}
+    assert used == set(streams.streams) & {COMPUTE, LOAD, STORE}, "copies are in streams of their own"
+    if not case.without:
+        assert set(streams.places) <= {*WAITS, *REDUNDANT}, "a wait that no planted error takes out"
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("place", WAITS)
+def test_a_wait_that_is_taken_out_of_offload_is_found(place: str, late: bool, tmp_path: Path) -> None:
+    case, given = Case(model="gcn"), given_for(WAITS[place], tmp_path)
+    planned = Planned.of(case, "offload", given, 1)
+    with pytest.raises(RaceError):
+        run_steps(Group(), case, "offload", given, planned, place, late)
+
+
+def run_steps(
+    group: Group, case: Case, strategy: str, given: Given, planned: Planned, place: str = "", late: bool = False
+) -> None:
+    """A step and an evaluation, without a wait."""
+    with FakeStreams(place, late=late) as streams:
+        session = Session(case, strategy, fake_group(streams, group), given, planned)
+        session.step(0)
+        session.evaluation()
+
+
+def check_rank(group: Group, case: Case, strategy: str, given: Given, planned: Planned, late: bool) -> None:
+    with FakeStreams(late=late) as streams:
+        check_case(fake_group(streams, group), case, strategy, given, planned)
+    assert {COMPUTE, LOAD, STORE} <= set(streams.streams)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("strategy", ["offload", "pipeline"])
+def test_ranks_have_no_race(strategy: str, late: bool) -> None:
+    """Nor does anything of the device reach gloo."""
+    case, given = Case(model="gcn"), Given(**PINNED, partition=part_by("random", Case(model="gcn"), 2))
+    planned, _ = Planned.of(case, strategy, given, 2), reference(case)
+    on_ranks(2, check_rank, case, strategy, given, planned, late)
+
+
+def check_planted(group: Group, given: Given, planned: Planned, place: str) -> None:
+    with pytest.raises(RaceError):
+        run_steps(group, Case(model="gcn"), "pipeline", given, planned, place)
+
+
+def check_chunks_of_tensor(group: Group, case: Case, given: Given, planned: Planned) -> None:
+    streams = FakeStreams()
+    with replaced(placed, "streams_of", lambda _: streams), streams:
+        check_case(group, case, "tensor", given, planned)
+    assert streams.streams[COMPUTE]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("model", ["gcn", "gat"])
+def test_chunks_of_tensor_have_no_race(model: str, size: int) -> None:
+    """Where rows are the host's, and aggregates a device's."""
+    case, given = Case(model=model, layers=2), Given(device_memory=8000, device=str(DEVICE_NAME))
+    planned, _ = Planned.of(case, "tensor", given, size), reference(case)
+    on_ranks(size, check_chunks_of_tensor, case, given, planned)
+
+
+COVERED = ("finish in host_reads", "join in stream_reads", "finish in _buffer")
+"""Waits before reading, behind which of a pipeline's rows is always one before writing the others that have come."""
+
+
+@pytest.mark.parametrize("place", [place for place in WAITS if place not in COVERED])
+def test_a_wait_that_is_taken_out_of_pipeline_is_found(place: str) -> None:
+    case = Case(model="gcn")
+    given = Given(**PINNED, partition=part_by("random", case, 2))
+    on_ranks(2, check_planted, given, Planned.of(case, "pipeline", given, 2), place)
