@@ -68,6 +68,7 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
     check_rows_given(graph, model)
     plan = get_strategy(config.strategy)
     plan.check_size(config.workers)
+    plan.check_rows(work)
     work.outline(plan.traits, training=True)
     rows_device(config)
     if own_model:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.config import Config
+from weft.core.dtypes import is_narrow
 from weft.core.errors import InputError, unknown
 from weft.core.units import parse_bytes
 from weft.data import Graph
 from weft.engine.own import OwnFunctions
 from weft.engine.updates import OPTIMIZER_FLAGS, OPTIMIZERS, SCHEDULER_FLAGS, SCHEDULERS
-from weft.nn import FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel
+from weft.nn import FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel, row_dtype
 from weft.partition import METHODS, PartitionBook, make_book
 from weft.strategies import STRATEGIES, Options, Plan, VertexOptions, get_strategy
 
@@ -106,6 +107,10 @@ def options_of_families(config: Config, model: nn.Module | None) -> tuple[str, .
             raise InputError(
                 f"{spec.name} has no effect on a model of your own: leave it out, and make the {config.model} so"
             )
+    if is_narrow(getattr(torch, config.dtype)):
+        raise InputError(
+            f"dtype {config.dtype} is for models that are named, such as gcn: convert a model of your own to float32"
+        )
     if model is not None and config.dtype != dtype_name(model):
         raise InputError(
             f"dtype {config.dtype}: the model's parameters are {dtype_name(model)}: leave it out, or convert the model"
@@ -128,9 +133,8 @@ def options_without_own(config: Config, own: OwnFunctions) -> tuple[str, ...]:
 
 
 def dtype_name(model: nn.Module) -> str:
-    """The floating-point type of a model's parameters, as configurations have it."""
-    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
-    return str(dtype).removeprefix("torch.")
+    """The floating-point type of a model's rows, as configurations have it."""
+    return str(row_dtype(model)).removeprefix("torch.")
 
 
 def without_foreign_flags(config: Config, strategy: str) -> Config:

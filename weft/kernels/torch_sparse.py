@@ -19,7 +19,8 @@ from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, PairGra
 MAX_GATHERED = 1 << 24  # numbers gathered by edge at a time: 64 MiB of float32
 
 
-def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
+def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, wide: bool = False) -> Tensor:
+    del wide  # rows are not narrow here
     weight = adj.weight if weighted else None
     y = _scaled_product(adj.indptr, adj.indices, weight, x, scale.source, scale.target)
     if scale.loop is not None:
@@ -27,7 +28,10 @@ def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
     return y
 
 
-def spmm_transposed(adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None) -> Tensor:
+def spmm_transposed(
+    adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None, wide: bool = False
+) -> Tensor:
+    del wide
     edges = adj.transpose
     weight = edges.weight if weighted else None
     grad_x = _scaled_product(edges.indptr, edges.indices, weight, grad_y, scale.target, scale.source)

@@ -37,6 +37,7 @@ from weft.nn.maps import make_levels, map_flops, step_memory
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.operation import GraphOperation
 from weft.nn.outline import outline
+from weft.nn.phases import parameter_dtype, row_dtype
 from weft.nn.pyg import PyGConv, from_pyg
 from weft.nn.pyg_twin import to_pyg
 from weft.nn.reduce import ByRelation, Max, Sum
@@ -140,9 +141,11 @@ __all__ = [
     "make_model",
     "map_flops",
     "outline",
+    "parameter_dtype",
     "random_topology",
     "require_independent_rows",
     "require_model",
+    "row_dtype",
     "shared_parameters",
     "some_vertices",
     "step_memory",

@@ -1,13 +1,16 @@
-"""Maps of rows, `x W + b`, by whichever of PyTorch's libraries is the faster one."""
+"""Maps of rows, `x W + b`, by whichever of PyTorch's libraries is the faster one, and of rows that are narrow."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_weight
+
+from weft.core.dtypes import sum_dtype
 
 MIN_PRODUCTS = 1 << 18  # below this many multiplications, the call costs more than they do
 LARGE_PRODUCTS = 1 << 22  # from which oneDNN pays for gradients of weights
@@ -26,16 +29,34 @@ def use_onednn(on: bool) -> None:
 def linear(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
     """`x W` and what is added to it: x [n, in_width], weight [in_width, out_width] -> [n, out_width].
 
-    added: rows [n, out_width], or one bias [out_width] for all.
+    added: rows [n, out_width], or one bias [out_width] for all. Where x is narrower than W, the result is as x is: made
+    in W's type and rounded once.
 
     PyTorch's matrix product goes to MKL, which is slow where few columns come out, and on some processors leaves the
     widest vectors unused. oneDNN's inner product, by which PyTorch's compiler has such maps done, is not.
     """
-    known = x.dtype == torch.float32 and x.device.type == "cpu"
-    if _onednn and known and x.numel() * weight.shape[1] >= MIN_PRODUCTS:
+    if x.dtype != weight.dtype or _by_onednn(x, weight):
         y: Tensor = _Map.apply(x, weight, added)  # type: ignore[no-untyped-call]
         return y
     return x @ weight if added is None else torch.addmm(added, x, weight)
+
+
+def map_rows(run: Callable[..., Tensor], rows: Sequence[Tensor], parameters: Sequence[Tensor | None]) -> Tensor:
+    """`run(*rows, *parameters)` of rows [n, .], each by itself, to rows [n, out_width].
+
+    Where rows are narrower than the parameters, so is the result: made in the parameters' type and rounded once. Its
+    gradient makes it again, so that no wider rows are kept. run: without effects; closes over no tensor that wants one.
+    """
+    given = [one for one in parameters if one is not None]
+    if not given or rows[0].dtype == given[0].dtype:
+        return run(*rows, *parameters)
+    y: Tensor = _Widened.apply(run, *rows, *parameters)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _by_onednn(x: Tensor, weight: Tensor) -> bool:
+    known = weight.dtype == torch.float32 and x.device.type == "cpu"
+    return _onednn and known and x.numel() * weight.shape[1] >= MIN_PRODUCTS
 
 
 class Linear(nn.Linear):
@@ -50,25 +71,55 @@ class _Map(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.one_for_all = added is not None and added.dim() == 1
+        wide = x.to(weight.dtype)
         if ctx.one_for_all or added is None:
-            return _product(x, weight, added)
-        return _product(x, weight, None).add_(added)
+            return _product(wide, weight, added).to(x.dtype)
+        return _product(wide, weight, None).add_(added).to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_added = ctx.needs_input_grad
-        grad_added = grad_y.sum(0) if ctx.one_for_all else grad_y
+        wide = grad_y.to(weight.dtype)
+        grad_added = wide.sum(0) if ctx.one_for_all else grad_y
         return (
-            _product(grad_y, weight.t(), None) if needs_x else None,
-            _weight_gradient(x, grad_y) if needs_weight else None,
+            _product(wide, weight.t(), None).to(x.dtype) if needs_x else None,
+            _weight_gradient(x.to(weight.dtype), wide) if needs_weight else None,
             grad_added if needs_added else None,
         )
 
 
+class _Widened(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
+        ctx.run, rows = run, given[0]
+        assert rows is not None
+        ctx.save_for_backward(*given)
+        return run(*(_wide(one) for one in given)).to(rows.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        given, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        leaves = [
+            None if one is None else _wide(one).detach().requires_grad_(needed)
+            for one, needed in zip(given, needs, strict=True)
+        ]
+        with torch.enable_grad():
+            y = ctx.run(*leaves)
+        wanted = [one for one in leaves if one is not None and one.requires_grad]
+        found = iter(torch.autograd.grad(y, wanted, grad_y.to(y.dtype)))
+        grads = [next(found).to(one.dtype) if needed else None for one, needed in zip(given, needs, strict=True)]
+        return None, *grads
+
+
+def _wide(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.to(sum_dtype(x.dtype))
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if _inner_product is not None:
+    if _inner_product is not None and _by_onednn(x, weight):
         y: Tensor = _inner_product(x.contiguous(), weight.t().contiguous(), bias, "none", [], "")
         return y
     return x @ weight if bias is None else torch.addmm(bias, x, weight)
@@ -82,7 +133,7 @@ def _weight_gradient(x: Tensor, grad_y: Tensor) -> Tensor:
     twenty times as long where eight columns come last.
     """
     wide = min(x.shape[1], grad_y.shape[1]) >= NARROW and x.numel() * grad_y.shape[1] >= LARGE_PRODUCTS
-    if _inner_product is None or not wide or torch.get_num_threads() == 1:
+    if _inner_product is None or not (wide and _by_onednn(x, grad_y)) or torch.get_num_threads() == 1:
         return (grad_y.t() @ x).t() if grad_y.shape[1] < x.shape[1] else x.t() @ grad_y
     even, size = len(x) // PART_ROWS * PART_ROWS, (grad_y.shape[1], x.shape[1])
     found: Tensor = conv2d_weight(_pixels(x[:even]), (*size, 1, 1), _pixels(grad_y[:even]))

@@ -72,6 +72,14 @@ class TensorPlan(ResidentPlan):
     one: VertexPlan | None = None
     """Of what its steps read, which all are blocks of one rank; None: the whole graph."""
 
+    def decide(self, decisions: Any) -> None:
+        if self.work.row_dtype != self.work.dtype and self.chunking is not None:
+            raise InputError(
+                f"--dtype {str(self.work.row_dtype).removeprefix('torch.')}: chunks add to rows in the type that they have: "
+                "leave out --device-memory and --chunks"
+            )
+        super().decide(decisions)
+
     def find_reach(self, *, training: bool) -> Reach | str:
         found = super().find_reach(training=training)
         if isinstance(found, str):
