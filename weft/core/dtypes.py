@@ -10,6 +10,11 @@ def sum_dtype(rows: torch.dtype) -> torch.dtype:
     return torch.float64 if rows == torch.float64 else torch.float32
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """A type as configurations have it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def is_narrow(rows: torch.dtype) -> bool:
     """Whether rows of a type are rounded where they are stored."""
     return rows != sum_dtype(rows)

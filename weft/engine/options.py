@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.config import Config
-from weft.core.dtypes import is_narrow
+from weft.core.dtypes import dtype_name, is_narrow
 from weft.core.errors import InputError, unknown
 from weft.core.units import parse_bytes
 from weft.data import Graph
@@ -111,9 +111,9 @@ def options_of_families(config: Config, model: nn.Module | None) -> tuple[str, .
         raise InputError(
             f"dtype {config.dtype} is for models that are named, such as gcn: convert a model of your own to float32"
         )
-    if model is not None and config.dtype != dtype_name(model):
+    if model is not None and config.dtype != (found := dtype_name(row_dtype(model))):
         raise InputError(
-            f"dtype {config.dtype}: the model's parameters are {dtype_name(model)}: leave it out, or convert the model"
+            f"dtype {config.dtype}: the model's parameters are {found}: leave it out, or convert the model"
         )
     return tuple(idle)
 
@@ -130,11 +130,6 @@ def options_without_own(config: Config, own: OwnFunctions) -> tuple[str, ...]:
                         f"{spec.name} has no effect on the {kind} of your own: leave it out, and set it there"
                     )
     return tuple(idle)
-
-
-def dtype_name(model: nn.Module) -> str:
-    """The floating-point type of a model's rows, as configurations have it."""
-    return str(row_dtype(model)).removeprefix("torch.")
 
 
 def without_foreign_flags(config: Config, strategy: str) -> Config:

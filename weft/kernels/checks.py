@@ -12,7 +12,6 @@ from weft.core.dtypes import sum_dtype
 from weft.data.adjacency import Adjacency
 from weft.kernels.backend import Attention, EdgeDropout, EdgeFeatures
 
-
 WIDE = torch.float32, torch.float64
 
 

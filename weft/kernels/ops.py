@@ -3,8 +3,8 @@
 n targets, s sources, E edges, F columns, H heads. Gradients flow to x, h and logits; scales, weights and topology are
 constants. Results have the same bits from run to run, whatever the number of threads.
 
-Rows are float32 or float64; of `spmm`, `attend` and `keyed_dropout` also bfloat16: numbers are then summed in float32 and
-rounded once. Scales, edge weights and logarithms of softmaxes are in the type of the sums.
+Rows are float32 or float64; of `spmm`, `attend` and `keyed_dropout` also bfloat16: numbers are then summed in float32
+and rounded once. Scales and edge weights are in the type of the sums.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def spmm(
 ) -> Tensor:
     """`y_v = target_v * sum_e w_e source_u x_u + loop_v x_v` over in-edges e = (u, v), x [s, F] -> y [n, F].
 
-    w_e is the edge's weight if weighted, else 1. Zero where v has no in-edge (and no loop). wide: y is as it was summed,
-    for whoever adds more to it.
+    w_e is the edge's weight if weighted, else 1. Zero where v has no in-edge (and no loop). wide: y is as it was
+    summed, for whoever adds more to it.
     """
     check_rows("x", x, adj, adj.num_sources, narrow=True)
     check_vector("scale.source", scale.source, x, adj.num_sources)

@@ -96,14 +96,14 @@ class _Widened(torch.autograd.Function):
         ctx.run, rows = run, given[0]
         assert rows is not None
         ctx.save_for_backward(*given)
-        return run(*(_wide(one) for one in given)).to(rows.dtype)
+        return run(*(None if one is None else one.to(sum_dtype(one.dtype)) for one in given)).to(rows.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         given, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         leaves = [
-            None if one is None else _wide(one).detach().requires_grad_(needed)
+            None if one is None else one.detach().to(sum_dtype(one.dtype)).requires_grad_(needed)
             for one, needed in zip(given, needs, strict=True)
         ]
         with torch.enable_grad():
@@ -112,10 +112,6 @@ class _Widened(torch.autograd.Function):
         found = iter(torch.autograd.grad(y, wanted, grad_y.to(y.dtype)))
         grads = [next(found).to(one.dtype) if needed else None for one, needed in zip(given, needs, strict=True)]
         return None, *grads
-
-
-def _wide(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.to(sum_dtype(x.dtype))
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

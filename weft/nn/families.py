@@ -225,7 +225,9 @@ def require_narrow_rows(config: Config, typed: TypedShape) -> None:
     """InputError for a model whose rows cannot be narrower than its parameters."""
     given, remedy = f"--dtype {config.dtype}", "leave it out"
     if config.model not in (*PLAIN, "gat"):
-        raise InputError(f"{given} is of {', '.join((*PLAIN, 'gat'))}, and {config.model} sums in float32 alone: {remedy}")
+        raise InputError(
+            f"{given} is of {', '.join((*PLAIN, 'gat'))}, and {config.model} sums in float32 alone: {remedy}"
+        )
     if config.edge_attention:
         raise InputError(f"{given}: attention by edge features is in float32 alone: {remedy}, or --edge-attention")
     if typed.has_input:

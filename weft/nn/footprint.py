@@ -13,7 +13,6 @@ from weft.nn.aggregate import Aggregate
 from weft.nn.attention import Attend, AttendEdges
 from weft.nn.reduce import Max
 
-
 SUM_BYTES = 4
 """Of a number that rows are summed in, at least."""
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group, Route
+from weft.core.dtypes import dtype_name
 from weft.core.errors import InputError
 from weft.cost import Machine, Trace
 from weft.data import Graph, Links
@@ -129,8 +130,9 @@ class Plan(ABC):
         """InputError for rows of a type that the strategy does not have."""
         if work.row_dtype != work.dtype and not cls.narrow_rows:
             raise InputError(
-                f"--dtype {str(work.row_dtype).removeprefix('torch.')}: strategy {cls.name} adds to rows in the type that "
-                "they have: leave it out, or give --strategy single, tensor, communicated, cached or hybrid"
+                f"--dtype {dtype_name(work.row_dtype)}: strategy {cls.name} adds up gradients of rows chunk by chunk, "
+                "and would round each time: leave it out, or give --strategy single, tensor, communicated, cached or "
+                "hybrid"
             )
 
     def decide(self, decisions: Any) -> None:

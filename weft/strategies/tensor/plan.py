@@ -18,6 +18,7 @@ from torch import Tensor
 from weft.chunks.chunking import Chunking, least_bytes
 from weft.chunks.columns import ColumnRounds
 from weft.comm import Group, column_layout, even_bounds
+from weft.core.dtypes import dtype_name
 from weft.core.errors import InputError
 from weft.core.native import count_parts
 from weft.cost import Operation
@@ -75,8 +76,8 @@ class TensorPlan(ResidentPlan):
     def decide(self, decisions: Any) -> None:
         if self.work.row_dtype != self.work.dtype and self.chunking is not None:
             raise InputError(
-                f"--dtype {str(self.work.row_dtype).removeprefix('torch.')}: chunks add to rows in the type that they have: "
-                "leave out --device-memory and --chunks"
+                f"--dtype {dtype_name(self.work.row_dtype)}: gradients of rows are added up chunk by chunk, and would "
+                "be rounded each time: leave out --device-memory and --chunks"
             )
         super().decide(decisions)
 
