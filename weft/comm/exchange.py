@@ -40,6 +40,11 @@ class Layout:
         """Columns of the whole matrix: F."""
         return max(stop for ranges in self.columns for _, stop in ranges)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether ranks hold the same columns."""
+        return sum(self.width(rank) for rank in range(len(self.columns))) > self.num_columns
+
     def width(self, rank: int) -> int:
         """Columns that `rank` holds: f."""
         return sum(stop - start for start, stop in self.columns[rank])
@@ -179,7 +184,8 @@ def _send_rows(x_Nf: Tensor, counts: Sequence[int], layout: Layout, group: Group
 
 def _join_columns(messages: Tensor, n: int, layout: Layout) -> Tensor:
     """The rows [n, F] whose columns the ranks have sent."""
-    x_nF = messages.new_zeros(n, layout.num_columns, dtype=sum_dtype(messages.dtype))
+    dtype = sum_dtype(messages.dtype) if layout.overlaps else messages.dtype
+    x_nF = messages.new_zeros(n, layout.num_columns, dtype=dtype)
     parts = messages.split([n * layout.width(rank) for rank in range(len(layout.columns))])
     for message, ranges in zip(parts, layout.columns, strict=True):
         widths = [stop - start for start, stop in ranges]

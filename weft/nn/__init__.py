@@ -13,7 +13,7 @@ from weft.nn.attention import Attend, AttendEdges, EdgeSoftmax
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.convert import Converted, convert
 from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
-from weft.nn.dense import Linear, linear, use_onednn
+from weft.nn.dense import Linear, linear, sum_rows, use_onednn
 from weft.nn.families import (
     FAMILY_OPTIONS,
     GAT,
@@ -29,7 +29,7 @@ from weft.nn.families import (
     require_model,
 )
 from weft.nn.flops import MapFlops
-from weft.nn.footprint import Footprint, kernel_footprint
+from weft.nn.footprint import SUM_BYTES, Footprint, kernel_footprint
 from weft.nn.graph_view import ONE_DEVICE, SPREAD, GraphView, Inputs, UnitCost, ViewTraits
 from weft.nn.independence import idle_parameters, require_independent_rows
 from weft.nn.levels import BlockSize, Levels
@@ -72,6 +72,7 @@ __all__ = [
     "SAGE",
     "SLOT_BYTES",
     "SPREAD",
+    "SUM_BYTES",
     "Aggregate",
     "Attend",
     "AttendEdges",
@@ -149,6 +150,7 @@ __all__ = [
     "shared_parameters",
     "some_vertices",
     "step_memory",
+    "sum_rows",
     "to_pyg",
     "typed_rows",
     "use_onednn",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from weft.nn.aggregate import Aggregate, Request
 from weft.nn.attention import Attend, AttendEdges, MaskKey
-from weft.nn.dense import Linear, linear, map_rows
+from weft.nn.dense import Linear, linear, map_rows, plus
 from weft.nn.phases import Boundary, BoundaryState, PhasedLayer
 from weft.nn.reduce import Sum
 from weft.nn.view import View
@@ -227,8 +227,3 @@ def uniform(*shape: int, fan_in: int) -> nn.Parameter:
 def mlp(in_width: int, out_width: int, *, bias: bool = True) -> nn.Sequential:
     """The two-layer perceptron of GIN."""
     return nn.Sequential(Linear(in_width, out_width), nn.ReLU(), Linear(out_width, out_width, bias=bias))
-
-
-def plus(x: Tensor, added: Tensor | None) -> Tensor:
-    """Rows x and what is added to them, if anything: rows, or one bias for all. The result is as narrow as x."""
-    return x if added is None else (x + added).to(x.dtype)

@@ -16,6 +16,8 @@ MIN_PRODUCTS = 1 << 18  # below this many multiplications, the call costs more t
 LARGE_PRODUCTS = 1 << 22  # from which oneDNN pays for gradients of weights
 NARROW = 16  # below so many columns it does not
 PART_ROWS = 16  # from measuring 4 to 256
+PARTS = 8
+"""In which narrow rows are widened, so that there is no wide copy of all of them."""
 _inner_product = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 _onednn = True
 
@@ -36,22 +38,36 @@ def linear(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
     widest vectors unused. oneDNN's inner product, by which PyTorch's compiler has such maps done, is not.
     """
     if x.dtype != weight.dtype or _by_onednn(x, weight):
-        y: Tensor = _Map.apply(x, weight, added)  # type: ignore[no-untyped-call]
+        own_map = _Map if x.dtype == weight.dtype else _NarrowMap
+        y: Tensor = own_map.apply(x, weight, added)  # type: ignore[no-untyped-call]
         return y
     return x @ weight if added is None else torch.addmm(added, x, weight)
 
 
-def map_rows(run: Callable[..., Tensor], rows: Sequence[Tensor], parameters: Sequence[Tensor | None]) -> Tensor:
+def map_rows(run: Callable[..., Tensor], rows: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """`run(*rows, *parameters)` of rows [n, .], each by itself, to rows [n, out_width].
 
     Where rows are narrower than the parameters, so is the result: made in the parameters' type and rounded once. Its
     gradient makes it again, so that no wider rows are kept. run: without effects; closes over no tensor that wants one.
     """
-    given = [one for one in parameters if one is not None]
-    if not given or rows[0].dtype == given[0].dtype:
+    if rows[0].dtype == parameters[0].dtype:
         return run(*rows, *parameters)
-    y: Tensor = _Widened.apply(run, *rows, *parameters)  # type: ignore[no-untyped-call]
+    y: Tensor = _Widened.apply(run, len(rows), *rows, *parameters)  # type: ignore[no-untyped-call]
     return y
+
+
+def plus(x: Tensor, added: Tensor | None) -> Tensor:
+    """Rows x and what is added to them, if anything: rows, or one bias for all. The result is as narrow as x."""
+    if added is None or added.dtype == x.dtype:
+        return x if added is None else x + added
+    y: Tensor = _NarrowPlus.apply(x, added)  # type: ignore[no-untyped-call]
+    return y
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """The sum [F] of rows [n, F], in the type of sums."""
+    dtype = sum_dtype(x.dtype)
+    return x.sum(0) if x.dtype == dtype else torch.stack([x[part].to(dtype).sum(0) for part in _parts(x)]).sum(0)
 
 
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
@@ -71,47 +87,105 @@ class _Map(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.one_for_all = added is not None and added.dim() == 1
-        wide = x.to(weight.dtype)
         if ctx.one_for_all or added is None:
-            return _product(wide, weight, added).to(x.dtype)
-        return _product(wide, weight, None).add_(added).to(x.dtype)
+            return _product(x, weight, added)
+        return _product(x, weight, None).add_(added)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_added = ctx.needs_input_grad
-        wide = grad_y.to(weight.dtype)
-        grad_added = wide.sum(0) if ctx.one_for_all else grad_y
+        grad_added = grad_y.sum(0) if ctx.one_for_all else grad_y
         return (
-            _product(wide, weight.t(), None).to(x.dtype) if needs_x else None,
-            _weight_gradient(x.to(weight.dtype), wide) if needs_weight else None,
+            _product(grad_y, weight.t(), None) if needs_x else None,
+            _weight_gradient(x, grad_y) if needs_weight else None,
             grad_added if needs_added else None,
         )
 
 
-class _Widened(torch.autograd.Function):
+def _parts(x: Tensor) -> list[slice]:
+    """The rows that are widened together."""
+    step = max(-(-len(x) // PARTS), 1)
+    return [slice(first, min(first + step, len(x))) for first in range(0, max(len(x), 1), step)]
+
+
+class _NarrowMap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
-        ctx.run, rows = run, given[0]
-        assert rows is not None
-        ctx.save_for_backward(*given)
-        return run(*(None if one is None else one.to(sum_dtype(one.dtype)) for one in given)).to(rows.dtype)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.one_for_all = added is not None and added.dim() == 1
+        y = x.new_empty(len(x), weight.shape[1])
+        for part in _parts(x):
+            wide = _product(x[part].to(weight.dtype), weight, added if ctx.one_for_all else None)
+            if added is not None and not ctx.one_for_all:
+                wide += added[part]
+            y[part] = wide
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        given, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
-        leaves = [
-            None if one is None else one.detach().to(sum_dtype(one.dtype)).requires_grad_(needed)
-            for one, needed in zip(given, needs, strict=True)
-        ]
-        with torch.enable_grad():
-            y = ctx.run(*leaves)
-        wanted = [one for one in leaves if one is not None and one.requires_grad]
-        found = iter(torch.autograd.grad(y, wanted, grad_y.to(y.dtype)))
-        grads = [next(found).to(one.dtype) if needed else None for one, needed in zip(given, needs, strict=True)]
-        return None, *grads
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_added = ctx.needs_input_grad
+        grad_x, grad_weight = torch.empty_like(x) if needs_x else None, torch.zeros_like(weight)
+        for part in _parts(x):
+            wide = grad_y[part].to(weight.dtype)
+            if grad_x is not None:
+                grad_x[part] = _product(wide, weight.t(), None)
+            if needs_weight:
+                grad_weight += _weight_gradient(x[part].to(weight.dtype), wide)
+        grad_added = sum_rows(grad_y) if ctx.one_for_all else grad_y
+        return grad_x, grad_weight if needs_weight else None, grad_added if needs_added else None
+
+
+class _NarrowPlus(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, added: Tensor) -> Tensor:  # noqa: ARG004
+        y = torch.empty_like(x)
+        for part in _parts(x):
+            y[part] = x[part] + added
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
+        return grad_y, sum_rows(grad_y)
+
+
+class _Widened(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Tensor], num_rows: int, *given: Tensor) -> Tensor:
+        ctx.run, ctx.num_rows = run, num_rows
+        ctx.save_for_backward(*given)
+        rows, parameters = given[:num_rows], given[num_rows:]
+        parts = (run(*_widened(rows, part), *parameters).to(rows[0].dtype) for part in _parts(rows[0]))
+        return torch.cat([*parts])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        """Part by part: parameters' gradients are added up in the type of sums."""
+        given, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        rows, parameters = given[: ctx.num_rows], given[ctx.num_rows :]
+        found = [torch.zeros_like(one) if needed else None for one, needed in zip(given, needs, strict=True)]
+        grads = [one for one in found if one is not None]
+        for part in _parts(grad_y):
+            with torch.enable_grad():
+                leaves = [one.detach().requires_grad_() for one in (*_widened(rows, part), *parameters)]
+                y = ctx.run(*leaves)
+            wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
+            made = torch.autograd.grad(y, wanted, grad_y[part].to(y.dtype))
+            for number, (into, grad) in enumerate(zip(grads, made, strict=True)):
+                if number < sum(needs[: ctx.num_rows]):
+                    into[part] = grad
+                else:
+                    into += grad
+        return None, None, *found
+
+
+def _widened(rows: Sequence[Tensor], part: slice) -> list[Tensor]:
+    return [one[part].to(sum_dtype(one.dtype)) for one in rows]
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -18,7 +18,7 @@ from weft.data import Adjacency
 from weft.kernels import keyed_dropout, spmm
 from weft.nn.aggregate import Aggregate, Rows, Total, WholeLayer
 from weft.nn.attention import MaskKey
-from weft.nn.dense import linear
+from weft.nn.dense import linear, sum_rows
 from weft.nn.relations import OwnRelationRows
 from weft.nn.topology import Topology
 from weft.nn.view import TypedRows, View
@@ -162,7 +162,7 @@ class GraphView(View):
         return self.topology.adjacency.weight
 
     def total(self, x: Tensor) -> Tensor:
-        return x.sum(0, dtype=sum_dtype(x.dtype))
+        return sum_rows(x)
 
     def dropout(self, x: Tensor, p: float, *, relu: bool = False) -> Tensor:
         if relu and (p == 0 or not self.inputs.optimisations.fuse):

@@ -83,7 +83,7 @@ class BatchNorm(PhasedLayer):
             return self.normalised(x, state.shared["mean"], state.result / count)
         mean = state.result / count
         learn = partial(self.learn, mean.detach(), count)
-        squares = Request(Total(), {"x": (x - mean).square()})
+        squares = Request(Total(), {"x": map_rows(_squares, [x], [mean])})
         return Boundary(request=squares, rows={"x": x}, shared={"mean": mean}, on_result=learn)
 
     @torch.no_grad()
@@ -99,6 +99,10 @@ class BatchNorm(PhasedLayer):
 
     def _normalised(self, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return (x - mean) * (var + self.eps).rsqrt() * weight + bias
+
+
+def _squares(x: Tensor, mean: Tensor) -> Tensor:
+    return (x - mean).square()
 
 
 def make_norm(name: str, width: int) -> nn.Module:

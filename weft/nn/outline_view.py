@@ -10,11 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from weft.core.dtypes import sum_dtype
 from weft.core.errors import InputError
 from weft.nn.aggregate import Aggregate, Rows, Total
 from weft.nn.attention import AttendEdges
-from weft.nn.dense import linear
+from weft.nn.dense import linear, sum_rows
 from weft.nn.flops import FlopCounter, Place
 from weft.nn.footprint import DropoutStandIn, Footprint, StandIn
 from weft.nn.graph_view import GraphView, Inputs, Origin, ViewTraits
@@ -135,7 +134,7 @@ class OutlineView(GraphView):
         return x[:num_targets] if self.traits.shrinks_rows and not same else x
 
     def total(self, x: Tensor) -> Tensor:
-        return self._note(x, Total()).sum(0, dtype=sum_dtype(x.dtype))
+        return sum_rows(self._note(x, Total()))
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         self.check_block()

@@ -11,8 +11,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from weft.comm import Group, sum_over_ranks
-from weft.core.dtypes import sum_dtype
-from weft.nn import Aggregate, GraphView, Inputs, OwnRelationRows, Rows, Topology, ViewTraits
+from weft.nn import Aggregate, GraphView, Inputs, OwnRelationRows, Rows, Topology, ViewTraits, sum_rows
 
 
 class Exchange(ABC):
@@ -88,7 +87,7 @@ class PlacedView(GraphView):
         return self.exchange.block(self, x)
 
     def total(self, x: Tensor) -> Tensor:
-        own = self.exchange.own(x).sum(0, dtype=sum_dtype(x.dtype))
+        own = sum_rows(self.exchange.own(x))
         return sum_over_ranks(own, self.exchange.group, tag="statistics")
 
     def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
