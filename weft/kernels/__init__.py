@@ -16,3 +16,4 @@ from weft.kernels.ops import spmm as spmm
 from weft.kernels.ops import spmm_max as spmm_max
 from weft.kernels.ops import spmm_max_places as spmm_max_places
 from weft.kernels.ops import spmm_transposed as spmm_transposed
+from weft.kernels.ops import triton_backend as triton_backend
