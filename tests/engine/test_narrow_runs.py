@@ -95,6 +95,8 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     embeddings = weft.predict(whole, workers=1, what="embeddings")
     assert embeddings.dtype == torch.float32
     assert torch.equal(embeddings, embeddings.bfloat16().float()), "rows were rounded"
+    with pytest.raises(InputError, match="--dtype bfloat16: strategy offload"):
+        weft.predict(whole, workers=1, strategy="offload")
 
 
 def test_links() -> None:

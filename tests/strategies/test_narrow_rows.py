@@ -16,6 +16,7 @@ from tests.strategies.session import Flops, Given, Session, check_counts, check_
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.data import Graph
+from weft.nn import Workload
 from weft.nn.phases import PhasedModel
 from weft.strategies import get_strategy
 
@@ -98,6 +99,15 @@ def check_near(group: Group, case: NarrowCase, name: str) -> None:
     wide = WIDE.plan(name, workload(replace(case, narrow=False)), group.size)
     for tag, sent in wide.trace(group.rank, training=True).bytes_sent.items():
         assert sent == counts.bytes_sent[tag] * (1 if tag in PARAMETERS else 2), tag
+
+
+def test_bytes_of_float32_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted error: a trace that takes rows for as wide as parameters promises twice the bytes."""
+    trace = NARROW.plan("tensor", workload(CASES[0]), 2).trace(0, training=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(Workload, "itemsize", property(lambda work: work.dtype.itemsize))
+        planted = NARROW.plan("tensor", workload(CASES[0]), 2).trace(0, training=True)
+    assert planted.bytes_sent["rows_to_cols"] == 2 * trace.bytes_sent["rows_to_cols"] > 0
 
 
 def check_within(found: Tensor, wanted: Tensor, bound: float, what: str) -> None:
