@@ -112,8 +112,11 @@ def test_links() -> None:
             ["--model", "gatv2"],
             "--dtype bfloat16 is of gcn, sage, gin, gat, and gatv2 sums in float32 alone: leave it out",
         ),
-        (["--strategy", "offload"], "--dtype bfloat16: strategy offload adds up gradients of rows chunk by chunk"),
-        (["--strategy", "pipeline", "--workers", "2"], "--dtype bfloat16: strategy pipeline adds up gradients"),
+        (["--strategy", "offload"], "--dtype bfloat16: strategy offload has rows of the parameters' type alone"),
+        (
+            ["--strategy", "pipeline", "--workers", "2"],
+            "--dtype bfloat16: strategy pipeline has rows of the parameters' type alone",
+        ),
         (["--strategy", "tensor", "--chunks", "2", "--workers", "2"], "leave out --device-memory and --chunks"),
     ],
 )

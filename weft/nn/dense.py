@@ -38,8 +38,8 @@ def linear(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
     widest vectors unused. oneDNN's inner product, by which PyTorch's compiler has such maps done, is not.
     """
     if x.dtype != weight.dtype or _by_onednn(x, weight):
-        own_map = _Map if x.dtype == weight.dtype else _NarrowMap
-        y: Tensor = own_map.apply(x, weight, added)  # type: ignore[no-untyped-call]
+        function = _Map if x.dtype == weight.dtype else _NarrowMap
+        y: Tensor = function.apply(x, weight, added)  # type: ignore[no-untyped-call]
         return y
     return x @ weight if added is None else torch.addmm(added, x, weight)
 
@@ -169,7 +169,7 @@ class _Widened(torch.autograd.Function):
         given, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
         rows, parameters = given[: ctx.num_rows], given[ctx.num_rows :]
         found = [torch.zeros_like(one) if needed else None for one, needed in zip(given, needs, strict=True)]
-        grads = [one for one in found if one is not None]
+        grads, num_row_grads = [one for one in found if one is not None], sum(needs[: ctx.num_rows])
         for part in _parts(grad_y):
             with torch.enable_grad():
                 leaves = [one.detach().requires_grad_() for one in (*_widened(rows, part), *parameters)]
@@ -177,7 +177,7 @@ class _Widened(torch.autograd.Function):
             wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
             made = torch.autograd.grad(y, wanted, grad_y[part].to(y.dtype))
             for number, (into, grad) in enumerate(zip(grads, made, strict=True)):
-                if number < sum(needs[: ctx.num_rows]):
+                if number < num_row_grads:
                     into[part] = grad
                 else:
                     into += grad

@@ -130,9 +130,8 @@ class Plan(ABC):
         """InputError for rows of a type that the strategy does not have."""
         if work.row_dtype != work.dtype and not cls.narrow_rows:
             raise InputError(
-                f"--dtype {dtype_name(work.row_dtype)}: strategy {cls.name} adds up gradients of rows chunk by chunk, "
-                "and would round each time: leave it out, or give --strategy single, tensor, communicated, cached or "
-                "hybrid"
+                f"--dtype {dtype_name(work.row_dtype)}: strategy {cls.name} has rows of the parameters' type alone: "
+                "leave it out, or give --strategy single, tensor, communicated, cached or hybrid"
             )
 
     def decide(self, decisions: Any) -> None:

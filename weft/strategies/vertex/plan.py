@@ -252,12 +252,11 @@ class VertexPlan(ResidentPlan):
         sent, received = (n * row * crosses for n in (block.num_sent, block.num_received))
         if op.op.plain:
             wide = max(itemsize, SUM_BYTES) // itemsize
-            added = (
-                targets * wide if isinstance(op.op, Sum) else sources
-            )  # what those that came make, or all side by side
-            added += targets * wide * (wide > 1)  # the result, before it is rounded
+            rounded = wide if wide > 1 else 0  # results and gradients, as they are summed before they are rounded
+            made_of = targets * wide if isinstance(op.op, Sum) else sources  # by those that came, or all side by side
+            added = made_of + targets * rounded
             given_back = 0 if self.is_covered(op, op.hops[0]) else own * wide  # sums add to the rows' gradients at once
-            back = max(2 * received + targets, received + sent + given_back + own * wide * (wide > 1))
+            back = max(2 * received + targets, received + sent + given_back + own * rounded)
             return made.moved(forward=sent + received + added, backward=back) if crosses else made
         right = hop.block.num_targets * op.logit_width * itemsize
         several = len(op.op.source) > 1
