@@ -25,9 +25,16 @@ WEFT_INLINE void zero_columns(T* row, int64_t begin, int64_t end) {
   for (int64_t column = begin; column < end; ++column) row[column] = 0;
 }
 
-template <class T>
-WEFT_INLINE void add_columns(T* row, const T* added, int64_t begin, int64_t end) {
-  for (int64_t column = begin; column < end; ++column) row[column] += added[column];
+template <class R>
+WEFT_INLINE void put_columns(R* row, const Sum<R>* put, int64_t begin, int64_t end) {
+  for (int64_t column = begin; column < end; ++column) store<1>(row + column, put[column]);
+}
+
+template <class R>
+WEFT_INLINE void add_columns(R* row, const Sum<R>* added, int64_t begin, int64_t end) {
+  for (int64_t column = begin; column < end; ++column) {
+    store<1>(row + column, load<1>(row + column) + added[column]);
+  }
 }
 
 // Calls visit(indices, count, last_index, begins) for a row's entries, kChunk at a time, then for the row itself if it has
@@ -46,18 +53,20 @@ WEFT_INLINE void for_chunks(const int64_t* indptr, const I* indices, int64_t row
 }
 
 // Targets [first_row, end_row) for one group of heads; kPlus computes plus (and share) too.
-template <bool kPlus, class T, class I>
+template <bool kPlus, class R, class I>
 struct AttendRows {
-  const Attend<T, I>& a;
-  const Plan<ChunkRows<T, I, kPlus>>& plan;
+  using T = Sum<R>;
+  const Attend<R, I>& a;
+  const Plan<ChunkRows<R, I, kPlus>>& plan;
   const int64_t head = plan.first(), num_heads = plan.num_heads();
   const int64_t* bounds = a.bounds + head;
-  Chunk<T, I> chunk{};
+  Chunk<R, I> chunk{};
+  Scratch<T> scratch{kNarrow<R> ? 2 * a.width : 0};  // a row of y and of plus, before they are narrowed
   Softmax<T> softmax;
   EdgeMask mask{a.dropout};
   alignas(64) Weights<T> weight, positive;
 
-  AttendRows(const Attend<T, I>& args, const Plan<ChunkRows<T, I, kPlus>>& columns) : a(args), plan(columns) {
+  AttendRows(const Attend<R, I>& args, const Plan<ChunkRows<R, I, kPlus>>& columns) : a(args), plan(columns) {
     chunk.weight = &weight;
     chunk.positive = &positive;
     chunk.x = a.h;
@@ -67,8 +76,13 @@ struct AttendRows {
   void run(int64_t first_row, int64_t end_row) {
     const I* last_index = a.indices + a.indptr[a.num_targets] - 1;
     for (int64_t row = first_row; row < end_row; ++row) {
-      chunk.y = a.y + row * a.width;
-      chunk.plus = kPlus ? a.plus + row * a.width : nullptr;
+      if constexpr (kNarrow<R>) {
+        chunk.y = scratch.numbers;
+        chunk.plus = scratch.numbers + a.width;
+      } else {
+        chunk.y = a.y + row * a.width;
+        chunk.plus = kPlus ? a.plus + row * a.width : nullptr;
+      }
       chunk.first = true;
       softmax.clear();
       for_chunks(a.indptr, a.indices, row, a.loop && a.loop[row], last_index,
@@ -89,13 +103,18 @@ struct AttendRows {
                    chunk.first = false;
                  });
       finish(row);
+      if constexpr (kNarrow<R>) {
+        put_columns(a.y + row * a.width, chunk.y, bounds[0], bounds[num_heads]);
+        if (kPlus) put_columns(a.plus + row * a.width, chunk.plus, bounds[0], bounds[num_heads]);
+      }
     }
   }
 
   // Weights whose denominator is known.
   void know(int64_t row, int64_t j) {
     constexpr int L = kLanes<T>;
-    const T own = a.logit_dst[row * a.num_heads + head + j], lse = a.lse[row * a.num_heads + head + j];
+    const int64_t at = row * a.num_heads + head + j;
+    const T own = load<1>(a.logit_dst + at), lse = a.lse[at];
     for (int64_t e = 0; e < chunk.count; e += L) {
       const Vector<T, L> argument = load<L>(weight[j] + e) + own;
       const Vector<T, L> alpha = exponential<T, L>(leaky_relu(argument, a.slope) - lse);
@@ -114,7 +133,7 @@ struct AttendRows {
 
   // Weights relative to the largest logit so far.
   void add(int64_t row, int64_t j) {
-    const T own = a.logit_dst[row * a.num_heads + head + j];
+    const T own = load<1>(a.logit_dst + row * a.num_heads + head + j);
     const T factor = softmax.add(j, own, a.slope, chunk.count, weight[j], positive[j]);
     if (!chunk.first && factor != 1) scale(j, factor);
   }
@@ -151,29 +170,30 @@ void for_groups(const int64_t* bounds, int64_t num_heads, const int64_t* indptr,
   }
 }
 
-template <bool kPlus, class T, class I>
-void attend_as(const Attend<T, I>& a) {
-  for_groups<ChunkRows<T, I, kPlus>>(
+template <bool kPlus, class R, class I>
+void attend_as(const Attend<R, I>& a) {
+  for_groups<ChunkRows<R, I, kPlus>>(
       a.bounds, a.num_heads, a.indptr, a.num_targets, a.num_threads,
-      [&](const auto& plan, int64_t first, int64_t end) { AttendRows<kPlus, T, I>(a, plan).run(first, end); });
+      [&](const auto& plan, int64_t first, int64_t end) { AttendRows<kPlus, R, I>(a, plan).run(first, end); });
 }
 
-template <class T, class I>
-void attend(const Attend<T, I>& a) {
+template <class R, class I>
+void attend(const Attend<R, I>& a) {
   if (a.plus) return attend_as<true>(a);
   return attend_as<false>(a);
 }
 
-template <class T>
-T dot_columns(const T* a, const T* b, int64_t begin, int64_t end) {
-  T dot = 0;
+template <class R, class X>
+Sum<R> dot_columns(const R* a, const X* b, int64_t begin, int64_t end) {
+  Sum<R> dot = 0;
 #pragma omp simd reduction(+ : dot)
-  for (int64_t column = begin; column < end; ++column) dot += a[column] * b[column];
+  for (int64_t column = begin; column < end; ++column) dot += load<1>(a + column) * load<1>(b + column);
   return dot;
 }
 
-template <class T>
-void attend_stats(const AttendStats<T>& a) {
+template <class R>
+void attend_stats(const AttendStats<R>& a) {
+  using T = Sum<R>;
   const int threads = useful_threads(a.num_targets * a.width / 8192 + 1, a.num_threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
   for (int64_t row = 0; row < a.num_targets; ++row) {
@@ -181,14 +201,14 @@ void attend_stats(const AttendStats<T>& a) {
       const int64_t at = row * a.num_heads + head, begin = a.bounds[head], end = a.bounds[head + 1];
       T dot = 0;
       if (a.grad_y) {
-        const T* grad_y = a.grad_y + row * a.width;
+        const R* grad_y = a.grad_y + row * a.width;
         dot = dot_columns(grad_y, a.y + row * a.width, begin, end);
         const T positive = dot_columns(grad_y, a.plus + row * a.width, begin, end);
         // alpha (grad_y . h - dot) sums to zero over the row: only what is positive counts beyond the slope.
         a.grad_logit_dst[at] += (1 - a.slope) * (positive - dot * a.share[at]);
       }
       T* stats = a.stats + row * 3 * a.num_heads + head;
-      stats[0] = a.logit_dst[at];
+      stats[0] = load<1>(a.logit_dst + at);
       stats[a.num_heads] = a.lse[at];
       stats[2 * a.num_heads] = dot;
     }
@@ -196,28 +216,26 @@ void attend_stats(const AttendStats<T>& a) {
 }
 
 // Sources [first_row, end_row) for one group of heads; kLogits computes the gradient of logit_src too.
-template <bool kLogits, class T, class I>
+template <bool kLogits, class R, class I>
 struct AttendBackwardRows {
-  const AttendBackward<T, I>& a;
-  const Plan<ChunkRows<T, I, kLogits>>& plan;
+  using T = Sum<R>;
+  const AttendBackward<R, I>& a;
+  const Plan<ChunkRows<R, I, kLogits>>& plan;
   const int64_t head = plan.first(), num_heads = plan.num_heads();
-  Chunk<T, I> chunk{};
-  T* const scratch = new T[2 * a.width];  // a row of plus, and of grad_h where it is added or nobody wants it
+  Chunk<R, I> chunk{};
+  Scratch<T> scratch{2 * a.width};  // a row of plus, and of grad_h where it is added or narrowed, or nobody wants it
   T dots[kHeads];                         // sum of alpha leaky_relu' D over the row
   EdgeMask mask{a.dropout};
   alignas(64) Weights<T> weight, positive, lse, dot;
 
-  AttendBackwardRows(const AttendBackward<T, I>& args, const Plan<ChunkRows<T, I, kLogits>>& columns)
+  AttendBackwardRows(const AttendBackward<R, I>& args, const Plan<ChunkRows<R, I, kLogits>>& columns)
       : a(args), plan(columns) {
     chunk.weight = &weight;
     chunk.positive = &positive;
     chunk.x = a.grad_y;
     chunk.width = a.width;
-    chunk.plus = scratch + a.width;
+    chunk.plus = scratch.numbers + a.width;
   }
-  ~AttendBackwardRows() { delete[] scratch; }
-  AttendBackwardRows(const AttendBackwardRows&) = delete;
-  AttendBackwardRows& operator=(const AttendBackwardRows&) = delete;
 
   void run(int64_t first_row, int64_t end_row) {
     const I* last_index = a.indices_t + a.indptr_t[a.num_sources] - 1;
@@ -226,7 +244,10 @@ struct AttendBackwardRows {
       if (a.add && a.indptr_t[row] == a.indptr_t[row + 1] && !loop) continue;
       if (kLogits) prefetch_row(a.h + row * a.width, a.width);
       if (a.add) prefetch_row(a.grad_h + row * a.width, a.width);
-      chunk.y = a.grad_h && !a.add ? a.grad_h + row * a.width : scratch;
+      chunk.y = scratch.numbers;
+      if constexpr (!kNarrow<R>) {
+        if (a.grad_h && !a.add) chunk.y = a.grad_h + row * a.width;
+      }
       chunk.first = true;
       zero_columns(dots, 0, kHeads);
       for_chunks(a.indptr_t, a.indices_t, row, loop, last_index,
@@ -249,7 +270,7 @@ struct AttendBackwardRows {
 
   void weigh(int64_t row, int64_t j) {
     constexpr int L = kLanes<T>;
-    const T own = a.logit_src[row * a.num_heads + head + j];
+    const T own = load<1>(a.logit_src + row * a.num_heads + head + j);
     Vector<T, L> sum{}, sum_positive{};
     for (int64_t e = chunk.count; kLogits && e < padded<T>(chunk.count); ++e) dot[j][e] = 0;
     for (int64_t e = 0; e < chunk.count; e += L) {
@@ -279,10 +300,14 @@ struct AttendBackwardRows {
 
   void finish(int64_t row) {
     const int64_t* bounds = a.bounds + head;
-    if (chunk.first) return zero_columns(chunk.y, bounds[0], bounds[num_heads]);
-    if (a.add) add_columns(a.grad_h + row * a.width, chunk.y, bounds[0], bounds[num_heads]);
-    if (!kLogits) return;
-    const T* h = a.h + row * a.width;
+    if (chunk.first) zero_columns(chunk.y, bounds[0], bounds[num_heads]);
+    if (a.add) {
+      add_columns(a.grad_h + row * a.width, chunk.y, bounds[0], bounds[num_heads]);
+    } else if (kNarrow<R> && a.grad_h) {
+      put_columns(a.grad_h + row * a.width, chunk.y, bounds[0], bounds[num_heads]);
+    }
+    if (chunk.first || !kLogits) return;
+    const R* h = a.h + row * a.width;
     for (int64_t j = 0; j < num_heads; ++j) {
       const T all = dot_columns(h, chunk.y, bounds[j], bounds[j + 1]);
       const T positive_ones = dot_columns(h, chunk.plus, bounds[j], bounds[j + 1]);
@@ -291,16 +316,16 @@ struct AttendBackwardRows {
   }
 };
 
-template <bool kLogits, class T, class I>
-void attend_backward_as(const AttendBackward<T, I>& a) {
-  for_groups<ChunkRows<T, I, kLogits>>(a.bounds, a.num_heads, a.indptr_t, a.num_sources, a.num_threads,
+template <bool kLogits, class R, class I>
+void attend_backward_as(const AttendBackward<R, I>& a) {
+  for_groups<ChunkRows<R, I, kLogits>>(a.bounds, a.num_heads, a.indptr_t, a.num_sources, a.num_threads,
                                        [&](const auto& plan, int64_t first, int64_t end) {
-                                         AttendBackwardRows<kLogits, T, I>(a, plan).run(first, end);
+                                         AttendBackwardRows<kLogits, R, I>(a, plan).run(first, end);
                                        });
 }
 
-template <class T, class I>
-void attend_backward(const AttendBackward<T, I>& a) {
+template <class R, class I>
+void attend_backward(const AttendBackward<R, I>& a) {
   if (a.grad_logit_src) return attend_backward_as<true>(a);
   return attend_backward_as<false>(a);
 }

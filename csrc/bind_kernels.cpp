@@ -3,6 +3,16 @@
 #include "bindings.h"
 #include "isa.h"
 
+namespace nanobind::detail {
+
+template <>
+struct dtype_traits<weft::BFloat16> {
+  static constexpr dlpack::dtype value{static_cast<uint8_t>(dlpack::dtype_code::Bfloat), 16, 1};
+  static constexpr auto name = const_name("bfloat16");
+};
+
+}  // namespace nanobind::detail
+
 namespace weft {
 namespace {
 
@@ -68,6 +78,11 @@ void bind_mask(nb::module_& module) {
           "source_ids"_a.noconvert(), "target_ids"_a.noconvert(), "key"_a, "first_head"_a, "threshold"_a, "scale"_a);
 }
 
+template <class Table>
+const Table& table() {
+  return kernels();
+}
+
 // Checked before any kernel walks a matrix: what ids cannot tell.
 template <class I>
 void check_rows(const ConstArray<int64_t, 1>& indptr, const ConstArray<I, 1>& indices, int num_threads) {
@@ -76,13 +91,14 @@ void check_rows(const ConstArray<int64_t, 1>& indptr, const ConstArray<I, 1>& in
   require(num_threads >= 1, "num_threads must be at least 1");
 }
 
-template <class T, class I>
+template <class R, class Y, class I>
 void bind_spmm(nb::module_& module) {
+  using T = Sum<R>;
   module.def(
       "spmm",
       [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, MaybeConst<T, 1> weight,
-         MaybeConst<T, 1> neighbour_scale, MaybeConst<T, 1> row_scale, MaybeConst<T, 1> loop_scale, ConstArray<T, 2> x,
-         Array<T, 2> y, bool add, int num_threads) {
+         MaybeConst<T, 1> neighbour_scale, MaybeConst<T, 1> row_scale, MaybeConst<T, 1> loop_scale, ConstArray<R, 2> x,
+         Array<Y, 2> y, bool add, int num_threads) {
         check_rows(indptr, indices, num_threads);
         const int64_t num_rows = size(indptr, 0) - 1, width = size(x, 1), num_loops = length_or(loop_scale, 0);
         require(is(y, num_rows, width), "y must have a row per row of the matrix and the columns of x");
@@ -91,21 +107,26 @@ void bind_spmm(nb::module_& module) {
                 "neighbour_scale must have one number per row of x");
         require(length_or(row_scale, num_rows) == num_rows, "row_scale must have one number per row of the matrix");
         require(num_loops <= num_rows && num_loops <= size(x, 0), "loop_scale must not be longer than x or y");
-        const Spmm<T, I> args{num_rows,
-                              width,
-                              indptr.data(),
-                              indices.data(),
-                              data_or_null(weight),
-                              data_or_null(neighbour_scale),
-                              data_or_null(row_scale),
-                              data_or_null(loop_scale),
-                              num_loops,
-                              x.data(),
-                              y.data(),
-                              add,
-                              num_threads};
+        const Spmm<R, Y, I> args{num_rows,
+                                 width,
+                                 indptr.data(),
+                                 indices.data(),
+                                 data_or_null(weight),
+                                 data_or_null(neighbour_scale),
+                                 data_or_null(row_scale),
+                                 data_or_null(loop_scale),
+                                 num_loops,
+                                 x.data(),
+                                 y.data(),
+                                 add,
+                                 num_threads};
         nb::gil_scoped_release release;
-        graph_kernels<T, I>(kernels()).spmm(args);
+        const auto& known = table<SumKernels<R, I>>();
+        if constexpr (sizeof(R) == sizeof(Y)) {
+          known.spmm(args);
+        } else {
+          known.spmm_wide(args);
+        }
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "weight"_a.noconvert().none(),
       "neighbour_scale"_a.noconvert().none(), "row_scale"_a.noconvert().none(), "loop_scale"_a.noconvert().none(),
@@ -126,7 +147,7 @@ void bind_max(nb::module_& module) {
         const SpmmMax<T, I> args{num_rows, width,    indptr.data(),   indices.data(),
                                  x.data(), y.data(), position.data(), num_threads};
         nb::gil_scoped_release release;
-        graph_kernels<T, I>(kernels()).spmm_max(args);
+        table<GraphKernels<T, I>>().spmm_max(args);
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "x"_a.noconvert(), "y"_a.noconvert(), "position"_a.noconvert(),
       "num_threads"_a);
@@ -143,7 +164,7 @@ void bind_max(nb::module_& module) {
             num_sources,           width,           indptr.data(), indptr_t.data(), indices_t.data(),
             edge_ids_of(edge_ids), position.data(), grad_y.data(), grad_x.data(),   num_threads};
         nb::gil_scoped_release release;
-        graph_kernels<T, I>(kernels()).spmm_max_backward(args);
+        table<GraphKernels<T, I>>().spmm_max_backward(args);
       },
       "indptr"_a.noconvert(), "indptr_t"_a.noconvert(), "indices_t"_a.noconvert(), "edge_ids"_a.noconvert(),
       "position"_a.noconvert(), "grad_y"_a.noconvert(), "grad_x"_a.noconvert(), "num_threads"_a);
@@ -157,13 +178,14 @@ void check_bounds(const ConstArray<int64_t, 1>& bounds, int64_t num_heads, int64
   require(ascending, "bounds must ascend from 0 to the width of h");
 }
 
-template <class T, class I>
+template <class R, class I>
 void bind_attend(nb::module_& module) {
+  using T = Sum<R>;
   module.def(
       "attend",
-      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, ConstArray<T, 2> logit_src,
-         ConstArray<T, 2> logit_dst, MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, T slope,
-         ConstArray<T, 2> h, bool lse_known, Array<T, 2> lse, Array<T, 2> y, Maybe<T, 2> plus, Maybe<T, 2> share,
+      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, ConstArray<R, 2> logit_src,
+         ConstArray<R, 2> logit_dst, MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, T slope,
+         ConstArray<R, 2> h, bool lse_known, Array<T, 2> lse, Array<R, 2> y, Maybe<R, 2> plus, Maybe<T, 2> share,
          const Mask* dropout, int num_threads) {
         check_rows(indptr, indices, num_threads);
         const int64_t num_targets = size(indptr, 0) - 1, num_heads = size(logit_src, 1), width = size(h, 1);
@@ -177,7 +199,7 @@ void bind_attend(nb::module_& module) {
         require(length_or(loop, num_targets) == num_targets && (!loop || num_targets <= size(h, 0)),
                 "loop must have one flag per target, and targets be the first sources");
         const EdgeDropout drops = dropout ? dropout->of(size(h, 0), num_targets) : EdgeDropout{};
-        const Attend<T, I> args{num_targets,
+        const Attend<R, I> args{num_targets,
                                 num_heads,
                                 width,
                                 indptr.data(),
@@ -196,7 +218,7 @@ void bind_attend(nb::module_& module) {
                                 dropout ? &drops : nullptr,
                                 num_threads};
         nb::gil_scoped_release release;
-        graph_kernels<T, I>(kernels()).attend(args);
+        table<SumKernels<R, I>>().attend(args);
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "logit_src"_a.noconvert(), "logit_dst"_a.noconvert(),
       "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a, "h"_a.noconvert(), "lse_known"_a,
@@ -204,9 +226,9 @@ void bind_attend(nb::module_& module) {
       "dropout"_a.none(), "num_threads"_a);
   module.def(
       "attend_backward",
-      [](ConstArray<int64_t, 1> indptr_t, ConstArray<I, 1> indices_t, ConstArray<T, 2> logit_src,
-         ConstArray<T, 3> stats, MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, T slope, MaybeConst<T, 2> h,
-         ConstArray<T, 2> grad_y, Maybe<T, 2> grad_h, Maybe<T, 2> grad_logit_src, bool add,
+      [](ConstArray<int64_t, 1> indptr_t, ConstArray<I, 1> indices_t, ConstArray<R, 2> logit_src,
+         ConstArray<T, 3> stats, MaybeConst<bool, 1> loop, ConstArray<int64_t, 1> bounds, T slope, MaybeConst<R, 2> h,
+         ConstArray<R, 2> grad_y, Maybe<R, 2> grad_h, Maybe<T, 2> grad_logit_src, bool add,
          const Mask* dropout, int num_threads) {
         check_rows(indptr_t, indices_t, num_threads);
         const int64_t num_sources = size(indptr_t, 0) - 1, num_targets = size(stats, 0);
@@ -222,7 +244,7 @@ void bind_attend(nb::module_& module) {
         require(length_or(loop, num_targets) == num_targets && (!loop || num_targets <= num_sources),
                 "loop must have one flag per target, and targets be the first sources");
         const EdgeDropout drops = dropout ? dropout->of(num_sources, num_targets) : EdgeDropout{};
-        const AttendBackward<T, I> args{num_sources,
+        const AttendBackward<R, I> args{num_sources,
                                         num_targets,
                                         num_heads,
                                         width,
@@ -241,7 +263,7 @@ void bind_attend(nb::module_& module) {
                                         dropout ? &drops : nullptr,
                                         num_threads};
         nb::gil_scoped_release release;
-        graph_kernels<T, I>(kernels()).attend_backward(args);
+        table<SumKernels<R, I>>().attend_backward(args);
       },
       "indptr_t"_a.noconvert(), "indices_t"_a.noconvert(), "logit_src"_a.noconvert(), "stats"_a.noconvert(),
       "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a, "h"_a.noconvert().none(), "grad_y"_a.noconvert(),
@@ -303,7 +325,7 @@ void bind_pairs(nb::module_& module) {
                                          loop_features, edge_map, num_threads);
         require(is(logits, num_logits(indices, loop), args.num_heads), "logits must have a row per edge and per loop");
         nb::gil_scoped_release release;
-        graph_kernels<T, I>(kernels()).pair_logits(args, logits.data());
+        table<GraphKernels<T, I>>().pair_logits(args, logits.data());
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a,
       "left"_a.noconvert(), "right"_a.noconvert(), "attention"_a.noconvert(), "features"_a.noconvert().none(),
@@ -339,7 +361,7 @@ void bind_pairs(nb::module_& module) {
                                            grad_attention.data(),
                                            data_or_null(grad_edge_map)};
         nb::gil_scoped_release release;
-        graph_kernels<T, I>(kernels()).pair_backward(backward);
+        table<GraphKernels<T, I>>().pair_backward(backward);
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "indptr_t"_a.noconvert(), "indices_t"_a.noconvert(),
       "edge_ids"_a.noconvert(), "loop"_a.noconvert().none(), "bounds"_a.noconvert(), "slope"_a, "left"_a.noconvert(),
@@ -365,7 +387,7 @@ void bind_pairs(nb::module_& module) {
                                    alpha.data(),
                                    num_threads};
         nb::gil_scoped_release release;
-        graph_kernels<T, I>(kernels()).drop_edges(args);
+        table<GraphKernels<T, I>>().drop_edges(args);
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "loop"_a.noconvert().none(), "dropout"_a,
       "alpha"_a.noconvert(), "num_threads"_a);
@@ -397,7 +419,7 @@ void bind_pairs(nb::module_& module) {
                                y.data(),
                                num_threads};
         nb::gil_scoped_release release;
-        graph_kernels<T, I>(kernels()).weigh(args);
+        table<GraphKernels<T, I>>().weigh(args);
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "edge_ids"_a.noconvert().none(), "loop"_a.noconvert().none(),
       "bounds"_a.noconvert(), "alpha"_a.noconvert(), "x"_a.noconvert(), "scale"_a, "y"_a.noconvert(), "num_threads"_a);
@@ -420,7 +442,7 @@ void bind_pairs(nb::module_& module) {
                                        grad_y.data(), scale,         last,
                                        grad_logits.data(), num_threads};
         nb::gil_scoped_release release;
-        graph_kernels<T, I>(kernels()).weigh_backward(args);
+        table<GraphKernels<T, I>>().weigh_backward(args);
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "loop"_a.noconvert().none(), "bounds"_a.noconvert(),
       "alpha"_a.noconvert(), "x"_a.noconvert(), "grad_y"_a.noconvert(), "scale"_a, "last"_a, "grad_logits"_a.noconvert(),
@@ -428,11 +450,33 @@ void bind_pairs(nb::module_& module) {
 }
 
 template <class T>
+void bind_softmax(nb::module_& module) {
+  module.def(
+      "edge_softmax",
+      [](ConstArray<int64_t, 1> indptr, MaybeConst<bool, 1> loop, ConstArray<T, 2> logits, Array<T, 2> alpha,
+         int num_threads) {
+        require(size(indptr, 0) >= 1 && indptr.data()[0] == 0, "indptr must start with 0");
+        const int64_t num_targets = size(indptr, 0) - 1, num_heads = size(logits, 1);
+        require(length_or(loop, num_targets) == num_targets, "loop must have one flag per target");
+        require(size(logits, 0) == indptr.data()[num_targets] + length_or(loop, 0) &&
+                    is(alpha, size(logits, 0), num_heads),
+                "logits and alpha must have a row per edge and per loop");
+        const EdgeSoftmax<T> args{num_targets,   num_heads,    indptr.data(), data_or_null(loop),
+                                  logits.data(), alpha.data(), num_threads};
+        nb::gil_scoped_release release;
+        table<GraphKernels<T, int32_t>>().edge_softmax(args);
+      },
+      "indptr"_a.noconvert(), "loop"_a.noconvert().none(), "logits"_a.noconvert(), "alpha"_a.noconvert(),
+      "num_threads"_a);
+}
+
+template <class R>
 void bind_rows(nb::module_& module) {
+  using T = Sum<R>;
   module.def(
       "attend_stats",
-      [](ConstArray<T, 2> logit_dst, ConstArray<T, 2> lse, ConstArray<int64_t, 1> bounds, T slope, Array<T, 3> stats,
-         MaybeConst<T, 2> grad_y, MaybeConst<T, 2> y, MaybeConst<T, 2> plus, MaybeConst<T, 2> share,
+      [](ConstArray<R, 2> logit_dst, ConstArray<T, 2> lse, ConstArray<int64_t, 1> bounds, T slope, Array<T, 3> stats,
+         MaybeConst<R, 2> grad_y, MaybeConst<R, 2> y, MaybeConst<R, 2> plus, MaybeConst<T, 2> share,
          Maybe<T, 2> grad_logit_dst, int num_threads) {
         const int64_t num_targets = size(logit_dst, 0), num_heads = size(logit_dst, 1), width = y ? size(*y, 1) : 0;
         require(is(lse, num_targets, num_heads) && is(stats, num_targets, 3) && size(stats, 2) == num_heads,
@@ -447,7 +491,7 @@ void bind_rows(nb::module_& module) {
           require(is(*share, num_targets, num_heads) && is(*grad_logit_dst, num_targets, num_heads),
                   "share and grad_logit_dst must have the shape of logit_dst");
         }
-        const AttendStats<T> args{num_targets,
+        const AttendStats<R> args{num_targets,
                                   num_heads,
                                   width,
                                   logit_dst.data(),
@@ -462,59 +506,48 @@ void bind_rows(nb::module_& module) {
                                   data_or_null(grad_logit_dst),
                                   num_threads};
         nb::gil_scoped_release release;
-        row_kernels<T>(kernels()).attend_stats(args);
+        table<RowKernels<R>>().attend_stats(args);
       },
       "logit_dst"_a.noconvert(), "lse"_a.noconvert(), "bounds"_a.noconvert(), "slope"_a, "stats"_a.noconvert(),
       "grad_y"_a.noconvert().none(), "y"_a.noconvert().none(), "plus"_a.noconvert().none(),
       "share"_a.noconvert().none(), "grad_logit_dst"_a.noconvert().none(), "num_threads"_a);
   module.def(
-      "edge_softmax",
-      [](ConstArray<int64_t, 1> indptr, MaybeConst<bool, 1> loop, ConstArray<T, 2> logits, Array<T, 2> alpha,
-         int num_threads) {
-        require(size(indptr, 0) >= 1 && indptr.data()[0] == 0, "indptr must start with 0");
-        const int64_t num_targets = size(indptr, 0) - 1, num_heads = size(logits, 1);
-        require(length_or(loop, num_targets) == num_targets, "loop must have one flag per target");
-        require(size(logits, 0) == indptr.data()[num_targets] + length_or(loop, 0) &&
-                    is(alpha, size(logits, 0), num_heads),
-                "logits and alpha must have a row per edge and per loop");
-        const EdgeSoftmax<T> args{num_targets,   num_heads,    indptr.data(), data_or_null(loop),
-                                  logits.data(), alpha.data(), num_threads};
-        nb::gil_scoped_release release;
-        row_kernels<T>(kernels()).edge_softmax(args);
-      },
-      "indptr"_a.noconvert(), "loop"_a.noconvert().none(), "logits"_a.noconvert(), "alpha"_a.noconvert(),
-      "num_threads"_a);
-  module.def(
       "dropout",
-      [](ConstArray<T, 2> x, ConstArray<int64_t, 1> rows, uint64_t key, uint32_t first_column, uint32_t threshold,
-         T scale, bool relu, Array<T, 2> y, int num_threads) {
+      [](ConstArray<R, 2> x, ConstArray<int64_t, 1> rows, uint64_t key, uint32_t first_column, uint32_t threshold,
+         T scale, bool relu, Array<R, 2> y, int num_threads) {
         require(size(rows, 0) == size(x, 0) && is(y, size(x, 0), size(x, 1)),
                 "rows must have one id per row of x, y the shape of x");
-        const Dropout<T> args{size(x, 0),   size(x, 1), x.data(), rows.data(), key,
+        const Dropout<R> args{size(x, 0),   size(x, 1), x.data(), rows.data(), key,
                               first_column, threshold,  scale,    relu,        y.data(), num_threads};
         nb::gil_scoped_release release;
-        row_kernels<T>(kernels()).dropout(args);
+        table<RowKernels<R>>().dropout(args);
       },
       "x"_a.noconvert(), "rows"_a.noconvert(), "key"_a, "first_column"_a, "threshold"_a, "scale"_a, "relu"_a,
       "y"_a.noconvert(), "num_threads"_a);
   module.def(
       "relu_dropout_backward",
-      [](ConstArray<T, 2> y, ConstArray<T, 2> grad_y, T scale, Array<T, 2> grad_x, int num_threads) {
+      [](ConstArray<R, 2> y, ConstArray<R, 2> grad_y, T scale, Array<R, 2> grad_x, int num_threads) {
         require(is(grad_y, size(y, 0), size(y, 1)) && is(grad_x, size(y, 0), size(y, 1)),
                 "y, grad_y and grad_x must have the same shape");
-        const ReluDropoutBackward<T> args{size(y, 0) * size(y, 1), y.data(), grad_y.data(), scale, grad_x.data(),
+        const ReluDropoutBackward<R> args{size(y, 0) * size(y, 1), y.data(), grad_y.data(), scale, grad_x.data(),
                                           num_threads};
         nb::gil_scoped_release release;
-        row_kernels<T>(kernels()).relu_dropout_backward(args);
+        table<RowKernels<R>>().relu_dropout_backward(args);
       },
       "y"_a.noconvert(), "grad_y"_a.noconvert(), "scale"_a, "grad_x"_a.noconvert(), "num_threads"_a);
 }
 
+template <class R, class I>
+void bind_sums(nb::module_& module) {
+  bind_spmm<R, R, I>(module);
+  if constexpr (sizeof(R) < sizeof(Sum<R>)) bind_spmm<R, Sum<R>, I>(module);
+  bind_attend<R, I>(module);
+}
+
 template <class T, class I>
 void bind_graph_kernels(nb::module_& module) {
-  bind_spmm<T, I>(module);
+  bind_sums<T, I>(module);
   bind_max<T, I>(module);
-  bind_attend<T, I>(module);
   bind_pairs<T, I>(module);
 }
 
@@ -526,8 +559,13 @@ void bind_kernels(nb::module_& module) {
   bind_graph_kernels<float, int64_t>(module);
   bind_graph_kernels<double, int32_t>(module);
   bind_graph_kernels<double, int64_t>(module);
+  bind_sums<BFloat16, int32_t>(module);
+  bind_sums<BFloat16, int64_t>(module);
+  bind_softmax<float>(module);
+  bind_softmax<double>(module);
   bind_rows<float>(module);
   bind_rows<double>(module);
+  bind_rows<BFloat16>(module);
 }
 
 }  // namespace weft

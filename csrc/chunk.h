@@ -17,27 +17,29 @@ struct Part {
 };
 
 // y_c (+)= sum_e weight_e x_uc and, with kPlus, plus_c (+)= sum_e positive_e x_uc; they are written where `first`.
-template <class T, class I>
+template <class R, class I>
 struct Chunk {
+  using T = Sum<R>;
   const I* indices;
   int64_t count;
   const I* last_index;  // of the whole graph: nothing beyond is fetched ahead
   const Weights<T>*weight, *positive;
-  const T* x;
+  const R* x;
   int64_t width;
   T *y, *plus;
   bool first;
 };
 
-template <class T, class I, bool kPlus>
+template <class R, class I, bool kPlus>
 struct ChunkRows {
+  using T = Sum<R>;
   using Scalar = T;
-  using Run = void (*)(const Chunk<T, I>&, Part part);
+  using Run = void (*)(const Chunk<R, I>&, Part part);
   static constexpr int max_vectors = kPlus ? kMaxVectors / 2 : kMaxVectors;
 
   // V vectors for each of G heads; the last of a head overlaps the one before it where the width is no multiple of L.
   template <int L, int V, int G>
-  static void run(const Chunk<T, I>& a, Part part) {
+  static void run(const Chunk<R, I>& a, Part part) {
     constexpr int N = V * G;
     int64_t column[N];
     Vector<T, L> sum[N] = {}, plus[N] = {};
@@ -54,9 +56,9 @@ struct ChunkRows {
     }
     for (int64_t e = 0; e < a.count; ++e) {
       const int64_t left = a.last_index - (a.indices + e);
-      const int64_t source = a.indices[left > kAhead<T, L * N> ? e + kAhead<T, L * N> : e + left];
+      const int64_t source = a.indices[left > kAhead<R, L * N> ? e + kAhead<R, L * N> : e + left];
       prefetch<L * N>(a.x + source * a.width + part.column, column[N - 1] - part.column + L - 1);
-      const T* x = a.x + a.indices[e] * a.width;
+      const R* x = a.x + a.indices[e] * a.width;
 #pragma GCC unroll 16
       for (int i = 0; i < N; ++i) {
         const Vector<T, L> value = load<L>(x + column[i]);

@@ -39,11 +39,12 @@ WEFT_INLINE Vector<T, L> where(Condition condition, Vector<T, L> value) {
   }
 }
 
-template <class T, bool kRelu>
+template <class R, bool kRelu>
 struct DropoutRow {
-  const Dropout<T>& a;
-  const T* x;
-  T* y;
+  using T = Sum<R>;
+  const Dropout<R>& a;
+  const R* x;
+  R* y;
   uint32_t low, high;
 
   template <int L>
@@ -71,38 +72,38 @@ struct DropoutRow {
   }
 };
 
-template <class T, bool kRelu>
-void dropout_as(const Dropout<T>& a) {
+template <class R, bool kRelu>
+void dropout_as(const Dropout<R>& a) {
   const int threads = useful_threads(a.num_rows * a.width / 8192 + 1, a.num_threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
   for (int64_t row = 0; row < a.num_rows; ++row) {
     const uint64_t mixed = mix64(a.key ^ static_cast<uint64_t>(a.rows[row]));
     const auto low = static_cast<uint32_t>(mixed), high = static_cast<uint32_t>(mixed >> 32);
-    DropoutRow<T, kRelu>{a, a.x + row * a.width, a.y + row * a.width, low, high}.template run<kLanes<T>>();
+    DropoutRow<R, kRelu>{a, a.x + row * a.width, a.y + row * a.width, low, high}.template run<kLanes<R>>();
   }
 }
 
-template <class T>
-void dropout(const Dropout<T>& a) {
-  if (a.relu) return dropout_as<T, true>(a);
-  return dropout_as<T, false>(a);
+template <class R>
+void dropout(const Dropout<R>& a) {
+  if (a.relu) return dropout_as<R, true>(a);
+  return dropout_as<R, false>(a);
 }
 
 // Without a branch: half of the numbers are zero, in no order that could be foreseen.
-template <class T, int L>
-WEFT_INLINE void relu_dropout_backward_at(const ReluDropoutBackward<T>& a, int64_t i) {
-  const Vector<T, L> zero{};
+template <int L, class R>
+WEFT_INLINE void relu_dropout_backward_at(const ReluDropoutBackward<R>& a, int64_t i) {
+  const Vector<Sum<R>, L> zero{};
   store<L>(a.grad_x + i, load<L>(a.y + i) <= zero ? zero : load<L>(a.grad_y + i) * a.scale);
 }
 
-template <class T>
-void relu_dropout_backward(const ReluDropoutBackward<T>& a) {
-  constexpr int L = kLanes<T>;
+template <class R>
+void relu_dropout_backward(const ReluDropoutBackward<R>& a) {
+  constexpr int L = kLanes<R>;
   const int64_t num_vectors = a.size / L;
   const int threads = useful_threads(a.size / 8192 + 1, a.num_threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t vector = 0; vector < num_vectors; ++vector) relu_dropout_backward_at<T, L>(a, vector * L);
-  for (int64_t i = num_vectors * L; i < a.size; ++i) relu_dropout_backward_at<T, 1>(a, i);
+  for (int64_t vector = 0; vector < num_vectors; ++vector) relu_dropout_backward_at<L>(a, vector * L);
+  for (int64_t i = num_vectors * L; i < a.size; ++i) relu_dropout_backward_at<1>(a, i);
 }
 
 }  // namespace weft::WEFT_ISA

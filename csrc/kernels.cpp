@@ -8,22 +8,34 @@
 
 namespace weft::WEFT_ISA {
 
+template <class R, class I>
+constexpr SumKernels<R, I> sum_table() {
+  return {&spmm<R, R, I>, &spmm<R, Sum<R>, I>, &attend<R, I>, &attend_backward<R, I>};
+}
+
+template <class R>
+constexpr RowKernels<R> row_table() {
+  return {&attend_stats<R>, &dropout<R>, &relu_dropout_backward<R>};
+}
+
 template <class T, class I>
 constexpr GraphKernels<T, I> graph_table() {
-  return {&spmm<T, I>, &spmm_max<T, I>, &spmm_max_backward<T, I>, &attend<T, I>, &attend_backward<T, I>,
-          &pair_logits<T, I>, &pair_backward<T, I>, &drop_edges<T, I>, &weigh<T, I>, &weigh_backward<T, I>};
+  return {&spmm_max<T, I>,   &spmm_max_backward<T, I>, &pair_logits<T, I>, &pair_backward<T, I>,
+          &edge_softmax<T>, &drop_edges<T, I>,        &weigh<T, I>,       &weigh_backward<T, I>};
 }
 
-template <class T>
-constexpr RowKernels<T> row_table() {
-  return {&attend_stats<T>, &edge_softmax<T>, &dropout<T>, &relu_dropout_backward<T>};
-}
-
-const Kernels kernels{graph_table<float, int32_t>(),
+const Kernels kernels{sum_table<float, int32_t>(),
+                      sum_table<float, int64_t>(),
+                      sum_table<double, int32_t>(),
+                      sum_table<double, int64_t>(),
+                      sum_table<BFloat16, int32_t>(),
+                      sum_table<BFloat16, int64_t>(),
+                      row_table<float>(),
+                      row_table<double>(),
+                      row_table<BFloat16>(),
+                      graph_table<float, int32_t>(),
                       graph_table<float, int64_t>(),
                       graph_table<double, int32_t>(),
-                      graph_table<double, int64_t>(),
-                      row_table<float>(),
-                      row_table<double>()};
+                      graph_table<double, int64_t>()};
 
 }  // namespace weft::WEFT_ISA

@@ -9,6 +9,23 @@
 
 namespace weft {
 
+// The upper half of a float.
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// The type in which numbers of a type are summed.
+template <class R>
+struct SumOf {
+  using type = R;
+};
+template <>
+struct SumOf<BFloat16> {
+  using type = float;
+};
+template <class R>
+using Sum = typename SumOf<R>::type;
+
 // Positions among the forward edges; as wide as the number of edges asks for, which is not the width of the indices.
 struct EdgeIds {
   const int32_t* narrow;
@@ -16,16 +33,18 @@ struct EdgeIds {
   int64_t operator[](int64_t entry) const { return narrow ? narrow[entry] : wide[entry]; }
 };
 
-// y_r = row_scale_r * sum_e weight_e neighbour_scale_u x_u + loop_scale_r x_r, u = indices[e]; factors may be null.
-template <class T, class I>
+// y_r = row_scale_r * sum_e weight_e neighbour_scale_u x_u + loop_scale_r x_r, u = indices[e]; factors may be null. Y is R
+// or wider.
+template <class R, class Y, class I>
 struct Spmm {
+  using T = Sum<R>;
   int64_t num_rows, width;
   const int64_t* indptr;
   const I* indices;
   const T *weight, *neighbour_scale, *row_scale, *loop_scale;
   int64_t num_loops;  // loop_scale is for the first rows only
-  const T* x;
-  T* y;
+  const R* x;
+  Y* y;
   bool add;  // to what y has
   int num_threads;
 };
@@ -82,49 +101,58 @@ struct EdgeDropout {
 // has any weight. For the backward pass, unless null: plus_v = sum of alpha_e h_u where leaky_relu's argument is
 // positive, and share_v, which is written with lse, the sum of those alpha_e. With dropout the alpha_e of the sums of rows
 // are dropped, after the softmax: lse and share_v know nothing of it.
-template <class T, class I>
+template <class R, class I>
 struct Attend {
+  using T = Sum<R>;
   int64_t num_targets, num_heads, width;
   const int64_t* indptr;
   const I* indices;
-  const T *logit_src, *logit_dst;
+  const R *logit_src, *logit_dst;
   const bool* loop;  // [n] or null: whether v has one more edge, from itself
   const int64_t* bounds;
   T slope;
-  const T* h;
+  const R* h;
   bool lse_known;
-  T *lse, *y, *plus, *share;
+  T* lse;
+  R *y, *plus;
+  T* share;
   const EdgeDropout* dropout;  // or null
   int num_threads;
 };
 
 // What the backward pass gathers by target, stats [n, 3, H]: logit_dst, lse, and the dot product of grad_y and y over
 // the head's columns. Adds to grad_logit_dst. From grad_y on all may be null together; then the dot products are 0.
-template <class T>
+template <class R>
 struct AttendStats {
+  using T = Sum<R>;
   int64_t num_targets, num_heads, width;
-  const T *logit_dst, *lse;
+  const R* logit_dst;
+  const T* lse;
   const int64_t* bounds;
   T slope;
   T* stats;
-  const T *grad_y, *y, *plus, *share;
+  const R *grad_y, *y, *plus;
+  const T* share;
   T* grad_logit_dst;
   int num_threads;
 };
 
 // Backward of Attend, over the transpose: writes grad_h, or adds to it, adds to grad_logit_src (null, with h, where it
 // is not needed).
-template <class T, class I>
+template <class R, class I>
 struct AttendBackward {
+  using T = Sum<R>;
   int64_t num_sources, num_targets, num_heads, width;
   const int64_t* indptr_t;
   const I* indices_t;
-  const T *logit_src, *stats;
+  const R* logit_src;
+  const T* stats;
   const bool* loop;
   const int64_t* bounds;
   T slope;
-  const T *h, *grad_y;
-  T *grad_h, *grad_logit_src;
+  const R *h, *grad_y;
+  R* grad_h;
+  T* grad_logit_src;
   bool add;                    // to what grad_h has
   const EdgeDropout* dropout;  // or null
   int num_threads;
@@ -215,81 +243,71 @@ struct WeighBackward {
 
 // y_rc = x_rc * scale where the hash of (key, rows[r], first_column + c) is at least the threshold, else 0; with relu,
 // of max(x_rc, 0).
-template <class T>
+template <class R>
 struct Dropout {
   int64_t num_rows, width;
-  const T* x;
+  const R* x;
   const int64_t* rows;
   uint64_t key;
   uint32_t first_column, threshold;
-  T scale;
+  Sum<R> scale;
   bool relu;
-  T* y;
+  R* y;
   int num_threads;
 };
 
 // Backward of Dropout with relu, from its result: what is not positive was dropped, or cut off.
-template <class T>
+template <class R>
 struct ReluDropoutBackward {
   int64_t size;
-  const T *y, *grad_y;
-  T scale;
-  T* grad_x;
+  const R *y, *grad_y;
+  Sum<R> scale;
+  R* grad_x;
   int num_threads;
+};
+
+// Of rows that may be narrower than the numbers that they are summed in.
+template <class R, class I>
+struct SumKernels {
+  void (*spmm)(const Spmm<R, R, I>&);
+  void (*spmm_wide)(const Spmm<R, Sum<R>, I>&);
+  void (*attend)(const Attend<R, I>&);
+  void (*attend_backward)(const AttendBackward<R, I>&);
+};
+
+template <class R>
+struct RowKernels {
+  void (*attend_stats)(const AttendStats<R>&);
+  void (*dropout)(const Dropout<R>&);
+  void (*relu_dropout_backward)(const ReluDropoutBackward<R>&);
 };
 
 template <class T, class I>
 struct GraphKernels {
-  void (*spmm)(const Spmm<T, I>&);
   void (*spmm_max)(const SpmmMax<T, I>&);
   void (*spmm_max_backward)(const SpmmMaxBackward<T, I>&);
-  void (*attend)(const Attend<T, I>&);
-  void (*attend_backward)(const AttendBackward<T, I>&);
   void (*pair_logits)(const Pairs<T, I>&, T* logits);
   void (*pair_backward)(const PairsBackward<T, I>&);
+  void (*edge_softmax)(const EdgeSoftmax<T>&);
   void (*drop_edges)(const DropEdges<T, I>&);
   void (*weigh)(const Weigh<T, I>&);
   void (*weigh_backward)(const WeighBackward<T, I>&);
 };
 
-template <class T>
-struct RowKernels {
-  void (*attend_stats)(const AttendStats<T>&);
-  void (*edge_softmax)(const EdgeSoftmax<T>&);
-  void (*dropout)(const Dropout<T>&);
-  void (*relu_dropout_backward)(const ReluDropoutBackward<T>&);
-};
-
-struct Kernels {
-  GraphKernels<float, int32_t> float_int32;
-  GraphKernels<float, int64_t> float_int64;
-  GraphKernels<double, int32_t> double_int32;
-  GraphKernels<double, int64_t> double_int64;
-  RowKernels<float> rows_float;
-  RowKernels<double> rows_double;
-};
-
-template <class T, class I>
-const GraphKernels<T, I>& graph_kernels(const Kernels& kernels) {
-  if constexpr (sizeof(T) == 4 && sizeof(I) == 4) {
-    return kernels.float_int32;
-  } else if constexpr (sizeof(T) == 4) {
-    return kernels.float_int64;
-  } else if constexpr (sizeof(I) == 4) {
-    return kernels.double_int32;
-  } else {
-    return kernels.double_int64;
-  }
-}
-
-template <class T>
-const RowKernels<T>& row_kernels(const Kernels& kernels) {
-  if constexpr (sizeof(T) == 4) {
-    return kernels.rows_float;
-  } else {
-    return kernels.rows_double;
-  }
-}
+// Each table is had by its type: static_cast<const SumKernels<float, int32_t>&>(kernels).
+struct Kernels : SumKernels<float, int32_t>,
+                 SumKernels<float, int64_t>,
+                 SumKernels<double, int32_t>,
+                 SumKernels<double, int64_t>,
+                 SumKernels<BFloat16, int32_t>,
+                 SumKernels<BFloat16, int64_t>,
+                 RowKernels<float>,
+                 RowKernels<double>,
+                 RowKernels<BFloat16>,
+                 GraphKernels<float, int32_t>,
+                 GraphKernels<float, int64_t>,
+                 GraphKernels<double, int32_t>,
+                 GraphKernels<double, int64_t> {};
 
 namespace baseline {
 extern const Kernels kernels;

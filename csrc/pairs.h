@@ -44,15 +44,6 @@ WEFT_INLINE void pair_arguments(const Pairs<T, I>& a, const T* own, const T* oth
   }
 }
 
-template <class T>
-struct Scratch {
-  T* const numbers;
-  explicit Scratch(int64_t count) : numbers(new T[count]()) {}
-  ~Scratch() { delete[] numbers; }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-};
-
 template <class T, class I>
 void pair_logits(const Pairs<T, I>& a, T* logits) {
   const int64_t num_edges = a.indptr[a.num_targets];

@@ -13,24 +13,25 @@ WEFT_INLINE int64_t padded(int64_t count) {
 
 // into[j][e] = table[indices[e]][j] for the heads of a group; the last one again up to a whole vector. Nothing beyond
 // indices[left] is fetched ahead.
-template <int H, class T, class I>
-void gather_heads(const T* table, int64_t stride, const I* indices, int64_t count, int64_t left, Weights<T>& into) {
+template <int H, class R, class I>
+void gather_heads(const R* table, int64_t stride, const I* indices, int64_t count, int64_t left,
+                  Weights<Sum<R>>& into) {
   for (int64_t e = 0; e < count; ++e) {
     __builtin_prefetch(table + indices[e + kChunk / 2 < left ? e + kChunk / 2 : left] * stride);
-    const T* row = table + indices[e] * stride;
-    for (int j = 0; j < H; ++j) into[j][e] = row[j];
+    const R* row = table + indices[e] * stride;
+    for (int j = 0; j < H; ++j) into[j][e] = load<1>(row + j);
   }
-  for (int64_t e = count; e < padded<T>(count); ++e) {
+  for (int64_t e = count; e < padded<R>(count); ++e) {
     for (int j = 0; j < H; ++j) into[j][e] = into[j][count - 1];
   }
 }
 
-template <class T, class I>
-void gather(const T* table, int64_t stride, int64_t num_heads, const Chunk<T, I>& chunk, Weights<T>& into) {
-  using Gather = void (*)(const T*, int64_t, const I*, int64_t, int64_t, Weights<T>&);
-  constexpr Gather gathers[kHeads] = {&gather_heads<1, T, I>, &gather_heads<2, T, I>, &gather_heads<3, T, I>,
-                                      &gather_heads<4, T, I>, &gather_heads<5, T, I>, &gather_heads<6, T, I>,
-                                      &gather_heads<7, T, I>, &gather_heads<8, T, I>};
+template <class R, class X, class I>
+void gather(const R* table, int64_t stride, int64_t num_heads, const Chunk<X, I>& chunk, Weights<Sum<R>>& into) {
+  using Gather = void (*)(const R*, int64_t, const I*, int64_t, int64_t, Weights<Sum<R>>&);
+  constexpr Gather gathers[kHeads] = {&gather_heads<1, R, I>, &gather_heads<2, R, I>, &gather_heads<3, R, I>,
+                                      &gather_heads<4, R, I>, &gather_heads<5, R, I>, &gather_heads<6, R, I>,
+                                      &gather_heads<7, R, I>, &gather_heads<8, R, I>};
   gathers[num_heads - 1](table, stride, chunk.indices, chunk.count, chunk.last_index - chunk.indices, into);
 }
 

@@ -7,24 +7,25 @@
 namespace weft::WEFT_ISA {
 
 // Rows [first, end) of one block of columns. Sums stay in registers; without weights, no number is read per entry.
-template <class T, class I, bool kWeight, bool kNeighbour>
+template <class R, class Y, class I, bool kWeight, bool kNeighbour>
 struct SpmmRows {
+  using T = Sum<R>;
   using Scalar = T;
-  using Run = void (*)(const Spmm<T, I>&, int64_t first, int64_t end, Columns columns);
+  using Run = void (*)(const Spmm<R, Y, I>&, int64_t first, int64_t end, Columns columns);
   static constexpr int max_vectors = kMaxVectors;
 
   template <int L, int N>
-  static void run(const Spmm<T, I>& a, int64_t first, int64_t end, Columns columns) {
+  static void run(const Spmm<R, Y, I>& a, int64_t first, int64_t end, Columns columns) {
     const int64_t last_entry = a.indptr[a.num_rows] - 1, last = columns.tail - columns.column + L - 1;
     for (int64_t row = first; row < end; ++row) {
       if (a.add && a.indptr[row] == a.indptr[row + 1] && row >= a.num_loops) continue;
       if (a.add) prefetch<L * N>(a.y + row * a.width + columns.column, last);
       Vector<T, L> sum[N] = {};
       for (int64_t entry = a.indptr[row]; entry < a.indptr[row + 1]; ++entry) {
-        const int64_t ahead = entry + kAhead<T, L * N> < last_entry ? entry + kAhead<T, L * N> : last_entry;
+        const int64_t ahead = entry + kAhead<R, L * N> < last_entry ? entry + kAhead<R, L * N> : last_entry;
         prefetch<L * N>(a.x + a.indices[ahead] * a.width + columns.column, last);
         const int64_t source = a.indices[entry];
-        const T* x = a.x + source * a.width;
+        const R* x = a.x + source * a.width;
         T scale = 1;
         if (kWeight) scale *= a.weight[entry];
         if (kNeighbour) scale *= a.neighbour_scale[source];
@@ -58,17 +59,17 @@ void for_rows(const int64_t* indptr, int64_t num_rows, const Arguments& a) {
       });
 }
 
-template <class T, class I, bool kWeight, bool kNeighbour>
-void spmm_as(const Spmm<T, I>& a) {
-  for_rows<SpmmRows<T, I, kWeight, kNeighbour>>(a.indptr, a.num_rows, a);
+template <bool kWeight, bool kNeighbour, class R, class Y, class I>
+void spmm_as(const Spmm<R, Y, I>& a) {
+  for_rows<SpmmRows<R, Y, I, kWeight, kNeighbour>>(a.indptr, a.num_rows, a);
 }
 
-template <class T, class I>
-void spmm(const Spmm<T, I>& a) {
-  if (a.weight && a.neighbour_scale) return spmm_as<T, I, true, true>(a);
-  if (a.weight) return spmm_as<T, I, true, false>(a);
-  if (a.neighbour_scale) return spmm_as<T, I, false, true>(a);
-  return spmm_as<T, I, false, false>(a);
+template <class R, class Y, class I>
+void spmm(const Spmm<R, Y, I>& a) {
+  if (a.weight && a.neighbour_scale) return spmm_as<true, true>(a);
+  if (a.weight) return spmm_as<true, false>(a);
+  if (a.neighbour_scale) return spmm_as<false, true>(a);
+  return spmm_as<false, false>(a);
 }
 
 // The maximum and the place where it was first met. NaN wins, as it does in PyTorch.

@@ -6,14 +6,21 @@
 #include <cstdint>
 #include <utility>
 
+#include "kernels.h"
+
 #define WEFT_INLINE inline __attribute__((always_inline))
 
 namespace weft::WEFT_ISA {
 
 constexpr int kMaxVectors = WEFT_ACCUMULATORS;  // accumulators that fit the registers beside what else a loop needs
 
-template <class T>
-constexpr int kLanes = WEFT_VECTOR_BYTES / sizeof(T);
+// Of the numbers that a type is summed in.
+template <class R>
+constexpr int kLanes = WEFT_VECTOR_BYTES / sizeof(Sum<R>);
+
+// Whether numbers of a type are widened where they are loaded.
+template <class R>
+constexpr bool kNarrow = sizeof(R) < sizeof(Sum<R>);
 
 template <class T, int L>
 struct VectorOf {
@@ -29,14 +36,51 @@ struct VectorOf<T, 1> {
 template <class T, int L>
 using Vector = typename VectorOf<T, L>::type;
 
-template <int L, class T>
-WEFT_INLINE Vector<T, L> load(const T* from) {
-  return *reinterpret_cast<const typename VectorOf<T, L>::unaligned*>(from);
+template <int L>
+WEFT_INLINE Vector<uint32_t, L> widened(Vector<uint16_t, L> bits) {
+  if constexpr (L == 1) {
+    return bits;
+  } else {
+    return __builtin_convertvector(bits, Vector<uint32_t, L>);
+  }
 }
 
-template <int L, class T>
-WEFT_INLINE void store(T* to, Vector<T, L> value) {
-  *reinterpret_cast<typename VectorOf<T, L>::unaligned*>(to) = value;
+template <int L>
+WEFT_INLINE Vector<uint16_t, L> narrowed(Vector<uint32_t, L> bits) {
+  if constexpr (L == 1) {
+    return static_cast<uint16_t>(bits);
+  } else {
+    return __builtin_convertvector(bits, Vector<uint16_t, L>);
+  }
+}
+
+// L numbers, in the type that they are summed in.
+template <int L, class R>
+WEFT_INLINE Vector<Sum<R>, L> load(const R* from) {
+  if constexpr (kNarrow<R>) {
+    const auto half = *reinterpret_cast<const typename VectorOf<uint16_t, L>::unaligned*>(&from->bits);
+    const Vector<uint32_t, L> bits = widened<L>(half) << 16;
+    Vector<float, L> value;
+    __builtin_memcpy(&value, &bits, sizeof(value));
+    return value;
+  } else {
+    return *reinterpret_cast<const typename VectorOf<R, L>::unaligned*>(from);
+  }
+}
+
+// Numbers that are narrowed go to the nearest, of two as near to the even one; NaN stays NaN.
+template <int L, class R>
+WEFT_INLINE void store(R* to, Vector<Sum<R>, L> value) {
+  if constexpr (kNarrow<R>) {
+    using U = Vector<uint32_t, L>;
+    U bits;
+    __builtin_memcpy(&bits, &value, sizeof(bits));
+    const U rounded = bits + (((bits >> 16) & 1u) + 0x7FFFu), quiet = U{} + 0x7FC00000u;
+    const U kept = value != value ? quiet : rounded;
+    *reinterpret_cast<typename VectorOf<uint16_t, L>::unaligned*>(&to->bits) = narrowed<L>(kept >> 16);
+  } else {
+    *reinterpret_cast<typename VectorOf<R, L>::unaligned*>(to) = value;
+  }
 }
 
 // combine(...) of all lanes, by halves.
@@ -125,6 +169,16 @@ WEFT_INLINE void for_columns(int64_t begin, int64_t end, Visit visit) {
     visit(find_run<Family, full>(lanes, num_vectors), Columns{column, column + width - lanes});
   }
 }
+
+// Memory of one thread, zero at first.
+template <class T>
+struct Scratch {
+  T* const numbers;
+  explicit Scratch(int64_t count) : numbers(new T[count]()) {}
+  ~Scratch() { delete[] numbers; }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+};
 
 // As many of the threads as get work worth waking them for.
 WEFT_INLINE int useful_threads(int64_t num_tasks, int num_threads) {

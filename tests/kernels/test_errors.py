@@ -30,7 +30,7 @@ def block() -> Adjacency:
     [
         (lambda adj: spmm(adj, X[:4]), r"x .* \[5, columns\]"),
         (lambda adj: spmm(adj, X[0]), r"x .* \[5, columns\]"),
-        (lambda adj: spmm(adj, X.half()), "x .* float32 or float64"),
+        (lambda adj: spmm(adj, X.half()), "x .* float32, float64 or bfloat16"),
         (lambda adj: spmm(adj.with_weight(None), X, weighted=True), "have no weight"),
         (lambda adj: spmm(adj, X, weighted=True), "adj.cast"),
         (lambda adj: spmm(adj, X, scale=Scale(source=torch.ones(4))), "scale.source .* must be"),

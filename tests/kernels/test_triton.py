@@ -258,6 +258,45 @@ def test_rows_of_half_precision(device: str, kernels: ModuleType) -> None:
         assert torch.equal(found, one.to(found.dtype))
 
 
+def test_sums_of_half_precision(device: str, kernels: ModuleType) -> None:
+    """Of hubs, too: as they were summed, where that is asked for, and rounded once; scalings are in float32."""
+    adj = block(device).cast(torch.float32)
+    x, grad = (randn(n, 8, seed=n).bfloat16().to(device) for n in (19, 13))
+    scale = Scale(*(randn(n, seed=n, dtype=torch.float32).to(device) for n in (19, 13)))
+    for run, rows in ((kernels.spmm, x), (kernels.spmm_transposed, grad)):
+        wanted, wide, found = (
+            run(adj, rows.float(), scale, True),
+            run(adj, rows, scale, True, wide=True),
+            run(adj, rows, scale, True),
+        )
+        assert torch.equal(wide, wanted)
+        torch.testing.assert_close(found.float(), wanted, rtol=2**-7, atol=1e-6)
+    into = torch.ones(19, 8, device=device)
+    assert torch.equal(
+        kernels.spmm_transposed(adj, grad, scale, True, into),
+        kernels.spmm_transposed(adj, grad, scale, True, wide=True) + 1,
+    )
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_gradients_of_attention_of_half_precision(steps: int, device: str) -> None:
+    """Those of the same rows in float32, up to the rows that forward keeps, which are rounded once by each step."""
+    adj, bounds = square(device), (0, 3, 8)
+    narrow = [
+        randn(17, width, seed=seed).bfloat16().to(device).requires_grad_() for seed, width in ((1, 8), (2, 2), (3, 2))
+    ]
+    wide = [one.detach().float().requires_grad_() for one in narrow]
+    y, wanted = (ops.attend(adj, *rows, bounds=bounds, steps=steps) for rows in (narrow, wide))
+    grad = randn(17, 8, seed=4).bfloat16().to(device)
+    y.backward(grad)
+    wanted.backward(grad.float())
+    for one, other in zip(narrow, wide, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        size = float(other.grad.abs().max())
+        torch.testing.assert_close(one.grad.float(), other.grad, rtol=2**-7, atol=4 * steps * 2**-7 * size)
+
+
 @pytest.mark.parametrize("name", ["weighted sum with loops", "logits of pairs"])
 def test_gradients_are_those_of_differences(name: str, device: str) -> None:
     adj = copied(graph(6, 6, 14), device)

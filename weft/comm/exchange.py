@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.comm.group import Group, Pending
 from weft.comm.key import Key
+from weft.core.dtypes import sum_dtype
 
 Range = tuple[int, int]
 Place = tuple[slice, int]
@@ -38,6 +39,11 @@ class Layout:
     def num_columns(self) -> int:
         """Columns of the whole matrix: F."""
         return max(stop for ranges in self.columns for _, stop in ranges)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether ranks hold the same columns."""
+        return sum(self.width(rank) for rank in range(len(self.columns))) > self.num_columns
 
     def width(self, rank: int) -> int:
         """Columns that `rank` holds: f."""
@@ -178,13 +184,14 @@ def _send_rows(x_Nf: Tensor, counts: Sequence[int], layout: Layout, group: Group
 
 def _join_columns(messages: Tensor, n: int, layout: Layout) -> Tensor:
     """The rows [n, F] whose columns the ranks have sent."""
-    x_nF = messages.new_zeros(n, layout.num_columns)
+    dtype = sum_dtype(messages.dtype) if layout.overlaps else messages.dtype
+    x_nF = messages.new_zeros(n, layout.num_columns, dtype=dtype)
     parts = messages.split([n * layout.width(rank) for rank in range(len(layout.columns))])
     for message, ranges in zip(parts, layout.columns, strict=True):
         widths = [stop - start for start, stop in ranges]
         for part, (start, stop) in zip(message.view(n, sum(widths)).split(widths, 1), ranges, strict=True):
             x_nF[:, start:stop] += part
-    return x_nF
+    return x_nF.to(messages.dtype)
 
 
 def _sum_shared(x: Tensor, columns: Sequence[Range], group: Group) -> Tensor:

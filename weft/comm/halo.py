@@ -163,12 +163,13 @@ class _Product(Function):
         ctx.args = halo, slices, pending.history
         if not halo.overlap:
             pending.wait()
-        y = spmm(slices.here, x, scale=slices.scale, weighted=slices.weighted)
+        y = spmm(slices.here, x, scale=slices.scale, weighted=slices.weighted, wide=True)
         for part in slices.coming:
-            added = spmm(part.adjacency, pending.wait(part.rank), scale=part.scale, weighted=slices.weighted)
+            rows = pending.wait(part.rank)
+            added = spmm(part.adjacency, rows, scale=part.scale, weighted=slices.weighted, wide=True)
             y.index_add_(0, part.targets, added)
         pending.wait()
-        return y
+        return y.to(x.dtype)
 
     @staticmethod
     @once_differentiable
@@ -183,6 +184,7 @@ class _Product(Function):
         returning = halo.start_back(grads, history)
         if not halo.overlap:
             returning.wait()
-        grad_x = spmm_transposed(slices.here, grad_y, scale=slices.scale, weighted=slices.weighted)
+        grad_x = spmm_transposed(slices.here, grad_y, scale=slices.scale, weighted=slices.weighted, wide=True)
         rows, source = returning.wait(), slices.scale.source
-        return halo.route.add_back(rows, grad_x, source, weighted=slices.weighted), None, None
+        halo.route.add_back(rows, grad_x, source, weighted=slices.weighted)
+        return grad_x.to(grad_y.dtype), None, None

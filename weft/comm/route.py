@@ -57,9 +57,9 @@ class Route:
         return spmm(self.sums, x, scale=Scale(source=source), weighted=weighted)
 
     def add_back(self, grad: Tensor, into: Tensor, source: Tensor | None = None, *, weighted: bool = False) -> Tensor:
-        """The adjoint of `take`: adds the gradients of what was sent to those of the rows, `into` [n, F]."""
+        """The adjoint of `take`: adds the gradients of what was sent to those of the rows, `into` [n, F], as summed."""
         if self.sums is None:
-            return into.add_(spmm(self.senders, grad))
+            return into.add_(spmm(self.senders, grad, wide=True))
         return spmm_transposed(self.sums, grad, scale=Scale(source=source), weighted=weighted, into=into)
 
 

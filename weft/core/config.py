@@ -146,7 +146,12 @@ class Config:
         0, "epochs in which the learning rate rises evenly, before a schedule begins", least=0, fixed=True
     )
     seed: int = training_option(0, "seed of weights, dropout and random data", least=0, below=2**63, fixed=True)
-    dtype: str = training_option("float32", "floating-point type", choices=("float32", "float64"), fixed=True)
+    dtype: str = training_option(
+        "float32",
+        "floating-point type; bfloat16: of rows alone, which are summed, and meet parameters, in float32",
+        choices=("float32", "float64", "bfloat16"),
+        fixed=True,
+    )
     eval_every: int = training_option(
         1, "epochs between evaluations; the last epoch is always evaluated", least=1, fixed=True
     )

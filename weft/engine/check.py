@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from weft.core.config import Config
+from weft.core.dtypes import is_narrow
 from weft.core.errors import InputError
 from weft.data import DataWarning, Graph
 from weft.engine.losses import make_loss
@@ -21,6 +22,7 @@ from weft.engine.sent import dumped, sending
 from weft.engine.tasks import validation_score
 from weft.engine.torchrun import is_main_process
 from weft.engine.updates import make_optimizer, make_scheduler
+from weft.kernels import triton_backend
 from weft.nn import (
     ONE_DEVICE,
     Converted,
@@ -68,6 +70,7 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
     check_rows_given(graph, model)
     plan = get_strategy(config.strategy)
     plan.check_size(config.workers)
+    plan.check_rows(work)
     work.outline(plan.traits, training=True)
     rows_device(config)
     if own_model:
@@ -83,9 +86,11 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
 
 
 def require_device(config: Config) -> None:
-    """InputError where the device is not there."""
+    """InputError where the device is not there, or lacks what rows of the type asked for need."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
+    if config.device == "cuda" and is_narrow(getattr(torch, config.dtype)) and triton_backend() is None:
+        raise InputError(f"--dtype {config.dtype}: on a GPU it needs Triton: pip install 'weft[gpu]', or leave it out")
 
 
 def check_functions(config: Config, work: Workload, own: OwnFunctions, validation: str | None) -> None:

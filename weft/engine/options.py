@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.config import Config
+from weft.core.dtypes import dtype_name, is_narrow
 from weft.core.errors import InputError, unknown
 from weft.core.units import parse_bytes
 from weft.data import Graph
 from weft.engine.own import OwnFunctions
 from weft.engine.updates import OPTIMIZER_FLAGS, OPTIMIZERS, SCHEDULER_FLAGS, SCHEDULERS
-from weft.nn import FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel
+from weft.nn import FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel, row_dtype
 from weft.partition import METHODS, PartitionBook, make_book
 from weft.strategies import STRATEGIES, Options, Plan, VertexOptions, get_strategy
 
@@ -106,9 +107,13 @@ def options_of_families(config: Config, model: nn.Module | None) -> tuple[str, .
             raise InputError(
                 f"{spec.name} has no effect on a model of your own: leave it out, and make the {config.model} so"
             )
-    if model is not None and config.dtype != dtype_name(model):
+    if is_narrow(getattr(torch, config.dtype)):
         raise InputError(
-            f"dtype {config.dtype}: the model's parameters are {dtype_name(model)}: leave it out, or convert the model"
+            f"dtype {config.dtype} is for models that are named, such as gcn: convert a model of your own to float32"
+        )
+    if model is not None and config.dtype != (found := dtype_name(row_dtype(model))):
+        raise InputError(
+            f"dtype {config.dtype}: the model's parameters are {found}: leave it out, or convert the model"
         )
     return tuple(idle)
 
@@ -125,12 +130,6 @@ def options_without_own(config: Config, own: OwnFunctions) -> tuple[str, ...]:
                         f"{spec.name} has no effect on the {kind} of your own: leave it out, and set it there"
                     )
     return tuple(idle)
-
-
-def dtype_name(model: nn.Module) -> str:
-    """The floating-point type of a model's parameters, as configurations have it."""
-    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
-    return str(dtype).removeprefix("torch.")
 
 
 def without_foreign_flags(config: Config, strategy: str) -> Config:

@@ -16,6 +16,7 @@ from weft import report
 from weft.comm import Group
 from weft.core import record
 from weft.core.config import Config
+from weft.core.dtypes import dtype_name
 from weft.core.errors import InputError, RunError, Stopped, printable, unknown
 from weft.core.extra import extra
 from weft.core.shown import facts_table
@@ -30,7 +31,6 @@ from weft.engine.joined import joined, made_by_all, parting, plan_together
 from weft.engine.launch import require_guard
 from weft.engine.local import on_local_ranks
 from weft.engine.options import (
-    dtype_name,
     options_of_families,
     options_without_own,
     refuse_foreign_flags,
@@ -43,7 +43,7 @@ from weft.engine.rank import Ended, Job, make_plan, make_workload, prepare_proce
 from weft.engine.saved import load_model, no_run
 from weft.engine.tasks import prepared, task_model
 from weft.engine.torchrun import is_main_process, on_present_ranks, restarted, under_torchrun
-from weft.nn import Workload, require_model
+from weft.nn import Workload, require_model, row_dtype
 from weft.nn.convert import takes_types
 from weft.strategies import Plan
 
@@ -165,7 +165,7 @@ def asked(
     kind = model if isinstance(model, str) else type(model).__name__
     module = None if isinstance(model, str) else model
     if module is not None:
-        options = {"dtype": dtype_name(module), **options}
+        options = {"dtype": dtype_name(row_dtype(module)), **options}
     config = Config.from_dict({**options, "graph": name, "model": kind}, caller)
     whole = graph if isinstance(graph, Graph) else None
     if whole is not None and config.split:

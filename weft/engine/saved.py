@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from weft.core import record
 from weft.core.config import Config
+from weft.core.dtypes import dtype_name
 from weft.core.errors import InputError, readable
 from weft.data import GraphShape, TypedShape
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Progress
 from weft.engine.folder import RunFolder
-from weft.engine.options import dtype_name
 from weft.engine.tasks import task_model
-from weft.nn import Workload
+from weft.nn import Workload, row_dtype
 
 METADATA = "weft"
 
@@ -126,7 +126,7 @@ class SavedModel:
         if isinstance(module, str):
             config, module = replace(config, model=module), None
         model = task_model(module, shape, config)
-        if dtype_name(model) != self.described.config.dtype:
+        if dtype_name(row_dtype(model)) != self.described.config.dtype:
             raise InputError(f"{path} was trained in {self.described.config.dtype}: convert the model to that")
         try:
             model.load_state_dict(self.weights)

@@ -22,7 +22,7 @@ from weft.engine.losses import make_loss, num_logits
 from weft.engine.metrics import NodeTask, Task
 from weft.engine.own import NOTHING_OWN, OwnFunctions
 from weft.engine.scores import make_metrics, metric_names
-from weft.nn import LinkModel, convert, from_config, make_decoder
+from weft.nn import LinkModel, convert, from_config, make_decoder, parameter_dtype
 from weft.nn.convert import is_pyg
 from weft.strategies import Placed
 
@@ -57,7 +57,7 @@ def task_model(model: nn.Module | None, shape: GraphShape, config: Config) -> nn
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(config.seed, DECODER) >> 1)
         decoder = make_decoder(config.decoder, max(shape.num_forward_relations, 1), config.hidden)
-    return LinkModel(model, decoder.to(next((p.dtype for p in model.parameters()), torch.float32)))
+    return LinkModel(model, decoder.to(parameter_dtype(model)))
 
 
 def known_edges(shape: GraphShape) -> list[str]:

@@ -119,12 +119,18 @@ class SourceGrads(NamedTuple):
 
 
 class Backend(Protocol):
-    def spmm(self, adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
-        """x [s, F] -> y [n, F]."""
+    def spmm(self, adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, wide: bool = False) -> Tensor:
+        """x [s, F] -> y [n, F]; wide: in the type that rows are summed in."""
         ...
 
     def spmm_transposed(
-        self, adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None
+        self,
+        adj: Adjacency,
+        grad_y: Tensor,
+        scale: Scale,
+        weighted: bool,
+        into: Tensor | None = None,
+        wide: bool = False,
     ) -> Tensor:
         """The adjoint: grad_y [n, F] -> grad_x [s, F], which is added to `into`, where that is given."""
         ...

@@ -8,24 +8,34 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from weft.core.dtypes import sum_dtype
 from weft.data.adjacency import Adjacency
 from weft.kernels.backend import Attention, EdgeDropout, EdgeFeatures
 
+WIDE = torch.float32, torch.float64
 
-def check_rows(name: str, x: Tensor, adj: Adjacency, num_rows: int) -> None:
-    """Rows of a type that kernels take, as many as these, on the device of the edges."""
-    if x.dim() != 2 or x.shape[0] != num_rows or x.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{name} ({x.dtype} {list(x.shape)}) must be float32 or float64 [{num_rows}, columns]")
+
+def check_rows(name: str, x: Tensor, adj: Adjacency, num_rows: int, *, narrow: bool = False) -> None:
+    """Rows of a type that kernels take, as many as these, on the device of the edges; narrow: bfloat16, too."""
+    check_matrix(name, x, num_rows, "columns", narrow=narrow)
     if x.device != adj.device:
         raise ValueError(f"{name} is on {x.device}, the edges on {adj.device}: use adj.to(...) once, beforehand")
+
+
+def check_matrix(name: str, x: Tensor, num_rows: int | str, columns: str, *, narrow: bool) -> None:
+    """Rows of a type that kernels take; num_rows: how many, if that is known."""
+    fits = x.dim() == 2 and num_rows in (x.shape[0], "n")
+    if not fits or x.dtype not in (*WIDE, *[torch.bfloat16] * narrow):
+        kinds = "float32, float64 or bfloat16" if narrow else "float32 or float64"
+        raise ValueError(f"{name} ({x.dtype} {list(x.shape)}) must be {kinds} [{num_rows}, {columns}]")
 
 
 def checked_attention(over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor) -> Attention:
     """An attention over rows that fit it."""
     adj = over.adj
-    check_rows("h", h, adj, adj.num_sources)
-    check_rows("logit_src", logit_src, adj, adj.num_sources)
-    check_rows("logit_dst", logit_dst, adj, adj.num_targets)
+    check_rows("h", h, adj, adj.num_sources, narrow=True)
+    check_rows("logit_src", logit_src, adj, adj.num_sources, narrow=True)
+    check_rows("logit_dst", logit_dst, adj, adj.num_targets, narrow=True)
     if not h.dtype == logit_src.dtype == logit_dst.dtype:
         raise ValueError(f"h ({h.dtype}), logit_src ({logit_src.dtype}) and logit_dst ({logit_dst.dtype}) must agree")
     if logit_src.shape[1] != logit_dst.shape[1]:
@@ -37,12 +47,13 @@ def checked_attention(over: Attention, h: Tensor, logit_src: Tensor, logit_dst: 
 
 
 def check_vector(name: str, vector: Tensor | None, x: Tensor, length: int) -> None:
-    """A constant number for each of so many rows, like x; or none."""
+    """A constant number for each of so many rows, of the type that x is summed in; or none."""
     if vector is None:
         return
-    if vector.shape != (length,) or vector.dtype != x.dtype or vector.device != x.device:
+    dtype = sum_dtype(x.dtype)
+    if vector.shape != (length,) or vector.dtype != dtype or vector.device != x.device:
         found = f"{vector.dtype} {list(vector.shape)} on {vector.device}"
-        raise ValueError(f"{name} ({found}) must be {x.dtype} [{length}] on {x.device}, as x is")
+        raise ValueError(f"{name} ({found}) must be {dtype} [{length}] on {x.device}, as x is")
     if vector.requires_grad:
         raise ValueError(f"{name} asks for a gradient, but only x gets one: pass {name}.detach()")
 

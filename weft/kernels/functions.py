@@ -22,15 +22,17 @@ class Spmm(torch.autograd.Function):
     """A sum over in-edges, see `spmm`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, backend: Backend, adj: Adjacency, scale: Scale, weighted: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, backend: Backend, adj: Adjacency, scale: Scale, weighted: bool, wide: bool
+    ) -> Tensor:
         ctx.args = backend, adj, scale, weighted
-        return backend.spmm(adj, x.detach().contiguous(), scale, weighted)
+        return backend.spmm(adj, x.detach().contiguous(), scale, weighted, wide)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         backend, adj, scale, weighted = ctx.args
-        return backend.spmm_transposed(adj, grad_y.contiguous(), scale, weighted), None, None, None, None
+        return backend.spmm_transposed(adj, grad_y.contiguous(), scale, weighted), None, None, None, None, None
 
 
 class SpmmMax(torch.autograd.Function):
@@ -83,7 +85,7 @@ class Attend(torch.autograd.Function):
             needs_h=needs_h,
             needs_logits=needs_src or needs_dst,
         )
-        logits = (None, None) if grads is None else grads
+        logits = (None, None) if grads is None else (one.to(grad_y.dtype) for one in grads)
         return grad_h, *logits, None, None, None
 
 

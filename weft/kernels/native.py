@@ -7,21 +7,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from weft.core.dtypes import sum_dtype
 from weft.core.native import _native
 from weft.data.adjacency import Adjacency
 from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, PairGrads, Pairs, Scale, SourceGrads
 
 
-def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
-    y = x.new_empty(adj.num_targets, x.shape[1])
+def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, wide: bool = False) -> Tensor:
+    y = x.new_empty(adj.num_targets, x.shape[1], dtype=sum_dtype(x.dtype) if wide else x.dtype)
     weight = adj.weight if weighted else None
     threads = torch.get_num_threads()
     _native.spmm(adj.indptr, adj.indices, weight, scale.source, scale.target, scale.loop, x, y, False, threads)
     return y
 
 
-def spmm_transposed(adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None) -> Tensor:
-    grad_x = grad_y.new_empty(adj.num_sources, grad_y.shape[1]) if into is None else into
+def spmm_transposed(
+    adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None, wide: bool = False
+) -> Tensor:
+    dtype = sum_dtype(grad_y.dtype) if wide else grad_y.dtype
+    grad_x = grad_y.new_empty(adj.num_sources, grad_y.shape[1], dtype=dtype) if into is None else into
     edges, add, threads = adj.transpose, into is not None, torch.get_num_threads()
     weight, scales = edges.weight if weighted else None, (scale.target, scale.source, scale.loop)
     _native.spmm(edges.indptr, edges.indices, weight, *scales, grad_y, grad_x, add, threads)
@@ -50,8 +54,8 @@ def attend(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     adj, threads, drops = over.adj, torch.get_num_threads(), _drops(over)
     bounds = torch.tensor(over.bounds)
-    lse = torch.empty_like(logit_dst)
-    share = torch.empty_like(logit_dst) if needs_logits else None
+    lse = torch.empty_like(logit_dst, dtype=sum_dtype(h.dtype))
+    share = torch.empty_like(lse) if needs_logits else None
     y, kept = h, list[Tensor]()
     for step in range(over.steps):
         if needs_logits and step:
@@ -94,11 +98,11 @@ def attend_backward(
     adj, threads, drops = over.adj, torch.get_num_threads(), _drops(over)
     edges, bounds = adj.transpose, torch.tensor(over.bounds)
     (_, logit_src, logit_dst, _), (lse, *rows) = inputs, kept
-    stats = logit_dst.new_empty(adj.num_targets, 3, logit_dst.shape[1])
+    stats = lse.new_empty(adj.num_targets, 3, logit_dst.shape[1])
     grads = None
     if needs_logits:
-        grad_src = torch.zeros_like(logit_src) if into.logits is None else into.logits
-        grads = LogitGrads(grad_src, torch.zeros_like(logit_dst))
+        grad_src = torch.zeros_like(logit_src, dtype=lse.dtype) if into.logits is None else into.logits
+        grads = LogitGrads(grad_src, torch.zeros_like(logit_dst, dtype=lse.dtype))
     grad_h: Tensor | None = None
     for step in reversed(range(over.steps)):
         if grads is None:

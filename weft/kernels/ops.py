@@ -2,6 +2,9 @@
 
 n targets, s sources, E edges, F columns, H heads. Gradients flow to x, h and logits; scales, weights and topology are
 constants. Results have the same bits from run to run, whatever the number of threads.
+
+Rows are float32 or float64; of `spmm`, `attend` and `keyed_dropout` also bfloat16: numbers are then summed in float32
+and rounded once. Scales and edge weights are in the type of the sums.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.core.choices import chosen
+from weft.core.dtypes import sum_dtype
 from weft.data.adjacency import Adjacency
 from weft.kernels import native, torch_sparse
 from weft.kernels.backend import (
@@ -30,6 +34,7 @@ from weft.kernels.backend import (
 from weft.kernels.checks import (
     check_bounds,
     check_dropout,
+    check_matrix,
     check_rows,
     check_square_start,
     check_steps,
@@ -69,12 +74,20 @@ def triton_backend() -> Backend | None:
     return triton
 
 
-def spmm(adj: Adjacency, x: Tensor, *, scale: Scale = Scale(), weighted: bool = False) -> Tensor:  # noqa: B008
+def spmm(
+    adj: Adjacency,
+    x: Tensor,
+    *,
+    scale: Scale = Scale(),  # noqa: B008
+    weighted: bool = False,
+    wide: bool = False,
+) -> Tensor:
     """`y_v = target_v * sum_e w_e source_u x_u + loop_v x_v` over in-edges e = (u, v), x [s, F] -> y [n, F].
 
-    w_e is the edge's weight if weighted, else 1. Zero where v has no in-edge (and no loop).
+    w_e is the edge's weight if weighted, else 1. Zero where v has no in-edge (and no loop). wide: y is as it was
+    summed, for whoever adds more to it.
     """
-    check_rows("x", x, adj, adj.num_sources)
+    check_rows("x", x, adj, adj.num_sources, narrow=True)
     check_vector("scale.source", scale.source, x, adj.num_sources)
     check_vector("scale.target", scale.target, x, adj.num_targets)
     check_vector("scale.loop", scale.loop, x, adj.num_targets)
@@ -83,11 +96,12 @@ def spmm(adj: Adjacency, x: Tensor, *, scale: Scale = Scale(), weighted: bool = 
     if weighted:
         if adj.weight is None:
             raise ValueError("weighted=True, but the edges have no weight: give the Adjacency one")
-        if adj.weight.dtype != x.dtype:
-            raise ValueError(f"the edge weights are {adj.weight.dtype}, x is {x.dtype}: use adj.cast({x.dtype})")
+        if adj.weight.dtype != sum_dtype(x.dtype):
+            wanted = sum_dtype(x.dtype)
+            raise ValueError(f"the edge weights are {adj.weight.dtype}, x is {x.dtype}: use adj.cast({wanted})")
         check_vector("weight", adj.weight, x, adj.num_edges)
     scale = Scale(*(None if vector is None else vector.contiguous() for vector in scale))
-    y: Tensor = Spmm.apply(x, sum_backend_of(x), adj, scale, weighted)  # type: ignore[no-untyped-call]
+    y: Tensor = Spmm.apply(x, sum_backend_of(x), adj, scale, weighted, wide)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -98,15 +112,16 @@ def spmm_transposed(
     scale: Scale = Scale(),  # noqa: B008
     weighted: bool = False,
     into: Tensor | None = None,
+    wide: bool = False,
 ) -> Tensor:
     """The gradient [s, F] of spmm's x from that of its y [n, F], for whoever writes a backward pass of their own.
 
-    into: contiguous [s, F], to which it is added.
+    into: contiguous [s, F], to which it is added; of the type of grad_y, or of its sums. wide: as of `spmm`.
     """
-    check_rows("grad_y", grad_y, adj, adj.num_targets)
+    check_rows("grad_y", grad_y, adj, adj.num_targets, narrow=True)
     if into is not None:
-        check_rows("into", into, adj, adj.num_sources)
-    return sum_backend_of(grad_y).spmm_transposed(adj, grad_y.contiguous(), scale, weighted, into)
+        check_rows("into", into, adj, adj.num_sources, narrow=True)
+    return sum_backend_of(grad_y).spmm_transposed(adj, grad_y.contiguous(), scale, weighted, into, wide)
 
 
 def spmm_max(adj: Adjacency, x: Tensor) -> Tensor:
@@ -174,12 +189,13 @@ def attend_transposed(
 ) -> tuple[Tensor, LogitGrads]:
     """The gradients of attend's h and logits from that of its y [n, f], for whoever writes one themselves.
 
-    kept: as `attend_keeping` gave it. into: contiguous, to which those of sources are added.
+    kept: as `attend_keeping` gave it. into: contiguous, to which those of sources are added; those of logits are in the
+    type of sums.
     """
-    check_rows("grad_y", grad_y, over.adj, over.adj.num_targets)
+    check_rows("grad_y", grad_y, over.adj, over.adj.num_targets, narrow=True)
     for name, rows in zip(("into.h", "into.logits"), into, strict=True):
         if rows is not None:
-            check_rows(name, rows, over.adj, over.adj.num_sources)
+            check_rows(name, rows, over.adj, over.adj.num_sources, narrow=name == "into.h")
     grad_h, grads = backend_of(grad_y).attend_backward(
         over, inputs, kept, grad_y.contiguous(), needs_h=True, needs_logits=True, into=into
     )
@@ -263,8 +279,7 @@ def keyed_dropout(x: Tensor, rows: Tensor, *, key: int, p: float, first_column: 
     """
     if not 0 <= p < 1:
         raise ValueError(f"p={p} must be in [0, 1)")
-    if x.dim() != 2 or x.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"x ({x.dtype} {list(x.shape)}) must be float32 or float64 [n, F]")
+    check_matrix("x", x, "n", "F", narrow=True)
     if rows.dtype != torch.int64 or rows.shape != x.shape[:1]:
         raise ValueError(f"rows ({rows.dtype} {list(rows.shape)}) must be int64 [{x.shape[0]}], a vertex per row of x")
     if p == 0:

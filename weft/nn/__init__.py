@@ -13,7 +13,7 @@ from weft.nn.attention import Attend, AttendEdges, EdgeSoftmax
 from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.convert import Converted, convert
 from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
-from weft.nn.dense import Linear, has_onednn, linear
+from weft.nn.dense import Linear, has_onednn, linear, sum_rows
 from weft.nn.families import (
     FAMILY_OPTIONS,
     GAT,
@@ -29,7 +29,7 @@ from weft.nn.families import (
     require_model,
 )
 from weft.nn.flops import MapFlops
-from weft.nn.footprint import Footprint, kernel_footprint
+from weft.nn.footprint import SUM_BYTES, Footprint, kernel_footprint
 from weft.nn.graph_view import ONE_DEVICE, SPREAD, GraphView, Inputs, UnitCost, ViewTraits
 from weft.nn.independence import idle_parameters, require_independent_rows
 from weft.nn.levels import BlockSize, Levels
@@ -37,6 +37,7 @@ from weft.nn.maps import make_levels, map_flops, step_memory
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.operation import GraphOperation
 from weft.nn.outline import outline
+from weft.nn.phases import parameter_dtype, row_dtype
 from weft.nn.pyg import PyGConv, from_pyg
 from weft.nn.pyg_twin import to_pyg
 from weft.nn.reduce import ByRelation, Max, Sum
@@ -71,6 +72,7 @@ __all__ = [
     "SAGE",
     "SLOT_BYTES",
     "SPREAD",
+    "SUM_BYTES",
     "Aggregate",
     "Attend",
     "AttendEdges",
@@ -141,12 +143,15 @@ __all__ = [
     "make_model",
     "map_flops",
     "outline",
+    "parameter_dtype",
     "random_topology",
     "require_independent_rows",
     "require_model",
+    "row_dtype",
     "shared_parameters",
     "some_vertices",
     "step_memory",
+    "sum_rows",
     "to_pyg",
     "typed_rows",
     "with_own_rows",

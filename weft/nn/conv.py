@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from weft.nn.aggregate import Aggregate, Request
 from weft.nn.attention import Attend, AttendEdges, MaskKey
-from weft.nn.dense import Linear, linear
+from weft.nn.dense import Linear, linear, map_rows, plus
 from weft.nn.phases import Boundary, BoundaryState, PhasedLayer
 from weft.nn.reduce import Sum
 from weft.nn.view import View
@@ -101,8 +101,12 @@ class GINConv(PhasedLayer):
 
     def resume(self, view: View, state: BoundaryState) -> Tensor:
         del view
-        y: Tensor = self.mlp((1 + self.eps) * state.rows["own"] + state.result)
+        y: Tensor = self.mlp(map_rows(_with_own, [state.rows["own"], state.result], [self.eps]))
         return y
+
+
+def _with_own(own: Tensor, result: Tensor, eps: Tensor) -> Tensor:
+    return (1 + eps) * own + result
 
 
 class AttentionConv(PhasedLayer):
@@ -223,8 +227,3 @@ def uniform(*shape: int, fan_in: int) -> nn.Parameter:
 def mlp(in_width: int, out_width: int, *, bias: bool = True) -> nn.Sequential:
     """The two-layer perceptron of GIN."""
     return nn.Sequential(Linear(in_width, out_width), nn.ReLU(), Linear(out_width, out_width, bias=bias))
-
-
-def plus(x: Tensor, added: Tensor | None) -> Tensor:
-    """x and what is added to it, if anything: rows, or one bias for all."""
-    return x if added is None else x + added

@@ -52,6 +52,7 @@ class LinkModel(PhasedModel):
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
         self.num_stages = cast(int, getattr(encoder, "num_stages", None))
+        self.row_dtype = getattr(encoder, "row_dtype", None)
 
     def begin(self, views: Sequence[View], x: Tensor) -> Boundary | Tensor:
         return self._checked(begin(self.encoder, views, x))

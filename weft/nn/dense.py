@@ -1,7 +1,8 @@
-"""Maps of rows, `x W + b`, by whichever of PyTorch's libraries is the faster one here (`weft.core.choices`)."""
+"""Maps of rows, `x W + b`, by whichever library is the faster one here (`weft.core.choices`), also of narrow rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +11,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_weight
 
 from weft.core.choices import chosen
+from weft.core.dtypes import sum_dtype
 
 PART_ROWS = 16  # from measuring 4 to 256
+PARTS = 8
+"""In which narrow rows are widened, so that there is no wide copy of all of them."""
 _inner_product = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 
 
@@ -23,23 +27,51 @@ def has_onednn() -> bool:
 def linear(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
     """`x W` and what is added to it: x [n, in_width], weight [in_width, out_width] -> [n, out_width].
 
-    added: rows [n, out_width], or one bias [out_width] for all.
+    added: rows [n, out_width], or one bias [out_width] for all. Where x is narrower than W, the result is as x is: made
+    in W's type and rounded once.
 
     PyTorch's matrix product goes to MKL, which is slow where few columns come out, and on some processors leaves the
     widest vectors unused. oneDNN's inner product, by which PyTorch's compiler has such maps done, is not.
     """
-    if x.dtype != torch.float32 or x.device.type != "cpu":
-        return linear_by("torch", "", x, weight, added)
+    if weight.dtype != torch.float32 or x.device.type != "cpu":
+        return linear_by("torch", "mkl", x, weight, added)
     sizes = (torch.get_num_threads(), x.numel() * weight.shape[1], *weight.shape)
     return linear_by(chosen("map", *sizes), chosen("map_weights", *sizes), x, weight, added)
 
 
 def linear_by(by: str, weights_by: str, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
     """`linear` by some implementations of `map` and `map_weights`, see `weft.core.choices`."""
-    if by != "torch":
-        y: Tensor = _Map.apply(x, weight, added, by, weights_by)  # type: ignore[no-untyped-call]
+    if by != "torch" or x.dtype != weight.dtype:
+        function = _Map if x.dtype == weight.dtype else _NarrowMap
+        y: Tensor = function.apply(x, weight, added, by, weights_by)  # type: ignore[no-untyped-call]
         return y
     return x @ weight if added is None else torch.addmm(added, x, weight)
+
+
+def map_rows(run: Callable[..., Tensor], rows: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    """`run(*rows, *parameters)` of rows [n, .], each by itself, to rows [n, out_width].
+
+    Where rows are narrower than the parameters, so is the result: made in the parameters' type and rounded once. Its
+    gradient makes it again, so that no wider rows are kept. run: without effects; closes over no tensor that wants one.
+    """
+    if rows[0].dtype == parameters[0].dtype:
+        return run(*rows, *parameters)
+    y: Tensor = _Widened.apply(run, len(rows), *rows, *parameters)  # type: ignore[no-untyped-call]
+    return y
+
+
+def plus(x: Tensor, added: Tensor | None) -> Tensor:
+    """Rows x and what is added to them, if anything: rows, or one bias for all. The result is as narrow as x."""
+    if added is None or added.dtype == x.dtype:
+        return x if added is None else x + added
+    y: Tensor = _NarrowPlus.apply(x, added)  # type: ignore[no-untyped-call]
+    return y
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """The sum [F] of rows [n, F], in the type of sums."""
+    dtype = sum_dtype(x.dtype)
+    return x.sum(0) if x.dtype == dtype else torch.stack([x[part].to(dtype).sum(0) for part in _parts(x)]).sum(0)
 
 
 class Linear(nn.Linear):
@@ -73,6 +105,92 @@ class _Map(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _parts(x: Tensor) -> list[slice]:
+    """The rows that are widened together."""
+    step = max(-(-len(x) // PARTS), 1)
+    return [slice(first, min(first + step, len(x))) for first in range(0, max(len(x), 1), step)]
+
+
+class _NarrowMap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, by: str, weights_by: str) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.one_for_all = added is not None and added.dim() == 1
+        ctx.by = by, weights_by
+        y = x.new_empty(len(x), weight.shape[1])
+        for part in _parts(x):
+            wide = _product(x[part].to(weight.dtype), weight, added if ctx.one_for_all else None, by)
+            if added is not None and not ctx.one_for_all:
+                wide += added[part]
+            y[part] = wide
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        by, weights_by = ctx.by
+        needs_x, needs_weight, needs_added = ctx.needs_input_grad[:3]
+        grad_x, grad_weight = torch.empty_like(x) if needs_x else None, torch.zeros_like(weight)
+        for part in _parts(x):
+            wide = grad_y[part].to(weight.dtype)
+            if grad_x is not None:
+                grad_x[part] = _product(wide, weight.t(), None, by)
+            if needs_weight:
+                grad_weight += _weight_gradient(x[part].to(weight.dtype), wide, weights_by)
+        grad_added = sum_rows(grad_y) if ctx.one_for_all else grad_y
+        return grad_x, grad_weight if needs_weight else None, grad_added if needs_added else None, None, None
+
+
+class _NarrowPlus(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, added: Tensor) -> Tensor:  # noqa: ARG004
+        y = torch.empty_like(x)
+        for part in _parts(x):
+            y[part] = x[part] + added
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
+        return grad_y, sum_rows(grad_y)
+
+
+class _Widened(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Tensor], num_rows: int, *given: Tensor) -> Tensor:
+        ctx.run, ctx.num_rows = run, num_rows
+        ctx.save_for_backward(*given)
+        rows, parameters = given[:num_rows], given[num_rows:]
+        parts = (run(*_widened(rows, part), *parameters).to(rows[0].dtype) for part in _parts(rows[0]))
+        return torch.cat([*parts])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        """Part by part: parameters' gradients are added up in the type of sums."""
+        given, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        rows, parameters = given[: ctx.num_rows], given[ctx.num_rows :]
+        found = [torch.zeros_like(one) if needed else None for one, needed in zip(given, needs, strict=True)]
+        grads, num_row_grads = [one for one in found if one is not None], sum(needs[: ctx.num_rows])
+        for part in _parts(grad_y):
+            with torch.enable_grad():
+                leaves = [one.detach().requires_grad_() for one in (*_widened(rows, part), *parameters)]
+                y = ctx.run(*leaves)
+            wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
+            made = torch.autograd.grad(y, wanted, grad_y[part].to(y.dtype))
+            for number, (into, grad) in enumerate(zip(grads, made, strict=True)):
+                if number < num_row_grads:
+                    into[part] = grad
+                else:
+                    into += grad
+        return None, None, *found
+
+
+def _widened(rows: Sequence[Tensor], part: slice) -> list[Tensor]:
+    return [one[part].to(sum_dtype(one.dtype)) for one in rows]
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, by: str) -> Tensor:

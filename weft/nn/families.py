@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from weft.core.config import Config
+from weft.core.dtypes import is_narrow, sum_dtype
 from weft.core.errors import InputError, unknown
 from weft.data import UNTYPED, TypedShape
 from weft.nn.activation import elu
@@ -213,4 +214,21 @@ def from_config(
             typed=typed,
             **{name: getattr(config, name) for name in FAMILY_OPTIONS if name != "edge_attention"},
         )
-    return model.to(getattr(torch, config.dtype))
+    dtype = getattr(torch, config.dtype)
+    if is_narrow(dtype):
+        require_narrow_rows(config, typed)
+        model.row_dtype = dtype
+    return model.to(sum_dtype(dtype))
+
+
+def require_narrow_rows(config: Config, typed: TypedShape) -> None:
+    """InputError for a model whose rows cannot be narrower than its parameters."""
+    given, remedy = f"--dtype {config.dtype}", "leave it out"
+    if config.model not in (*PLAIN, "gat"):
+        raise InputError(
+            f"{given} is of {', '.join((*PLAIN, 'gat'))}, and {config.model} sums in float32 alone: {remedy}"
+        )
+    if config.edge_attention:
+        raise InputError(f"{given}: attention by edge features is in float32 alone: {remedy}, or --edge-attention")
+    if typed.has_input:
+        raise InputError(f"{given}: the graph's vertices have no features of one width, but learned rows: {remedy}")

@@ -13,6 +13,9 @@ from weft.nn.aggregate import Aggregate
 from weft.nn.attention import Attend, AttendEdges
 from weft.nn.reduce import Max
 
+SUM_BYTES = 4
+"""Of a number that rows are summed in, at least."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
@@ -44,7 +47,7 @@ def kernel_footprint(
     result, more = num_targets * width * itemsize, steps - 1
     one_more = result if more else 0
     if isinstance(op, Attend):
-        logits = num_targets * op.heads * itemsize
+        logits = num_targets * op.heads * max(itemsize, SUM_BYTES)
         saved = 2 * logits + result * (1 + 2 * more)
         return Footprint(saved=saved, backward=3 * logits + one_more, saves_rows=1, saves_result=True)
     if isinstance(op, AttendEdges):

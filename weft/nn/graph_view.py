@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from weft.core.dtypes import sum_dtype
 from weft.core.errors import InputError
 from weft.core.meter import Meter
 from weft.core.optimisations import ALL_OPTIMISATIONS, Optimisations
@@ -17,7 +18,7 @@ from weft.data import Adjacency
 from weft.kernels import keyed_dropout, spmm
 from weft.nn.aggregate import Aggregate, Rows, Total, WholeLayer
 from weft.nn.attention import MaskKey
-from weft.nn.dense import linear
+from weft.nn.dense import linear, sum_rows
 from weft.nn.relations import OwnRelationRows
 from weft.nn.topology import Topology
 from weft.nn.view import TypedRows, View
@@ -70,9 +71,9 @@ class Inputs:
 
     @cached_property
     def nonzeros(self) -> Adjacency:
-        """The rows as a sparse matrix."""
+        """The rows as a sparse matrix, of the type that they are summed in."""
         assert self.rows is not None
-        return Adjacency.from_dense(self.rows)
+        return Adjacency.from_dense(self.rows).cast(sum_dtype(self.rows.dtype))
 
 
 class GraphView(View):
@@ -161,7 +162,7 @@ class GraphView(View):
         return self.topology.adjacency.weight
 
     def total(self, x: Tensor) -> Tensor:
-        return x.sum(0)
+        return sum_rows(x)
 
     def dropout(self, x: Tensor, p: float, *, relu: bool = False) -> Tensor:
         if relu and (p == 0 or not self.inputs.optimisations.fuse):
@@ -182,7 +183,7 @@ class GraphView(View):
         if not (inputs.sparse and self.origin(x) == "inputs"):
             return linear(x, weight, added)
         y = spmm(inputs.nonzeros, weight, weighted=True)
-        return y if added is None else y.add_(added)
+        return (y if added is None else y.add_(added)).to(x.dtype)
 
     def transform_first(self, x: Tensor, out_width: int) -> bool:
         origin, inputs = self.origin(x), self.inputs

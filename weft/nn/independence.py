@@ -99,7 +99,7 @@ def require_independent_rows(work: Workload, *, together: bool) -> None:
         more = random_topology(work.graph, BESIDE_VERTICES, BESIDE_DEGREE, work.dtype, seed=1)
         sample = Sample(work, _side_by_side(more, few), torch.cat([beside, vertices]))
         run = sample.forward(SampleView, noted=[], totals=iter(totals))
-        by_rounding = torch.finfo(work.dtype).eps ** 0.5  # what sums may change by with the number of rows beside them
+        by_rounding = torch.finfo(work.row_dtype).eps ** 0.5  # what sums may change by with the number of rows
         name = _first_other(calls, _calls(sample.model, run), by_rounding)
     if name:
         raise InputError(

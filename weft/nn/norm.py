@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.core.errors import InputError, unknown
 from weft.nn.aggregate import Request, Total
+from weft.nn.dense import map_rows
 from weft.nn.phases import Boundary, BoundaryState, PhasedLayer
 from weft.nn.view import View
 
@@ -29,8 +30,10 @@ class LayerNorm(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, _view: View, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(x)
-        return y
+        return map_rows(self._normalised, [x], [self.norm.weight, self.norm.bias])
+
+    def _normalised(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x, self.norm.normalized_shape, weight, bias, self.norm.eps)
 
 
 class BatchNorm(PhasedLayer):
@@ -80,7 +83,7 @@ class BatchNorm(PhasedLayer):
             return self.normalised(x, state.shared["mean"], state.result / count)
         mean = state.result / count
         learn = partial(self.learn, mean.detach(), count)
-        squares = Request(Total(), {"x": (x - mean).square()})
+        squares = Request(Total(), {"x": map_rows(_squares, [x], [mean])})
         return Boundary(request=squares, rows={"x": x}, shared={"mean": mean}, on_result=learn)
 
     @torch.no_grad()
@@ -92,7 +95,14 @@ class BatchNorm(PhasedLayer):
 
     def normalised(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         """Rows [n, F] by these statistics [F]."""
-        return (x - mean) * (var + self.eps).rsqrt() * self.weight + self.bias
+        return map_rows(self._normalised, [x], [mean, var, self.weight, self.bias])
+
+    def _normalised(self, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return (x - mean) * (var + self.eps).rsqrt() * weight + bias
+
+
+def _squares(x: Tensor, mean: Tensor) -> Tensor:
+    return (x - mean).square()
 
 
 def make_norm(name: str, width: int) -> nn.Module:

@@ -18,6 +18,7 @@ from weft.nn.flops import FlopCounter
 from weft.nn.graph_view import ONE_DEVICE, Inputs, ViewTraits
 from weft.nn.operation import GraphOperation
 from weft.nn.outline_view import Notes, OutlineView
+from weft.nn.phases import parameter_dtype, row_dtype
 from weft.nn.pyg import PyGConv
 from weft.nn.topology import Topology
 from weft.nn.view import TypedRows
@@ -83,10 +84,10 @@ class Twin:
     ) -> None:
         if not isinstance(getattr(model, "num_stages", None), int):
             raise InputError("the model does not say how many views it takes: set its num_stages, or use weft.nn.Stack")
-        self.dtype = next((p.dtype for p in model.parameters()), torch.float32)
+        self.dtype = row_dtype(model)
         self.num_features, self.typed, self.training = num_features, typed, training
         self.model = copy.deepcopy(model).to("meta").train(training)
-        self.topology = no_edges(num_edge_features, weighted, self.dtype)
+        self.topology = no_edges(num_edge_features, weighted, parameter_dtype(model))
 
     @cached_property
     def running(self) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.nn.aggregate import Aggregate, Rows, Total
 from weft.nn.attention import AttendEdges
-from weft.nn.dense import linear
+from weft.nn.dense import linear, sum_rows
 from weft.nn.flops import FlopCounter, Place
 from weft.nn.footprint import DropoutStandIn, Footprint, StandIn
 from weft.nn.graph_view import GraphView, Inputs, Origin, ViewTraits
@@ -134,7 +134,7 @@ class OutlineView(GraphView):
         return x[:num_targets] if self.traits.shrinks_rows and not same else x
 
     def total(self, x: Tensor) -> Tensor:
-        return self._note(x, Total()).sum(0)
+        return sum_rows(self._note(x, Total()))
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         self.check_block()
@@ -169,7 +169,7 @@ class OutlineView(GraphView):
         if self.inputs.sparse and self.origin(x) == "inputs":  # by the nonzeros, which is no dense map
             self._note_sparse(x, weight)
             y: Tensor = StandIn.apply(Footprint(), len(x), x[:, :1].expand(-1, weight.shape[1]), weight)  # type: ignore[no-untyped-call]
-            return y if added is None else y + added
+            return y if added is None else (y + added).to(x.dtype)
         if share < 1 and self.origin(x) == "inputs" and len(weight) == x.shape[1]:
             width = max(1, round(share * len(weight)))  # as many flops as the map by nonzeros is worth
             x, weight = x[:, :width], weight[:width]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from weft.nn.aggregate import Request, WholeLayer
@@ -82,6 +83,8 @@ class PhasedModel(nn.Module):
     """A model in phases, as a layer is, with a view for each of its stages."""
 
     num_stages: int
+    row_dtype: torch.dtype | None = None
+    """The type of its rows, where they are narrower than its parameters."""
 
     def begin(self, views: Sequence[View], x: Tensor) -> Boundary | Tensor:
         """From the features x [n, in_width] to the first boundary, or to the logits [n, out_width]."""
@@ -98,6 +101,16 @@ class PhasedModel(nn.Module):
             del reached  # as above
             reached = self.resume(views, state)
         return reached
+
+
+def parameter_dtype(model: nn.Module) -> torch.dtype:
+    """The floating-point type of a model's parameters."""
+    return next((parameter.dtype for parameter in model.parameters()), torch.float32)
+
+
+def row_dtype(model: nn.Module) -> torch.dtype:
+    """That of the rows that a model reads and makes."""
+    return getattr(model, "row_dtype", None) or parameter_dtype(model)
 
 
 def phases_of(module: nn.Module) -> PhasedLayer | PhasedModel | None:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.errors import InputError
-from weft.nn.conv import glorot, plus
-from weft.nn.dense import linear
+from weft.nn.conv import glorot
+from weft.nn.dense import linear, plus
 from weft.nn.view import View
 
 

@@ -82,7 +82,7 @@ class Stack(PhasedModel):
             activation=self.activation,
             input=self.input,
         )
-        made.norms = self.norms[: layers - 1]
+        made.norms, made.row_dtype = self.norms[: layers - 1], self.row_dtype
         return made
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *told: Any) -> None:

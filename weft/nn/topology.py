@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from weft.core.dtypes import sum_dtype
 from weft.core.errors import InputError
 from weft.data import Adjacency
 from weft.kernels import EdgeFeatures, Scale
@@ -44,10 +45,10 @@ class Topology:
         """Bounds of ranges of targets, and which range is local: relation rows stand by these. No bounds: all are."""
 
     def scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
-        """The vertex scalings of a normalised sum, so that it needs no float per edge."""
-        name = norm, weighted, dtype
+        """The vertex scalings of a normalised sum over rows of a dtype, so that it needs no float per edge."""
+        name = norm, weighted, sum_dtype(dtype)
         if name not in self._scales:
-            self._scales[name] = self._scale(norm, weighted, dtype)
+            self._scales[name] = self._scale(*name)
         return self._scales[name]
 
     @property

@@ -16,6 +16,7 @@ from weft.nn.graph_view import ONE_DEVICE, ViewTraits
 from weft.nn.levels import Levels
 from weft.nn.operation import GraphOperation
 from weft.nn.outline import outline
+from weft.nn.phases import parameter_dtype, row_dtype
 from weft.nn.pyg import PyGConv
 from weft.nn.typed import shared_parameters
 
@@ -78,13 +79,18 @@ class Workload:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating-point type of the model's parameters."""
-        return next((parameter.dtype for parameter in self.model.parameters()), torch.float32)
+        """The floating-point type of the model's parameters, and of what sums over rows are multiplied by."""
+        return parameter_dtype(self.model)
+
+    @property
+    def row_dtype(self) -> torch.dtype:
+        """That of rows: the same, or a narrower one."""
+        return row_dtype(self.model)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number."""
-        return self.dtype.itemsize
+        """Bytes of a number of a row."""
+        return self.row_dtype.itemsize
 
     @property
     def num_shared(self) -> int:
@@ -109,9 +115,9 @@ class Workload:
         return self.optimisations.sparse and NONZERO_COST * nonzeros < stats.num_features
 
     def features(self, vertices: slice | Tensor, device: torch.device) -> Tensor:
-        """The features of some vertices, on a device and in the model's type; [n, 0] without x."""
+        """The features of some vertices, on a device and in the type of rows; [n, 0] without x."""
         x = torch.empty(self.graph.num_vertices, 0) if self.graph.x is None else self.graph.x
-        return x[vertices].to(device, self.dtype)
+        return x[vertices].to(device, self.row_dtype)
 
     def outline(self, traits: ViewTraits = ONE_DEVICE, *, training: bool) -> tuple[GraphOperation, ...]:
         """What the model asks of views with these traits in one forward pass. InputError, see `weft.nn.outline`."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group, Route
+from weft.core.dtypes import dtype_name
 from weft.core.errors import InputError
 from weft.cost import Machine, Trace
 from weft.data import Graph, Links
@@ -99,6 +100,8 @@ class Plan(ABC):
     partition: ClassVar[str] = ""
     """The method by which vertices are divided where nobody says another; '': the plan divides them by itself."""
     max_ranks: ClassVar[int | None] = None
+    narrow_rows: ClassVar[bool] = False
+    """Whether rows may be narrower than the parameters."""
     variants: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     """The options that a planner tries, as fields of a configuration that are not as by default."""
 
@@ -111,6 +114,7 @@ class Plan(ABC):
         decisions: Any = None,
     ) -> None:
         self.check_size(size)
+        self.check_rows(work)
         self.work, self.size, self.machine = work, size, machine
         self.options = self.options_type() if options is None else options
         self.decide(decisions)
@@ -120,6 +124,15 @@ class Plan(ABC):
         """InputError for more ranks than the strategy can use."""
         if cls.max_ranks is not None and size > cls.max_ranks:
             raise InputError(f"strategy {cls.name} runs on one rank: give --workers 1, or --strategy tensor for {size}")
+
+    @classmethod
+    def check_rows(cls, work: Workload) -> None:
+        """InputError for rows of a type that the strategy does not have."""
+        if work.row_dtype != work.dtype and not cls.narrow_rows:
+            raise InputError(
+                f"--dtype {dtype_name(work.row_dtype)}: strategy {cls.name} has rows of the parameters' type alone: "
+                "leave it out, or give --strategy single, tensor, communicated, cached or hybrid"
+            )
 
     def decide(self, decisions: Any) -> None:
         """Makes the choices that the plan consists of, or takes those given. InputError for what cannot be."""

@@ -53,6 +53,7 @@ its number among all, its label, its place among the labelled, and its scalings.
 class ResidentPlan(Plan):
     """A plan whose ranks have all their rows on the device, so that an operation of the model tells what they do."""
 
+    narrow_rows = True
     whole_graph: ClassVar[tuple[bool, ...]] = (True, False)
     """Whether steps on the whole graph train, where it has such steps."""
 
@@ -131,7 +132,7 @@ class ResidentPlan(Plan):
             for most in (step.most + step.largest, plan.first_memory(rank, training=training))
         ]
         whole = VERTEX_BYTES * self.work.stats.num_vertices
-        parameters = self.work.num_shared * self.work.itemsize
+        parameters = self.work.num_shared * self.work.dtype.itemsize
         made.append(CHECKPOINT_COPIES * parameters)
         held = sum(one.device for one in kept) + max(made) + whole + PARAMETER_COPIES * parameters
         return Held(held, 0, 0, sum(one.shared for one in kept))
@@ -140,7 +141,7 @@ class ResidentPlan(Plan):
         """What a rank keeps for steps on the rows of this plan: features, aggregates of them, edges both ways."""
         work, stats, rows, levels = self.work, self.work.stats, self.level_rows(rank)[0], self.levels(rank)
         features = levels.rows[0] * stats.num_features * work.itemsize
-        in_edges = self.num_edges_held(rank) * (EDGE_BYTES + (2 * work.itemsize if stats.weighted else 0))
+        in_edges = self.num_edges_held(rank) * (EDGE_BYTES + (2 * work.dtype.itemsize if stats.weighted else 0))
         asked = work.outline(self.traits, training=True)
         aggregates = sum(levels.rows[op.hop + op.steps] * op.width for op in asked if work.is_cached(op))
         again = max((self.constant_rows(op, rank) for op in asked if not work.is_cached(op)), default=0)
@@ -194,14 +195,14 @@ class ResidentPlan(Plan):
             mirror = mirrored(made) if op.backward else []
             backward = mapped(then.backward, then.backward_calls) + mirror + backward
         if training and self.size > 1:
-            backward.append(all_reduce("gradients", work.num_shared, work.itemsize, self.size))
+            backward.append(all_reduce("gradients", work.num_shared, work.dtype.itemsize, self.size))
         return Trace(operations=(*forward, *backward))
 
     def _lower(self, op: GraphOperation, rank: int) -> list[Operation]:
         """As `lower`, and totals."""
         if not isinstance(op.op, Total):
             return self.lower(op, rank)
-        return [all_reduce("statistics", op.width, self.work.itemsize, self.size)] if self.size > 1 else []
+        return [all_reduce("statistics", op.width, self.work.dtype.itemsize, self.size)] if self.size > 1 else []
 
 
 def mirrored(made: Iterable[Operation]) -> list[Operation]:
@@ -347,7 +348,7 @@ class ResidentPlaced(Placed):
         views = self.views(step)
         with torch.set_grad_enabled(step.training):
             logits: Tensor = self.model(views, views[0].inputs.rows)
-        return logits
+        return logits.to(self.work.dtype)
 
     def backward(self, logits: Tensor, grad: Tensor) -> None:
         logits.backward(grad)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from weft.comm import Group, sum_over_ranks
-from weft.nn import Aggregate, GraphView, Inputs, OwnRelationRows, Rows, Topology, ViewTraits
+from weft.nn import Aggregate, GraphView, Inputs, OwnRelationRows, Rows, Topology, ViewTraits, sum_rows
 
 
 class Exchange(ABC):
@@ -87,7 +87,8 @@ class PlacedView(GraphView):
         return self.exchange.block(self, x)
 
     def total(self, x: Tensor) -> Tensor:
-        return sum_over_ranks(self.exchange.own(x).sum(0), self.exchange.group, tag="statistics")
+        own = sum_rows(self.exchange.own(x))
+        return sum_over_ranks(own, self.exchange.group, tag="statistics")
 
     def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         return self.exchange.aggregate(self, op, rows, steps)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core.dtypes import sum_dtype
 from weft.data.adjacency import Adjacency
 from weft.data.degrees import CompressedRows
 from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, SourceGrads
@@ -21,7 +22,6 @@ from weft.kernels.triton.launch import (
     columns_of,
     flat,
     over_segments,
-    sum_dtype,
     types,
     whole_rows,
 )
@@ -64,8 +64,8 @@ def attend_backward(
     edges = over.adj.transpose
     grads = None
     if needs_logits:
-        grad_src = torch.zeros_like(logit_src) if into.logits is None else into.logits
-        grads = LogitGrads(grad_src, torch.zeros_like(logit_dst))
+        grad_src = torch.zeros_like(logit_src, dtype=lse.dtype) if into.logits is None else into.logits
+        grads = LogitGrads(grad_src, torch.zeros_like(logit_dst, dtype=lse.dtype))
     grad_h: Tensor | None = None
     for step in reversed(range(over.steps)):
         add = step == 0 and into.h is not None

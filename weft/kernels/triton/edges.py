@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from weft.core.dtypes import sum_dtype
 from weft.data.adjacency import Adjacency
 from weft.kernels.backend import Attention, PairGrads, Pairs
 from weft.kernels.triton.attention import dropout_arguments, softmax_sums
@@ -20,7 +21,6 @@ from weft.kernels.triton.launch import (
     flat,
     options,
     over_segments,
-    sum_dtype,
     types,
     whole_rows,
 )

@@ -58,11 +58,6 @@ def columns_of(bounds: tuple[int, ...], device: torch.device) -> Columns:
     return Columns(next(tables), size, tuple(heads), next(tables), gcd(MOST_ALIGNED, *bounds))
 
 
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which rows of a type are added up."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def types(*tensors: Tensor | None) -> dict[str, Any]:
     """The type of sums of the first tensor's numbers, and that of offsets into any of them."""
     assert tensors[0] is not None

@@ -8,21 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core.dtypes import sum_dtype
 from weft.data.adjacency import Adjacency
 from weft.data.degrees import CompressedRows
 from weft.kernels.backend import Scale
 from weft.kernels.triton.device.sums import max_backward_rows, max_rows, sum_rows
-from weft.kernels.triton.launch import MAX_LANES, columns_of, over_segments, sum_dtype, types, whole_rows
+from weft.kernels.triton.launch import MAX_LANES, columns_of, over_segments, types, whole_rows
 
 
-def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool) -> Tensor:
-    y = x.new_empty(adj.num_targets, x.shape[1])
+def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, wide: bool = False) -> Tensor:
+    y = x.new_empty(adj.num_targets, x.shape[1], dtype=sum_dtype(x.dtype) if wide else x.dtype)
     weight = adj.weight if weighted else None
     return sum_into(adj, x, y, weight, before=scale.source, after=scale.target, loop=scale.loop)
 
 
-def spmm_transposed(adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None) -> Tensor:
-    grad_x = grad_y.new_empty(adj.num_sources, grad_y.shape[1]) if into is None else into
+def spmm_transposed(
+    adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None, wide: bool = False
+) -> Tensor:
+    dtype = sum_dtype(grad_y.dtype) if wide else grad_y.dtype
+    grad_x = grad_y.new_empty(adj.num_sources, grad_y.shape[1], dtype=dtype) if into is None else into
     edges, add = adj.transpose, into is not None
     weight = edges.weight if weighted else None
     return sum_into(edges, grad_y, grad_x, weight, before=scale.target, after=scale.source, loop=scale.loop, add=add)

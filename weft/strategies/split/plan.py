@@ -260,7 +260,7 @@ class PlacedBatches(PlacedVertices):
         """The same ranks, for the thread that makes batches."""
         self._cached, self._tables = plan.cached_vertices(group.rank), FeatureTables(self.graph.x, self.graph.features)
         if plan.options.cache_memory is not None:
-            self._tables = cached_tables(self.graph, self._cached, group.device, plan.work.dtype, self._beside)
+            self._tables = cached_tables(self.graph, self._cached, group.device, plan.work.row_dtype, self._beside)
         self._whole = next(self._made(0)) if plan.sampler.whole else None
         if self._whole:
             group.meter.add(self._whole[1])
@@ -311,7 +311,7 @@ class PlacedBatches(PlacedVertices):
         work, device, (x, features) = self.plan.batch_work, self.group.device, self._tables
         rows = torch.empty(len(vertices), 0) if x is None else x[vertices]
         typed = typed_rows(self.graph, vertices, device, work.dtype, features)
-        return Inputs(rows=rows.to(device, work.dtype), optimisations=work.optimisations, typed=typed)
+        return Inputs(rows=rows.to(device, work.row_dtype), optimisations=work.optimisations, typed=typed)
 
     def views(self, step: Step) -> list[PlacedView]:
         if not isinstance(step, BatchStep):

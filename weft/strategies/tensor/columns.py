@@ -77,7 +77,7 @@ class Columns(Exchange):
         x = self.work.graph.x
         assert x is not None
         held = x[:, self.column_range.start : self.column_range.stop]
-        return held.to(self.group.device, self.work.dtype).contiguous()
+        return held.to(self.group.device, self.work.row_dtype).contiguous()
 
     @property
     def relation_rows(self) -> OwnRelationRows:

@@ -18,6 +18,7 @@ from torch import Tensor
 from weft.chunks.chunking import Chunking, least_bytes
 from weft.chunks.columns import ColumnRounds
 from weft.comm import Group, column_layout, even_bounds
+from weft.core.dtypes import dtype_name
 from weft.core.errors import InputError
 from weft.core.native import count_parts
 from weft.cost import Operation
@@ -71,6 +72,14 @@ class TensorPlan(ResidentPlan):
     options: TensorOptions
     one: VertexPlan | None = None
     """Of what its steps read, which all are blocks of one rank; None: the whole graph."""
+
+    def decide(self, decisions: Any) -> None:
+        if self.work.row_dtype != self.work.dtype and self.chunking is not None:
+            raise InputError(
+                f"--dtype {dtype_name(self.work.row_dtype)}: gradients of rows are added up chunk by chunk, and would "
+                "be rounded each time: leave out --device-memory and --chunks"
+            )
+        super().decide(decisions)
 
     def find_reach(self, *, training: bool) -> Reach | str:
         found = super().find_reach(training=training)

@@ -21,6 +21,7 @@ from weft.cost import Operation
 from weft.data import Adjacency
 from weft.nn import (
     SPREAD,
+    SUM_BYTES,
     Aggregate,
     BlockSize,
     Footprint,
@@ -250,9 +251,12 @@ class VertexPlan(ResidentPlan):
         own, sources, targets = (n * row for n in (hop.num_inputs, hop.block.num_sources, hop.block.num_targets))
         sent, received = (n * row * crosses for n in (block.num_sent, block.num_received))
         if op.op.plain:
-            added = targets if isinstance(op.op, Sum) else sources  # what those that came make, or all side by side
-            given_back = 0 if self.is_covered(op, op.hops[0]) else own  # sums add to the rows' own gradients at once
-            back = max(2 * received + targets, received + sent + given_back)
+            wide = max(itemsize, SUM_BYTES) // itemsize
+            rounded = wide if wide > 1 else 0  # results and gradients, as they are summed before they are rounded
+            made_of = targets * wide if isinstance(op.op, Sum) else sources  # by those that came, or all side by side
+            added = made_of + targets * rounded
+            given_back = 0 if self.is_covered(op, op.hops[0]) else own * wide  # sums add to the rows' gradients at once
+            back = max(2 * received + targets, received + sent + given_back + own * rounded)
             return made.moved(forward=sent + received + added, backward=back) if crosses else made
         right = hop.block.num_targets * op.logit_width * itemsize
         several = len(op.op.source) > 1
