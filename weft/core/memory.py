@@ -8,6 +8,7 @@ import re
 import resource
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from weft.core.errors import InputError
@@ -17,7 +18,7 @@ from weft.core.units import format_bytes
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # glibc's malloc.h
 NEVER = -1  # a large number would still trim a heap that ends in 2 GiB of free memory
 STEP_BYTES = 64 << 20
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 TUNABLES, NO_SMALL_CACHES = "GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"
 
 
@@ -77,9 +78,21 @@ def memory_limit_bytes() -> int:
     process_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if process_limit != resource.RLIM_INFINITY:
         limits.append(process_limit)
-    if CGROUP_LIMIT.is_file() and (stated := CGROUP_LIMIT.read_text().strip()).isdecimal():
-        limits.append(int(stated))
-    return min(limits)
+    return min([*limits, *_cgroup_limits()])
+
+
+def _cgroup_limits() -> Iterator[int]:
+    """Bytes that the process's cgroups allow it, and those that these are in, of either version of cgroups."""
+    for line in OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, name = (CGROUPS / "memory", "memory.limit_in_bytes") if controllers else (CGROUPS, "memory.max")
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            stated = folder / name
+            if folder.is_relative_to(root) and stated.is_file() and (said := stated.read_text().strip()).isdecimal():
+                yield int(said)
 
 
 def require_memory(num_bytes: int, what: str, remedy: str) -> None:
