@@ -11,7 +11,6 @@ from weft.core import memory
 from weft.core.errors import InputError
 from weft.core.memory import memory_limit_bytes, require_memory
 
-
 OWN_CGROUPS = {"v2": "0::/user/job", "v1": "5:cpu,cpuacct:/user/job\n4:memory:/user/job\n0::/"}
 LIMITS = {"v2": Path("memory.max"), "v1": Path("memory/memory.limit_in_bytes")}
 

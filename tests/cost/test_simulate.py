@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from weft.core.kernel_call import KernelCall
-from weft.cost import Operation, Prices, Table, Trace
+from weft.cost import Disk, Operation, Prices, Table, Trace
 from weft.cost.simulate import Hosts, StepTime, Work, finish, simulate
 
 CROSSING = 0.5
 
 
 def hosts(ranks_each: int, slots: int = 2) -> Hosts:
-    """Whose kernels take 1 s a flop, 2 s where all cores are at work; messages take half a second."""
+    """Kernels take 1 s a flop, 2 s where all cores are at work, messages half a second, files 3 and 4 s a byte."""
     alone, busy = (
         Prices(ranks=ranks, threads=1, tables={"linear": Table(axes=((1.0,),) * 3, seconds=(seconds,))})
         for ranks, seconds in ((1, 1.0), (2, 2.0))
     )
-    return Hosts(ranks_each=ranks_each, slots=slots, alone=alone, busy=busy, crossing=lambda tag, size: CROSSING)  # noqa: ARG005
+    return Hosts(
+        ranks_each=ranks_each,
+        slots=slots,
+        alone=alone,
+        busy=busy,
+        crossing=lambda tag, size: CROSSING,  # noqa: ARG005
+        disk=Disk(read=3.0, write=4.0),
+    )
 
 
 def work(seconds: int, *, ahead: bool = False) -> Operation:
@@ -73,3 +82,14 @@ def test_different_collectives_are_a_mistake() -> None:
 def test_work_that_a_late_clock_cannot_tell() -> None:
     """Once, this went on for ever."""
     assert finish([Work(1e-9, 1e-9), Work(1.0, 1.0)], [1e9, 1e9], hosts(2)) == pytest.approx([1e9, 1e9 + 1])
+
+
+def test_files_are_waited_for_by_each_rank() -> None:
+    """Two bytes read and one written: 10 s, however many are at work, beside 2 s of kernels where two are."""
+    moved = Operation(kind="transfer", tag="rows", bytes_sent=1, bytes_received=2)
+    found = step([moved, work(1)], [moved, work(1)], each=2)
+    assert (found.total, found.disk, found.compute) == (12, 10, 2)
+    link = Prices(ranks=1, threads=1, tables={}, link_seconds=1.0)
+    there = replace(hosts(1), alone=link, busy=link)
+    found = simulate([Trace(operations=(moved,))], [[]], there)
+    assert (found.total, found.disk) == (3, 0)

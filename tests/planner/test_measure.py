@@ -92,7 +92,7 @@ def test_every_step_has_a_price(strategy: str, model: str) -> None:
         options = type(options)(partition=(graph.in_edges.degree > 2).int())
     plan = kind(Workload(made, graph), size, options)
     threads = machine().prices[0].threads
-    found = step_time(plan, Cluster(profile=machine(), ranks=size, hosts=1, threads=threads, memory_bytes=1))
+    found = step_time(plan, Cluster(profile=machine(), ranks=size, hosts=1, threads=threads, memory_bytes=1 << 40))
     assert 0 < found.total < 60
     assert (found.network > 0) == (size > 1)
 

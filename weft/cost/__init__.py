@@ -3,13 +3,14 @@
 from weft.cost.machine import NOMINAL_RATES, Machine, Rates
 from weft.cost.nominal import GPUS, Gpu, nominal_network, nominal_prices
 from weft.cost.prices import Network, Prices, Table
-from weft.cost.profile import KINDS, Processes, Profile, holds_profile
+from weft.cost.profile import KINDS, Disk, Processes, Profile, holds_profile
 from weft.cost.trace import Operation, Trace, all_reduce
 
 __all__ = [
     "GPUS",
     "KINDS",
     "NOMINAL_RATES",
+    "Disk",
     "Gpu",
     "Machine",
     "Network",

@@ -37,6 +37,13 @@ NOMINAL_PROCESSES = Processes(alone=327 << 20, launcher=551 << 20, rank=18 << 20
 """Of a machine that was described and not measured: as seen with Python 3.11 and PyTorch 2.13 for CPUs."""
 
 
+class Disk(NamedTuple):
+    """Seconds of a byte of temporary files that memory does not hold beside them."""
+
+    read: float = 0.0
+    write: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """A machine, or several alike and their network, as they were measured or described."""
@@ -75,6 +82,13 @@ class Profile:
     def processes(self) -> Processes:
         """What processes take."""
         return Processes(**self.host["processes"]) if "processes" in self.host else NOMINAL_PROCESSES
+
+    @property
+    def disk(self) -> Disk:
+        """What temporary files take. InputError where that was not measured."""
+        if "disk" not in self.host:
+            raise InputError(f"the probe has not measured the disk: {REMEDY}")
+        return Disk(**self.host["disk"])
 
     def prices_of(self, threads: int) -> tuple[Prices, Prices]:
         """Those of a rank of so many threads alone on its host, and where all cores are at work.

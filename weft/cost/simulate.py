@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from weft.core.kernel_call import KernelCall
 from weft.cost.prices import Prices
+from weft.cost.profile import Disk
 from weft.cost.trace import Operation, Trace
 
 
@@ -24,6 +25,8 @@ class StepTime:
     """While rows cross and nobody computes."""
     waiting: float
     """Of the rank that waits longest for others to come."""
+    disk: float = 0.0
+    """Of the rank that waits longest for files."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Work:
     """While no other rank of its host is at work."""
     busy: float = 0.0
     """While all of the host's cores are."""
+    disk: float = 0.0
+    """For files, whoever is at work."""
 
     @classmethod
     def of(cls, calls: Sequence[KernelCall], alone: Prices, busy: Prices) -> Work:
@@ -41,12 +46,12 @@ class Work:
         return cls(sum(map(alone.seconds, calls)), sum(map(busy.seconds, calls)))
 
     def __add__(self, other: Work) -> Work:
-        return Work(self.alone + other.alone, self.busy + other.busy)
+        return Work(self.alone + other.alone, self.busy + other.busy, self.disk + other.disk)
 
     def at(self, ranks: int, slots: int) -> float:
         """The seconds where so many ranks of a host are at work, for as many as `slots` of which it has cores."""
         share = min(1.0, (ranks - 1) / (slots - 1)) if slots > 1 else 1.0
-        return (self.alone + share * (self.busy - self.alone)) * max(1.0, ranks / slots)
+        return (self.alone + share * (self.busy - self.alone)) * max(1.0, ranks / slots) + self.disk
 
 
 class Stretch(NamedTuple):
@@ -58,7 +63,7 @@ class Stretch(NamedTuple):
     crossing: float | None
 
 
-NOTHING = Work()
+NOTHING, IN_MEMORY = Work(), Disk()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +79,8 @@ class Hosts:
     """Seconds of a collective, by its tag and the bytes that a rank sends or receives at most."""
     step_seconds: float = 0.0
     """Of a step of several ranks, beside."""
+    disk: Disk = IN_MEMORY
+    """Seconds of a byte that comes from the host or goes there, where that is in files."""
 
 
 def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> StepTime:
@@ -101,11 +108,14 @@ def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], h
         arrival = begin + max(crossings)
         network += max(0.0, arrival - max(beside))
         clocks = [max(arrival, end) for end in beside]
+    disk = [sum(one.work.disk + one.beside.disk for one in row) for row in rows]
+    computing = [spent - files for spent, files in zip(compute, disk, strict=True)]
     return StepTime(
         total=max(clocks) + hosts.step_seconds,
-        compute=max(compute) + hosts.step_seconds,
+        compute=max(computing) + hosts.step_seconds,
         network=network,
         waiting=max(waiting),
+        disk=max(disk),
     )
 
 
@@ -131,7 +141,7 @@ def finish(works: Sequence[Work], begins: Sequence[float], hosts: Hosts) -> list
 
 
 def _finish_on_host(works: Sequence[Work], begins: Sequence[float], slots: int) -> list[float]:
-    left, ends = [1.0 if work.alone > 0 else 0.0 for work in works], list(begins)
+    left, ends = [1.0 if work.alone + work.disk > 0 else 0.0 for work in works], list(begins)
     now = min(begins)
     while any(share > 0 for share in left):
         active = [i for i, share in enumerate(left) if share > 0 and begins[i] <= now]
@@ -152,11 +162,14 @@ def _finish_on_host(works: Sequence[Work], begins: Sequence[float], slots: int) 
 
 def work_of(operation: Operation, hosts: Hosts) -> Work:
     """What an operation keeps a rank at work with: its kernels, or a link to the host by which rows come and go."""
+    if operation.kind != "transfer":
+        return Work.of(operation.calls, hosts.alone, hosts.busy)
+    sent, received = operation.bytes_sent, operation.bytes_received
     links = hosts.alone.link_seconds, hosts.busy.link_seconds
-    if operation.kind == "transfer" and all(links):
-        moved = operation.bytes_sent + operation.bytes_received
-        return Work(moved * links[0], moved * links[1])
-    return Work.of(operation.calls, hosts.alone, hosts.busy)
+    if all(links):
+        return Work(*((sent + received) * link for link in links))
+    files = Work(disk=hosts.disk.write * sent + hosts.disk.read * received)
+    return files + Work.of(operation.calls, hosts.alone, hosts.busy)
 
 
 def stretches(trace: Trace, besides: Sequence[KernelCall], hosts: Hosts) -> list[Stretch]:

@@ -50,7 +50,8 @@ def foretold(config: Config, plan: Plan) -> Told | None:
         return None
     try:
         require_foreseeable(config)
-        seconds, held = step_time(plan, cluster), bytes_held(plan, cluster)
+        held = bytes_held(plan, cluster)
+        seconds = step_time(plan, cluster, held)
     except Exception:  # whatever it is: a run does not fail for a forecast of it
         return None
     finally:

@@ -59,6 +59,7 @@ class Foreseen:
     network_seconds: float = 0.0
     """While rows cross and nobody computes."""
     disk_seconds: float = 0.0
+    """Of the rank that waits longest for temporary files, which a host's memory has no room for."""
     waiting_seconds: float = 0.0
     """Of the rank that waits longest for others."""
     device_bytes: int = 0
@@ -192,8 +193,8 @@ def foreseen(config: Config, asked: Config, subject: Subject, cluster: Cluster) 
     )
     try:
         works = rank_works(config, subject, cluster)
-        seconds = time_of([one.trace for one in works], [one.besides for one in works], cluster)
         held = held_by_all([one.held for one in works], works[0].graph, cluster)
+        seconds = time_of([one.trace for one in works], [one.besides for one in works], cluster, held)
     except (InputError, NotImplementedError) as error:  # a strategy of one's own may not say what it takes
         return replace(known, reason=str(error))
     reason = too_little(held, config, cluster)
@@ -204,6 +205,7 @@ def foreseen(config: Config, asked: Config, subject: Subject, cluster: Cluster) 
         epoch_seconds=seconds.total,
         compute_seconds=seconds.compute,
         network_seconds=seconds.network,
+        disk_seconds=seconds.disk,
         waiting_seconds=seconds.waiting,
         device_bytes=held.device,
         host_bytes=held.host,

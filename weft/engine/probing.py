@@ -28,7 +28,7 @@ from weft.core.watched import watch
 from weft.cost import Processes, Profile
 from weft.engine.launch import Meeting, launch
 from weft.engine.progress import waiting
-from weft.planner import measure_kernels, measure_network, measured_choices
+from weft.planner import measure_disk, measure_kernels, measure_network, measured_choices
 
 TIMEOUT_SECONDS = 600.0
 TINY, LAUNCHED = "rmat:vertices=64,edges=256,features=4,classes=2", (2, 4)
@@ -79,8 +79,8 @@ def probe_machine(workers: Sequence[int] = (), *, quiet: bool = False) -> Profil
     """
     cores = len(os.sched_getaffinity(0))
     workers = workers or [1 << power for power in range(max(cores, 4).bit_length()) if 1 << power <= max(cores, 4)]
-    with waiting("measuring processes", quiet=quiet):
-        found = Profile(host=host_facts() | process_facts(), prices=[])
+    with waiting("measuring processes and disk", quiet=quiet):
+        found = Profile(host=host_facts() | process_facts() | {"disk": measure_disk()._asdict()}, prices=[])
     for ranks, threads in sorted({pair for count in workers for pair in at_work(count, cores)}):
         with waiting(f"measuring {ranks} ranks of {threads} threads", quiet=quiet):
             found = measured(found, ranks, threads, kernels=ranks * threads <= cores)

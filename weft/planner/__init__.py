@@ -5,6 +5,7 @@ choice), extrapolate (of a larger graph).
 """
 
 from weft.planner.choose import measured_choices
+from weft.planner.disk import measure_disk
 from weft.planner.extrapolate import HALVINGS, RankWork, Samples, extrapolated, works_of
 from weft.planner.factors import machine_of
 from weft.planner.forecast import (
@@ -31,6 +32,7 @@ __all__ = [
     "graph_bytes",
     "held_by_all",
     "machine_of",
+    "measure_disk",
     "measure_kernels",
     "measure_network",
     "measured_choices",

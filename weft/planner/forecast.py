@@ -8,7 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from weft.core.kernel_call import KernelCall
-from weft.cost import Profile, Trace
+from weft.cost import Disk, Profile, Trace
 from weft.cost.simulate import Hosts, StepTime, simulate
 from weft.data import is_symmetric
 from weft.nn import Workload
@@ -42,14 +42,14 @@ class Cluster:
         return self.ranks if self.emulated else self.ranks // self.hosts
 
 
-def step_time(plan: Plan, cluster: Cluster) -> StepTime:
-    """The seconds of a training step."""
+def step_time(plan: Plan, cluster: Cluster, held: Held | None = None) -> StepTime:
+    """The seconds of a training step; held: see `bytes_held`, if that is known already."""
     traces = [plan.trace(rank, training=True) for rank in range(plan.size)]
-    return time_of(traces, [besides(plan)] * plan.size, cluster)
+    return time_of(traces, [besides(plan)] * plan.size, cluster, held or bytes_held(plan, cluster))
 
 
-def time_of(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], cluster: Cluster) -> StepTime:
-    """The seconds of a step in which ranks do this; besides: see `simulate`."""
+def time_of(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], cluster: Cluster, held: Held) -> StepTime:
+    """The seconds of a step in which ranks do this; besides: see `simulate`. held: by them, see `held_by_all`."""
     size = len(traces)
     alone, busy = cluster.profile.prices_of(cluster.threads)
     network = cluster.profile.network_of(size, cluster.hosts) if size > 1 else None
@@ -60,8 +60,20 @@ def time_of(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], cl
         busy=busy,
         crossing=network.seconds if network else free,
         step_seconds=network.step_seconds if network else 0.0,
+        disk=disk_of(held, cluster),
     )
     return simulate(traces, besides, where)
+
+
+def disk_of(held: Held, cluster: Cluster) -> Disk:
+    """Seconds of a byte of a host's files, as far as its memory has no room for them beside what it holds.
+
+    All of its ranks read and write at the same time. Where a device is apart, rows are in memory, see `held_by_all`.
+    """
+    missing = min(held.disk, held.host + held.disk - cluster.memory_bytes)
+    if missing <= 0 or cluster.device_bytes is not None:
+        return Disk()
+    return Disk(*(missing / held.disk * cluster.ranks_each * one for one in cluster.profile.disk))
 
 
 CONTEXT_BYTES = 512 << 20

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, elu
 
 from weft.comm import Group
 from weft.core.kernel_call import KernelCall
+from weft.core.memory import memory_limit_bytes
 from weft.cost import Network, Prices, Profile, Table
 from weft.data import Adjacency, Graph
 from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
@@ -130,7 +131,7 @@ def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated:
         ranks=group.size,
         hosts=hosts,
         threads=torch.get_num_threads(),
-        memory_bytes=0,
+        memory_bytes=memory_limit_bytes(),
         emulated=emulated,
     )
     counts, seconds = [], []

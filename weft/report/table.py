@@ -130,14 +130,16 @@ def plan_table(plans: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     where = ["machines"] if any(plan["machines"] for plan in plans) else []
     device = ["of a device"] if any("device" in plan["options"] for plan in plans) else []
-    columns = ("epoch", "compute", "network", "waiting", "sent by all", "memory of a host", *device)
+    disk = ["disk"] if any(plan["disk_seconds"] for plan in plans) else []
+    parts = ("epoch", "compute", "network", *disk, "waiting")
+    columns = (*parts, "sent by all", "memory of a host", *device)
     for name in ("strategy", *where, "ranks", *columns, ""):
         left = name in ("strategy", "machines", "")
         table.add_column(name, justify="left" if left else "right", no_wrap=bool(name))
     for plan in plans:
         options = [f"{name}={value}" for name, value in plan["options"].items() if name != "device"]
         numbers = [
-            *(_seconds(plan[f"{part}_seconds"]) for part in ("epoch", "compute", "network", "waiting")),
+            *(_seconds(plan[f"{part}_seconds"]) for part in parts),
             format_bytes(plan["sent_bytes"]),
             format_bytes(plan["host_bytes"]),
             *([format_bytes(plan["device_bytes"])] if device else []),
