@@ -21,7 +21,7 @@ from weft.core.errors import InputError, RunError, Stopped, printable
 from weft.core.explain import explained
 from weft.core.forkserver import start_forkserver
 from weft.core.memory import start_anew_to_keep_pages
-from weft.core.option_file import named_by, options_text, read_options
+from weft.core.option_file import named_by, options_text, read_options, with_choices
 from weft.core.stop import SIGNALS, handle_signals
 from weft.core.told import print_error
 from weft.data_command import add_data_commands
@@ -297,7 +297,7 @@ def _files(options: argparse.Namespace) -> dict[Path, dict[str, Any]]:
     """The options in the files that a command line names: those of --config, and over them those of a sweep."""
     found: dict[Path, dict[str, Any]] = {}
     if path := getattr(options, "config", None):
-        found[path] = read_options(path, Config)
+        found[path] = with_choices(path, read_options(path, Config))
     if path := getattr(options, "sweep", None):
         found[path] = read_options(path, Config, several=True)
     return found

@@ -68,6 +68,28 @@ def said(folder: Path) -> list[Any]:
 needs_onednn = pytest.mark.skipif(not dense.has_onednn(), reason="this PyTorch has no oneDNN")
 
 
+@needs_onednn
+def test_a_loop_of_ones_own_has_the_choices_of_its_options(tmp_path: Path, machine: Path) -> None:
+    """And not those of what ran before."""
+    measure(machine, "onednn")
+    for options, expected in (({}, "onednn"), ({"disable": "onednn"}, "torch"), ({"choices": "default"}, "torch")):
+        choices.use(everywhere("mkl"))
+        with weft.place("digits", **options):
+            assert chosen("map", 1, 1, 1, 1) == expected
+    with pytest.raises(weft.InputError, match=r"nowhere\.json"):
+        weft.place("digits", choices=str(tmp_path / "nowhere.json"))
+
+
+@needs_onednn
+def test_kernels_that_were_not_priced_teach_nothing(tmp_path: Path, machine: Path) -> None:
+    def taught(**options: Any) -> int:
+        train("digits", out=tmp_path / f"run-{options}", epochs=100, quiet=True, hidden=4, **options)
+        return len(Profile.read(machine).learned)
+
+    measure(machine, "onednn")
+    assert [taught(), taught(disable="onednn"), taught(dtype="bfloat16"), taught(seed=1)] == [1, 1, 1, 2]
+
+
 def test_without_a_profile_it_is_the_default(tmp_path: Path) -> None:
     made = train("digits", out=tmp_path / "run", epochs=1, quiet=True)
     assert said(made.folder) == ["default"]
@@ -111,9 +133,10 @@ def test_a_recorded_run_is_repeated(tmp_path: Path, machine: Path) -> None:
     assert bits(tmp_path / "other", epochs=3) != first == bits(tmp_path / "again", epochs=3, choices=given)
     assert bits(tmp_path / "onward", epochs=2, choices=given) == first[:2]
     assert bits(tmp_path / "onward", epochs=3, resume=True) == first
-    assert main(["train", "--config", str(tmp_path / "first" / "config.toml"), "--out", str(tmp_path / "told")]) == 0
+    (tmp_path / "first").rename(tmp_path / "moved")
+    assert main(["train", "--config", str(tmp_path / "moved" / "config.toml"), "--out", str(tmp_path / "told")]) == 0
     assert losses(tmp_path / "told") == first
-    whole, told = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "told"))
+    whole, told = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("moved", "told"))
     assert told == whole
     kept = machine.rename(tmp_path / "profile.json")
     default = bits(tmp_path / "default", epochs=3)
@@ -192,13 +215,17 @@ def test_what_is_not_there_is_not_used(
     config, folder = Config(graph="digits"), RunFolder(tmp_path)
     folder.begin(config, choices=everywhere("onednn"))
     maps = (1, 1e9, 100, 100)
-    assert known_choices(replace(config, disable="onednn"), folder).kinds["map"].at(maps) == "torch"
+    without = known_choices(replace(config, disable="onednn"), folder)
+    assert without.kinds["map"].at(maps) == "torch"
+    assert without.origin == f"{DAY}; torch for onednn (map); mkl for onednn (map_weights)"
     capsys.readouterr()
     monkeypatch.setattr(here, "has_onednn", lambda: False)
     assert known_choices(config).kinds["map"].at(maps) == "mkl"
     assert not capsys.readouterr().err
     assert known_choices(config, folder).kinds["map"].at(maps) == "mkl"
     assert "has used kernels that are not here" in capsys.readouterr().err
+    assert known_choices(replace(config, choices="default"), folder).kinds["map"].at(maps) == "mkl"
+    assert not capsys.readouterr().err
     monkeypatch.setattr(here, "triton_backend", lambda: None)
     assert known_choices(replace(config, device="cuda")).kinds["sum"].at((8,)) == "torch_sparse"
 

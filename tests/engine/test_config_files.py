@@ -42,7 +42,7 @@ def test_flags_go_before_the_file(capsys: pytest.CaptureFixture[str], tmp_path: 
     run.write_text(said(capsys, "config", SMALL, *FLAGS))
     said(capsys, "train", "--config", run, "--epochs", "1", "--heads", "7", "--out", out)
     assert Config.read(out / "config.toml") == Config(
-        graph=SMALL, hidden=7, lr=0.02, epochs=1, dtype="float64", model="gat", heads=7, choices=f"{out}/choices.json"
+        graph=SMALL, hidden=7, lr=0.02, epochs=1, dtype="float64", model="gat", heads=7
     )
 
 

@@ -19,6 +19,7 @@ from tests.engine.running import train
 from tests.ranks import on_ranks
 from weft.cli import main
 from weft.comm import Group
+from weft.core.choices import DEFAULT
 from weft.core.config import Config
 from weft.cost import Machine, Profile
 from weft.cost.profile import BOUND, LEAST_RUNS, NEWEST
@@ -87,7 +88,7 @@ def test_several_ranks_are_told_of(tmp_path: Path) -> None:
     assert told.network_seconds > 0
     assert seen.network_seconds == run.summary["ranks"][1]["communication_seconds"]
     assert seen.host_bytes == sum(rank["peak_memory_bytes"] for rank in run.summary["ranks"])
-    lesson = Lesson(digest="", threads=1, factors={"compute": 1.5, "network": 1.0})
+    lesson = Lesson(digest="", threads=1, factors={"compute": 1.5, "network": 1.0}, choices=DEFAULT)
     ratios = Told(epoch=told, lesson=lesson).ratios(seen)
     assert ratios["compute"] == pytest.approx(1.5 * seen.compute_seconds / told.compute_seconds)
 
@@ -220,7 +221,7 @@ def test_ratios_survive_their_file(tmp_path: Path) -> None:
 
 def test_a_kind_of_few_seconds_teaches_nothing() -> None:
     whole = {"epoch_seconds": 1.0, "compute_seconds": 0.5, "waiting_seconds": 0.0, "host_bytes": 1}
-    lesson = Lesson(digest="", threads=1, factors={"compute": 1.0, "network": 1.0})
+    lesson = Lesson(digest="", threads=1, factors={"compute": 1.0, "network": 1.0}, choices=DEFAULT)
     told = Told(epoch=Epoch(network_seconds=0.01, **whole), lesson=lesson)  # type: ignore[arg-type]
     assert told.ratios(Epoch(network_seconds=0.3, **whole)) == {"compute": 1.0}  # type: ignore[arg-type]
 

@@ -146,6 +146,20 @@ def test_models_of_ones_own_are_refused(model: nn.Module) -> None:
         weft.train(weft.load(GRAPH), model, dtype="bfloat16", epochs=1, quiet=True)
 
 
+def test_and_beforehand(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("plan --machines 1xT4", "train --strategy auto --quiet"):
+        words = f"{command} {GRAPH} --dtype bfloat16 --model {Own.__module__}:{Own.__name__}"
+        assert "dtype bfloat16 is for models that are named" in mistake(capsys, *words.split())
+
+
+def test_a_model_is_trained_further(tmp_path: Path) -> None:
+    first = weft.train(GRAPH, out=tmp_path / "first", **OPTIONS | {"epochs": 2})
+    onward = weft.train(GRAPH, first.model, out=tmp_path / "onward", epochs=2, quiet=True)
+    assert onward.config.dtype == "bfloat16"
+    with pytest.raises(InputError, match="the model's rows are bfloat16: leave it out, or set its row_dtype to None"):
+        weft.train(GRAPH, first.model, dtype="float32", epochs=1, quiet=True)
+
+
 def test_edge_features_are_refused() -> None:
     graph = weft.load(GRAPH)
     features = torch.ones(graph.num_edges, 2)

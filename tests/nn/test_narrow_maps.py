@@ -67,6 +67,17 @@ def test_no_wide_copy_of_all_rows_is_made(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(sizes) == 6
 
 
+def test_other_types_do_not_meet() -> None:
+    """As in PyTorch: only narrow rows are widened, and only to the type of their sums."""
+    double, single, half = (torch.ones(5, 5, dtype=dtype) for dtype in (torch.float64, torch.float32, torch.float16))
+    for rows, weight in ((double, single), (single, double), (half, double)):
+        with pytest.raises(RuntimeError, match="dtype"):
+            linear(rows, weight)
+        with pytest.raises(RuntimeError, match="dtype"):
+            map_rows(torch.matmul, [rows], [weight])
+    assert plus(single, double[0]).dtype == torch.float64
+
+
 def test_no_rows_at_all() -> None:
     rows, parameters = drawn(0)
     for name, one in MAPS.items():

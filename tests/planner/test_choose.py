@@ -160,8 +160,8 @@ class Wide:
     is_cuda = True
     device = torch.device("cuda")
 
-    def __init__(self, width: int) -> None:
-        self.shape = (5, width)
+    def __init__(self, width: int, dtype: torch.dtype = torch.float32) -> None:
+        self.shape, self.dtype = (5, width), dtype
 
 
 def test_a_gpus_sums_are_the_chosen_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +174,7 @@ def test_a_gpus_sums_are_the_chosen_ones(monkeypatch: pytest.MonkeyPatch) -> Non
     assert ops.sum_backend_of(narrow) is torch_sparse  # type: ignore[arg-type]
     assert ops.sum_backend_of(wide) is triton  # type: ignore[arg-type]
     assert ops.backend_of(narrow) is triton  # type: ignore[arg-type]
+    assert ops.sum_backend_of(Wide(15, torch.bfloat16)) is triton, "narrow rows are summed by our kernels alone"  # type: ignore[arg-type]
     choices.use(DEFAULT)
     assert ops.sum_backend_of(narrow) is triton  # type: ignore[arg-type]
     monkeypatch.setattr(ops, "triton_backend", lambda: None)

@@ -65,13 +65,16 @@ class Choices:
     """What serves each kind of kernel."""
 
     origin: str
-    """Who says so: `default`, or the probe and its day."""
+    """Who says so: `default`, or the probe and its day; and what has replaced what."""
     kinds: Mapping[str, Classes]
     """By kind of IMPLEMENTATIONS, all of them."""
 
     def replaced(self, kind: str, old: str, new: str) -> Choices:
-        """The same with one implementation of a kind in another's place."""
-        return replace(self, kinds={**self.kinds, kind: self.kinds[kind].renamed(old, new)})
+        """The same with one implementation of a kind in another's place, if it is one of these."""
+        if old not in self.kinds[kind].names:
+            return self
+        origin = f"{self.origin}; {new} for {old} ({kind})"
+        return Choices(origin=origin, kinds={**self.kinds, kind: self.kinds[kind].renamed(old, new)})
 
     def without_onednn(self, maps_by: str = "torch") -> Choices:
         """The same where PyTorch's product stands for oneDNN; maps_by: `torch`, or `mkl` for a function of ours."""

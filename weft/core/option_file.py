@@ -21,6 +21,16 @@ MENTIONED = re.compile(r"^unknown (\w+)(?= ')|--([a-z][a-z-]*)")
 """The option that an error is about: the first that it mentions."""
 
 
+CHOICES = "choices.json"
+"""Beside the configuration of a run: the implementations of kernels that it used."""
+
+
+def with_choices(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """The options that a file gives, with the implementations beside it, if it is of a run and names no others."""
+    beside = path.parent / CHOICES
+    return values if values.get("choices") or not beside.exists() else values | {"choices": str(beside)}
+
+
 def read_options(path: Path, schema: type, *, several: bool = False) -> dict[str, Any]:
     """The options that a file gives, by name, each in the table of its section; a file without tables will do as well.
 

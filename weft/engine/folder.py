@@ -18,6 +18,7 @@ from weft.core import record
 from weft.core.choices import DEFAULT, Choices
 from weft.core.config import Config
 from weft.core.errors import InputError
+from weft.core.option_file import CHOICES
 from weft.core.record import Mark
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Checkpoint
@@ -36,7 +37,7 @@ class RunFolder:
         self.config = path / "config.toml"
         self.metrics = path / "metrics.jsonl"
         self.probe = path / "probe.json"
-        self.choices = path / "choices.json"
+        self.choices = path / CHOICES
         self.timeline = path / "timeline.json"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"
@@ -86,6 +87,11 @@ class RunFolder:
                 f"--resume: {flags} differs from the run in {self.path}: leave it out, or start a new --out"
             )
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether a run has been here."""
+        return self.config.exists() or self.choices.exists()
+
     def is_finished(self, config: Config) -> bool:
         """Whether there is a run of a configuration that has ended and would not go on. InputError for another run."""
         if not self.config.exists() or not self._has_summary():
@@ -126,9 +132,9 @@ class RunFolder:
 
     def begin(self, config: Config, idle: Collection[str] = (), choices: Choices = DEFAULT) -> None:
         """Writes what a run is of, so that config.toml repeats it. idle: fields that have no effect."""
-        repeating = replace(config, choices=str(self.choices)).to_toml(idle)
+        repeating = replace(config, choices="").to_toml(idle)  # which are in the file beside it
         with self._usable():
-            for path, text in ((self.config, repeating), (self.choices, choices.text())):
+            for path, text in ((self.choices, choices.text()), (self.config, repeating)):
                 draft = path.with_suffix(".tmp")
                 try:
                     draft.write_text(text)

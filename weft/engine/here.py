@@ -93,8 +93,9 @@ def known_choices(config: Config, resumed: RunFolder | None = None) -> Choices:
     They are what a run that goes on began with, or those of --choices, or else of this machine's profile, where there
     is one. InputError for a file of --choices that has none.
     """
-    if resumed and resumed.config.exists() and config.choices in ("", Config.read(resumed.config).choices):
-        asked = begun_with(resumed)
+    goes_on = resumed if resumed and not config.choices and resumed.is_begun else None
+    if goes_on:
+        asked = begun_with(goes_on)
     elif config.choices:
         asked = DEFAULT if config.choices == DEFAULT.origin else choices_in(Path(config.choices))
     else:
@@ -107,8 +108,8 @@ def known_choices(config: Config, resumed: RunFolder | None = None) -> Choices:
     found = asked if has_onednn() else asked.without_onednn("mkl")
     if config.device == "cuda" and not triton_backend():
         found = found.replaced("sum", "triton", "torch_sparse")
-    if found != asked and resumed:
-        print(f"weft: {resumed.path} has used kernels that are not here: sums are rounded otherwise", file=sys.stderr)
+    if found != asked and goes_on:
+        print(f"weft: {goes_on.path} has used kernels that are not here: sums are rounded otherwise", file=sys.stderr)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 
+from weft.core.choices import Choices
 from weft.core.errors import InputError
 from weft.cost import KINDS, Profile
 from weft.engine.probing import default_path, teach
@@ -63,11 +64,14 @@ class Lesson:
     """Of a rank."""
     factors: Mapping[str, float]
     """By kind, what runs before had taught."""
+    choices: Choices
+    """The implementations of kernels that were measured."""
 
     @classmethod
     def of(cls, profile: Profile, threads: int) -> Self:
         """That of a profile as it is now."""
-        return cls(digest=profile.digest, threads=threads, factors={kind: profile.factor(kind) for kind in KINDS})
+        factors = {kind: profile.factor(kind) for kind in KINDS}
+        return cls(digest=profile.digest, threads=threads, factors=factors, choices=profile.choices)
 
 
 @dataclass(frozen=True, kw_only=True)

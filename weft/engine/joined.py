@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,13 +11,17 @@ from typing import Any, TypeVar
 import torch
 
 from weft.comm import Group, join
+from weft.core.choices import Choices
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.meter import Meter
 from weft.cost import Machine
 from weft.engine.agree import agree
 from weft.engine.check import require_device
+from weft.engine.folder import RunFolder
+from weft.engine.here import known_choices
 from weft.engine.options import make_options, partition_of, rows_device, with_partition
+from weft.engine.rank import make_plan
 from weft.engine.torchrun import under_torchrun
 from weft.nn import Workload
 from weft.strategies import Plan, get_strategy
@@ -95,6 +100,21 @@ def parting(group: Group) -> Iterator[None]:
     except BaseException:
         group.close()
         raise
+
+
+def planned_with_choices(
+    config: Config, work: Workload, group: Group, resumed: RunFolder | None = None
+) -> tuple[Plan, Choices]:
+    """The plan that rank 0 makes, and the implementations that it is to use, on every rank; see `plan_together`.
+
+    resumed: the folder of the run that goes on, or predicts.
+    """
+
+    def lead() -> tuple[Plan, str]:
+        return make_plan(config, work, resumed), known_choices(config, resumed).text()
+
+    plan, said = plan_together(config, work, group, lead)
+    return plan, Choices.from_record(json.loads(said))
 
 
 def plan_together(

@@ -18,7 +18,7 @@ from weft.core.units import parse_bytes
 from weft.data import Graph
 from weft.engine.own import OwnFunctions
 from weft.engine.updates import OPTIMIZER_FLAGS, OPTIMIZERS, SCHEDULER_FLAGS, SCHEDULERS
-from weft.nn import FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel, row_dtype
+from weft.nn import FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel, parameter_dtype, row_dtype
 from weft.partition import METHODS, PartitionBook, make_book
 from weft.strategies import STRATEGIES, Options, Plan, VertexOptions, get_strategy
 
@@ -107,14 +107,15 @@ def options_of_families(config: Config, model: nn.Module | None) -> tuple[str, .
             raise InputError(
                 f"{spec.name} has no effect on a model of your own: leave it out, and make the {config.model} so"
             )
-    if is_narrow(getattr(torch, config.dtype)):
+    asked = getattr(torch, config.dtype)
+    narrow = model is not None and row_dtype(model) != parameter_dtype(model)
+    if is_narrow(asked) and not narrow:
         raise InputError(
             f"dtype {config.dtype} is for models that are named, such as gcn: convert a model of your own to float32"
         )
-    if model is not None and config.dtype != (found := dtype_name(row_dtype(model))):
-        raise InputError(
-            f"dtype {config.dtype}: the model's parameters are {found}: leave it out, or convert the model"
-        )
+    if model is not None and asked != (found := row_dtype(model)):
+        what, remedy = ("rows", "set its row_dtype to None") if narrow else ("parameters", "convert the model")
+        raise InputError(f"dtype {config.dtype}: the model's {what} are {dtype_name(found)}: leave it out, or {remedy}")
     return tuple(idle)
 
 

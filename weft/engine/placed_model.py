@@ -16,11 +16,11 @@ from weft.core.errors import InputError
 from weft.data import Graph
 from weft.engine.check import check
 from weft.engine.embedded import gather_rows
-from weft.engine.joined import joined, made_by_all, parting, plan_together
+from weft.engine.joined import joined, made_by_all, parting, planned_with_choices
 from weft.engine.metrics import NodeTask
-from weft.engine.options import options_of_families, refuse_foreign_flags
+from weft.engine.options import refuse_foreign_flags
 from weft.engine.own import OwnFunctions, taken_functions
-from weft.engine.rank import make_plan
+from weft.engine.rank import use_same
 from weft.engine.run import asked, own_class, prepared_workload
 from weft.engine.tasks import make_task
 from weft.engine.torchrun import on_present_ranks, under_torchrun
@@ -160,11 +160,10 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
         raise InputError(f"workers={config.workers}: start the script by torchrun --nproc-per-node {config.workers}")
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
-    if own_class(config, module):
-        options_of_families(config, module)
     work = made_by_all(config, lambda: prepared_workload(config, whole, module))
     check(config, work, own, launched=False, own_model=bool(own_class(config, module)))
     group = joined("weft.place", config, work)
     with parting(group):
-        plan, _ = plan_together(config, work, group, lambda: (make_plan(config, work), ""))
+        plan, choices = planned_with_choices(config, work, group)
+        use_same(choices, group)
         return PlacedModel(config, plan.place(group, seed=config.seed), group, own)

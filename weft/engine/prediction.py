@@ -27,14 +27,13 @@ from weft.data import Graph, GraphShape, VertexNames, as_asked, forward_relation
 from weft.engine.blocks import row_blocks
 from weft.engine.check import check_placing
 from weft.engine.folder import RunFolder
-from weft.engine.here import known_choices
-from weft.engine.joined import joined, made_by_all, parting, plan_together
+from weft.engine.joined import joined, made_by_all, parting, planned_with_choices
 from weft.engine.launch import require_guard
 from weft.engine.local import on_local_ranks
 from weft.engine.losses import num_logits, output_kind
 from weft.engine.options import refuse_foreign_flags, without_foreign_flags
 from weft.engine.progress import waiting
-from weft.engine.rank import make_plan, prepare_process, use_own_gpu, use_same
+from weft.engine.rank import prepare_process, use_own_gpu, use_same
 from weft.engine.run import Run, data_options, load_graph
 from weft.engine.saved import SavedModel
 from weft.engine.tasks import prepared
@@ -101,10 +100,10 @@ def predict(
     check_placing(config, work, launched=launched, own_model=model is not None)
     group = joined(f"weft.predict, {what}", config, work)
     with parting(group), draft_of(path) as draft:
-        plan, _ = plan_together(config, work, group, lambda: (make_plan(config, work, saved.folder), ""))
+        plan, choices = planned_with_choices(config, work, group, saved.folder)
         rank_work = RowsOfRank(
             config=config,
-            choices=known_choices(config, saved.folder),
+            choices=choices,
             what=what,
             several=kind == "labels" or num_logits(saved.described.config, saved.described.shape) == 1,
             draft=draft,

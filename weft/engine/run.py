@@ -250,8 +250,13 @@ def make_job(
 
 
 def prepared_workload(config: Config, graph: Graph | None, model: nn.Module | None) -> Workload:
-    """What a configuration asks for, of the graph and model that it names or that are given; sets up the process."""
+    """What a configuration asks for, of the graph and model that it names or that are given; sets up the process.
+
+    InputError for options that a model of one's own does not read.
+    """
     prepare_process(config)
+    if own_class(config, model):
+        options_of_families(config, model)
     graph = prepared_graph(config, graph, model)
     return make_workload(config, graph, task_model(model, GraphShape.of(graph), config))
 
@@ -310,8 +315,10 @@ def with_forecast(job: Job, plan: Plan) -> Job:
 
 def with_choices(job: Job) -> Job:
     """A job with the implementations that it is to use, whoever said so: runs that use the same are the same."""
-    found = known_choices(job.config, job.resumed)
-    return replace(job, choices=found, config=replace(job.config, choices=""))
+    found, told = known_choices(job.config, job.resumed), job.told
+    if told and told.lesson and not (found == told.lesson.choices and job.config.dtype == "float32"):
+        told = replace(told, lesson=None)  # its kernels are others than those that were priced
+    return replace(job, choices=found, told=told, config=replace(job.config, choices=""))
 
 
 def load_graph(config: Config) -> Graph:

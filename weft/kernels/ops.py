@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.core.choices import chosen
-from weft.core.dtypes import sum_dtype
+from weft.core.dtypes import is_narrow, sum_dtype
 from weft.data.adjacency import Adjacency
 from weft.kernels import native, torch_sparse
 from weft.kernels.backend import (
@@ -54,8 +54,12 @@ def backend_of(x: Tensor) -> Backend:
 
 
 def sum_backend_of(x: Tensor) -> Backend:
-    """The backend of a sum of rows, which on a GPU is chosen by their width, see `weft.core.choices`."""
-    return torch_sparse if x.is_cuda and chosen("sum", x.shape[1]) == "torch_sparse" else backend_of(x)
+    """The backend of a sum of rows, which on a GPU is chosen by their width, see `weft.core.choices`.
+
+    Narrow rows are summed by our kernels alone, whatever was measured of float32.
+    """
+    by_torch = x.is_cuda and not is_narrow(x.dtype) and chosen("sum", x.shape[1]) == "torch_sparse"
+    return torch_sparse if by_torch else backend_of(x)
 
 
 def sum_backends() -> dict[str, Backend]:

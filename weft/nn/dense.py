@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_weight
 
 from weft.core.choices import chosen
-from weft.core.dtypes import sum_dtype
+from weft.core.dtypes import is_narrow, sum_dtype
 
 PART_ROWS = 16  # from measuring 4 to 256
 PARTS = 8
@@ -35,14 +35,16 @@ def linear(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
     """
     if weight.dtype != torch.float32 or x.device.type != "cpu":
         return linear_by("torch", "mkl", x, weight, added)
-    sizes = (torch.get_num_threads(), x.numel() * weight.shape[1], *weight.shape)
+    parts = PARTS if is_narrow(x.dtype) else 1
+    sizes = (torch.get_num_threads(), x.numel() * weight.shape[1] / parts, *weight.shape)
     return linear_by(chosen("map", *sizes), chosen("map_weights", *sizes), x, weight, added)
 
 
 def linear_by(by: str, weights_by: str, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
     """`linear` by some implementations of `map` and `map_weights`, see `weft.core.choices`."""
-    if by != "torch" or x.dtype != weight.dtype:
-        function = _Map if x.dtype == weight.dtype else _NarrowMap
+    narrow = is_narrower(x, weight)
+    if by != "torch" or narrow:
+        function = _NarrowMap if narrow else _Map
         y: Tensor = function.apply(x, weight, added, by, weights_by)  # type: ignore[no-untyped-call]
         return y
     return x @ weight if added is None else torch.addmm(added, x, weight)
@@ -54,18 +56,23 @@ def map_rows(run: Callable[..., Tensor], rows: Sequence[Tensor], parameters: Seq
     Where rows are narrower than the parameters, so is the result: made in the parameters' type and rounded once. Its
     gradient makes it again, so that no wider rows are kept. run: without effects; closes over no tensor that wants one.
     """
-    if rows[0].dtype == parameters[0].dtype:
+    if not is_narrower(rows[0], parameters[0]):
         return run(*rows, *parameters)
     y: Tensor = _Widened.apply(run, len(rows), *rows, *parameters)  # type: ignore[no-untyped-call]
     return y
 
 
 def plus(x: Tensor, added: Tensor | None) -> Tensor:
-    """Rows x and what is added to them, if anything: rows, or one bias for all. The result is as narrow as x."""
-    if added is None or added.dtype == x.dtype:
+    """Rows x and what is added to them, if anything: rows of their type, or one bias for all. As narrow as x is."""
+    if added is None or not is_narrower(x, added):
         return x if added is None else x + added
     y: Tensor = _NarrowPlus.apply(x, added)  # type: ignore[no-untyped-call]
     return y
+
+
+def is_narrower(rows: Tensor, parameter: Tensor) -> bool:
+    """Whether rows are narrow, and a parameter is of the type that they are widened to."""
+    return is_narrow(rows.dtype) and parameter.dtype == sum_dtype(rows.dtype)
 
 
 def sum_rows(x: Tensor) -> Tensor:

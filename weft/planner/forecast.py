@@ -99,7 +99,7 @@ def besides(plan: Plan) -> list[KernelCall]:
     work = plan.work
     width, rows = work.num_classes or work.graph.num_classes, work.stats.num_vertices // plan.size
     share = 1.0 if work.graph.train_mask is None else float(work.graph.train_mask.float().mean())
-    moved = round((1 + 4 * share) * work.itemsize * width * rows)  # zeros; chosen rows, their gradients
+    moved = round((1 + 4 * share) * work.dtype.itemsize * width * rows)  # zeros; chosen rows, their gradients
     return [
         KernelCall("pass", (moved,)),
         KernelCall("loss", (round(share * rows), width)),
