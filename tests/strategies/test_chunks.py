@@ -159,7 +159,7 @@ def test_neighbouring_rounds_share_rows() -> None:
 def test_rows_are_dealt_evenly_and_cross_once() -> None:
     graph, op = Case(model="gcn").build()[0], Sum(norm="gcn")
     chunking = Chunking(graph, count=4)
-    bounds = chunking.bounds(op, needs_of(op))
+    bounds = chunking.sizes(op, needs_of(op)).bounds
     for rank in range(3):
         exchange_plan = chunking.exchange_plan(op, bounds, rank, 3)
         for sets in (exchange_plan.receives, exchange_plan.sends):
