@@ -138,9 +138,9 @@ class ColumnPass:
             for round_, loaded, result in self._results(step, receives if step == 0 else None):
                 if table.result is None:
                     y.write(round_.results.start, result)
+                del loaded, result  # before its rows leave and the next round is worked on
                 if last and sends:
                     sends.send(next(leaving), partial(y.tensor().index_select, 0))
-                del loaded, result  # before the next round is worked on
             if not last:
                 if self.op.linear:
                     self._free(*table.between[-1:])

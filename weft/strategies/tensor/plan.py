@@ -6,6 +6,7 @@ Every rank holds the whole topology, answers for N / P rows, and aggregates F / 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -34,7 +35,7 @@ from weft.nn import (
     kernel_footprint,
 )
 from weft.partition import Reach
-from weft.strategies.base import Options
+from weft.strategies.base import Held, Options
 from weft.strategies.reach import reaching
 from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, Share
 from weft.strategies.single import OneRankPlan
@@ -224,7 +225,16 @@ class TensorPlan(ResidentPlan):
         rows = self.bounds(op.hop)[-1]
         whole = AggregateSize(rows, rows, self.work.stats.fresh_share)
         return operations(
-            op, rank, self.size, whole, self.work.itemsize, schedule, attention, how=how, recomputed=again
+            op,
+            rank,
+            self.size,
+            whole,
+            self.work.itemsize,
+            schedule,
+            attention,
+            how=how,
+            recomputed=again,
+            chunked=self.chunking is not None,
         )
 
     def footprint(self, op: GraphOperation, rank: int) -> Footprint:
@@ -264,12 +274,14 @@ class TensorPlan(ResidentPlan):
     def pass_sizes(self, op: GraphOperation, rank: int, chunking: Chunking) -> PassSizes:
         """The sizes of an aggregate that is made chunk by chunk."""
         assert isinstance(op.op, Aggregate)
-        done: Aggregate = op.op
+        done, edges = op.op, self.work.graph.in_edges
         cut = chunking.sizes(op.op, self.needs(op.op, op.width))
         crossing = chunking.exchange_plan(op.op, cut.bounds, rank, self.size)
         results = torch.tensor(cut.bounds)
         if isinstance(op.op, ByRelation):
-            results = torch.cat([torch.zeros(1, dtype=torch.int64), self.work.graph.num_relations_in.cumsum(0)])[results]
+            results = torch.cat([torch.zeros(1, dtype=torch.int64), self.work.graph.num_relations_in.cumsum(0)])[
+                results
+            ]
         going = coming = column_layout(self.row_bounds, op.width)
         ports = [coming.width(rank)]
         if isinstance(op.op, EdgeSoftmax):
@@ -280,7 +292,7 @@ class TensorPlan(ResidentPlan):
             op=done,
             steps=op.steps,
             cut=cut,
-            edges=self.work.graph.in_edges.indptr[torch.tensor(cut.bounds)].diff().tolist(),
+            edges=edges.indptr[torch.tensor(cut.bounds)].diff().tolist(),
             results=results.diff().tolist(),
             num_rows=self.work.stats.num_vertices,
             num_own=len(range(rank, self.work.stats.num_vertices, self.size)),
@@ -293,11 +305,29 @@ class TensorPlan(ResidentPlan):
             split=op.origin == "rows",
             alone=self.size == 1,
             in_memory=chunking.limit is None,
-            on_cpu=torch.device(self.options.device or "cpu").type == "cpu",
+            edge_bytes=edges.indices.itemsize + (self.work.itemsize if self.work.stats.weighted else 0),
+            apart=self.options.device not in ("", "cpu") and chunking.limit is not None,
             keeps=chunking.keeps(done, op.steps),
             packed=isinstance(done, EdgeSoftmax),
             itemsize=self.work.itemsize,
         )
+
+    def held(self, rank: int = 0) -> Held:
+        """Chunks have rounds besides; below a limit the device has the working set, and what they read is in files."""
+        found, chunking = super().held(rank), self.chunking
+        if chunking is None:
+            return found
+        asked = [one for one in self.work.outline(self.traits, training=True) if one.is_aggregate]
+        passes = Counter((one.op, one.width) for one in asked)
+        sizes = {(one.op, one.width): self.pass_sizes(one, rank, chunking) for one in asked}
+        rounds = sum(one.round_bytes for one in sizes.values())
+        if chunking.limit is None:
+            made = sum(one.topology_bytes for one in sizes.values())
+            return found._replace(device=found.device + rounds + made)
+        device = max((one.cut.num_bytes for one in sizes.values()), default=0)
+        apart = any(one.apart for one in sizes.values())
+        disk = rounds + sum(one.row_bytes(passes[which]) for which, one in sizes.items())
+        return Held(device, found.device if apart else max(found.device - device, 0), disk, found.shared)
 
     def schedule(self, op: GraphOperation, rank: int) -> list[tuple[RowCounts | None, int, RowCounts | None]]:
         """Chunk by chunk, the rows that are split before it, its edges, and the rows that are gathered after it."""
