@@ -84,14 +84,14 @@ def test_chunks_are_told(size: int, asked: dict[str, int]) -> None:
     ("kind", "name", "nothing", "asked"),
     [
         (PassSizes, "arrays", property(lambda _: 0), {"chunks": 9}),
-        (_Run, "round_backward", lambda *_: 0, {"limit": 1000}),
+        (_Run, "read_width", lambda *_: 0, {"limit": 1000}),
     ],
-    ids=["rows", "backward"],
+    ids=["rows", "slots"],
 )
 def test_a_buffer_that_is_left_out_is_seen(
     kind: type, name: str, nothing: object, asked: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the columns of all rows, or what is made again backward, attention takes too little."""
+    """Without the columns of all rows, or the slots of those that chunks read, attention takes too little."""
     monkeypatch.setattr(kind, name, nothing)
     told, seen = chunk_ratios(Group(), asked)["gatv2", False]
     assert told < (1 - NEAR) * seen
