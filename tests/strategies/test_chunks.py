@@ -18,7 +18,7 @@ from weft.chunks.schedule import Sides
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.nn import MODELS, Aggregate, Attend, Max, Sum, WorkingSet, Workload
-from weft.strategies.tensor.plan import TensorOptions, TensorPlan
+from weft.strategies.tensor.plan import TensorPlan
 
 COUNTS = (1, 2, 7, 32)
 WITHOUT = ("", "pipeline")
@@ -159,7 +159,7 @@ def test_neighbouring_rounds_share_rows() -> None:
 def test_rows_are_dealt_evenly_and_cross_once() -> None:
     graph, op = Case(model="gcn").build()[0], Sum(norm="gcn")
     chunking = Chunking(graph, count=4)
-    bounds = chunking.bounds(op, needs_of(op))
+    bounds = chunking.sizes(op, needs_of(op)).bounds
     for rank in range(3):
         exchange_plan = chunking.exchange_plan(op, bounds, rank, 3)
         for sets in (exchange_plan.receives, exchange_plan.sends):
@@ -177,11 +177,3 @@ def test_a_limit_that_nothing_fits_in_is_refused_with_the_least(case: Case) -> N
     assert 0 < placed.meter.take("train").working_bytes <= bytes_needed
     with pytest.raises(InputError, match=f"give at least {bytes_needed:,}"):
         Given(device_memory=bytes_needed - 1).plan("tensor", placed.plan.work).require()
-
-
-@pytest.mark.parametrize("asked", [{"chunks": 2}, {"device_memory": 1 << 30}])
-def test_memory_of_a_step_in_chunks_is_not_foreseen(asked: dict[str, int]) -> None:
-    graph, model = Case(model="gcn").build()
-    plan = TensorPlan(Workload(model, graph), 2, TensorOptions(**asked))
-    with pytest.raises(NotImplementedError, match="chunk by chunk"):
-        plan.memory()

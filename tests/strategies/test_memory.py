@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
 import pytest
 import torch
 
 import weft
 from tests.ranks import on_ranks
+from tests.strategies.cases import Case
+from weft.chunks.column_memory import PassSizes, _Run
+from weft.chunks.placed import Runtime
 from weft.comm import Group
 from weft.core.tensor_peak import TensorPeak
 from weft.engine.metrics import NodeTask
 from weft.nn import Workload, make_model
 from weft.strategies import Plan, get_strategy
 from weft.strategies.resident import ResidentPlan
+from weft.strategies.tensor.plan import TensorOptions, TensorPlan
 from weft.strategies.vertex.plan import CommunicatedPlan
 from weft.strategies.vertex.stale import StalePlan
 
@@ -55,6 +63,86 @@ def test_narrow_rows_take_less(strategy: str, model: str) -> None:
     _, wide = zip(*on_ranks(RANKS, step_bytes, strategy, model), strict=True)
     assert max(told) == pytest.approx(max(seen), rel=NEAR)
     assert max(seen) < 0.75 * max(wide)
+
+
+CHUNKED = [("gcn", False), ("sage", True), ("gin", True), ("gat", False), ("gat", True), ("gatv2", False)]
+SMALL = "rmat:vertices=600,edges=4k,features=7,classes=3"
+
+
+@pytest.mark.parametrize(
+    "asked", [{"chunks": 1}, {"chunks": 9}, {"chunks": 200}, {"limit": 4}, {"limit": 1000}], ids=str
+)
+@pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_chunks_are_told(size: int, asked: dict[str, int]) -> None:
+    """Of sums, maxima and attention, of one step and several, what is kept and what is made again."""
+    for one in on_ranks(size, chunk_ratios, asked):
+        for case, (told, seen) in one.items():
+            assert told == pytest.approx(seen, rel=NEAR), case
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "nothing", "asked"),
+    [
+        (PassSizes, "arrays", property(lambda _: 0), {"chunks": 9}),
+        (_Run, "read_width", lambda *_: 0, {"limit": 1000}),
+    ],
+    ids=["rows", "slots"],
+)
+def test_a_buffer_that_is_left_out_is_seen(
+    kind: type, name: str, nothing: object, asked: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the columns of all rows, or the slots of those that chunks read, attention takes too little."""
+    monkeypatch.setattr(kind, name, nothing)
+    told, seen = chunk_ratios(Group(), asked)["gatv2", False]
+    assert told < (1 - NEAR) * seen
+
+
+def chunk_ratios(group: Group, asked: dict[str, int]) -> dict[tuple[str, bool], tuple[int, int]]:
+    """By model and whether it is decoupled, what is told of a step of `tensor` in chunks, and what is seen.
+
+    What is loaded ahead is loaded here, where tensors are followed.
+    """
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runtime, "_loader", AtOnce())
+        for model, decoupled in [*CHUNKED, ("max", False)]:
+            work = chunk_workload(model, decoupled=decoupled)
+            least = TensorPlan(work, group.size).least_bytes()
+            options = TensorOptions(chunks=asked.get("chunks", 0), device_memory=asked.get("limit", 0) * least or None)
+            plan = TensorPlan(work, group.size, options)
+            found[model, decoupled] = plan.memory(group.rank), step_peaks(plan, group, epochs=2)[-1][0]
+    return found
+
+
+def chunk_workload(model: str, *, decoupled: bool) -> Workload:
+    """In float64."""
+    graph = weft.load(SMALL)
+    torch.manual_seed(0)
+    if model == "max":
+        return Workload(Case(model="pyg-sage-max").make_model(graph).double(), graph)
+    made = make_model(model, graph.num_features, graph.num_classes, hidden=64, layers=3, decoupled=decoupled)
+    return Workload(made.double(), graph)
+
+
+class AtOnce:
+    """An executor whose work is done when it is given."""
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        done = Future[Any]()
+        done.set_result(work(*arguments))
+        return done
+
+
+def test_a_limit_is_where_the_chunks_are() -> None:
+    """The working set is on the device, within the limit; rows are on the host, or in files."""
+    work = chunk_workload("gat", decoupled=False)
+    limit = 8 * TensorPlan(work, 2).least_bytes()
+    here, apart = (TensorPlan(work, 2, TensorOptions(device_memory=limit, device=one)) for one in ("", "cuda"))
+    whole = TensorPlan(work, 2).held()
+    assert 0 < apart.held().device == here.held().device <= limit
+    assert 0 < apart.held().host < here.held().host + here.held().device
+    assert apart.held().disk == here.held().disk > whole.disk == 0
+    assert here.memory() < TensorPlan(work, 2, TensorOptions(chunks=9)).memory()
 
 
 def step_bytes(group: Group, strategy: str, model: str, rows: torch.dtype | None = None) -> tuple[int, int]:

@@ -37,6 +37,27 @@ class Cut(NamedTuple):
     num_bytes: int
 
 
+class CutSizes(NamedTuple):
+    """Of an aggregate's chunks, what is left of a `Cut` without its rounds."""
+
+    bounds: tuple[int, ...]
+    num_slots: int
+    in_place: bool
+    ahead: bool
+    num_bytes: int
+    loads: tuple[int, ...]
+    """By chunk, the rows that come into slots."""
+    flushes: tuple[int, ...]
+    """And those whose gradients leave, backward."""
+
+    @classmethod
+    def of(cls, cut: Cut) -> CutSizes:
+        """Those of a cut."""
+        rounds = cut.schedule.rounds
+        loads, flushes = zip(*((len(one.load), len(one.flush)) for one in rounds), strict=True)
+        return cls(cut.bounds, cut.schedule.num_slots, rounds[0].in_place, cut.ahead, cut.num_bytes, loads, flushes)
+
+
 class Chunking:
     """How the aggregates over a graph are cut into chunks, the same on every rank.
 
@@ -51,8 +72,8 @@ class Chunking:
         self.hop = Hop(
             block=edges, num_inputs=edges.num_sources, fetched=nothing, received=(0,), first_edges=edges.indptr[:-1]
         )
-        self.bounds = cache(lambda op, needs: self.cut(op, needs).bounds)
-        """Where the chunks of an aggregate begin and end, as `cut` has it."""
+        self.sizes = cache(lambda op, needs: CutSizes.of(self.cut(op, needs)))
+        """The chunks of an aggregate, as `cut` has them."""
         self.relations = cache(self._assign)
         """The relation rows, assigned to a rank of so many."""
 

@@ -138,9 +138,9 @@ class ColumnPass:
             for round_, loaded, result in self._results(step, receives if step == 0 else None):
                 if table.result is None:
                     y.write(round_.results.start, result)
+                del loaded, result  # before its rows leave and the next round is worked on
                 if last and sends:
                     sends.send(next(leaving), partial(y.tensor().index_select, 0))
-                del loaded, result  # before the next round is worked on
             if not last:
                 if self.op.linear:
                     self._free(*table.between[-1:])
@@ -148,7 +148,8 @@ class ColumnPass:
         rows = sends.finish() if sends else y.read(0, runtime.num_results)
         if self.alone and runtime.order is not None:
             rows = rows[runtime.order]
-        self._free(y)
+        if table.result is None:
+            self._free(y)
         if self.op.linear:
             self._free(*table.arrays, *table.between[-1:])  # of which the backward pass asks for the widths alone
         elif not differentiable:
@@ -178,16 +179,16 @@ class ColumnPass:
                 if last and receives:
                     self._arrive(receives, [of_result], [EVERYTHING])
                 backward.back(runtime.read(of_result, round_.results))
+                del loaded, backward  # and what was made again for it
                 if step == 0 and sends:
                     sends.send(next(leaving), partial(self._side_by_side, found))
-                del loaded, backward
             if not (last and self.alone):
                 self._free(of_result)
             of_result = into or of_result
         rows = sends.finish() if sends else self._side_by_side(found, EVERYTHING)
         self._free(*found)
         if not self.op.linear:
-            self._free(*table.arrays, *table.between)
+            self._free(*table.arrays, *table.between, *table.kept, *((table.result,) if table.result else ()))
         return rows, grads.shared
 
     def _results(self, step: int, receives: Receives | None) -> Iterator[tuple[PlacedRound, Any, Tensor]]:
@@ -227,9 +228,12 @@ class ColumnPass:
         return found
 
     def _free(self, *rows: Rows) -> None:
-        """Gives back rows on the host; those in memory may be the caller's, too."""
+        """Gives back rows: on the host to be used again, in memory as far as they are not the caller's, too."""
         if not self.runtime.in_memory:
             self.runtime.pool.free(*rows)
+            return
+        for one in rows:
+            one.close()
 
     @property
     def _in_flight(self) -> int | None:

@@ -30,5 +30,5 @@ def merged(calls: Iterable[KernelCall]) -> tuple[KernelCall, ...]:
 
 
 def backward_of(call: KernelCall) -> KernelCall:
-    """The call of the backward pass; of a pass over rows, as many bytes."""
-    return call if call.kernel == "pass" else call._replace(kernel=f"{call.kernel}_backward")
+    """The call of the backward pass; of a pass over rows, as many bytes, and a round is one."""
+    return call if call.kernel in ("pass", "round") else call._replace(kernel=f"{call.kernel}_backward")

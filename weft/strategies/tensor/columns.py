@@ -140,12 +140,14 @@ def operations(
     *,
     how: str,
     recomputed: bool,
+    chunked: bool,
 ) -> list[Operation]:
     """What a rank does forward for an aggregate: columns, aggregate, rows.
 
     whole: of all ranks. schedule: chunk by chunk, the rows that arrive before it, its edges in all steps, and the rows
     that leave behind it.
     how: the way that an attention's logits take. recomputed: whether the backward pass aggregates again.
+    chunked: whether each set of edges is a round of chunks.
     """
     widths = [stop - start for start, stop in pairwise(even_bounds(op.width, size))]
     packed = [attention.layout(sums=attention.sums).width(one) for one in range(size)] if attention else widths
@@ -158,6 +160,8 @@ def operations(
             sent, received = (number * itemsize for number in numbers)
             apart = Operation(kind="collective", tag="logits", bytes_sent=sent, bytes_received=received)
             made += [apart, apart.mirrored()]
+        if chunked:
+            made.append(Operation(kind="transfer", tag="edges", calls=(KernelCall("round", (), op.steps),)))
         made.append(
             aggregate(op, num_edges // op.steps, whole, steps=op.steps, width=widths[rank], recomputed=recomputed)
         )

@@ -6,6 +6,7 @@ Every rank holds the whole topology, answers for N / P rows, and aggregates F / 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.chunks.chunking import Chunking, least_bytes
+from weft.chunks.column_memory import Crossing, PassSizes, SetSize
 from weft.chunks.columns import ColumnRounds
 from weft.comm import Group, column_layout, even_bounds
 from weft.core.dtypes import dtype_name
@@ -33,7 +35,7 @@ from weft.nn import (
     kernel_footprint,
 )
 from weft.partition import Reach
-from weft.strategies.base import Options
+from weft.strategies.base import Held, Options
 from weft.strategies.reach import reaching
 from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, Share
 from weft.strategies.single import OneRankPlan
@@ -223,13 +225,22 @@ class TensorPlan(ResidentPlan):
         rows = self.bounds(op.hop)[-1]
         whole = AggregateSize(rows, rows, self.work.stats.fresh_share)
         return operations(
-            op, rank, self.size, whole, self.work.itemsize, schedule, attention, how=how, recomputed=again
+            op,
+            rank,
+            self.size,
+            whole,
+            self.work.itemsize,
+            schedule,
+            attention,
+            how=how,
+            recomputed=again,
+            chunked=self.chunking is not None,
         )
 
     def footprint(self, op: GraphOperation, rank: int) -> Footprint:
         """Of this rank's columns of all rows, that of the kernels; and messages on both ways."""
         if self.chunking is not None:
-            raise NotImplementedError(f"strategy {self.name} does not say what {op.op} takes chunk by chunk")
+            return self.pass_sizes(op, rank, self.chunking).footprint()
         size, itemsize = self.size, self.work.itemsize
         assert isinstance(op.op, Aggregate)
         start, stop = even_bounds(op.width, size)[rank : rank + 2]
@@ -260,6 +271,64 @@ class TensorPlan(ResidentPlan):
             backward=max(backward, 0),
         )
 
+    def pass_sizes(self, op: GraphOperation, rank: int, chunking: Chunking) -> PassSizes:
+        """The sizes of an aggregate that is made chunk by chunk."""
+        assert isinstance(op.op, Aggregate)
+        done, edges = op.op, self.work.graph.in_edges
+        cut = chunking.sizes(op.op, self.needs(op.op, op.width))
+        crossing = chunking.exchange_plan(op.op, cut.bounds, rank, self.size)
+        results = torch.tensor(cut.bounds)
+        if isinstance(op.op, ByRelation):
+            results = torch.cat([torch.zeros(1, dtype=torch.int64), self.work.graph.num_relations_in.cumsum(0)])[
+                results
+            ]
+        going = coming = column_layout(self.row_bounds, op.width)
+        ports = [coming.width(rank)]
+        if isinstance(op.op, EdgeSoftmax):
+            attention = self.attention(op.op, op.hop)
+            done, coming = attention.share(op.op, rank), attention.layout(sums=False)
+            ports = [len(range(coming.width(rank))[one]) for one in attention.own_columns(rank)]
+        return PassSizes(
+            op=done,
+            steps=op.steps,
+            cut=cut,
+            edges=edges.indptr[torch.tensor(cut.bounds)].diff().tolist(),
+            results=results.diff().tolist(),
+            num_rows=self.work.stats.num_vertices,
+            num_own=len(range(rank, self.work.stats.num_vertices, self.size)),
+            num_local=sum(len(one.own) for one in crossing.sends if one is not None),
+            receives=[SetSize.of(one) for one in crossing.receives],
+            sends=[SetSize.of(one) for one in crossing.sends],
+            coming=Crossing.of(coming, rank),
+            going=Crossing.of(going, rank),
+            ports=ports,
+            split=op.origin == "rows",
+            alone=self.size == 1,
+            in_memory=chunking.limit is None,
+            edge_bytes=edges.indices.itemsize + (self.work.itemsize if self.work.stats.weighted else 0),
+            apart=self.options.device not in ("", "cpu") and chunking.limit is not None,
+            keeps=chunking.keeps(done, op.steps),
+            packed=isinstance(done, EdgeSoftmax),
+            itemsize=self.work.itemsize,
+        )
+
+    def held(self, rank: int = 0) -> Held:
+        """Chunks have rounds besides; below a limit the device has the working set, and what they read is in files."""
+        found, chunking = super().held(rank), self.chunking
+        if chunking is None:
+            return found
+        asked = [one for one in self.work.outline(self.traits, training=True) if one.is_aggregate]
+        passes = Counter((one.op, one.width) for one in asked)
+        sizes = {(one.op, one.width): self.pass_sizes(one, rank, chunking) for one in asked}
+        rounds = sum(one.round_bytes for one in sizes.values())
+        if chunking.limit is None:
+            made = sum(one.topology_bytes for one in sizes.values())
+            return found._replace(device=found.device + rounds + made)
+        device = max((one.cut.num_bytes for one in sizes.values()), default=0)
+        apart = any(one.apart for one in sizes.values())
+        disk = rounds + sum(one.row_bytes(passes[which]) for which, one in sizes.items())
+        return Held(device, found.device if apart else max(found.device - device, 0), disk, found.shared)
+
     def schedule(self, op: GraphOperation, rank: int) -> list[tuple[RowCounts | None, int, RowCounts | None]]:
         """Chunk by chunk, the rows that are split before it, its edges, and the rows that are gathered after it."""
         chunking, size = self.chunking, self.size
@@ -269,7 +338,7 @@ class TensorPlan(ResidentPlan):
                 leaving = RowCounts(self.relation_rows[rank], sum(self.relation_rows) - self.relation_rows[rank])
             return [(arriving, sum(map(self.num_edges, op.hops)), leaving)]
         assert isinstance(op.op, Aggregate)
-        bounds = chunking.bounds(op.op, self.needs(op.op, op.width))
+        bounds = chunking.sizes(op.op, self.needs(op.op, op.width)).bounds
         exchange_plan = chunking.exchange_plan(op.op, bounds, rank, size)
         edges = self.work.graph.in_edges.indptr[torch.tensor(bounds)].diff().tolist()
         ends = zip(exchange_plan.receives, edges, exchange_plan.sends, strict=True)
