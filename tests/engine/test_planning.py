@@ -218,7 +218,7 @@ def test_batches_take_memory() -> None:
     inputs = min(len(batch.drawn[0].rows) for batch, _ in told().examined) * 64 * 4
     assert few + inputs < more < larger
     held, without = told(cache_memory="20KB").held().device, told().held().device
-    assert held - without == 20 * 1024 // 256 * 256 + 4 * 1797
+    assert held - without == 20_000 // 256 * 256 + 4 * 1797
 
 
 def test_what_mini_batches_cannot_be_told_of(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:

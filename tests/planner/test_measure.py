@@ -82,7 +82,7 @@ def test_a_round_of_chunks_has_its_price() -> None:
     assert prices.seconds(KernelCall("round", (), 4)) == 12.0
 
 
-@pytest.mark.parametrize("strategy", ["single", "tensor", "hybrid", "offload", "pipeline"])
+@pytest.mark.parametrize("strategy", ["single", "tensor", "hybrid", "offload", "pipeline", "split"])
 @pytest.mark.parametrize("model", ["gcn", "sage", "gat", "gatv2", "pyg-sage-max", "rgcn", "PNAConv"])
 def test_every_step_has_a_price(strategy: str, model: str) -> None:
     if (strategy, model) == ("tensor", "PNAConv"):
