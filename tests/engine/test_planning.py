@@ -16,11 +16,13 @@ from tests.engine.running import train
 from weft.cli import main
 from weft.core.config import Config
 from weft.core.errors import InputError
+from weft.cost import Steps
 from weft.engine import probing
 from weft.engine.machines import clusters_of
 from weft.engine.options import make_options
 from weft.engine.planning import SAME, Foreseen, best, command, foresee
 from weft.engine.run import prepared_workload
+from weft.planner import Cluster, besides, epoch_time, time_of, works_of
 from weft.strategies import get_strategy
 from weft.strategies.resident import ResidentPlan
 from weft.strategies.split.plan import EXAMINED, MiniBatchPlan
@@ -188,10 +190,15 @@ def test_a_few_batches_tell_of_all(strategy: str, workers: int) -> None:
     plan = batch_plan(strategy, workers, batch_size="30", fanout="3")
     assert plan.num_steps == len(plan.sampler.batches(0)) > 2 * EXAMINED
     assert sum(number for _, number in plan.examined) == plan.num_steps
-    for amount in ("edges", "flops"):
-        whole = [plan.trace(training=True, number=number) for number in range(plan.num_steps)]
-        told = sum(number * getattr(trace, amount) for trace, number in plan.epoch_steps())
-        assert told == pytest.approx(sum(getattr(one, amount) for one in whole), rel=0.1)
+    every = [
+        [Steps(plan.trace(rank, training=True, number=number), 1) for number in range(plan.num_steps)]
+        for rank in range(workers)
+    ]
+    beside = [besides(plan)] * workers
+    cluster = Cluster(profile=profile(), ranks=workers, hosts=1, threads=1, memory_bytes=0)
+    assert epoch_time(plan, cluster).total == pytest.approx(time_of(every, beside, cluster).total, rel=0.1)
+    sent = sum(trace.bytes_sent.total() for some in every for trace, _ in some)
+    assert sum(one.sent_bytes for one in works_of(plan)) == pytest.approx(sent, rel=0.1)
     one_batch = batch_plan(strategy, workers, batch_size="all", fanout="all")
     assert [number for _, number in one_batch.epoch_steps()] == [1]
     assert not any(one.prefetched for one in one_batch.epoch_steps()[0].trace.operations)  # it is drawn once
