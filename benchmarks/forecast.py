@@ -36,7 +36,7 @@ from weft.cost import Profile
 from weft.data import Graph
 from weft.nn import Workload, make_model
 from weft.partition import make_book
-from weft.planner import Cluster, measure_network, step_time
+from weft.planner import Cluster, epoch_time, measure_network
 from weft.strategies import Plan
 
 NETWORK = "network.json"
@@ -108,7 +108,7 @@ def at_rate(network: Network, rate: str, machine: Profile, options: argparse.Nam
                 for row in measured:
                     plan = plan_of(row["contender"], model, graph, book.part, network.ranks, options)
                     start = time.perf_counter()
-                    told = step_time(
+                    told = epoch_time(
                         plan,
                         Cluster(
                             profile=machine,

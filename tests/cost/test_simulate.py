@@ -68,6 +68,23 @@ def test_work_while_rows_cross() -> None:
     assert (bare.total, bare.network) == (4.5, 0.5)
 
 
+def test_batches_that_are_made_ahead() -> None:
+    """Beside the step where a core is free, in which the longer one counts; else one after the other."""
+    made = replace(work(3), prefetched=True)
+    assert (step([made, work(2)], each=1).total, step([made, work(4)], each=1).total) == (3, 4)
+    alone = step([made, work(2)], each=1, slots=1)
+    assert (alone.total, alone.compute, alone.network) == (10, 10, 0)  # a rank on all cores
+    asking = replace(MEETING, prefetched=True)
+    both = step(*[[made, asking, work(2)]] * 2, each=2)
+    assert (both.total, both.compute, both.network) == pytest.approx((6 + CROSSING + 4, 6 + CROSSING + 4, 0))
+
+
+def test_a_batch_costs_no_second_step() -> None:
+    one = replace(hosts(1), alone=replace(hosts(1).alone, step_seconds=7.0), step_seconds=5.0)
+    made = replace(work(3), prefetched=True)
+    assert simulate([Trace(operations=(made,))], [[]], replace(one, slots=1, busy=one.alone)).total == 3 + 7 + 5
+
+
 def test_begins_count() -> None:
     """The second begins when the first has done half: 2 s alone, then both at half speed."""
     one = Work(4.0, 8.0)

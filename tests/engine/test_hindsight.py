@@ -29,7 +29,7 @@ from weft.engine.here import cluster_here, known_machine
 from weft.engine.hindsight import Epoch, Lesson, Told
 from weft.engine.probing import only_writer, teach
 from weft.engine.run import prepared_workload
-from weft.planner import Cluster, machine_of, step_time
+from weft.planner import Cluster, epoch_time, machine_of
 from weft.report import run_facts, run_table
 from weft.report.records import Records
 from weft.strategies.single import SinglePlan
@@ -67,7 +67,7 @@ def test_a_run_beside_its_forecast(tmp_path: Path, machine: Path) -> None:
     told, seen = (run.summary["forecast"][side] for side in ("told", "seen"))
     cluster = cluster_here(run.config)
     assert cluster
-    assert told["epoch_seconds"] == step_time(SinglePlan(prepared_workload(run.config, None, None)), cluster).total
+    assert told["epoch_seconds"] == epoch_time(SinglePlan(prepared_workload(run.config, None, None)), cluster).total
     assert seen == {
         "epoch_seconds": run.summary["epoch_seconds"],
         "compute_seconds": run.summary["ranks"][0]["compute_seconds"],
@@ -93,11 +93,19 @@ def test_several_ranks_are_told_of(tmp_path: Path) -> None:
     assert ratios["compute"] == pytest.approx(1.5 * seen.compute_seconds / told.compute_seconds)
 
 
+@pytest.mark.parametrize("options", [{"batch_size": "80"}, {}], ids=str)
+def test_mini_batches_are_told_of(options: dict[str, Any], tmp_path: Path, machine: Path) -> None:
+    """Also those of the default size."""
+    run = train("digits", out=tmp_path / "run", strategy="sampled", epochs=FEW, quiet=True, **options)
+    told = run.summary["forecast"]["told"]
+    assert 0 < told["epoch_seconds"] == pytest.approx(told["compute_seconds"])
+    assert learned(machine)
+
+
 NONE_TOLD: dict[str, dict[str, Any]] = {
     "few epochs": {"epochs": FEW - 1},
-    "mini-batches": {"strategy": "sampled", "batch_size": "100", "epochs": FEW},
-    "samples of the whole graph": {"strategy": "sampled", "epochs": FEW},
     "links": {"task": "link", "epochs": FEW},
+    "batches of links": {"task": "link", "strategy": "sampled", "epochs": FEW},
 }
 
 
@@ -129,7 +137,7 @@ def test_a_forecast_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(hindsight, "teach", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
     assert "forecast" in train("digits", out=tmp_path / "kept", epochs=FEW, quiet=True).summary
-    monkeypatch.setattr(foretold, "step_time", broken)
+    monkeypatch.setattr(foretold, "epoch_time", broken)
     assert "forecast" not in train("digits", out=tmp_path / "run", epochs=FEW, quiet=True).summary
 
 
@@ -179,7 +187,8 @@ def test_forecasts_apply_what_runs_have_taught() -> None:
     def told(known: Profile, workers: int) -> Any:
         cluster = Cluster(profile=known, ranks=workers, hosts=1, threads=1, memory_bytes=1 << 40)
         work = prepared_workload(Config(graph="digits"), None, None)
-        return step_time((SinglePlan if workers == 1 else weft.strategies.STRATEGIES["tensor"])(work, workers), cluster)
+        plan = SinglePlan if workers == 1 else weft.strategies.STRATEGIES["tensor"]
+        return epoch_time(plan(work, workers), cluster)
 
     plain, slower = (told(one, 1) for one in (profile(), taught(1.5, 1.5, 1.5)))
     assert slower.total == pytest.approx(1.5 * plain.total, abs=1e-12)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,16 @@ from tests.engine.running import train
 from weft.cli import main
 from weft.core.config import Config
 from weft.core.errors import InputError
+from weft.cost import Steps
 from weft.engine import probing
 from weft.engine.machines import clusters_of
+from weft.engine.options import make_options
 from weft.engine.planning import SAME, Foreseen, best, command, foresee
 from weft.engine.run import prepared_workload
+from weft.planner import Cluster, besides, epoch_time, time_of, works_of
+from weft.strategies import get_strategy
+from weft.strategies.resident import ResidentPlan
+from weft.strategies.split.plan import EXAMINED, MiniBatchPlan
 
 FIELDS = {
     "strategy", "workers", "options", "epoch_seconds", "compute_seconds", "network_seconds", "disk_seconds",
@@ -137,12 +145,107 @@ def test_mistakes(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "weft probe" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [["--batch-size", "64"], ["--task", "link"]])
-def test_what_cannot_be_told_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "digits", *flags]) == 2
-    assert f"{flags[0]}" in capsys.readouterr().err
-    assert main(["train", "digits", "--strategy", "auto", *flags]) == 2
+def test_what_cannot_be_told_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "digits", "--task", "link"]) == 2
+    assert "--task link" in capsys.readouterr().err
+    assert main(["train", "digits", "--strategy", "auto", "--task", "link", "--batch-size", "64"]) == 2
     assert "cannot be told beforehand yet" in capsys.readouterr().err
+
+
+BATCHES = {"split", "sampled"}
+
+
+@pytest.mark.parametrize("flag", [{"batch_size": "60"}, {"fanout": "5"}, {"prefetch_batches": 1}], ids=str)
+def test_mini_batches_come_when_asked_for(flag: dict[str, Any]) -> None:
+    assert {one.strategy for one in foreseen(workers=2, **flag)} == BATCHES
+    config = Config(graph="digits", workers=2)
+    clusters = clusters_of(config, profile())
+    found = foresee(config, prepared_workload(config, None, None), clusters, approximate=True)
+    assert BATCHES.isdisjoint({one.strategy for one in found})
+    (alone,) = (one for one in foreseen(**flag) if one.workers == 1)  # which both do alike
+    assert alone.fits
+
+
+def test_auto_trains_on_mini_batches(tmp_path: Path) -> None:
+    flags = {"batch_size": "60", "fanout": "4"}
+    taken, _ = best(foreseen(**flags))
+    run = train("digits", out=tmp_path / "run", strategy="auto", epochs=1, **flags)
+    assert (run.config.strategy, run.config.workers) == (taken.strategy, taken.workers)
+    assert run.config.strategy in BATCHES
+    assert (run.config.batch_size, run.config.fanout) == ("60", "4")
+
+
+@pytest.mark.parametrize("strategy", sorted(BATCHES))
+def test_bytes_of_batches_are_those_of_a_run(strategy: str, tmp_path: Path) -> None:
+    """Of an epoch all of whose batches are looked at, the last of which is shorter."""
+    flags = {"batch_size": "80", "fanout": "3"}
+    (told,) = (one for one in foreseen(workers=2, **flags) if one.strategy == strategy)
+    run = train("digits", out=tmp_path / "run", strategy=strategy, workers=2, epochs=1, **flags)
+    assert sum(rank["bytes_sent"] for rank in run.summary["ranks"]) == told.sent_bytes > 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("strategy", sorted(BATCHES))
+def test_a_few_batches_tell_of_all(strategy: str, workers: int) -> None:
+    plan = batch_plan(strategy, workers, batch_size="30", fanout="3")
+    assert plan.num_steps == len(plan.sampler.batches(0)) > 2 * EXAMINED
+    assert sum(number for _, number in plan.examined) == plan.num_steps
+    every = [
+        [Steps(plan.trace(rank, training=True, number=number), 1) for number in range(plan.num_steps)]
+        for rank in range(workers)
+    ]
+    beside = [besides(plan)] * workers
+    cluster = Cluster(profile=profile(), ranks=workers, hosts=1, threads=1, memory_bytes=0)
+    assert epoch_time(plan, cluster).total == pytest.approx(time_of(every, beside, cluster).total, rel=0.1)
+    sent = sum(trace.bytes_sent.total() for some in every for trace, _ in some)
+    assert sum(one.sent_bytes for one in works_of(plan)) == pytest.approx(sent, rel=0.1)
+    one_batch = batch_plan(strategy, workers, batch_size="all", fanout="all")
+    assert [number for _, number in one_batch.epoch_steps()] == [1]
+    assert not any(one.prefetched for one in one_batch.epoch_steps()[0].trace.operations)  # it is drawn once
+
+
+def batch_plan(strategy: str, workers: int, **flags: Any) -> MiniBatchPlan:
+    config = Config(graph="digits", strategy=strategy, workers=workers, **flags)
+    plan = get_strategy(strategy)(prepared_workload(config, None, None), workers, make_options(config))
+    assert isinstance(plan, MiniBatchPlan)
+    return plan
+
+
+def test_batches_take_memory() -> None:
+    """As many as are made ahead, of their size; and a cache."""
+
+    def told(**flags: Any) -> MiniBatchPlan:
+        return batch_plan("sampled", 1, **{"batch_size": "30", "fanout": "3", **flags})
+
+    assert told().made(0)[:2] == ResidentPlan.made(told(), 0)
+    few, more, larger = (
+        max(plan.made(0)[2:])
+        for plan in (told(prefetch_batches=0), told(prefetch_batches=1), told(prefetch_batches=1, batch_size="60"))
+    )
+    inputs = min(len(batch.drawn[0].rows) for batch, _ in told().examined) * 64 * 4
+    assert few + inputs < more < larger
+    held, without = told(cache_memory="20KB").held().device, told().held().device
+    assert held - without == 20_000 // 256 * 256 + 4 * 1797
+
+
+def test_what_mini_batches_cannot_be_told_of(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--batch-size", "64"]
+    assert main(["plan", "stats:vertices=1k,edges=9k,features=4,classes=2", *flags]) == 2
+    assert "only described" in capsys.readouterr().err
+    assert main(["plan", "digits", "--machines", "2xT4", *flags]) == 2
+    assert "mini-batches on GPUs" in capsys.readouterr().err
+    assert main(["plan", "digits", "--cache-ratio", "0.5", *flags]) == 2
+    assert "--cache-ratio has no effect under strategy split and sampled" in capsys.readouterr().err
+    assert main(["train", "digits", "--strategy", "auto", "--batch-size", "5000"]) == 2
+    assert "training vertices: give all" in capsys.readouterr().err
+    known = profile()
+    tables = [{name: table for name, table in one.tables.items() if name != "draw"} for one in known.prices]
+    prices = [replace(one, tables=some) for one, some in zip(known.prices, tables, strict=True)]
+    replace(known, prices=prices).save(machine)
+    assert main(["plan", "digits"]) == 0
+    capsys.readouterr()
+    assert main(["train", "digits", "--strategy", "auto", *flags]) == 2
+    assert "measured draw, in another way: measure the machine again with: weft probe" in capsys.readouterr().err
 
 
 def test_a_damaged_plan(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.strategies.cases import Case
 from weft.core.errors import InputError
 from weft.cost import Disk
 from weft.nn import Workload
-from weft.planner import Cluster, bytes_held, disk, step_time
+from weft.planner import Cluster, bytes_held, disk, epoch_time
 from weft.planner.disk import measure_disk
 from weft.strategies.offload.options import OffloadOptions
 from weft.strategies.offload.plan import OffloadPlan
@@ -40,10 +40,10 @@ def test_what_memory_has_no_room_for_is_waited_for(size: int) -> None:
     trace = plan(size).trace(training=True)
     whole = size * (PRICES.read * trace.to_device.total() + PRICES.write * trace.to_host.total())
     assert whole > 0
-    free = step_time(plan(size), cluster(beside=1.0, size=size))
+    free = epoch_time(plan(size), cluster(beside=1.0, size=size))
     assert free.disk == 0
     for beside, share in ((0.0, 1.0), (0.5, 0.5), (-1.0, 1.0)):
-        found = step_time(plan(size), cluster(beside=beside, size=size))
+        found = epoch_time(plan(size), cluster(beside=beside, size=size))
         assert found.disk >= share * whole * 0.99
         assert size > 1 or found.disk == pytest.approx(share * whole, rel=1e-3)
         assert found.compute == pytest.approx(free.compute, rel=1e-3)
@@ -51,9 +51,9 @@ def test_what_memory_has_no_room_for_is_waited_for(size: int) -> None:
 
 
 def test_a_disk_that_was_not_measured() -> None:
-    assert step_time(plan(), cluster(beside=1.0, measured=False)).disk == 0
+    assert epoch_time(plan(), cluster(beside=1.0, measured=False)).disk == 0
     with pytest.raises(InputError, match="the probe has not measured the disk: measure the machine again with"):
-        step_time(plan(), cluster(beside=0.5, measured=False))
+        epoch_time(plan(), cluster(beside=0.5, measured=False))
 
 
 def test_this_disk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.core.kernel_call import KernelCall
-from weft.cost import Operation, Trace
+from weft.cost import Operation, Steps, Trace
 from weft.planner import RankWork, Samples, extrapolated
 from weft.planner.extrapolate import growth, numbers_of, shrinkage, with_numbers
 from weft.planner.forecast import GraphBytes
@@ -23,11 +23,15 @@ def work(rows: int, width: int = 64, *, ahead: int = 0) -> RankWork:
         Operation(kind="aggregate", edges=10 * rows * width, calls=(aggregate,)),
     )
     return RankWork(
-        trace=Trace(operations=operations),
+        steps=[Steps(Trace(operations=operations), 1)],
         besides=[KernelCall("update", (512,))],
         held=Held(9 * rows, 0, 0),
         graph=GraphBytes(8 * rows, rows),
     )
+
+
+def edges_of(one: RankWork) -> int:
+    return one.steps[0].trace.edges
 
 
 def test_growth() -> None:
@@ -59,19 +63,20 @@ def test_all_numbers_of_a_step_grow() -> None:
 def test_ranks_differ_as_in_the_last_sample() -> None:
     by_vertices = [[work(rows), work(3 * rows)] for rows in (10, 40)]
     less, more = extrapolated(Samples(by_vertices=by_vertices, by_ranks=by_vertices[-1:]), 4, 2)
-    assert (less.trace.edges, more.trace.edges) == (work(160).trace.edges, work(480).trace.edges)
+    assert [edges_of(one) for one in (less, more)] == [edges_of(work(rows)) for rows in (160, 480)]
 
 
 def test_more_ranks_do_a_share_each() -> None:
     by_ranks = [[work(1600 // ranks)] * ranks for ranks in (4, 8, 16)]
     found = extrapolated(Samples(by_vertices=[by_ranks[-1]], by_ranks=by_ranks), 1, 64)
     assert len(found) == 64
-    assert {one.trace.edges for one in found} == {work(25).trace.edges}
+    assert {edges_of(one) for one in found} == {edges_of(work(25))}
 
 
 def test_what_some_ranks_do_not_have_to_do() -> None:
     """An aggregate that begins before rows have come is not there where a rank has no own edges."""
     by_vertices = [[work(rows, ahead=rows), work(rows, ahead=rows * (rows > 100))] for rows in (100, 400)]
     first, second = extrapolated(Samples(by_vertices=by_vertices, by_ranks=by_vertices[-1:]), 8, 2)
-    assert len(first.trace.operations) == len(second.trace.operations) == 4
-    assert first.trace.operations[-1].edges == work(3200).trace.operations[-1].edges
+    made, other, expected = (one.steps[0].trace.operations for one in (first, second, work(3200)))
+    assert len(made) == len(other) == 4
+    assert made[-1].edges == expected[-1].edges

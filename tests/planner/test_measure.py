@@ -18,7 +18,7 @@ from weft.cost import Prices, Processes, Profile
 from weft.cost.prices import WORK, table_of
 from weft.engine import probing
 from weft.nn import Workload
-from weft.planner import Cluster, measure, step_time
+from weft.planner import Cluster, epoch_time, measure
 from weft.planner.forecast import step_calls
 from weft.planner.measure import tiny_work
 from weft.strategies import VertexOptions, get_strategy
@@ -36,6 +36,9 @@ FEW = {
     "ATTENTION_WIDTHS": (8.0,),
     "HEADS": (1.0, 2.0),
     "CLASS_COUNTS": (2.0,),
+    "TARGETS": (16.0,),
+    "FANOUTS": (2.0,),
+    "DRAWN_FROM": (64.0, 1.0, 8.0),
     "BYTES": (4096.0,),
     "MESSAGES": (256.0, 4096.0),
     "LEAST_SECONDS": 1e-5,
@@ -79,7 +82,7 @@ def test_a_round_of_chunks_has_its_price() -> None:
     assert prices.seconds(KernelCall("round", (), 4)) == 12.0
 
 
-@pytest.mark.parametrize("strategy", ["single", "tensor", "hybrid", "offload", "pipeline"])
+@pytest.mark.parametrize("strategy", ["single", "tensor", "hybrid", "offload", "pipeline", "split"])
 @pytest.mark.parametrize("model", ["gcn", "sage", "gat", "gatv2", "pyg-sage-max", "rgcn", "PNAConv"])
 def test_every_step_has_a_price(strategy: str, model: str) -> None:
     if (strategy, model) == ("tensor", "PNAConv"):
@@ -92,7 +95,7 @@ def test_every_step_has_a_price(strategy: str, model: str) -> None:
         options = type(options)(partition=(graph.in_edges.degree > 2).int())
     plan = kind(Workload(made, graph), size, options)
     threads = machine().prices[0].threads
-    found = step_time(plan, Cluster(profile=machine(), ranks=size, hosts=1, threads=threads, memory_bytes=1 << 40))
+    found = epoch_time(plan, Cluster(profile=machine(), ranks=size, hosts=1, threads=threads, memory_bytes=1 << 40))
     assert 0 < found.total < 60
     assert (found.network > 0) == (size > 1)
 

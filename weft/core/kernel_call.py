@@ -11,13 +11,13 @@ class KernelCall(NamedTuple):
     """So many calls of a kernel on tensors of the same sizes."""
 
     kernel: str
-    """linear, linear_weights, product, sparse, pass, exponential, dropout, update, loss; an aggregate's kind; with
-    _backward where it is that of one. round: what a round of chunks takes beside its kernels, without sizes."""
+    """linear, linear_weights, product, sparse, pass, exponential, dropout, update, loss, draw; an aggregate's kind;
+    with _backward where it is that of one. round: what a round of chunks takes beside its kernels, without sizes."""
     sizes: tuple[int, ...]
     """linear: rows, columns in, columns out, also of the weights' gradient. product: flops, of whatever shape. sparse:
     nonzeros, rows, columns in and out. pass: bytes read and written. exponential, dropout, update: numbers. loss: rows,
-    classes, with its gradient. An aggregate: edges, targets, sources, edges whose source has to be brought from memory,
-    width, heads."""
+    classes, with its gradient. draw: edges drawn, targets, of a hop of a mini-batch. An aggregate: edges, targets,
+    sources, edges whose source has to be brought from memory, width, heads."""
     number: int = 1
 
 

@@ -4,7 +4,7 @@ from weft.cost.machine import NOMINAL_RATES, Machine, Rates
 from weft.cost.nominal import GPUS, Gpu, nominal_network, nominal_prices
 from weft.cost.prices import Network, Prices, Table
 from weft.cost.profile import KINDS, Disk, Processes, Profile, holds_profile
-from weft.cost.trace import Operation, Trace, all_reduce
+from weft.cost.trace import Operation, Steps, Trace, all_reduce
 
 __all__ = [
     "GPUS",
@@ -19,6 +19,7 @@ __all__ = [
     "Processes",
     "Profile",
     "Rates",
+    "Steps",
     "Table",
     "Trace",
     "all_reduce",

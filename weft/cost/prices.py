@@ -134,6 +134,10 @@ def _loss(rows: int, classes: int) -> Sized:
     return float(rows * classes), (rows, classes)
 
 
+def _draw(edges: int, targets: int) -> Sized:
+    return float(edges + targets), (targets, edges / max(targets, 1))
+
+
 def _sum(edges: int, targets: int, sources: int, fresh: int, width: int, _: int) -> Sized:
     return float(edges * width), (sources, fresh / max(edges, 1), edges / max(targets, 1), width)
 
@@ -153,6 +157,7 @@ WORK: Mapping[str, Callable[..., Sized]] = {
     "dropout": _moved,
     "update": _moved,
     "loss": _loss,
+    "draw": _draw,
     **{f"{name}{back}": _sum for name in ("Sum", "Max", "ByRelation") for back in ("", "_backward")},
     **{f"{name}{back}": _attention for name in ("Attend", "AttendEdges") for back in ("", "_backward")},
 }

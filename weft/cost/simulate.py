@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from weft.core.kernel_call import KernelCall
@@ -15,7 +15,7 @@ from weft.cost.trace import Operation, Trace
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """The seconds of a step on all ranks."""
+    """The seconds of a step on all ranks, or of several."""
 
     total: float
     """From its begin to the end of the last rank."""
@@ -27,6 +27,12 @@ class StepTime:
     """Of the rank that waits longest for others to come."""
     disk: float = 0.0
     """Of the rank that waits longest for files."""
+
+    def __add__(self, other: StepTime) -> StepTime:
+        return StepTime(**{name: seconds + getattr(other, name) for name, seconds in vars(self).items()})
+
+    def __rmul__(self, steps: int) -> StepTime:
+        return StepTime(**{name: steps * seconds for name, seconds in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -82,12 +88,30 @@ class Hosts:
     disk: Disk = IN_MEMORY
     """Seconds of a byte that comes from the host or goes there, where that is in files."""
 
+    def without_steps(self) -> Hosts:
+        """The same where a step costs nothing beside its work."""
+        alone, busy = (replace(one, step_seconds=0.0) for one in (self.alone, self.busy))
+        return replace(self, alone=alone, busy=busy, step_seconds=0.0)
+
 
 def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> StepTime:
     """The time of a step whose ranks all take part in each collective, in the same order.
 
-    besides: what each rank does in the step that no trace has: the loss, and the update of the parameters.
+    besides: what each rank does in the step that no trace has: the loss, and the update of the parameters. What is
+    prefetched goes on beside the steps before where a host has cores for one rank more, and else takes its time from
+    them; a rank that waits for it is said to compute, as in the record of a run.
     """
+    if not any(one.prefetched for trace in traces for one in trace.operations):
+        return in_turn(traces, besides, hosts)
+    made, step = ([trace.part(prefetched=prefetched) for trace in traces] for prefetched in (True, False))
+    taken = in_turn(step, besides, hosts)
+    ahead = in_turn(made, [[]] * len(made), hosts.without_steps()).total
+    total = max(taken.total, ahead) if hosts.slots > hosts.ranks_each else taken.total + ahead
+    return replace(taken, total=total, compute=taken.compute + total - taken.total)
+
+
+def in_turn(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> StepTime:
+    """The same where a rank does one operation after the other."""
     rows = priced(traces, besides, hosts)
     if len({len(row) for row in rows}) != 1:
         raise ValueError("ranks take part in different collectives")

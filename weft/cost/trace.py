@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from weft.core.kernel_call import KernelCall, backward_of
 
@@ -32,6 +32,8 @@ class Operation:
     how: str = ""
     ahead: bool = False
     """Whether it needs nothing of the collective before it, and is done while that is under way."""
+    prefetched: bool = False
+    """Whether a thread does it ahead of the step, beside those before."""
     calls: tuple[KernelCall, ...] = ()
     """What runs on the device for it, which takes its time; of a collective, what packs and unpacks."""
 
@@ -55,6 +57,10 @@ class Trace:
     """The operations of one epoch's training step, or of one evaluation."""
 
     operations: tuple[Operation, ...]
+
+    def part(self, *, prefetched: bool) -> Trace:
+        """What is prefetched, or what is not."""
+        return Trace(operations=tuple(one for one in self.operations if one.prefetched == prefetched))
 
     @property
     def flops(self) -> int:
@@ -96,6 +102,14 @@ class Trace:
 
     def _of(self, kind: str) -> Iterable[Operation]:
         return (operation for operation in self.operations if operation.kind == kind)
+
+
+class Steps(NamedTuple):
+    """Training steps of an epoch of which one tells."""
+
+    trace: Trace
+    number: int
+    """How many do as much."""
 
 
 def all_reduce(tag: str, numbers: int, itemsize: int, size: int) -> Operation:

@@ -12,10 +12,10 @@ from weft.engine.here import cluster_here
 from weft.engine.hindsight import Epoch, Lesson, Told
 from weft.engine.joined import said_by_first
 from weft.engine.plan_file import as_planned
-from weft.engine.planning import chosen, is_candidate, require_foreseeable
+from weft.engine.planning import chosen, require_foreseeable
 from weft.engine.torchrun import on_one_host
 from weft.nn import Workload
-from weft.planner import bytes_held, step_time
+from weft.planner import bytes_held, epoch_time
 from weft.strategies import Plan
 
 LEAST_EPOCHS = 100
@@ -44,14 +44,13 @@ def as_foreseen(config: Config, work: Workload, path: Path | None) -> tuple[Conf
 
 def foretold(config: Config, plan: Plan) -> Told | None:
     """What a run by a plan will take here; None where that cannot be told, or the run is too short to be worth it."""
-    told = config.epochs >= LEAST_EPOCHS and is_candidate(type(plan), approximate=True)
-    cluster = cluster_here(config) if told else None
+    cluster = cluster_here(config) if config.epochs >= LEAST_EPOCHS else None
     if cluster is None:
         return None
     try:
         require_foreseeable(config)
         held = bytes_held(plan, cluster)
-        seconds = step_time(plan, cluster, held)
+        seconds = epoch_time(plan, cluster, held)
     except Exception:  # whatever it is: a run does not fail for a forecast of it
         return None
     finally:

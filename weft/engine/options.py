@@ -55,6 +55,18 @@ def configured_options(plan: type[Plan]) -> list[str]:
     return [spec.name for spec in dataclasses.fields(plan.options_type) if spec.name in known]
 
 
+def draws_batches(plan: type[Plan]) -> bool:
+    """Whether a strategy trains on mini-batches."""
+    return "batch_size" in own_flags(plan)
+
+
+def asks_for_batches(config: Config) -> bool:
+    """Whether a flag is given that strategies of mini-batches alone have."""
+    given = [spec.name for spec in dataclasses.fields(config) if getattr(config, spec.name) != spec.default]
+    owners = filter(None, map(strategies_with, given))
+    return any(all(draws_batches(STRATEGIES[name]) for name in some) for some in owners)
+
+
 def strategies_with(flag: str) -> list[str]:
     """The strategies that have a flag of this field of Config; none where every one has."""
     return [name for name, plan in STRATEGIES.items() if flag in own_flags(plan)]

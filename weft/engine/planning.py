@@ -17,7 +17,13 @@ from weft.engine.described import Known, Point, Subject, WholeSubject
 from weft.engine.here import known_machine
 from weft.engine.hindsight import Epoch, Lesson, Told
 from weft.engine.machines import clusters_of
-from weft.engine.options import configured_options, foreign_flags, refuse_foreign_flags
+from weft.engine.options import (
+    asks_for_batches,
+    configured_options,
+    draws_batches,
+    foreign_flags,
+    refuse_foreign_flags,
+)
 from weft.engine.probing import known_profile
 from weft.nn import Workload
 from weft.planner import (
@@ -68,7 +74,7 @@ class Foreseen:
     """In memory of the host that takes most there."""
     disk_bytes: int = 0
     sent_bytes: int = 0
-    """To other ranks, by all, in a training step."""
+    """To other ranks, by all, in an epoch; of more mini-batches than are examined, as these tell."""
     machines: str = ""
     """On which, where several were asked for."""
 
@@ -87,12 +93,17 @@ def foresee(
 ) -> list[Foreseen]:
     """What a workload will take under each strategy with its sensible options, on each of some clusters: best first.
 
-    approximate: also under strategies that do not give the numbers of `single`. InputError where none has the flags
-    that the configuration gives.
+    approximate: also under strategies that do not give the numbers of `single`, which those of mini-batches, asked for
+    by a flag that these alone have, never do. InputError where none has the flags that the configuration gives.
     """
-    require_foreseeable(config)
     subject = WholeSubject(work) if isinstance(work, Workload) else work
-    names = [name for name, plan in STRATEGIES.items() if is_candidate(plan, approximate=approximate)]
+    require_foreseeable(config)
+    if asks_for_batches(config):
+        require_batches_foreseeable(subject, clusters)
+        names = [name for name, plan in STRATEGIES.items() if draws_batches(plan)]
+    else:
+        whole = {name: plan for name, plan in STRATEGIES.items() if not draws_batches(plan)}
+        names = [name for name, plan in whole.items() if plan.exact or approximate]
     refuse_foreign_flags(config, tuple(names))
     having = [name for name in names if not foreign_flags(config, name)]
     found = [
@@ -107,14 +118,24 @@ def foresee(
 
 def require_foreseeable(config: Config) -> None:
     """InputError for what cannot be told yet, so that nothing is told wrongly."""
-    unknown = {
-        "--batch-size": config.batch_size,
-        "--task link": config.task == "link",
-        "--device cuda": config.device == "cuda",
-    }
+    unknown = {"--task link": config.task == "link", "--device cuda": config.device == "cuda"}
     for flag, asked in unknown.items():
         if asked:
             raise InputError(f"{flag}: what that takes cannot be told beforehand yet: choose a --strategy by yourself")
+
+
+def require_batches_foreseeable(subject: Subject, clusters: Sequence[Cluster]) -> None:
+    """InputError where it is not known what mini-batches take."""
+    if not subject.is_there:
+        raise InputError(
+            "mini-batches of a graph that is only described cannot be told of: give a graph that is there, or leave "
+            "the flags of mini-batches out"
+        )
+    if any(one.device_bytes is not None for one in clusters):
+        raise InputError(
+            "mini-batches on GPUs cannot be told of, since hosts that nobody measured draw them: give --machines "
+            "without GPUs, or leave the flags of mini-batches out"
+        )
 
 
 def without_same(found: Iterable[Foreseen]) -> list[Foreseen]:
@@ -123,12 +144,6 @@ def without_same(found: Iterable[Foreseen]) -> list[Foreseen]:
         (one.machines, one.workers, one.epoch_seconds, one.device_bytes, one.reason): one for one in reversed([*found])
     }
     return [*first.values()]
-
-
-def is_candidate(plan: type[Plan], *, approximate: bool) -> bool:
-    """Whether a strategy trains as asked: on the whole graph, exactly if not told otherwise."""
-    batches = "batch_size" in {spec.name for spec in dataclasses.fields(plan.options_type)}
-    return (plan.exact or approximate) and not batches
 
 
 def variants(config: Config, plan: type[Plan]) -> Iterable[Config]:
@@ -194,7 +209,7 @@ def foreseen(config: Config, asked: Config, subject: Subject, cluster: Cluster) 
     try:
         works = rank_works(config, subject, cluster)
         held = held_by_all([one.held for one in works], works[0].graph, cluster)
-        seconds = time_of([one.trace for one in works], [one.besides for one in works], cluster, held)
+        seconds = time_of([one.steps for one in works], [one.besides for one in works], cluster, held)
     except (InputError, NotImplementedError) as error:  # a strategy of one's own may not say what it takes
         return replace(known, reason=str(error))
     reason = too_little(held, config, cluster)
@@ -210,7 +225,7 @@ def foreseen(config: Config, asked: Config, subject: Subject, cluster: Cluster) 
         device_bytes=held.device,
         host_bytes=held.host,
         disk_bytes=held.disk,
-        sent_bytes=sum(one.trace.bytes_sent.total() for one in works),
+        sent_bytes=sum(one.sent_bytes for one in works),
     )
 
 

@@ -13,9 +13,9 @@ from weft.planner.forecast import (
     Cluster,
     besides,
     bytes_held,
+    epoch_time,
     graph_bytes,
     held_by_all,
-    step_time,
     time_of,
 )
 from weft.planner.measure import measure_kernels, measure_network
@@ -28,6 +28,7 @@ __all__ = [
     "Samples",
     "besides",
     "bytes_held",
+    "epoch_time",
     "extrapolated",
     "graph_bytes",
     "held_by_all",
@@ -36,7 +37,6 @@ __all__ = [
     "measure_kernels",
     "measure_network",
     "measured_choices",
-    "step_time",
     "time_of",
     "works_of",
 ]

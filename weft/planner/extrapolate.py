@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import fmean
 
 from weft.core.kernel_call import KernelCall
-from weft.cost import Operation, Trace
+from weft.cost import Operation, Steps, Trace
 from weft.planner.forecast import GraphBytes, besides, graph_bytes
 from weft.strategies import Held, Plan
 
@@ -28,14 +28,19 @@ Place = tuple[int | str | bool, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class RankWork:
-    """What a rank does in a training step, and what it holds."""
+    """What a rank does in the training steps of an epoch, and what it holds."""
 
-    trace: Trace
+    steps: Sequence[Steps]
     besides: Sequence[KernelCall]
-    """What the trace does not have."""
+    """Of each step, what its trace does not have."""
     held: Held
     graph: GraphBytes
     """Of the whole graph."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """To other ranks."""
+        return sum(number * trace.bytes_sent.total() for trace, number in self.steps)
 
 
 def growth(found: Sequence[float], times: float) -> float:
@@ -117,20 +122,21 @@ def numbers_of(work: RankWork) -> dict[Place, int]:
     """All that may grow with the graph."""
     found: dict[Place, int] = {("held", name): number for name, number in work.held._asdict().items()}
     found |= {("graph", name): number for name, number in work.graph._asdict().items()}
-    for place, one in placed(work.trace.operations):
+    for place, one in placed(work.steps):
         found |= {(*place, name): getattr(one, name) for name in AMOUNTS}
         found |= numbers_of_calls(place, one.calls)
     return found | numbers_of_calls((), work.besides)
 
 
-def placed(operations: Sequence[Operation]) -> Iterator[tuple[Place, Operation]]:
-    """Operations, each by the collectives before it, what it is, and how many such there were since the last."""
-    collectives, seen = 0, Counter[Place]()
-    for one in operations:
-        place = collectives, one.kind, one.tag, one.ahead
-        yield (*place, seen[place]), one
-        seen[place] += 1
-        collectives += one.kind == "collective"
+def placed(steps: Sequence[Steps]) -> Iterator[tuple[Place, Operation]]:
+    """Operations, each by its step, the collectives before it, what it is, and how many such there were since."""
+    for number, (trace, _) in enumerate(steps):
+        collectives, seen = 0, Counter[Place]()
+        for one in trace.operations:
+            place = number, collectives, one.kind, one.tag, one.ahead
+            yield (*place, seen[place]), one
+            seen[place] += 1
+            collectives += one.kind == "collective"
 
 
 def numbers_of_calls(place: Place, calls: Sequence[KernelCall]) -> dict[Place, int]:
@@ -155,7 +161,7 @@ def with_numbers(work: RankWork, numbers: Mapping[Place, int]) -> RankWork:
             for at, call in placed_calls(place, calls)
         )
 
-    operations = tuple(
+    operations = iter(
         replace(
             one,
             flops=numbers[*place, "flops"],
@@ -164,11 +170,12 @@ def with_numbers(work: RankWork, numbers: Mapping[Place, int]) -> RankWork:
             bytes_received=numbers[*place, "bytes_received"],
             calls=grown(place, one.calls),
         )
-        for place, one in placed(work.trace.operations)
+        for place, one in placed(work.steps)
     )
+    steps = [Steps(Trace(operations=tuple(islice(operations, len(trace.operations)))), n) for trace, n in work.steps]
     held = Held(*(numbers["held", name] for name in Held._fields))
     graph = GraphBytes(*(numbers["graph", name] for name in GraphBytes._fields))
-    return RankWork(trace=Trace(operations=operations), besides=grown((), work.besides), held=held, graph=graph)
+    return RankWork(steps=steps, besides=grown((), work.besides), held=held, graph=graph)
 
 
 def each_apart(calls: Sequence[KernelCall]) -> list[KernelCall]:
@@ -179,16 +186,14 @@ def each_apart(calls: Sequence[KernelCall]) -> list[KernelCall]:
 
 def works_of(plan: Plan, *, exactly: bool = True) -> list[RankWork]:
     """What each rank of a plan does and holds; not exactly: each is said to hold what one does that does most."""
-    traces = [plan.trace(rank, training=True) for rank in range(plan.size)]
+    steps = [plan.epoch_steps(rank) for rank in range(plan.size)]
     if exactly:
         held = [plan.held(rank) for rank in range(plan.size)]
     else:
-        asked = [plan.held(rank) for rank in busiest(traces)]
+        asked = [plan.held(rank) for rank in busiest([some[0].trace for some in steps])]
         held = [Held(*map(max, zip(*asked, strict=True)))] * plan.size
     beside, graph = besides(plan), graph_bytes(plan.work)
-    return [
-        RankWork(trace=trace, besides=beside, held=one, graph=graph) for trace, one in zip(traces, held, strict=True)
-    ]
+    return [RankWork(steps=some, besides=beside, held=one, graph=graph) for some, one in zip(steps, held, strict=True)]
 
 
 def busiest(traces: Sequence[Trace]) -> set[int]:

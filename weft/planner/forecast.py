@@ -1,4 +1,4 @@
-"""What a plan will take: seconds of a step, by the profile of a machine."""
+"""What a plan will take: seconds of an epoch, by the profile of a machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from weft.core.kernel_call import KernelCall
-from weft.cost import Disk, Profile, Trace
+from weft.cost import Disk, Profile, Steps
 from weft.cost.simulate import Hosts, StepTime, simulate
 from weft.data import is_symmetric
 from weft.nn import Workload
@@ -42,15 +42,20 @@ class Cluster:
         return self.ranks if self.emulated else self.ranks // self.hosts
 
 
-def step_time(plan: Plan, cluster: Cluster, held: Held | None = None) -> StepTime:
-    """The seconds of a training step; held: see `bytes_held`, if that is known already."""
-    traces = [plan.trace(rank, training=True) for rank in range(plan.size)]
-    return time_of(traces, [besides(plan)] * plan.size, cluster, held or bytes_held(plan, cluster))
+def epoch_time(plan: Plan, cluster: Cluster, held: Held | None = None) -> StepTime:
+    """The seconds of an epoch's training steps; held: see `bytes_held`, if that is known already."""
+    steps = [plan.epoch_steps(rank) for rank in range(plan.size)]
+    return time_of(steps, [besides(plan)] * plan.size, cluster, held or bytes_held(plan, cluster))
 
 
-def time_of(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], cluster: Cluster, held: Held) -> StepTime:
-    """The seconds of a step in which ranks do this; besides: see `simulate`. held: by them, see `held_by_all`."""
-    size = len(traces)
+def time_of(
+    steps: Sequence[Sequence[Steps]], besides: Sequence[Sequence[KernelCall]], cluster: Cluster, held: Held
+) -> StepTime:
+    """The seconds of an epoch in whose steps ranks do this.
+
+    besides: see `simulate`, of each step. held: by the ranks, see `held_by_all`.
+    """
+    size = len(steps)
     alone, busy = cluster.profile.prices_of(cluster.threads)
     network = cluster.profile.network_of(size, cluster.hosts) if size > 1 else None
     where = Hosts(
@@ -62,7 +67,10 @@ def time_of(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], cl
         step_seconds=network.step_seconds if network else 0.0,
         disk=disk_of(held, cluster),
     )
-    return simulate(traces, besides, where)
+    total = StepTime(total=0.0, compute=0.0, network=0.0, waiting=0.0)
+    for together in zip(*steps, strict=True):
+        total += together[0].number * simulate([one.trace for one in together], besides, where)
+    return total
 
 
 def disk_of(held: Held, cluster: Cluster) -> Disk:
@@ -96,13 +104,12 @@ def free(tag: str, num_bytes: int) -> float:
 
 def besides(plan: Plan) -> list[KernelCall]:
     """What a rank does in a step that its trace does not have: the loss of its rows, and the optimiser's step."""
-    work = plan.work
-    width, rows = work.num_classes or work.graph.num_classes, work.stats.num_vertices // plan.size
-    share = 1.0 if work.graph.train_mask is None else float(work.graph.train_mask.float().mean())
-    moved = round((1 + 4 * share) * work.dtype.itemsize * width * rows)  # zeros; chosen rows, their gradients
+    work, (rows, read) = plan.work, plan.step_rows
+    width = work.num_classes or work.graph.num_classes
+    moved = (rows + 4 * read) * work.dtype.itemsize * width  # zeros; chosen rows, their gradients
     return [
         KernelCall("pass", (moved,)),
-        KernelCall("loss", (round(share * rows), width)),
+        KernelCall("loss", (read, width)),
         KernelCall("update", (work.num_shared,)),
     ]
 

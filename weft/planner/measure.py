@@ -22,11 +22,12 @@ from weft.data import Adjacency, Graph
 from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
 from weft.nn import Workload, make_model
 from weft.nn.dense import linear
-from weft.planner.forecast import Cluster, step_calls, step_time
+from weft.planner.forecast import Cluster, epoch_time, step_calls
 from weft.strategies import Plan, VertexOptions
 from weft.strategies.offload.options import OffloadOptions
 from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.single import SinglePlan
+from weft.strategies.split.sampler import BatchSampler, ask_each_other
 from weft.strategies.vertex.plan import CommunicatedPlan
 
 Work = Callable[[], object]
@@ -35,7 +36,7 @@ LEAST_SECONDS = 1e-3
 ROUNDS = 3
 TINY, CLASSES = 64, 16
 """Vertices, and classes and columns, of a graph on which a step takes no more than its fixed costs."""
-MOST_WORK = {"flops": 2.5e9, "numbers": 1.5e7, "bytes": 1.3e8, "aggregated": 2e7}
+MOST_WORK = {"flops": 2.5e9, "numbers": 1.5e7, "bytes": 1.3e8, "aggregated": 2e7, "drawn": 6e5}
 """Of a sample; larger ones take as long for a unit."""
 
 ROWS, COLUMNS, WIDTHS = (
@@ -52,6 +53,8 @@ SUM_WIDTHS, ATTENTION_WIDTHS, HEADS = (
     (1.0, 8.0),
 )
 CLASS_COUNTS = (2.0, 8.0, 64.0)
+TARGETS, FANOUTS, DRAWN_FROM = (64.0, 2048.0, 32768.0), (2.0, 16.0), (131072.0, 1.0, 32.0)
+"""Of draws, and the graph that they are of; see random_edges."""
 WINDOW = 64
 BYTES = tuple(float(1 << power) for power in (12, 16, 20, 24, 28))
 MESSAGES = tuple(float(1 << power) for power in (8, 13, 16, 19, 22, 25))
@@ -104,6 +107,7 @@ def measure_kernels(group: Group) -> Prices:
         "dropout": table(watch, (BYTES,), dropped),
         "update": table(watch, (BYTES,), updated),
         "loss": table(watch, (ROWS, CLASS_COUNTS), scored),
+        "draw": table(watch, (TARGETS, FANOUTS), drawn),
         "Sum": table(watch, (SOURCES, SHARES, DEGREES, SUM_WIDTHS), summed),
     }
     for name, kernel in (("Attend", attended), ("AttendEdges", attended_edges), ("Max", maximum)):
@@ -139,7 +143,7 @@ def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated:
         part = torch.arange(TINY, dtype=torch.int32) % group.size
         plan = CommunicatedPlan(tiny_work(layers), group.size, VertexOptions(partition=part))
         counts.append(sum(one.kind == "collective" for one in plan.trace(training=True).operations))
-        seconds.append(watch.seconds(train_step(plan, group)) - step_time(plan, cluster).total)
+        seconds.append(watch.seconds(train_step(plan, group)) - epoch_time(plan, cluster).total)
     told = group.all_gather_object({"seconds": seconds})
     seconds = [max(each) for each in zip(*(one["seconds"] for one in told), strict=True)]
     each, step = fixed_costs(counts, seconds)
@@ -299,6 +303,29 @@ def scored(rows: float, classes: float) -> Sample:
         return lambda: torch.autograd.grad(cross_entropy(logits, y, reduction="none").sum(), logits)
 
     return numbers, numbers / MOST_WORK["numbers"], ready
+
+
+def drawn(targets: float, fanout: float) -> Sample:
+    """One hop of a mini-batch as a rank makes it: edges drawn, their sources numbered, and the edges both ways."""
+    edges = targets * fanout
+
+    def ready() -> Work:
+        in_edges = random_edges(*DRAWN_FROM)
+        every = torch.ones(in_edges.num_sources, dtype=torch.bool)
+        graph = Graph(in_edges=in_edges, y=every.long(), train_mask=every)
+        fanouts, batch = (int(fanout),), min(int(targets), graph.num_vertices)
+        sampler = BatchSampler(
+            graph=graph, size=1, part=None, fanouts=fanouts, batch_size=batch, method="uniform", seed=0
+        )
+        examples = sampler.batches(0)[0]
+
+        def run() -> object:
+            (found,) = ask_each_other([sampler.draw(examples, 0, epoch=0, number=0)])
+            return found.hops[0].block.transpose
+
+        return run
+
+    return edges + targets, (edges + targets) / MOST_WORK["drawn"], ready
 
 
 @lru_cache(maxsize=1)

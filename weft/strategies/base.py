@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from weft.comm import Group, Route
 from weft.core.dtypes import dtype_name
 from weft.core.errors import InputError
-from weft.cost import Machine, Trace
+from weft.cost import Machine, Steps, Trace
 from weft.data import Graph, Links
 from weft.nn import SPREAD, Topology, ViewTraits, Workload, with_own_rows
 
@@ -157,6 +157,16 @@ class Plan(ABC):
     @abstractmethod
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
         """What one training step, or one evaluation, does on a rank."""
+
+    def epoch_steps(self, rank: int = 0) -> Sequence[Steps]:
+        """What the training steps of an epoch do on a rank, by some of them, which are the same on every rank."""
+        return [Steps(self.trace(rank, training=True), 1)]
+
+    @property
+    def step_rows(self) -> tuple[int, int]:
+        """The rows of a rank in a training step, and those of them that the loss reads: means over ranks and steps."""
+        mask, rows = self.work.graph.train_mask, self.work.stats.num_vertices // self.size
+        return rows, round(rows * (1.0 if mask is None else float(mask.float().mean())))
 
     @abstractmethod
     def held(self, rank: int = 0) -> Held:

@@ -125,17 +125,21 @@ class ResidentPlan(Plan):
         Of what was given back, a hole as large as a step's largest tensor is not used again, since heaps are not dense.
         """
         kept = [plan.kept(rank) for plan in {id(plan): plan for plan in self.step_plans.values()}.values()]
-        made = [
-            most
-            for training, plan in self.step_plans.items()
-            for step in [plan.step_memory(rank, training=training)]
-            for most in (step.most + step.largest, plan.first_memory(rank, training=training))
-        ]
+        made = self.made(rank)
         whole = VERTEX_BYTES * self.work.stats.num_vertices
         parameters = self.work.num_shared * self.work.dtype.itemsize
         made.append(CHECKPOINT_COPIES * parameters)
         held = sum(one.device for one in kept) + max(made) + whole + PARAMETER_COPIES * parameters
         return Held(held, 0, 0, sum(one.shared for one in kept))
+
+    def made(self, rank: int) -> list[int]:
+        """Bytes of what each kind of step makes at most, and what is made before the first of it."""
+        return [
+            most
+            for training, plan in self.step_plans.items()
+            for step in [plan.step_memory(rank, training=training)]
+            for most in (step.most + step.largest, plan.first_memory(rank, training=training))
+        ]
 
     def kept(self, rank: int) -> Held:
         """What a rank keeps for steps on the rows of this plan: features, aggregates of them, edges both ways."""

@@ -17,7 +17,7 @@ from weft.core.memory import require_memory
 from weft.core.meter import Counts, Meter
 from weft.core.random import key
 from weft.core.units import format_bytes
-from weft.cost import Trace
+from weft.cost import Steps, Trace
 from weft.data import Links
 from weft.data.sampling import check_fanouts, parse_fanouts
 from weft.nn import (
@@ -34,7 +34,7 @@ from weft.nn import (
     typed_rows,
 )
 from weft.partition import metis
-from weft.strategies.base import Step
+from weft.strategies.base import Held, Step
 from weft.strategies.split.batch import Batch
 from weft.strategies.split.cache import cached_tables, feature_bytes, most_read
 from weft.strategies.split.loader import ahead
@@ -45,6 +45,10 @@ from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, Vertex
 from weft.strategies.view import PlacedView
 
 DEFAULT_BATCH_SIZE = 1024
+PLACE_BYTES = 4
+"""Of every vertex, where its features are held."""
+EXAMINED = 3
+"""Batches of an epoch that are drawn to tell what all take; the last among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,17 +205,62 @@ class MiniBatchPlan(CommunicatedPlan):
 
     def forget(self) -> None:
         super().forget()
-        for name in ("sampler", "whole_sampler"):
+        for name in ("sampler", "whole_sampler", "examined"):
             self.__dict__.pop(name, None)
 
     def trace(self, rank: int = 0, *, training: bool, epoch: int = 0, number: int = 0) -> Trace:
         """What a training step does, that of the first batch or another, or an evaluation."""
         if not training:
             return super().trace(rank, training=False)
-        drawn = self.drawn(epoch, number)
-        return BatchPlan(self.batch_work, drawn, draws=not self.sampler.whole).trace(rank, training=True)
+        return self.batch(epoch, number).trace(rank, training=True)
+
+    def batch(self, epoch: int, number: int) -> BatchPlan:
+        """The plan of a step on a batch, which is drawn for it."""
+        drawn, prefetched = self.drawn(epoch, number), self.options.prefetch_batches > 0
+        return BatchPlan(self.batch_work, drawn, draws=not self.sampler.whole, prefetched=prefetched)
+
+    @property
+    def num_steps(self) -> int:
+        """Of an epoch."""
+        sampler = self.whole_sampler
+        return -(-len(sampler.examples) // (sampler.batch_size or len(sampler.examples)))
+
+    @cached_property
+    def examined(self) -> Sequence[tuple[BatchPlan, int]]:
+        """Some steps of the first epoch, each with how many it tells of: the last, which may be shorter, of itself."""
+        others, last = range(self.num_steps - 1), self.num_steps - 1
+        size = max(1, -(-len(others) // (EXAMINED - 1)))
+        parts = [others[first : first + size] for first in range(0, len(others), size)]
+        found = [(self.batch(0, part[len(part) // 2]), len(part)) for part in parts]
+        return [*found, (self.batch(0, last), 1)]
+
+    def epoch_steps(self, rank: int = 0) -> Sequence[Steps]:
+        return [Steps(batch.trace(rank, training=True), number) for batch, number in self.examined]
+
+    def memory(self, rank: int = 0) -> int:
+        return max(batch.memory(rank) for batch, _ in self.examined)
+
+    def made(self, rank: int) -> list[int]:
+        """And what each batch does, beside those that are made ahead, the one that is being made, and their inputs."""
+        there = min(self.options.prefetch_batches + 2, self.num_steps)
+        batches = [batch for batch, _ in self.examined]
+        kept = there * max(batch.kept(rank).device for batch in batches)
+        return [*super().made(rank), *(kept + most for batch in batches for most in batch.made(rank))]
+
+    def kept(self, rank: int) -> Held:
+        """And the features that a rank holds for its batches, with where each vertex's are."""
+        known, cached = super().kept(rank), self.cached_vertices(rank)
+        rows = int(feature_bytes(self.work.graph, self.work.itemsize)[cached].sum())
+        places = PLACE_BYTES * self.work.stats.num_vertices if self.options.cache_memory is not None else 0
+        return known._replace(device=known.device + rows + places)
+
+    @property
+    def step_rows(self) -> tuple[int, int]:
+        rows = len(self.whole_sampler.examples) // (self.num_steps * self.size)
+        return rows, rows
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedBatches:
+        vars(self).pop("examined", None)
         return PlacedBatches(self, group, seed=seed)
 
 
