@@ -22,7 +22,7 @@ from weft.engine.machines import clusters_of
 from weft.engine.options import make_options
 from weft.engine.planning import SAME, Foreseen, best, command, foresee
 from weft.engine.run import prepared_workload
-from weft.planner import Cluster, besides, epoch_time, time_of, works_of
+from weft.planner import Cluster, besides, bytes_held, epoch_time, time_of, works_of
 from weft.strategies import get_strategy
 from weft.strategies.resident import ResidentPlan
 from weft.strategies.split.plan import EXAMINED, MiniBatchPlan
@@ -196,7 +196,9 @@ def test_a_few_batches_tell_of_all(strategy: str, workers: int) -> None:
     ]
     beside = [besides(plan)] * workers
     cluster = Cluster(profile=profile(), ranks=workers, hosts=1, threads=1, memory_bytes=0)
-    assert epoch_time(plan, cluster).total == pytest.approx(time_of(every, beside, cluster).total, rel=0.1)
+    assert epoch_time(plan, cluster).total == pytest.approx(
+        time_of(every, beside, cluster, bytes_held(plan, cluster)).total, rel=0.1
+    )
     sent = sum(trace.bytes_sent.total() for some in every for trace, _ in some)
     assert sum(one.sent_bytes for one in works_of(plan)) == pytest.approx(sent, rel=0.1)
     one_batch = batch_plan(strategy, workers, batch_size="all", fanout="all")

@@ -56,6 +56,7 @@ def time_of(
     besides: see `simulate`, of each step. held: by the ranks, see `held_by_all`.
     """
     size = len(steps)
+    moves_files = any(one.trace.to_device or one.trace.to_host for some in steps for one in some)
     alone, busy = cluster.profile.prices_of(cluster.threads)
     network = cluster.profile.network_of(size, cluster.hosts) if size > 1 else None
     where = Hosts(
@@ -65,7 +66,7 @@ def time_of(
         busy=busy,
         crossing=network.seconds if network else free,
         step_seconds=network.step_seconds if network else 0.0,
-        disk=disk_of(held, cluster),
+        disk=disk_of(held, cluster) if moves_files else Disk(),
     )
     total = StepTime(total=0.0, compute=0.0, network=0.0, waiting=0.0)
     for together in zip(*steps, strict=True):
