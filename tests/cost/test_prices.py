@@ -74,6 +74,16 @@ def test_survives_its_file(tmp_path: Path) -> None:
         (lambda known: known["prices"][0].update(colour=1), "colour"),
         (lambda known: known["prices"][0]["tables"]["pass"].update(seconds=[0.0]), "a time above 0"),
         (lambda known: known["prices"][0]["tables"]["pass"].update(seconds=[1.0, 2.0]), "a time above 0"),
+        (lambda known: known["prices"][0]["tables"]["pass"].update(axes=[[0.0]]), "ascend from above 0"),
+        (lambda known: known["prices"][0]["tables"]["pass"].update(axes=[[2, 1]], seconds=[1, 1]), "ascend"),
+        (lambda known: known["prices"][0].update(call_seconds="x"), "TypeError"),
+        (lambda known: known["prices"][0].update(round_seconds=-1.0), "round_seconds has -1.0"),
+        (lambda known: known["networks"][0].update(ranks=0), "ranks is 0"),
+        (lambda known: known["networks"][0]["tables"].pop("all_reduce"), "no table of all_reduce"),
+        (lambda known: known["host"].pop("cores"), "KeyError: 'cores'"),
+        (lambda known: known["host"].update(cores=0), "cores is 0"),
+        (lambda known: known["host"].update(disk={"read": 1.0, "rate": 2.0}), "rate"),
+        (lambda known: known["host"].update(processes={"alone": 1, "launcher": 2, "rank": float("nan")}), "processes"),
     ],
 )
 def test_refuses(tmp_path: Path, damage: Callable[[Any], object], reason: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -246,6 +247,8 @@ def test_a_file_that_has_none_is_refused(tmp_path: Path, content: str, reason: s
     with pytest.raises(weft.InputError) as caught:
         train("digits", out=tmp_path / "run", epochs=1, quiet=True, choices=str(path))
     assert reason in str(caught.value)
+    with pytest.raises(weft.InputError, match=re.escape(reason)):
+        weft.plan("digits", choices=str(path), machines="1xT4")
     assert "give a run's choices.json, or a profile of weft probe" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()

@@ -76,6 +76,7 @@ def test_lines_and_files_say_the_same(tmp_path: Path) -> None:
         ("T4", "give COUNTxMEMORY or COUNTxGPU"),
         ("2x3x24GB@1gbit", "3 of what"),
         ("1x24QB", "give an amount such as 512MB"),
+        ("4x @10gbit", "give COUNTxMEMORY or COUNTxGPU"),
         ("none.toml", "No such file"),
     ],
 )
@@ -93,6 +94,8 @@ def test_nonsense_is_one_line(said: str, reason: str) -> None:
         ('[[machines]]\nname = "a"\n', "unknown key of [[machines]] 'name'"),
         ("[[machines]]\nhosts = 1\n", "neither memory nor gpu"),
         ("[[machines", "TOML"),
+        ("machines = [1, 2]", "no table [[machines]]"),
+        ('[[machines]]\nmemory = "24GB"\ngpus = 4\n', "gpus = 4 has no effect without gpu"),
     ],
 )
 def test_a_bad_file_is_one_line(text: str, reason: str, tmp_path: Path) -> None:

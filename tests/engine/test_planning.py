@@ -258,6 +258,17 @@ def test_a_damaged_plan(tmp_path: Path) -> None:
     assert_one_line(error, "weft plan")
 
 
+@pytest.mark.parametrize("name", ["chonks", "graph"])
+def test_a_plan_decides_what_plans_do(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "digits", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    told["plans"][0]["options"][name] = "x"
+    (tmp_path / "plan.json").write_text(json.dumps(told))
+    with pytest.raises(InputError) as error:
+        train("digits", out=tmp_path / "run", plan=tmp_path / "plan.json")
+    assert_one_line(error, f"no option '{name}' is decided by a plan")
+
+
 def test_several_hosts() -> None:
     """Each with its own cores and memory, and a network that was measured between such."""
     here, there = (weft.plan("digits", workers=2, hosts=hosts)[0] for hosts in (1, 2))

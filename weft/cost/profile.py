@@ -9,6 +9,7 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -18,6 +19,8 @@ from weft.cost.prices import REMEDY, Network, Prices, Table
 
 KINDS = ("compute", "network")
 """Of seconds that runs tell apart, whatever their strategy."""
+COUNTS = ("ranks", "threads", "hosts")
+COLLECTIVES = ("all_to_all", "all_reduce")
 NEWEST, LEAST_RUNS, BOUND = 32, 3, 2.0
 """Runs that count, how many it takes before they do, and the most that they make of a price, or of its inverse."""
 
@@ -141,9 +144,9 @@ class Profile:
         with readable(path, REMEDY):
             known = json.loads(path.read_text())
             return cls(
-                host=dict(known["host"]),
-                prices=[Prices(**_with_tables(one)) for one in known["prices"]],
-                networks=[Network(**_with_tables(one)) for one in known["networks"]],
+                host=_host(known["host"]),
+                prices=[Prices(**_priced(one)) for one in known["prices"]],
+                networks=[Network(**_priced(one, COLLECTIVES)) for one in known["networks"]],
                 choices=Choices.from_record(known["choices"]) if "choices" in known else DEFAULT,
                 learned=[_ratios(one) for one in known.get("learned", [])],
             )
@@ -161,8 +164,32 @@ def _recorded(priced: Prices | Network) -> dict[str, Any]:
     return named | {"tables": {name: asdict(table) for name, table in priced.tables.items()}}
 
 
-def _with_tables(values: dict[str, Any]) -> dict[str, Any]:
-    return {**values, "tables": {name: _table(table) for name, table in values["tables"].items()}}
+def _host(values: dict[str, Any]) -> dict[str, Any]:
+    for name, known in (("processes", Processes), ("disk", Disk)):
+        for one in known(**values[name]) if name in values else ():
+            _amount(name, one)
+    return {**values, "cores": _count("cores", values["cores"])}
+
+
+def _priced(values: dict[str, Any], tables: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of Prices, or of a Network, which has some tables at least."""
+    if missing := {*tables} - {*values["tables"]}:
+        raise ValueError(f"no table of {', '.join(sorted(missing))}")
+    numbers = {name: value for name, value in values.items() if name != "tables"}
+    numbers = {name: (_count if name in COUNTS else _amount)(name, value) for name, value in numbers.items()}
+    return numbers | {"tables": {name: _table(table) for name, table in values["tables"].items()}}
+
+
+def _count(name: str, value: int) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} is {value!r}, and not a whole number from 1")
+    return value
+
+
+def _amount(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} has {value!r}, and no number from 0")
+    return value
 
 
 def _table(values: dict[str, Any]) -> Table:
@@ -170,6 +197,8 @@ def _table(values: dict[str, Any]) -> Table:
     seconds = tuple(map(float, values["seconds"]))
     if len(seconds) != math.prod(map(len, axes)) or not all(math.isfinite(one) and one > 0 for one in seconds):
         raise ValueError("a table that does not have a time above 0 for each of its sizes")
+    if not all(axis and low < high < math.inf for axis in axes for low, high in pairwise((0.0, *axis))):
+        raise ValueError("a table whose sizes do not ascend from above 0")
     return Table(axes=axes, seconds=seconds)
 
 

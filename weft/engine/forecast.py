@@ -13,6 +13,7 @@ from weft.core.errors import InputError
 from weft.cost import KINDS, Profile
 from weft.data import DescribedGraph, Graph, is_described
 from weft.engine.described import DescribedSubject, Subject, WholeSubject
+from weft.engine.here import known_choices
 from weft.engine.machines import clusters_of, clusters_on, machines_of
 from weft.engine.own import taken_functions
 from weft.engine.plan_file import record
@@ -76,6 +77,7 @@ def planned(
     config: Config, graph: Graph | None, model: nn.Module | None, where: Where, *, approximate: bool
 ) -> tuple[list[Foreseen], dict[str, Any]]:
     """`plan` for a configuration, and what a file of it says."""
+    known_choices(config)  # the command has them, and prices are of those that were measured
     clusters, profile = where.clusters(config)
     subject = subject_of(config, graph, model)
     found = foresee(config, subject, clusters, approximate=approximate)

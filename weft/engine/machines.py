@@ -58,7 +58,7 @@ def machines_of(said: str) -> list[Machines]:
 def _of_words(words: str) -> Machines:
     """Those that 'COUNTxWHAT[@NETWORK]' names: GPUs that no network joins are of one host."""
     match = PATTERN.fullmatch(words)
-    if match is None:
+    if match is None or not match["what"].strip():
         raise InputError(f"{FLAG} '{words}': give COUNTxMEMORY or COUNTxGPU and @NETWORK, {EXAMPLE}")
     count, what, network = int(match["hosts"]), match["what"].strip(), (match["network"] or "").strip()
     if what[0].isdigit():
@@ -75,7 +75,7 @@ def _of_file(path: Path) -> list[Machines]:
     with readable(path, "give a TOML file with tables [[machines]]"):
         tables = tomllib.loads(path.read_text()).get("machines", [])
     known = {spec.name: spec for spec in dataclasses.fields(Machines)}
-    if not tables or not isinstance(tables, list):
+    if not tables or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise InputError(f"{path}: has no table [[machines]]: give one for each alternative, with {', '.join(known)}")
     found = []
     for table in tables:
@@ -97,6 +97,8 @@ def _checked(machines: Machines) -> Machines:
     found = replace(machines, gpu=names.get(name, ""))
     if found.hosts < 1 or found.gpus < 1:
         raise InputError(f"{FLAG} {found}: nobody is there: give a count of at least 1")
+    if not found.gpu and found.gpus != 1:
+        raise InputError(f"{FLAG}: gpus = {found.gpus} has no effect without gpu: give its name, or leave gpus out")
     if not found.gpu and not found.memory:
         raise InputError(f"{FLAG}: neither memory nor gpu is given: give one of them")
     if found.memory and parse_bytes(found.memory, FLAG) < 1:

@@ -15,6 +15,9 @@ from weft.engine.hindsight import Epoch, Told
 from weft.engine.planning import Foreseen
 from weft.nn import Workload
 
+DECIDED = {spec.name for spec in dataclasses.fields(Config)} - {"graph", "model"}
+"""Fields of a configuration that a plan may say."""
+
 
 def record(found: Sequence[Foreseen], fingerprint: str, notes: Sequence[str] = ()) -> dict[str, Any]:
     """All as JSON knows it, the graph that it is of ('': one that is only described), and what was not measured."""
@@ -44,6 +47,8 @@ def planned_options(path: Path, fingerprint: str) -> tuple[dict[str, Any], Epoch
             ({"strategy": one["strategy"], "workers": one["workers"], **one["options"]}, Epoch.of(one))
             for one in fitting[:1]
         ]
+        if unknown := [name for options, _ in found for name in options if name not in DECIDED]:
+            raise ValueError(f"no option {unknown[0]!r} is decided by a plan")
     if of != fingerprint:
         raise InputError(f"{path} is a plan of another graph: make one of this by weft plan")
     if not found:

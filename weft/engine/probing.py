@@ -154,6 +154,7 @@ def probe_network(path: Path) -> Profile:
     if group.size == 1:
         raise InputError("one rank has no network: start weft probe by torchrun with several, or without torchrun")
     hosts = group.size // int(os.environ["LOCAL_WORLD_SIZE"])
+    use(profile.choices)
     found = measure_network(group, profile, hosts=hosts)
     group.close()
     others = [one for one in profile.networks if (one.ranks, one.hosts) != (found.ranks, found.hosts)]
