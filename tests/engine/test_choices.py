@@ -157,6 +157,23 @@ def test_predictions_are_the_runs(tmp_path: Path, machine: Path) -> None:
     assert not torch.equal(weft.predict(tmp_path / "run", choices=str(machine)), rows)
 
 
+@needs_onednn
+@pytest.mark.parametrize(("flags", "expected"), [({"batch_size": "all", "fanout": "all"}, True), ({}, False)])
+def test_batches_of_other_sizes_make_no_kernels(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str], *, expected: bool
+) -> None:
+    """oneDNN's of each number of rows would be kept: 440 MB after 1,800 batches of tolokers."""
+    measure(machine, "onednn")
+    made, ours = list[int](), dense._inner_product
+    assert ours is not None
+    monkeypatch.setattr(dense, "_inner_product", lambda x, *rest: made.append(len(x)) or ours(x, *rest))
+    with weft.place("digits", strategy="sampled", **flags) as placed:
+        for batch in placed.batches(0):
+            placed.backward(placed(batch).sum())
+        assert bool(made) == expected
+        assert chosen("map", 1, 1, 1, 1) == "onednn"
+
+
 def test_all_ranks_use_what_rank_zero_says(tmp_path: Path) -> None:
     """Whatever the profiles of their hosts say."""
     found = on_ranks(2, maps_of_a_rank, tmp_path)

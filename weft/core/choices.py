@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -122,6 +123,17 @@ def use(choices: Choices) -> None:
     """Has this process's kernels served so."""
     global _used
     _used = choices
+
+
+@contextmanager
+def sizes_vary() -> Iterator[None]:
+    """Leaves oneDNN out where calls differ in their numbers of rows: it compiles a kernel for each, and keeps it."""
+    before = _used
+    use(before.without_onednn())
+    try:
+        yield
+    finally:
+        use(before)
 
 
 def chosen(kind: str, *sizes: float) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group
+from weft.core.choices import sizes_vary
 from weft.core.errors import InputError
 from weft.core.memory import require_memory
 from weft.core.meter import Counts, Meter
@@ -361,6 +362,12 @@ class PlacedBatches(PlacedVertices):
         rows = torch.empty(len(vertices), 0) if x is None else x[vertices]
         typed = typed_rows(self.graph, vertices, device, work.dtype, features)
         return Inputs(rows=rows.to(device, work.row_dtype), optimisations=work.optimisations, typed=typed)
+
+    def forward(self, step: Step) -> Tensor:
+        if not isinstance(step, BatchStep) or self._whole:
+            return super().forward(step)
+        with sizes_vary():
+            return super().forward(step)
 
     def views(self, step: Step) -> list[PlacedView]:
         if not isinstance(step, BatchStep):
