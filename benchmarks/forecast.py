@@ -29,7 +29,7 @@ from steps import make_plan
 
 from weft.comm import join
 from weft.core.choices import use
-from weft.core.memory import NO_SMALL_CACHES, TUNABLES, keep_pages
+from weft.core.memory import NO_SMALL_CACHES, TUNABLES, keep_pages, memory_limit_bytes
 from weft.core.meter import Meter
 from weft.core.optimisations import Optimisations
 from weft.cost import Profile
@@ -115,7 +115,7 @@ def at_rate(network: Network, rate: str, machine: Profile, options: argparse.Nam
                             ranks=network.ranks,
                             hosts=network.ranks,
                             threads=max(1, len(os.sched_getaffinity(0)) // network.ranks),
-                            memory_bytes=0,
+                            memory_bytes=memory_limit_bytes(),
                             emulated=True,
                         ),
                     )
