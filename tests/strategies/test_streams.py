@@ -117,10 +117,19 @@ def check_chunks_of_tensor(group: Group, case: Case, given: Given, planned: Plan
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("model", ["gcn", "gat"])
-def test_chunks_of_tensor_have_no_race(model: str, size: int) -> None:
-    """Where rows are the host's, and aggregates a device's."""
-    case, given = Case(model=model, layers=2), Given(device_memory=8000, device=str(DEVICE_NAME))
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(model="gcn", layers=4),
+        Case(model="gcn", layers=4, residual=True),
+        Case(model="sage", layers=4, hidden=6),
+        Case(model="gat", layers=4),
+    ],
+    ids=lambda case: case.id,
+)
+def test_chunks_of_tensor_have_no_race(case: Case, size: int) -> None:
+    """Where rows are the host's, and aggregates a device's; layers of one width use memory again."""
+    given = Given(device_memory=8000, device=str(DEVICE_NAME))
     planned, _ = Planned.of(case, "tensor", given, size), reference(case)
     on_ranks(size, check_chunks_of_tensor, case, given, planned)
 
