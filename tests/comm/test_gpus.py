@@ -1,19 +1,30 @@
-"""Which GPU a rank takes, and when ranks cannot talk by NCCL; what is on a device that is staged comes back there."""
+"""Which GPU a rank takes, and by what ranks talk; what is on a device that is staged comes back there."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import on_ranks
+from tests.ranks import on_ranks, spawn
+from tests.strategies.planted import replaced
 from tests.streams import DEVICE_NAME, FakeStreams, RaceError
 from weft.comm import Group, own_gpu
-from weft.comm.gpus import each_has_its_own
+from weft.comm.gpus import BOTH, each_has_its_own
 from weft.comm.group import Exchange
+from weft.core.errors import InputError
+from weft.core.meter import Meter
+
+joining: Any = import_module("weft.comm.join")
 
 
 @pytest.mark.parametrize(("local", "there", "taken"), [("0", 4, 0), ("3", 4, 3), ("3", 1, 0), ("5", 4, 1)])
@@ -71,3 +82,64 @@ def check_not_staged(group: Group) -> None:
 
 def test_memory_of_the_device_is_not_for_gloo() -> None:
     on_ranks(2, check_not_staged)
+
+
+@contextmanager
+def faked_gpus(names: list[str]) -> Iterator[list[str]]:
+    """Ranks on GPUs of these names, by which they would talk by NCCL and do by gloo; the backends that they ask for."""
+    asked, begin = list[str](), dist.init_process_group
+    patches = [
+        (joining, "own_gpu", lambda: torch.device("cuda", 0)),
+        (joining, "name_of", lambda _: names[int(os.environ["RANK"])]),
+        (joining, "Group", lambda *_, **named: SimpleNamespace(**named)),
+        (torch.cuda, "set_device", lambda _: None),
+        (dist, "init_process_group", lambda backend, **named: (asked.append(backend), begin("gloo", **named))),
+    ]
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(replaced(*patch))
+        yield asked
+
+
+def joined_by(folder: Path, device: str) -> Any:
+    return joining.join(timeout_seconds=30, meter=Meter(), device=device, init_method=f"file://{folder / 'meeting'}")
+
+
+def check_meets_anew(group: Group, folder: Path) -> None:
+    for_cpu = group.process_group
+    with faked_gpus(["a", "a"]) as asked:
+        shared = joined_by(folder, "cuda")
+        assert (asked, shared.staged, shared.shares) == (["gloo"], True, True)
+        assert shared.process_group is not for_cpu
+        again = joined_by(folder, "cuda")
+        assert (again.process_group is shared.process_group, again.shares) == (True, True)
+        assert joined_by(folder, "cpu").process_group is shared.process_group, "it serves the host, too"
+    dist.destroy_process_group()
+    joined_by(folder, "cpu")
+    with faked_gpus(["a", "b"]) as asked:
+        assert not joined_by(folder, "cuda").shares
+        assert asked == [BOTH]
+
+
+def test_ranks_that_met_for_the_cpu_meet_anew_for_gpus(tmp_path: Path) -> None:
+    """As where a plan's file says that the device is one."""
+    spawn(2, check_meets_anew, tmp_path)
+
+
+def check_process_group_of_ones_own(group: Group, folder: Path) -> None:
+    group.close()
+    store = dist.FileStore(str(folder / "own"), 2)
+    dist.init_process_group("gloo", store=store, rank=group.rank, world_size=2)
+    own = dist.group.WORLD
+    with faked_gpus(["a", "b"]) as asked:
+        found = joined_by(folder, "cuda")
+        assert (found.process_group is own, found.staged, found.shares, asked) == (True, True, False, [])
+        with replaced(dist, "get_backend_config", lambda: BOTH):
+            assert not joined_by(folder, "cuda").staged
+        with replaced(dist, "get_backend_config", lambda: "cuda:nccl"), pytest.raises(InputError, match=BOTH):
+            joined_by(folder, "cuda")
+    assert dist.group.WORLD is own
+
+
+def test_a_process_group_of_ones_own_is_used_as_it_is(tmp_path: Path) -> None:
+    spawn(2, check_process_group_of_ones_own, tmp_path)

@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from tests.streams import DEVICE_NAME, FakeStreams, RaceError
-from weft.core.streams import COMPUTE, LOAD, STORE, CudaStreams, Guard, InOrder, Staging, streams_of, to_host
+from tests.streams import DEVICE_NAME, LOADER, FakeStreams, RaceError
+from weft.core.streams import (
+    COMPUTE,
+    LOAD,
+    STORE,
+    CudaStreams,
+    Guard,
+    InOrder,
+    Mark,
+    Staging,
+    pinned_bytes,
+    streams_of,
+    to_host,
+)
 
 SHAPE = (4, 3)
 Work = Callable[[FakeStreams], None]
@@ -95,6 +109,39 @@ def test_memory_of_both_is_found() -> None:
         streams.pinned(SHAPE, torch.float32) + torch.zeros(SHAPE, device=DEVICE_NAME)
 
 
+@pytest.mark.parametrize("writer", ["host", "stream"])
+def test_a_reader_beside_a_writer_is_waited_for_by_the_next(writer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of one buffer: a loader reads the last two while the first two are written."""
+    with FakeStreams() as streams:
+        pinned, guard = streams.pinned(SHAPE, torch.float32), Guard(streams)
+        finish = streams.finish
+
+        def read() -> None:
+            with streams.on(LOAD, None), guard.stream_reads():
+                streams.to_device(pinned[2:])
+
+        def wait(mark: Mark | None) -> None:
+            finish(mark)
+            monkeypatch.undo()
+            read()
+
+        read()
+        if writer == "host":
+            monkeypatch.setattr(streams, "finish", wait)
+            guard.host_writes()
+            pinned[:2].fill_(1)
+        else:
+            with streams.on(STORE, streams.mark()), guard.stream_writes():
+                streams.run_as(LOADER, read)
+                pinned[:2].copy_(torch.ones(2, 3, device=DEVICE_NAME), non_blocking=True)
+        guard.host_writes()
+        pinned[2:].fill_(2)
+
+
+def test_pinned_memory_takes_a_power_of_two() -> None:
+    assert [pinned_bytes(one) for one in (0, 1, 4096, 4097)] == [0, 1, 4096, 8192]
+
+
 def test_the_cpu_has_nothing_to_wait_for() -> None:
     streams, rows = streams_of(torch.device("cpu")), torch.ones(SHAPE)
     assert isinstance(streams, InOrder)
@@ -109,7 +156,7 @@ class FakeCuda:
     """What CudaStreams asks of torch.cuda, written down."""
 
     def __init__(self) -> None:
-        self.present, self.said, self.names = "default", list[str](), iter(("first", "second"))
+        self.present, self.said, self.names = "default", list[str](), iter(("first", "second", "third", "fourth"))
 
     def Stream(self, _device: torch.device) -> FakeCudaStream:
         return FakeCudaStream(self, next(self.names))
@@ -153,11 +200,33 @@ class FakeCudaEvent:
         self.cuda.said.append(f"host waits for {self.of}")
 
 
-def test_marks_of_cuda_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code for CUDA over what takes notes, since nothing else runs it here."""
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """In the place of torch.cuda, since nothing else runs the code for CUDA here."""
     cuda = FakeCuda()
     for name in ("Stream", "Event", "current_stream", "current_device", "stream"):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    return cuda
+
+
+class Lent(Tensor):
+    """A tensor that notes which streams use it."""
+
+    def record_stream(self, stream: Any) -> None:
+        stream.cuda.said.append(f"lent to {stream.name}")
+
+
+def test_kernels_are_in_the_stream_that_is_present(cuda: FakeCuda) -> None:
+    """Also of a second run, in a stream of one's own."""
+    for own in ("default", "own"):
+        with cuda.stream(FakeCudaStream(cuda, own)):
+            streams = streams_of(torch.device("cuda", 3))
+            with streams.on(LOAD, streams.mark()):
+                streams.lend(torch.ones(1).as_subclass(Lent), COMPUTE)
+    assert cuda.said == ["first waits for default", "lent to default", "third waits for own", "lent to own"]
+
+
+def test_marks_of_cuda_are_events(cuda: FakeCuda) -> None:
     streams = CudaStreams(torch.device("cuda"))
     computed = streams.mark()
     with streams.on(LOAD, computed):

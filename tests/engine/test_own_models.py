@@ -129,3 +129,15 @@ def test_heads_are_of_attention() -> None:
     ):
         refuse_foreign_flags(Config(model="sage", heads=8))
     refuse_foreign_flags(Config(model="gatv2", heads=8))
+
+
+class Transposed(nn.Module):
+    """Works on rows in two groups of columns, and views them as rows again, which they are where nothing is copied."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.relu(h.view(len(h), 2, -1).transpose(0, 1)).transpose(0, 1).view(len(h), -1)
+
+
+def test_a_model_may_view_what_it_has_transposed(tmp_path: Path) -> None:
+    run = weft.train("digits", stack(Transposed()), out=tmp_path / "run", quiet=True, epochs=2)
+    assert run.summary["epochs"] == 2

@@ -12,7 +12,8 @@ from weft.nn.flops import FlopCounter
 from weft.nn.shapes import SHAPES
 
 LIKE = torch.rand(3, 4, 5)
-ROWS, ROW, COLUMN = torch.rand(6, 4), torch.rand(4), torch.rand(6, 1)
+aten = torch.ops.aten
+ROWS, ROW, COLUMN, NUMBER = torch.rand(6, 4), torch.rand(4), torch.rand(6, 1), torch.tensor(2.0)
 
 
 @pytest.mark.parametrize(
@@ -42,15 +43,33 @@ ROWS, ROW, COLUMN = torch.rand(6, 4), torch.rand(4), torch.rand(6, 1)
         lambda: torch.nn.functional.leaky_relu(LIKE),
         lambda: LIKE / 3,
         lambda: torch.nn.functional.elu(LIKE),
+        lambda: torch.relu(LIKE.transpose(0, 1)),
+        lambda: LIKE.transpose(0, 1) * 2,
+        lambda: LIKE.transpose(0, 1) + LIKE.transpose(0, 1),
+        lambda: torch.rand(4, 6).t() + ROWS,
+        lambda: ROWS + torch.rand(4, 6).t(),
+        lambda: torch.rand(6) * torch.rand(4, 1).expand(4, 6),
+        lambda: torch.addmm(ROW, torch.rand(4, 6).t(), torch.rand(4, 4).t()),
+        lambda: torch.relu(ROWS.view(6, 2, -1).transpose(0, 1)).transpose(0, 1).view(6, -1),
+        lambda: torch.cat([LIKE.transpose(0, 1), LIKE.transpose(0, 1)]),
+        lambda: torch.cat([LIKE.transpose(0, 1).contiguous(), LIKE.transpose(0, 1)]),
+        lambda: torch.stack([LIKE.transpose(0, 1), LIKE.transpose(0, 1)]),
+        lambda: torch.stack([LIKE, LIKE.flip(0).transpose(0, 2).contiguous().transpose(0, 2)]),
+        lambda: torch.block_diag(ROWS.t(), ROWS),
+        lambda: LIKE.transpose(0, 1).sum(0),
+        lambda: LIKE.transpose(0, 2).mean(1, keepdim=True),
+        lambda: aten.threshold_backward(LIKE, LIKE.transpose(0, 2).contiguous().transpose(0, 2), 0),
+        lambda: aten.sum.dim_IntList(NUMBER, []),
+        lambda: aten.mean.dim(NUMBER, [0]),
     ],
 )
 def test_as_with_data(make: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     found = make()
-    for name in ("LIKE", "ROWS", "ROW", "COLUMN"):
+    for name in ("LIKE", "ROWS", "ROW", "COLUMN", "NUMBER"):
         monkeypatch.setitem(globals(), name, globals()[name].to("meta"))
     with torch.device("meta"), FlopCounter():
         told = make()
-    assert (told.shape, told.dtype) == (found.shape, found.dtype)
+    assert (told.shape, told.dtype, told.stride()) == (found.shape, found.dtype, found.stride())
     assert told.is_meta
 
 

@@ -134,14 +134,14 @@ class AtOnce:
 
 
 def test_a_limit_is_where_the_chunks_are() -> None:
-    """The working set is on the device, within the limit; rows are on the host, or in files."""
+    """The working set is on the device, within the limit; rows are on the host, or in files; pinned ones take more."""
     work = chunk_workload("gat", decoupled=False)
     limit = 8 * TensorPlan(work, 2).least_bytes()
     here, apart = (TensorPlan(work, 2, TensorOptions(device_memory=limit, device=one)) for one in ("", "cuda"))
     whole = TensorPlan(work, 2).held()
     assert 0 < apart.held().device == here.held().device <= limit
     assert 0 < apart.held().host < here.held().host + here.held().device
-    assert apart.held().disk == here.held().disk > whole.disk == 0
+    assert 2 * here.held().disk > apart.held().disk > here.held().disk > whole.disk == 0
     assert here.memory() < TensorPlan(work, 2, TensorOptions(chunks=9)).memory()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,8 @@ from tests.strategies.session import Given, Planned, Session, check_case, part_b
 from tests.streams import DEVICE_NAME, FakeStreams, RaceError
 from weft.chunks import placed
 from weft.comm import Group
-from weft.core.streams import COMPUTE, LOAD, STORE
+from weft.core.streams import COMPUTE, LOAD, STORE, pinned_bytes
+from weft.store.rows import host_rows
 
 PINNED = Given(chunks=8, device_memory=1 << 40)
 """A limit that is none, under which rows are not in the device's memory; slots of some chunks are used again."""
@@ -89,6 +91,25 @@ def run_steps(
         session.evaluation()
 
 
+def test_what_is_foreseen_of_pinned_rows_is_what_their_blocks_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, given = Case(model="gcn"), Given(**PINNED, device=str(DEVICE_NAME))
+    planned, made = Planned.of(case, "offload", given, 1), list[int]()
+
+    def noted(*sizes: Any, **options: Any) -> Any:
+        rows = host_rows(*sizes, **options)
+        made.append(rows.num_bytes)
+        return rows
+
+    with monkeypatch.context() as patch, FakeStreams() as streams:
+        patch.setattr(placed, "host_rows", noted)
+        session = Session(case, "offload", fake_group(streams), given, planned)
+        for _ in range(2):
+            session.step(0)
+            session.evaluation()
+    assert session.plan.held().disk == sum(map(pinned_bytes, made)) + session.strategy.chunks.array_file.num_bytes
+    assert sum(made) < sum(map(pinned_bytes, made)) < 2 * sum(made)
+
+
 def check_rank(group: Group, case: Case, strategy: str, given: Given, planned: Planned, late: bool) -> None:
     with FakeStreams(late=late) as streams:
         check_case(fake_group(streams, group), case, strategy, given, planned)
@@ -117,10 +138,19 @@ def check_chunks_of_tensor(group: Group, case: Case, given: Given, planned: Plan
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("model", ["gcn", "gat"])
-def test_chunks_of_tensor_have_no_race(model: str, size: int) -> None:
-    """Where rows are the host's, and aggregates a device's."""
-    case, given = Case(model=model, layers=2), Given(device_memory=8000, device=str(DEVICE_NAME))
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(model="gcn", layers=4),
+        Case(model="gcn", layers=4, residual=True),
+        Case(model="sage", layers=4, hidden=6),
+        Case(model="gat", layers=4),
+    ],
+    ids=lambda case: case.id,
+)
+def test_chunks_of_tensor_have_no_race(case: Case, size: int) -> None:
+    """Where rows are the host's, and aggregates a device's; layers of one width use memory again."""
+    given = Given(device_memory=8000, device=str(DEVICE_NAME))
     planned, _ = Planned.of(case, "tensor", given, size), reference(case)
     on_ranks(size, check_chunks_of_tensor, case, given, planned)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from weft.chunks.chunking import CutSizes
 from weft.comm import Layout, RowSet
+from weft.core.streams import pinned_bytes
 from weft.nn import Aggregate, AttendEdges, Footprint, kernel_footprint
 
 ID_BYTES = 8
@@ -144,10 +145,16 @@ class PassSizes:
         return (self.cut.num_slots * len(self.edges) + self.num_rows) * (ID_BYTES + self.itemsize)
 
     def row_bytes(self, passes: int) -> int:
-        """Of rows in files, of so many passes in a step, whose files are used again once they are free."""
-        read, made = self.num_rows * sum(self.ports), self.num_results * self.going.here
+        """Of rows in files, or pinned, of so many passes in a step, which are used again once they are free."""
+        read = sum(self.stored_bytes(self.num_rows * width) for width in self.ports)
+        made = self.stored_bytes(self.num_results * self.going.here)
         kept = 0 if self.op.linear else passes * (read + made * (self.steps - 1))
-        return (read + made * (1 + (self.steps > 1)) + kept) * self.itemsize
+        return read + made * (1 + (self.steps > 1)) + kept
+
+    def stored_bytes(self, numbers: int) -> int:
+        """Of rows in a file, or pinned where chunks are worked on in a memory of their own."""
+        num_bytes = numbers * self.itemsize
+        return pinned_bytes(num_bytes) if self.apart else num_bytes
 
 
 class _Run:

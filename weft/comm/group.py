@@ -32,7 +32,7 @@ class Group:
     Made by `join`, or directly for one rank, which talks to nobody. world_ranks: their numbers among all ranks; None:
     they are all. process_group: through which they talk. name: of the axis, as meters tell its collectives from others.
     timeout: after which a peer that does not answer is lost. staged: what is on the device goes by the host, since
-    ranks that share a GPU have gloo alone.
+    ranks have gloo alone. shares: some of them share a GPU.
     """
 
     def __init__(
@@ -47,8 +47,10 @@ class Group:
         name: str = "",
         timeout: timedelta | None = None,
         staged: bool = False,
+        shares: bool = False,
     ) -> None:
-        self.rank, self.size, self.device, self.staged = rank, size, torch.device(device), staged
+        self.rank, self.size, self.device = rank, size, torch.device(device)
+        self.staged, self.shares = staged, shares
         self.world_ranks = tuple(range(size) if world_ranks is None else world_ranks)
         self.world_rank = self.world_ranks[rank]
         self.process_group, self.name, self.timeout = process_group, name, timeout

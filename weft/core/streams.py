@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -58,7 +57,7 @@ class Streams(Protocol):
         ...
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory of the host, of any content, that copies reach while the host goes on."""
+        """Memory of the host, of any content, that copies reach while the host goes on; see `pinned_bytes`."""
         ...
 
     def to_device(self, tensor: Tensor) -> Tensor:
@@ -103,7 +102,7 @@ class InOrder:
 
 
 class CudaStreams:
-    """A GPU's: kernels in the stream that is its present one now, copies in two more. Not measured on a GPU yet."""
+    """A GPU's: kernels in the stream that is this thread's present one now, copies in two more. Not measured yet."""
 
     apart = True
 
@@ -151,10 +150,14 @@ class CudaStreams:
         return tensor.to(self.device, non_blocking=True)
 
 
-@cache
 def streams_of(device: torch.device) -> Streams:
-    """Those of a device."""
+    """Those of a device, for work whose kernels are in this thread's present stream."""
     return CudaStreams(device) if device.type == "cuda" else InOrder(device)
+
+
+def pinned_bytes(num_bytes: int) -> int:
+    """What pinned memory takes: PyTorch makes each block a power of two, and keeps it."""
+    return 1 << (num_bytes - 1).bit_length() if num_bytes else 0
 
 
 def to_host(streams: Streams, tensor: Tensor) -> Tensor:
@@ -170,7 +173,9 @@ def to_host(streams: Streams, tensor: Tensor) -> Tensor:
 class Guard:
     """Keeps in order what streams and the host do to one buffer of the host, for whoever says it to the guard.
 
-    A reader comes behind the last writer, a writer also behind the readers since. The whole buffer is one.
+    A reader comes behind the last writer, a writer also behind the readers. The whole buffer is one. Marks are replaced
+    and not removed, since another thread may read while this one waits to write; to wait again for what is done is
+    nothing.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -187,8 +192,6 @@ class Guard:
         """The host is about to write."""
         for mark in (self._written, *self._read.values()):
             self._streams.finish(mark)
-        self._written = None
-        self._read.clear()
 
     @contextmanager
     def stream_reads(self) -> Iterator[None]:
@@ -205,7 +208,6 @@ class Guard:
             self._streams.join(mark)
         yield
         self._written = self._streams.mark()
-        self._read.clear()
 
 
 class Staging:

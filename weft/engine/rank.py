@@ -129,7 +129,7 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
     config, work = job.config, plan.work
     use_own_gpu(config)
     choices = use_same(job.choices, group)
-    if group.staged and group.rank == 0:
+    if group.shares and group.rank == 0:
         print(SHARED, file=sys.stderr, flush=True)
     probe_seconds = 0.0
     if config.measure and plan.machine is None:

@@ -20,13 +20,13 @@ def shaped(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tenso
 
 
 def is_plain(x: Any) -> bool:
-    """Whether it is a tensor of floating-point numbers without data."""
-    return isinstance(x, Tensor) and x.is_meta and x.is_floating_point()
+    """Whether it is a tensor of floating-point numbers without data, as which its results would stand in memory."""
+    return isinstance(x, Tensor) and x.is_meta and x.is_floating_point() and x.is_contiguous()
 
 
-def of_first(x: Tensor, *_: Any) -> Tensor:
+def of_first(x: Tensor, *others: Any) -> Tensor | None:
     """Number by number, of one tensor, or of two that one made of the other."""
-    return x.new_empty(x.shape)
+    return x.new_empty(x.shape) if all(is_plain(one) for one in others if isinstance(one, Tensor)) else None
 
 
 def of_both(x: Tensor, y: Any, *_: Any) -> Tensor | None:
@@ -66,8 +66,10 @@ def of_layers(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return parts[0].new_empty(shape)
 
 
-def of_sums(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> Tensor:
+def of_sums(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> Tensor | None:
     """Sums or means along some dimensions, or all."""
+    if x.dim() == 0:
+        return None
     along = {dim % x.dim() for dim in dims or range(x.dim())}
     sizes = [1 if dim in along else size for dim, size in enumerate(x.shape) if keepdim or dim not in along]
     return x.new_empty(sizes)

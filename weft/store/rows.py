@@ -149,9 +149,9 @@ class MemoryRows:
         return made
 
     def read(self, first: int, end: int) -> Tensor:
-        """The rows [end - first, F] from `first` on, in their own memory, not to be changed."""
+        """The rows [end - first, F] from `first` on: in their own memory, not to be changed; a copy of pinned ones."""
         self._guard.host_reads()
-        return self._rows[first:end]
+        return self._rows[first:end].clone() if self._streams.apart else self._rows[first:end]
 
     def load(self, first: int, end: int) -> Tensor:
         """The same on the device."""

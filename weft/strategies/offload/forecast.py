@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from weft.chunks.rank import RankChunks
 from weft.chunks.slots import BACKWARD, FORWARD
 from weft.chunks.stages import Buffer, Stage
+from weft.core.streams import pinned_bytes
 from weft.core.units import format_bytes
 from weft.cost import Trace
 from weft.data import Graph
@@ -43,22 +44,24 @@ class Forecast:
         )
 
 
-def forecast(graph: Graph, model: nn.Module, plan: RankChunks, sizes: MoveSizes, trace: Trace) -> Forecast:
-    """That of a plan, but for the device; trace: of its training step."""
+def forecast(
+    graph: Graph, model: nn.Module, plan: RankChunks, sizes: MoveSizes, trace: Trace, *, pinned: bool = False
+) -> Forecast:
+    """That of a plan, but for the device; trace: of its training step; pinned: whether rows are in pinned memory."""
     moves = Moves(plan, sizes, training=True)
     return Forecast(
         chunks=plan.num_chunks,
         device=0,
         host=host_bytes(graph, model, plan, sizes.itemsize),
-        disk=array_bytes(plan, sizes.itemsize) + array_file_bytes(graph, plan, moves),
+        disk=array_bytes(plan, sizes.itemsize, pinned=pinned) + array_file_bytes(graph, plan, moves),
         to_device=trace.to_device.total(),
         to_host=trace.to_host.total(),
         network=trace.bytes_sent.total(),
     )
 
 
-def array_bytes(plan: RankChunks, itemsize: int) -> int:
-    """The files of rows, which one pass after the other uses."""
+def array_bytes(plan: RankChunks, itemsize: int, *, pinned: bool = False) -> int:
+    """The files of rows, which one pass after the other uses; pinned: memory in their place."""
     pool = Pool()
     for training in (True, False, True):  # what an evaluation keeps for good is not there for the next step
         stages = plan.stages[training]
@@ -72,16 +75,16 @@ def array_bytes(plan: RankChunks, itemsize: int) -> int:
         for stage in stages.backward:
             pool.run(stage)
         pool.free(one for one in [*pool.held] if one not in held)
-    return pool.total * itemsize
+    return sum(pinned_bytes(one * itemsize) if pinned else one * itemsize for one in pool.made)
 
 
 class Pool:
-    """Rows by their shape: what was given back is taken again. total: numbers of all that was ever made."""
+    """Rows by their shape: what was given back is taken again. made: how many numbers, of all that was ever made."""
 
     def __init__(self) -> None:
         self._spare = Counter[tuple[int, int]]()
         self.held = set[Buffer]()
-        self.total = 0
+        self.made = list[int]()
 
     def run(self, stage: Stage) -> None:
         """Takes what a stage makes and gives back what it frees."""
@@ -96,7 +99,7 @@ class Pool:
         if self._spare[shape]:
             self._spare[shape] -= 1
         else:
-            self.total += one.num_rows * one.width
+            self.made.append(one.num_rows * one.width)
 
     def free(self, ones: Iterable[Buffer]) -> None:
         """Gives rows back."""

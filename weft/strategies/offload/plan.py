@@ -234,7 +234,7 @@ class OffloadPlan(Plan):
                 f"--disable {self.loads_ahead} has no effect where rows are in memory and nothing is loaded: leave it "
                 "out, or give --device-memory"
             )
-        in_files = not self.in_memory and (options.on_cpu or options.scratch is not None)
+        in_files = not (self.in_memory or self.pinned)
         free = free_bytes(options.scratch) if in_files else 0
         limit, hub = options.device_memory, int(graph.in_edges.degree.max()) if graph.num_vertices else 0
         if limit is not None and (least := self.memory_probe.bytes(ChunkShape(1, hub + 1, hub))) > limit:
@@ -289,11 +289,16 @@ class OffloadPlan(Plan):
         options = self.options
         return options.on_cpu and options.device_memory is None and options.scratch is None
 
+    @property
+    def pinned(self) -> bool:
+        """Whether rows are in pinned memory of the host, for a device that is apart."""
+        return not self.options.on_cpu and self.options.scratch is None
+
     def forecast(self, rank: int, chunks: RankChunks) -> Forecast:
         """What a rank will take and move."""
         sizes = self._sizes(rank)
         trace = self._trace(chunks, sizes, training=True)
-        made = forecast(self.work.graph, self.work.model, chunks, sizes, trace)
+        made = forecast(self.work.graph, self.work.model, chunks, sizes, trace, pinned=self.pinned)
         if self.in_memory:
             made = replace(made, host=made.host + made.disk, disk=0)
         return replace(made, device=self.memory_probe.most(chunks.chunks))
