@@ -511,7 +511,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
 def test_few_chunks_tell_what_the_largest_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     told, largest, worked = probed(monkeypatch)
     assert 0.999 * largest <= told <= 1.001 * NEAR * largest  # shapes that are scaled down are rounded
-    assert worked <= 20
+    assert worked <= 50
 
 
 def test_a_chunk_that_is_passed_over_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

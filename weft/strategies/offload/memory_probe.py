@@ -18,7 +18,7 @@ from weft.nn import embeddings
 from weft.strategies.base import Placed, Step
 
 PlaceAt = Callable[[Graph, nn.Module, Sequence[int]], Placed]
-NEAR = 1.02  # times what a chunk takes may be told, where others would have to be worked on to tell
+NEAR = 1.001  # times what a chunk takes may be told, where others would have to be worked on to tell
 SCALED_SLOTS = 1500  # rows in slots, and twice as many, of the chunks that are worked on
 
 
