@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 
 from tests.ranks import on_ranks
 from tests.strategies.cases import SIZES, Case, cases, point, quick_cases, turn, typed_cases
-from tests.strategies.planted import check_planted
+from tests.strategies.planted import check_planted, replaced
 from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
 from weft.chunks.chunking import AHEAD, Chunking, least_bytes, working_bytes
+from weft.chunks.columns import ColumnRounds
 from weft.chunks.ranges import RankSide
 from weft.chunks.schedule import Sides
 from weft.comm import Group
@@ -58,6 +60,46 @@ def test_chunks_equal_single(case: Case, chunks: int | str, size: int) -> None:
 def check_limit(group: Group, case: Case, limit: int) -> None:
     placed = check_case(group, case, "tensor", Given(device_memory=limit))
     assert 0 < placed.meter.take("train").working_bytes <= limit
+
+
+MOVED = [Case(model=one, decoupled=two) for one, two in product(("gcn", "gat", "gatv2"), (False, True))]
+MOVED += [Case(model="pyg-sage-max"), *typed_cases()[3:4]]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_moves_is_told(size: int) -> None:
+    """From the least limit to one in which all fits, in as few chunks as it allows and in more."""
+    on_ranks(size, check_moves)
+
+
+def check_moves(group: Group) -> None:
+    for case, (times, chunks) in product(MOVED, ((1, 0), (8, 3), (100, 0))):
+        given = Given(device_memory=times * least(case, group.size), chunks=chunks)
+        placed = Session(case, "tensor", group, given, traced=True)
+        placed.step(0)
+        trace, counts = placed.trace(training=True), placed.meter.take("train")
+        assert counts.to_device == trace.to_device, case
+        assert counts.to_host == trace.to_host, case
+        assert trace.to_device.keys() >= {"sources", "edges", "gradients"}
+        assert trace.to_host.keys() == {"rows", "gradients"}
+
+
+@pytest.mark.parametrize(("way", "uncounted"), [("read_grads", "to_device"), ("give", "to_host")])
+def test_gradients_that_are_not_counted_are_seen(way: str, uncounted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, right = Case(model="gat", heads=3), getattr(ColumnRounds, way)
+
+    def wrong(runtime: ColumnRounds, *arguments: Any) -> Any:
+        with replaced(runtime, "transfer", lambda *_: None):
+            return right(runtime, *arguments)
+
+    monkeypatch.setattr(ColumnRounds, way, wrong)
+    with pytest.raises(AssertionError, match=uncounted):
+        check_limit(Group(), case, 2 * least(case, 1))
+
+
+def test_in_memory_nothing_moves() -> None:
+    placed = check_case(Group(), Case(model="gat", heads=3), "tensor", Given(chunks=3))
+    assert not placed.trace(training=True).to_device
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=SLOW), 3, pytest.param(4, marks=SLOW)])
@@ -175,5 +217,7 @@ def test_a_limit_that_nothing_fits_in_is_refused_with_the_least(case: Case) -> N
     placed = Session(case, "tensor", Group(), Given(device_memory=bytes_needed))
     placed.step(0)
     assert 0 < placed.meter.take("train").working_bytes <= bytes_needed
-    with pytest.raises(InputError, match=f"give at least {bytes_needed:,}"):
-        Given(device_memory=bytes_needed - 1).plan("tensor", placed.plan.work).require()
+    few = Given(device_memory=bytes_needed - 1).plan("tensor", placed.plan.work)
+    for refused in (few.require, few.memory, partial(few.trace, training=True)):
+        with pytest.raises(InputError, match=f"give at least {bytes_needed:,}"):
+            refused()

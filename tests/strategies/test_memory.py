@@ -12,7 +12,7 @@ import torch
 import weft
 from tests.ranks import on_ranks
 from tests.strategies.cases import Case
-from weft.chunks.column_memory import PassSizes, _Run
+from weft.chunks.column_memory import PassSizes
 from weft.chunks.placed import Runtime
 from weft.comm import Group
 from weft.core.tensor_peak import TensorPeak
@@ -84,7 +84,7 @@ def test_chunks_are_told(size: int, asked: dict[str, int]) -> None:
     ("kind", "name", "nothing", "asked"),
     [
         (PassSizes, "arrays", property(lambda _: 0), {"chunks": 9}),
-        (_Run, "read_width", lambda *_: 0, {"limit": 1000}),
+        (PassSizes, "read_width", lambda *_: 0, {"limit": 1000}),
     ],
     ids=["rows", "slots"],
 )

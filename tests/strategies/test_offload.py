@@ -36,6 +36,7 @@ from tests.strategies.planted import check_planted, replaced
 from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
 from weft.chunks import placed as chunks_placed
 from weft.chunks.aggregates import ChunkAggregates, Loaded
+from weft.chunks.rank import ChunkShape
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.core.optimisations import Optimisations
@@ -45,6 +46,7 @@ from weft.data import Graph, TypedShape
 from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View, Workload
 from weft.strategies import Step
 from weft.strategies.offload.cut import Cutter
+from weft.strategies.offload.memory_probe import NEAR, MemoryProbe
 from weft.strategies.offload.placed import PlacedOffload
 from weft.strategies.offload.plan import MARGIN, OffloadPlan
 
@@ -488,6 +490,36 @@ LIMITED = [
 def limited(*quick: str) -> list[Any]:
     """The cases, of which those of some models are quick: a limit is found by many plans."""
     return [point(case, name=case.model, quick=case.model in quick) for case in LIMITED]
+
+
+def probed(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+    """Of a thousand chunks that take the most of two sums: what is told of the one that takes most, what it takes, and
+    how many are worked on."""
+    random, probe, worked = torch.Generator().manual_seed(0), plan_of(LIMITED[1]).memory_probe, list[ChunkShape]()
+
+    def num_bytes(shape: ChunkShape) -> int:
+        return 999 + max(200 * shape.targets + 9 * shape.edges, 20 * shape.targets + 16 * shape.slots + 8 * shape.edges)
+
+    monkeypatch.setattr(probe, "_work_on", lambda shape: worked.append(shape) or float(num_bytes(shape)))
+    targets = torch.randint(8_000, 10_000, (1000,), generator=random).tolist()
+    shapes = [ChunkShape(number, 50_000, 20_000 - 2 * number) for number in targets]
+    beside = torch.randint(10_000, (1000,), generator=random).tolist()
+    chunks = [*zip(shapes, beside, strict=True)]
+    return probe.most([chunks[:400], chunks[400:]]), max(num_bytes(one) + more for one, more in chunks), len(worked)
+
+
+def test_few_chunks_tell_what_the_largest_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, largest, worked = probed(monkeypatch)
+    assert 0.999 * largest <= told <= 1.001 * NEAR * largest  # shapes that are scaled down are rounded
+    assert worked <= 50
+
+
+def test_a_chunk_that_is_passed_over_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is held to take less than it does."""
+    bounds = MemoryProbe._bounds
+    monkeypatch.setattr(MemoryProbe, "_bounds", lambda probe, shapes: 0.01 * bounds(probe, shapes))
+    told, largest, _ = probed(monkeypatch)
+    assert told < 0.99 * largest
 
 
 @pytest.mark.parametrize("case", limited("gat", "sage"))

@@ -18,6 +18,7 @@ from weft.chunks.ranges import RankSide, even_ranges
 from weft.chunks.rounds import Schedule, in_place, pays_in_place
 from weft.chunks.schedule import Sides
 from weft.core import native
+from weft.core.errors import InputError
 from weft.data import Adjacency, Graph
 from weft.nn import SLOT_BYTES, Aggregate, ByRelation, RelationIndex, WorkingSet
 from weft.partition import Hop
@@ -82,14 +83,16 @@ class Chunking:
         return self.limit is None and steps == 1 and op.can_save and not op.linear
 
     def cut(self, op: Aggregate, needs: WorkingSet) -> Cut:
-        """The chunks of an aggregate: of even size where those fit, else as large as do."""
+        """The chunks of an aggregate: of even size where those fit, else as large as do. InputError where none do."""
         limit, block = self.limit, self.hop.block
         if limit is None:
             bounds = even_ranges(block, max(self.count, 1))
             if pays_in_place(self.hop, len(bounds) - 1):
                 return Cut(bounds, in_place(self.hop, bounds), ahead=False, num_bytes=0)
             return self._planned(op, needs, bounds, ahead=False)
-        ahead = limit >= AHEAD * least_bytes(block, op, needs)
+        if (least := least_bytes(block, op, needs)) > limit:
+            raise too_little(limit, least)
+        ahead = limit >= AHEAD * least
         cuts = (self._planned(op, needs, bounds, ahead=ahead) for bounds in self._tries(op, needs, limit))
         return next(cut for cut in cuts if cut.num_bytes <= limit)
 
@@ -121,6 +124,14 @@ class Chunking:
         sides = Sides([RankSide(self.hop, every)], [bounds], loops=holds_targets(op), ahead=ahead)
         schedule = sides.schedule(0)
         return Cut(bounds, schedule, ahead, working_bytes(needs, schedule, ahead=ahead))
+
+
+def too_little(limit: int, least: int) -> InputError:
+    """The error for a limit in which no target fits by itself."""
+    return InputError(
+        f"--device-memory: {limit:,} bytes are too few, since one vertex with its in-edges takes {least:,}: "
+        f"give at least {least:,}, or more ranks"
+    )
 
 
 def holds_targets(op: Aggregate) -> bool:

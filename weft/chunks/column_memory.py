@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.chunks.chunking import CutSizes
+from weft.chunks.slots import Way, edge_bytes
 from weft.comm import Layout, RowSet
 from weft.core.streams import pinned_bytes
 from weft.nn import Aggregate, AttendEdges, Footprint, kernel_footprint
@@ -30,6 +31,11 @@ class SetSize(NamedTuple):
     def of(cls, rows: RowSet | None) -> SetSize:
         """Those of a set; None: there are none."""
         return cls(0, 0) if rows is None else cls(len(rows.ids), len(rows.own))
+
+    @classmethod
+    def between(cls, bounds: Sequence[int], rank: int) -> SetSize:
+        """All rows, of which ranks answer for those between these bounds."""
+        return cls(bounds[-1], bounds[rank + 1] - bounds[rank])
 
 
 class Crossing(NamedTuple):
@@ -55,6 +61,8 @@ class PassSizes:
     cut: CutSizes
     edges: Sequence[int]
     """Of each chunk."""
+    loops: Sequence[int]
+    """Those that are stored besides, since vertices attend to themselves and lack them."""
     results: Sequence[int]
     """Its rows of results."""
     num_rows: int
@@ -75,8 +83,8 @@ class PassSizes:
     alone: bool
     in_memory: bool
     """Whether rows of all vertices are in memory, and not in files."""
-    edge_bytes: int
-    """Of an edge, as it is brought from a file: its source, and its weight."""
+    stored_edge: int
+    """Bytes of an edge, as it is brought from a file: its source, and its weight."""
     apart: bool
     """Whether chunks are worked on in a memory of their own."""
     keeps: bool
@@ -84,6 +92,37 @@ class PassSizes:
     packed: bool
     """Whether what is read is put together before."""
     itemsize: int
+
+    @property
+    def schedule(self) -> list[tuple[SetSize, int, SetSize]]:
+        """Chunk by chunk, the rows that arrive before it, its edges in all steps, and the rows that leave behind it."""
+        edges = (self.steps * number for number in self.edges)
+        return list(zip(self.receives, edges, self.sends, strict=True))
+
+    def read_width(self, step: int) -> int:
+        """Columns that a step reads at sources."""
+        widths = self.ports[: len(self.op.source)]
+        return sum(widths[1:]) + self.going.here if step else sum(widths)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the backward pass aggregates again."""
+        return not (self.op.linear or self.keeps)
+
+    @property
+    def own_width(self) -> int:
+        """Columns that are read of targets."""
+        return sum(self.ports[len(self.op.source) :])
+
+    @property
+    def back(self) -> Way:
+        """The edges that are brought backward, from files."""
+        return "back" if self.op.linear else "both"
+
+    def edge_bytes(self, number: int, way: Way) -> int:
+        """What is brought of a chunk's edges."""
+        edges = self.edges[number] + self.loops[number]
+        return edge_bytes(way, self.results[number], self.cut.num_slots, edges, self.stored_edge, 0)
 
     def footprint(self) -> Footprint:
         """That of a forward pass, and of its backward pass."""
@@ -135,9 +174,8 @@ class PassSizes:
     @property
     def round_bytes(self) -> int:
         """Of the rounds as they are stored: numbers of rows in slots and of those that move, edges both ways."""
-        slots, narrow = self.cut.num_slots * len(self.edges), NUMBER_BYTES
-        ends = (narrow + ID_BYTES) * (slots + self.num_rows)
-        return ends + 2 * narrow * self.num_moved + sum(self.edges) * (2 * self.edge_bytes + narrow)
+        numbers = self.cut.num_slots * len(self.edges) + self.num_rows + 2 * self.num_moved
+        return NUMBER_BYTES * numbers + sum(self.edge_bytes(number, "both") for number in range(len(self.edges)))
 
     @property
     def topology_bytes(self) -> int:
@@ -175,7 +213,7 @@ class _Run:
         going = None if one.alone else _Going(self, one.num_local, one.going)
         for step in range(one.steps):
             self.take(y + (2 * one.op.heads + one.going.here) * one.num_results * one.keeps)
-            slots = self.slots * self.read_width(step)
+            slots = self.slots * one.read_width(step)
             self.take(slots)
             for number in range(len(one.results)):
                 if step == 0:
@@ -199,7 +237,7 @@ class _Run:
         self.take(grads)
         for step in reversed(range(one.steps)):
             into = one.num_rows * one.going.here * bool(step) * one.in_memory
-            slots = self.slots * self.read_width(step) * (1 + (not one.op.linear))
+            slots = self.slots * one.read_width(step) * (1 + (not one.op.linear))
             self.take(into + slots)
             for number in reversed(range(len(one.results))):
                 if step == one.steps - 1:
@@ -217,12 +255,6 @@ class _Run:
             going.finish()
         elif len(one.ports) > 1:
             self.take(one.num_rows * one.coming.here)
-
-    def read_width(self, step: int) -> int:
-        """Columns that a step reads at sources."""
-        one = self.sizes
-        widths = one.ports[: len(one.op.source)]
-        return sum(widths) if not step else sum(widths[1:]) + one.going.here
 
     def round_forward(self, number: int, step: int) -> int:
         """Bytes of a chunk beside its slots."""
@@ -246,7 +278,7 @@ class _Run:
         if one.op.linear:
             return moved + brought
         if one.keeps:
-            return max(moved, results * (3 * one.op.heads + 2 * self.own_width) * one.itemsize) + brought
+            return max(moved, results * (3 * one.op.heads + 2 * one.own_width) * one.itemsize) + brought
         made = kernel_footprint(
             one.op,
             num_targets=results,
@@ -254,13 +286,8 @@ class _Run:
             width=one.going.here,
             itemsize=one.itemsize,
         )
-        found = self.sources * self.read_width(step) + results * (one.going.here + self.own_width)
+        found = self.sources * one.read_width(step) + results * (one.going.here + one.own_width)
         return max(moved, made.saved + made.backward + found * one.itemsize) + brought
-
-    @property
-    def own_width(self) -> int:
-        """Columns that are read of targets."""
-        return sum(self.sizes.ports[len(self.sizes.op.source) :])
 
     def brought(self, number: int, *, back: bool) -> int:
         """Bytes that are brought from files for a chunk, and for the next one while it is worked on."""
@@ -274,13 +301,11 @@ class _Run:
     def loaded(self, number: int, *, back: bool) -> int:
         """Bytes of a chunk's edges, of its own rows, and of the numbers of those that move."""
         one, slots = self.sizes, self.sizes.cut.num_slots
-        targets, again = one.cut.bounds[number + 1] - one.cut.bounds[number], back and not one.op.linear
-        edges = (one.edges[number] + targets * one.op.loops) * one.edge_bytes
-        results = max(targets, one.results[number])
-        ends, scales = ID_BYTES * (slots + 2 * results), one.itemsize * (slots + results) * one.op.linear
-        found = ends + scales + edges * (1 + again) + ID_BYTES * slots * back
-        moved = one.cut.loads[number] * (again or not back) + one.cut.flushes[number] * back
-        return found + 2 * ID_BYTES * moved + targets * self.own_width * one.itemsize * (again or not back)
+        targets, read = one.cut.bounds[number + 1] - one.cut.bounds[number], not (back and one.op.linear)
+        ends = ID_BYTES * (slots + targets) + one.itemsize * (slots + one.results[number]) * one.op.linear
+        moved = one.cut.loads[number] * read + one.cut.flushes[number] * back
+        edges = one.edge_bytes(number, one.back if back else "forward")
+        return edges + ends + 2 * ID_BYTES * moved + targets * one.own_width * one.itemsize * read
 
     def take(self, numbers: int) -> None:
         """So many numbers more are alive, or less."""

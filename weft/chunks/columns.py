@@ -51,7 +51,7 @@ class ColumnRounds(Runtime):
         needs: WorkingSet,
     ) -> None:
         cut, in_memory = chunking.cut(op, needs), chunking.limit is None
-        super().__init__(work, group, device, folder=None, in_memory=in_memory, prefetch=cut.ahead, traced=False)
+        super().__init__(work, group, device, folder=None, in_memory=in_memory, prefetch=cut.ahead)
         self.chunking, self.num_bytes, size = chunking, cut.num_bytes, group.size
         self.num_rows = self.num_results = whole.adjacency.num_targets
         self.num_own = self.num_local = len(range(group.rank, self.num_rows, size))
@@ -74,6 +74,10 @@ class ColumnRounds(Runtime):
     def rounds(self, hop: int, *, back: bool = False) -> Sequence[PlacedRound]:
         del hop
         return self._rounds_back if back else self._rounds
+
+    def transfer(self, tag: str, to_device: int, to_host: int) -> None:
+        if not self.in_memory:  # where nothing moves
+            super().transfer(tag, to_device, to_host)
 
 
 class ColumnPass:
@@ -137,7 +141,7 @@ class ColumnPass:
             leaving = iter(self.plan.sends)
             for round_, loaded, result in self._results(step, receives if step == 0 else None):
                 if table.result is None:
-                    y.write(round_.results.start, result)
+                    runtime.store(y, round_.results, result)
                 del loaded, result  # before its rows leave and the next round is worked on
                 if last and sends:
                     sends.send(next(leaving), partial(y.tensor().index_select, 0))
@@ -178,7 +182,7 @@ class ColumnPass:
             for round_, loaded, backward in rounds:
                 if last and receives:
                     self._arrive(receives, [of_result], [EVERYTHING])
-                backward.back(runtime.read(of_result, round_.results))
+                backward.back(runtime.read_grads(of_result, round_.results))
                 del loaded, backward  # and what was made again for it
                 if step == 0 and sends:
                     sends.send(next(leaving), partial(self._side_by_side, found))

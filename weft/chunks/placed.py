@@ -61,8 +61,7 @@ class Runtime(ABC):
     """What aggregates are made with, round by round.
 
     device: of the aggregates. folder: of the files; None: that for temporary ones. in_memory: rows and rounds are in
-    the device's memory, not on the host in files. prefetch: the next round is loaded while one is worked on. traced:
-    whether a trace says which bytes move between host and device, so that they are counted.
+    the device's memory, not on the host in files. prefetch: the next round is loaded while one is worked on.
     """
 
     def __init__(
@@ -74,11 +73,10 @@ class Runtime(ABC):
         folder: Path | None,
         in_memory: bool,
         prefetch: bool,
-        traced: bool = True,
     ) -> None:
         self.graph, self.optimisations, self.dtype = work.graph, work.optimisations, work.dtype
         self.group, self.meter, self.device = group, group.meter, device
-        self.in_memory, self.prefetch, self.traced = in_memory, prefetch, traced
+        self.in_memory, self.prefetch = in_memory, prefetch
         self.streams = group.streams if device == group.device else streams_of(device)
         if in_memory:  # where nothing moves
             self.streams = InOrder(device)
@@ -97,8 +95,7 @@ class Runtime(ABC):
 
     def transfer(self, tag: str, to_device: int, to_host: int) -> None:
         """Counts bytes between host and device."""
-        if self.traced:
-            self.meter.transfer(tag, to_device, to_host)
+        self.meter.transfer(tag, to_device, to_host)
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """A tensor of the host that nobody changes, on the device, for what is computed there."""

@@ -4,7 +4,7 @@ from weft.cost.machine import NOMINAL_RATES, Machine, Rates
 from weft.cost.nominal import GPUS, Gpu, nominal_network, nominal_prices
 from weft.cost.prices import Network, Prices, Table
 from weft.cost.profile import KINDS, Disk, Processes, Profile, holds_profile
-from weft.cost.trace import Operation, Steps, Trace, all_reduce
+from weft.cost.trace import Operation, Steps, Trace, all_reduce, transfer
 
 __all__ = [
     "GPUS",
@@ -26,4 +26,5 @@ __all__ = [
     "holds_profile",
     "nominal_network",
     "nominal_prices",
+    "transfer",
 ]

@@ -36,6 +36,8 @@ class Operation:
     """Whether a thread does it ahead of the step, beside those before."""
     calls: tuple[KernelCall, ...] = ()
     """What runs on the device for it, which takes its time; of a collective, what packs and unpacks."""
+    backward: tuple[Operation, ...] | None = None
+    """What the backward pass does for it, in order; None: its adjoint."""
 
     def mirrored(self) -> Operation:
         """The adjoint: what was sent comes back; the transposed aggregate; a sum stays a sum."""
@@ -116,6 +118,13 @@ def all_reduce(tag: str, numbers: int, itemsize: int, size: int) -> Operation:
     """The sum of `numbers` numbers over `size` ranks, as a ring moves it: 2 (P - 1) / P of them each way."""
     payload = 2 * numbers * itemsize * (size - 1) // size
     return Operation(kind="collective", tag=tag, bytes_sent=payload, bytes_received=payload)
+
+
+def transfer(tag: str, *, to_device: int = 0, to_host: int = 0) -> Operation:
+    """So many bytes that come from the host, or go there, each of which is read and written."""
+    copied = 2 * (to_device + to_host)
+    calls = (KernelCall("pass", (copied,)),) if copied else ()
+    return Operation(kind="transfer", tag=tag, bytes_sent=to_host, bytes_received=to_device, calls=calls)
 
 
 def _total(items: Iterable[tuple[str, int]]) -> Counter[str]:

@@ -213,8 +213,8 @@ def mirrored(made: Iterable[Operation]) -> list[Operation]:
     """The backward pass of operations, last first; what is done while rows come is while their gradients go."""
     found: list[Operation] = []
     for operation in reversed([*made]):
-        before = operation.kind == "collective" and found and found[-1].ahead
-        found.insert(len(found) - bool(before), operation.mirrored())
+        before = len(found) - bool(operation.kind == "collective" and found and found[-1].ahead)
+        found[before:before] = [operation.mirrored()] if operation.backward is None else operation.backward
     return found
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from weft.chunks.rank import ChunkShape
 from weft.core.tensor_peak import TensorPeak
@@ -15,8 +18,18 @@ from weft.nn import embeddings
 from weft.strategies.base import Placed, Step
 
 PlaceAt = Callable[[Graph, nn.Module, Sequence[int]], Placed]
-CANDIDATES = 3  # for the chunk that takes most with what is loaded beside it, besides the largest chunks
+NEAR = 1.001  # times what a chunk takes may be told, where others would have to be worked on to tell
 SCALED_SLOTS = 1500  # rows in slots, and twice as many, of the chunks that are worked on
+
+
+class Line(NamedTuple):
+    """What a shape takes, and how that changes with all of its sizes."""
+
+    num_bytes: float
+    more: float
+    """At `times` its sizes it takes at most `times - 1` of this more."""
+    less: float
+    """And below them at least `1 - times` of this less."""
 
 
 class MemoryProbe:
@@ -29,40 +42,49 @@ class MemoryProbe:
     def __init__(self, graph: Graph, model: nn.Module, place_at: PlaceAt) -> None:
         self.graph, self.model, self._place_at = graph, model, place_at
         self._known: dict[ChunkShape, float] = {}
+        self._told: dict[ChunkShape, Line] = {}
 
-    def most(self, schedules: Sequence[Sequence[tuple[ChunkShape, int]]]) -> int:
-        """The most of any chunk of some schedules, each with what is loaded beside it.
+    def most(self, schedules: Iterable[Sequence[tuple[ChunkShape, int]]]) -> int:
+        """The most of any chunk of some schedules, each with what is loaded beside it; or up to NEAR times that.
 
-        Only the largest ones are worked on, and a few of which these say that they take about as much.
+        The one that may take most, by what is known of others, is worked on, until none may take much more than those.
         """
-        return max(map(self._most_of, schedules))
+        shapes, beside = (torch.tensor(each, dtype=torch.float64) for each in zip(*chain(*schedules), strict=True))
+        found, worked_on = 0.0, set[int]()
+        while True:
+            bounds = self._bounds(shapes) + beside
+            number = int(bounds.argmax())
+            if number in worked_on or bounds[number] <= NEAR * found:
+                return round(max(found, float(bounds[number])))
+            worked_on.add(number)
+            found = max(found, self.bytes(ChunkShape(*map(int, shapes[number]))) + float(beside[number]))
 
-    def _most_of(self, chunks: Sequence[tuple[ChunkShape, int]]) -> int:
-        about = self._about([shape for shape, _ in chunks])
-        order = sorted(range(len(chunks)), key=lambda number: about[number] + chunks[number][1])
-        tried = {*order[-CANDIDATES:], *largest([shape for shape, _ in chunks])}
-        return max(self.bytes(chunks[number][0]) + chunks[number][1] for number in tried)
+    def _bounds(self, shapes: Tensor) -> Tensor:
+        """What each of some shapes [n, 3] takes at most [n]: no more than a known one that is as large in every way."""
+        least = torch.full((len(shapes),), math.inf, dtype=torch.float64)
+        for shape, line in self._told.items():
+            times = (shapes / torch.tensor(shape, dtype=torch.float64).clamp(min=1)).amax(1)
+            at_most = line.num_bytes + torch.where(times > 1, line.more, line.less) * (times - 1)
+            least = torch.minimum(least, at_most)
+        return least
 
     def bytes(self, shape: ChunkShape) -> int:
         """The most that a training step or an evaluation has on the device at once, with chunks of this shape.
 
         What it takes grows with the shape, beside what does not depend on it; two sizes tell the one from the other.
         """
+        if shape not in self._told:
+            self._told[shape] = self._line(shape)
+        return round(self._told[shape].num_bytes)
+
+    def _line(self, shape: ChunkShape) -> Line:
         largest = max(shape)
         if largest <= 2 * SCALED_SLOTS:
-            return round(self._most(shape))
+            num_bytes = self._most(shape)
+            return Line(num_bytes, num_bytes, 0.0)
         small, large = (self._most(shape.scaled(times * SCALED_SLOTS / largest)) for times in (1, 2))
-        slope = (large - small) / SCALED_SLOTS
-        return round(large + slope * (largest - 2 * SCALED_SLOTS))
-
-    def _about(self, shapes: Sequence[ChunkShape]) -> list[float]:
-        """`bytes` of many shapes with as many slots, linear between those of the largest."""
-        known = [shapes[number] for number in largest(shapes)]
-        terms = torch.tensor([[1.0, one.targets, one.edges] for one in (*known, *shapes)], dtype=torch.float64)
-        found = torch.tensor([[float(self.bytes(one))] for one in known], dtype=torch.float64)
-        weights = torch.linalg.lstsq(terms[: len(known)], found, driver="gelsd").solution
-        rows: list[float] = (terms[len(known) :] @ weights).view(-1).tolist()
-        return rows
+        slope = max(large - small, 0) / SCALED_SLOTS
+        return Line(large + slope * (largest - 2 * SCALED_SLOTS), slope * largest, slope * largest)
 
     def _most(self, shape: ChunkShape) -> float:
         if shape not in self._known:
@@ -116,15 +138,3 @@ class MemoryProbe:
             features=features,
             trusted=True,
         )
-
-
-def largest(shapes: Sequence[ChunkShape]) -> set[int]:
-    """Which of some chunks may take most: with most rows, with most edges, and with many of both."""
-    rows, edges = (max(max(each), 1) for each in (zip(*((one.targets, one.edges) for one in shapes), strict=True)))
-    measures = (
-        lambda number: shapes[number].targets,
-        lambda number: shapes[number].edges,
-        lambda number: shapes[number].targets / rows + shapes[number].edges / edges,
-        lambda number: min(shapes[number].targets / rows, shapes[number].edges / edges),
-    )
-    return {max(range(len(shapes)), key=measure) for measure in measures}

@@ -13,7 +13,7 @@ from weft.chunks.rounds import Round
 from weft.chunks.slots import Layout, Way, edge_bytes
 from weft.chunks.stages import AggregateStep, Stage
 from weft.core.kernel_call import KernelCall, backward_of
-from weft.cost import Operation, all_reduce
+from weft.cost import Operation, all_reduce, transfer
 from weft.nn import MapFlops, Total, WholeLayer
 from weft.strategies.vertex.blocks import BlockStats
 
@@ -217,14 +217,7 @@ class Moves:
         self.made.append(Operation(kind="aggregate", edges=edges, calls=(call,)))
 
     def _load(self, tag: str, numbers: int) -> None:
-        num_bytes = numbers * self.sizes.itemsize
-        self.made.append(Operation(kind="transfer", tag=tag, bytes_received=num_bytes, calls=copied(num_bytes)))
+        self.made.append(transfer(tag, to_device=numbers * self.sizes.itemsize))
 
     def _store(self, tag: str, numbers: int) -> None:
-        num_bytes = numbers * self.sizes.itemsize
-        self.made.append(Operation(kind="transfer", tag=tag, bytes_sent=num_bytes, calls=copied(num_bytes)))
-
-
-def copied(num_bytes: int) -> tuple[KernelCall, ...]:
-    """What brings so many bytes from one place to another."""
-    return (KernelCall("pass", (2 * num_bytes,)),) if num_bytes else ()
+        self.made.append(transfer(tag, to_host=numbers * self.sizes.itemsize))

@@ -189,7 +189,7 @@ class OffloadPlan(Plan):
 
     def _most(self, count: int, orders: Orders | None = None) -> int:
         """What the largest of so many chunks of any rank takes."""
-        return max(self.memory_probe.most(one.chunks) for one in self.cut(count, orders))
+        return self.memory_probe.most(schedule for one in self.cut(count, orders) for schedule in one.chunks)
 
     def _keeps(self, segment: Segment) -> bool:
         """Whether an aggregate's results are kept for the backward pass, or made again from its sources (section 4.2).

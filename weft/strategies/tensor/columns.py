@@ -6,19 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from weft.chunks.column_memory import PassSizes, SetSize
 from weft.chunks.columns import ColumnPass, ColumnRounds
 from weft.chunks.exchange_plan import AssignedRelations
+from weft.chunks.slots import Way
 from weft.comm import (
     Group,
     Layout,
-    RowSet,
     cols_to_rows,
     column_layout,
     count_shared,
@@ -27,7 +28,7 @@ from weft.comm import (
     sum_shared,
 )
 from weft.core.kernel_call import KernelCall
-from weft.cost import Operation
+from weft.cost import Operation, transfer
 from weft.nn import (
     Aggregate,
     ByRelation,
@@ -135,63 +136,72 @@ def operations(
     size: int,
     whole: AggregateSize,
     itemsize: int,
-    schedule: Sequence[tuple[RowCounts | None, int, RowCounts | None]],
+    schedule: Sequence[tuple[SetSize, int, SetSize]],
     attention: AttentionPlan | None,
     *,
     how: str,
-    recomputed: bool,
-    chunked: bool,
+    sizes: PassSizes | None,
 ) -> list[Operation]:
     """What a rank does forward for an aggregate: columns, aggregate, rows.
 
     whole: of all ranks. schedule: chunk by chunk, the rows that arrive before it, its edges in all steps, and the rows
     that leave behind it.
-    how: the way that an attention's logits take. recomputed: whether the backward pass aggregates again.
-    chunked: whether each set of edges is a round of chunks.
+    how: the way that an attention's logits take. sizes: of chunks, if it is made chunk by chunk.
     """
     widths = [stop - start for start, stop in pairwise(even_bounds(op.width, size))]
     packed = [attention.layout(sums=attention.sums).width(one) for one in range(size)] if attention else widths
+    recomputed = sizes is not None and sizes.recomputes
     made: list[Operation] = []
-    for arriving, num_edges, leaving in schedule:
-        if arriving and op.origin == "rows" and size > 1:
+    for number, (arriving, num_edges, leaving) in enumerate(schedule):
+        if arriving.rows and op.origin == "rows" and size > 1:
             made.append(exchanged("rows_to_cols", arriving, packed, rank, itemsize, "" if made else how))
         if attention and attention.sums:
             numbers = count_shared(attention.held, attention.num_logits, rank)
             sent, received = (number * itemsize for number in numbers)
             apart = Operation(kind="collective", tag="logits", bytes_sent=sent, bytes_received=received)
             made += [apart, apart.mirrored()]
-        if chunked:
-            made.append(Operation(kind="transfer", tag="edges", calls=(KernelCall("round", (), op.steps),)))
-        made.append(
-            aggregate(op, num_edges // op.steps, whole, steps=op.steps, width=widths[rank], recomputed=recomputed)
-        )
-        if leaving and size > 1:
+        brought, taken = ([], []) if sizes is None else moved(sizes, number)
+        made += [
+            *brought,
+            aggregate(op, num_edges // op.steps, whole, steps=op.steps, width=widths[rank], recomputed=recomputed),
+            *taken,
+        ]
+        if leaving.rows and size > 1:
             made.append(exchanged("rows_to_cols", leaving, widths, rank, itemsize).mirrored())
     return made
 
 
-class RowCounts(NamedTuple):
-    """How many rows of a set a rank answers for, and how many the others."""
+def moved(sizes: PassSizes, number: int) -> tuple[list[Operation], list[Operation]]:
+    """In all steps of a chunk, what comes from the host before it, and what goes there behind it, with its gradients.
 
-    own: int
-    others: int
+    What is not linear reads its rows again backward, where those come into slots that leave them forward.
+    """
+    steps, there = sizes.steps, not sizes.in_memory
+    first, end = sizes.cut.bounds[number : number + 2]
+    row = sizes.itemsize * there
+    read = row * sum(map(sizes.read_width, range(steps)))
+    own = row * steps * (end - first) * sizes.own_width
+    results = row * steps * sizes.results[number] * sizes.going.here
+    coming, leaving = sizes.cut.loads[number] * read, sizes.cut.flushes[number] * read
 
-    @classmethod
-    def between(cls, bounds: Sequence[int], rank: int) -> RowCounts:
-        """Those of rows that ranks answer for between these bounds."""
-        own = bounds[rank + 1] - bounds[rank]
-        return cls(own, bounds[-1] - own)
+    def edges(way: Way) -> Operation:
+        num_bytes, begun = there * steps * sizes.edge_bytes(number, way), KernelCall("round", (), steps)
+        return Operation(kind="transfer", tag="edges", bytes_received=num_bytes, calls=(begun,))
 
-    @classmethod
-    def of(cls, rows: RowSet | None) -> RowCounts | None:
-        """Those of a set."""
-        return None if rows is None else cls(len(rows.own), len(rows.ids) - len(rows.own))
+    def rows(sources: int) -> list[Operation]:
+        return [transfer("rows", to_device=own), transfer("sources", to_device=sources)]
+
+    again = [] if sizes.op.linear else rows(leaving)
+    back = transfer("gradients", to_device=results), edges(sizes.back), *again
+    grads = transfer("gradients", to_host=coming + own)
+    before = replace(edges("forward"), backward=(grads,)), *(replace(one, backward=()) for one in rows(coming))
+    return [*before], [replace(transfer("rows", to_host=results), backward=back)]
 
 
-def exchanged(tag: str, rows: RowCounts, widths: Sequence[int], rank: int, itemsize: int, how: str = "") -> Operation:
+def exchanged(tag: str, rows: SetSize, widths: Sequence[int], rank: int, itemsize: int, how: str = "") -> Operation:
     """A split of so many rows into `widths` columns of each rank; its mirror is the gather."""
-    sent, received = rows.own * (sum(widths) - widths[rank]), rows.others * widths[rank]
-    packed = 2 * itemsize * (rows.own * sum(widths) + (rows.own + rows.others) * widths[rank])
+    sent, received = rows.own * (sum(widths) - widths[rank]), (rows.rows - rows.own) * widths[rank]
+    packed = 2 * itemsize * (rows.own * sum(widths) + rows.rows * widths[rank])
     return Operation(
         kind="collective",
         tag=tag,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.chunks.chunking import Chunking, least_bytes
+from weft.chunks.chunking import Chunking, holds_targets, least_bytes, too_little
 from weft.chunks.column_memory import Crossing, PassSizes, SetSize
 from weft.chunks.columns import ColumnRounds
 from weft.comm import Group, column_layout, even_bounds
@@ -40,7 +40,7 @@ from weft.strategies.reach import reaching
 from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, Share
 from weft.strategies.single import OneRankPlan
 from weft.strategies.tensor.attention import AttentionPlan
-from weft.strategies.tensor.columns import Columns, RowCounts, operations
+from weft.strategies.tensor.columns import Columns, operations
 from weft.strategies.tensor.reached import LevelRows, ReachedColumns
 from weft.strategies.vertex.plan import VertexPlan
 from weft.strategies.vertex.setup import make_blocks
@@ -182,10 +182,7 @@ class TensorPlan(ResidentPlan):
     def require(self) -> None:
         limit = self.options.device_memory
         if limit is not None and (least := self.least_bytes()) > limit:
-            raise InputError(
-                f"--device-memory: {limit:,} bytes are too few, since one vertex with its in-edges takes {least:,}: "
-                f"give at least {least:,}, or more ranks"
-            )
+            raise too_little(limit, least)
 
     def least_bytes(self) -> int:
         """What the largest aggregate has on the device of one of the ranks, a vertex at a time."""
@@ -218,10 +215,7 @@ class TensorPlan(ResidentPlan):
             return []
         attention = self.attention(op.op, op.hop) if isinstance(op.op, EdgeSoftmax) else None
         how = attention.explain(self.work.itemsize, self.num_remote) if attention and self.size > 1 else ""
-        again = False
-        if self.chunking is not None and isinstance(op.op, Aggregate):
-            again = not op.linear and not self.chunking.keeps(op.op, op.steps)
-        schedule = self.schedule(op, rank)
+        sizes = None if self.chunking is None else self.pass_sizes(op, rank, self.chunking)
         rows = self.bounds(op.hop)[-1]
         whole = AggregateSize(rows, rows, self.work.stats.fresh_share)
         return operations(
@@ -230,11 +224,10 @@ class TensorPlan(ResidentPlan):
             self.size,
             whole,
             self.work.itemsize,
-            schedule,
+            self.schedule(op, rank) if sizes is None else sizes.schedule,
             attention,
             how=how,
-            recomputed=again,
-            chunked=self.chunking is not None,
+            sizes=sizes,
         )
 
     def footprint(self, op: GraphOperation, rank: int) -> Footprint:
@@ -282,6 +275,7 @@ class TensorPlan(ResidentPlan):
             results = torch.cat([torch.zeros(1, dtype=torch.int64), self.work.graph.num_relations_in.cumsum(0)])[
                 results
             ]
+        lacks = ~edges.has_loop & holds_targets(op.op)
         going = coming = column_layout(self.row_bounds, op.width)
         ports = [coming.width(rank)]
         if isinstance(op.op, EdgeSoftmax):
@@ -293,6 +287,7 @@ class TensorPlan(ResidentPlan):
             steps=op.steps,
             cut=cut,
             edges=edges.indptr[torch.tensor(cut.bounds)].diff().tolist(),
+            loops=[int(lacks[first:end].sum()) for first, end in pairwise(cut.bounds)],
             results=results.diff().tolist(),
             num_rows=self.work.stats.num_vertices,
             num_own=len(range(rank, self.work.stats.num_vertices, self.size)),
@@ -305,7 +300,7 @@ class TensorPlan(ResidentPlan):
             split=op.origin == "rows",
             alone=self.size == 1,
             in_memory=chunking.limit is None,
-            edge_bytes=edges.indices.itemsize + (self.work.itemsize if self.work.stats.weighted else 0),
+            stored_edge=edges.indices.itemsize + (self.work.itemsize if self.work.stats.weighted else 0),
             apart=self.options.device not in ("", "cpu") and chunking.limit is not None,
             keeps=chunking.keeps(done, op.steps),
             packed=isinstance(done, EdgeSoftmax),
@@ -329,20 +324,12 @@ class TensorPlan(ResidentPlan):
         disk = rounds + sum(one.row_bytes(passes[which]) for which, one in sizes.items())
         return Held(device, found.device if apart else max(found.device - device, 0), disk, found.shared)
 
-    def schedule(self, op: GraphOperation, rank: int) -> list[tuple[RowCounts | None, int, RowCounts | None]]:
-        """Chunk by chunk, the rows that are split before it, its edges, and the rows that are gathered after it."""
-        chunking, size = self.chunking, self.size
-        if chunking is None:
-            arriving, leaving = (RowCounts.between(self.bounds(one), rank) for one in (op.hop, op.hop + op.steps))
-            if isinstance(op.op, ByRelation):
-                leaving = RowCounts(self.relation_rows[rank], sum(self.relation_rows) - self.relation_rows[rank])
-            return [(arriving, sum(map(self.num_edges, op.hops)), leaving)]
-        assert isinstance(op.op, Aggregate)
-        bounds = chunking.sizes(op.op, self.needs(op.op, op.width)).bounds
-        exchange_plan = chunking.exchange_plan(op.op, bounds, rank, size)
-        edges = self.work.graph.in_edges.indptr[torch.tensor(bounds)].diff().tolist()
-        ends = zip(exchange_plan.receives, edges, exchange_plan.sends, strict=True)
-        return [(RowCounts.of(coming), num_edges * op.steps, RowCounts.of(going)) for coming, num_edges, going in ends]
+    def schedule(self, op: GraphOperation, rank: int) -> list[tuple[SetSize, int, SetSize]]:
+        """Without chunks, the rows that are split, the edges of all steps, and the rows that are gathered."""
+        arriving, leaving = (SetSize.between(self.bounds(one), rank) for one in (op.hop, op.hop + op.steps))
+        if isinstance(op.op, ByRelation):
+            leaving = SetSize(sum(self.relation_rows), self.relation_rows[rank])
+        return [(arriving, sum(map(self.num_edges, op.hops)), leaving)]
 
     def own_rows(self, rank: int) -> slice | Tensor:
         if self.chunking is None or self.size == 1:
