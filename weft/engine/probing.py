@@ -33,6 +33,8 @@ from weft.planner import measure_disk, measure_kernels, measure_network, measure
 TIMEOUT_SECONDS = 600.0
 TINY, LAUNCHED = "rmat:vertices=64,edges=256,features=4,classes=2", (2, 4)
 """The graph, and the numbers of ranks, of runs by which the memory of processes is told."""
+EPOCHS = "300"
+"""Of these runs, so that their ranks are seen at work more than once."""
 FOUND = "found.json"
 
 
@@ -100,7 +102,7 @@ def process_facts() -> dict[str, Any]:
 def watch_tiny(workers: int) -> int:
     """The most memory of a run of so many local ranks that have next to no rows; 0 where it fails."""
     with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
-        run = [sys.executable, "-m", "weft", "train", TINY, "--epochs", "2", "--quiet", "--out", f"{folder}/run"]
+        run = [sys.executable, "-m", "weft", "train", TINY, "--epochs", EPOCHS, "--eval-every", EPOCHS, "--quiet", "--out", f"{folder}/run"]
         several = ["--workers", str(workers), "--strategy", "communicated"]
         seen = watch([*run, *(several if workers > 1 else [])], Path(folder))
     return 0 if seen.code else seen.memory
