@@ -76,7 +76,7 @@ def measure(path: Path, machine: Profile) -> None:
     found = measure_network(group, machine, hosts=group.size, emulated=True)
     group.close()
     if group.rank == 0:
-        Profile(host={}, prices=[], networks=[found]).save(path)
+        replace(machine, networks=[found]).save(path)
 
 
 def at_rate(network: Network, rate: str, machine: Profile, options: argparse.Namespace) -> list[dict[str, Any]]:
