@@ -102,7 +102,8 @@ def process_facts() -> dict[str, Any]:
 def watch_tiny(workers: int) -> int:
     """The most memory of a run of so many local ranks that have next to no rows; 0 where it fails."""
     with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
-        run = [sys.executable, "-m", "weft", "train", TINY, "--epochs", EPOCHS, "--eval-every", EPOCHS, "--quiet", "--out", f"{folder}/run"]
+        run = [sys.executable, "-m", "weft", "train", TINY, "--quiet", "--out", f"{folder}/run"]
+        run += ["--epochs", EPOCHS, "--eval-every", EPOCHS]
         several = ["--workers", str(workers), "--strategy", "communicated"]
         seen = watch([*run, *(several if workers > 1 else [])], Path(folder))
     return 0 if seen.code else seen.memory
