@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
@@ -20,7 +19,6 @@ from weft.strategies.offload.plan import OffloadPlan
 PRICES = Disk(read=1.0, write=3.0)
 
 
-@cache
 def plan(size: int = 1) -> OffloadPlan:
     graph, model = Case(model="gcn").build()
     return OffloadPlan(Workload(model, graph), size, OffloadOptions(chunks=4, device_memory=1 << 20))
