@@ -11,6 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from weft.chunks.aggregates import layout_of
 from weft.chunks.exchange_plan import AssignedRelations, ExchangePlan
@@ -50,13 +51,27 @@ class CutSizes(NamedTuple):
     """By chunk, the rows that come into slots."""
     flushes: tuple[int, ...]
     """And those whose gradients leave, backward."""
+    edges: list[int]
+    loops: list[int]
+    """Those that are stored besides, since vertices attend to themselves and lack them."""
 
     @classmethod
-    def of(cls, cut: Cut) -> CutSizes:
-        """Those of a cut."""
+    def of(cls, cut: Cut, op: Aggregate, edges: Adjacency) -> CutSizes:
+        """Those of a cut of an aggregate over edges."""
         rounds = cut.schedule.rounds
         loads, flushes = zip(*((len(one.load), len(one.flush)) for one in rounds), strict=True)
-        return cls(cut.bounds, cut.schedule.num_slots, rounds[0].in_place, cut.ahead, cut.num_bytes, loads, flushes)
+        lacking = ~edges.has_loop & holds_targets(op)
+        return cls(
+            bounds=tuple(cut.bounds),
+            num_slots=cut.schedule.num_slots,
+            in_place=rounds[0].in_place,
+            ahead=cut.ahead,
+            num_bytes=cut.num_bytes,
+            loads=loads,
+            flushes=flushes,
+            edges=edges.indptr[torch.tensor(cut.bounds)].diff().tolist(),
+            loops=by_chunk(lacking, cut.bounds),
+        )
 
 
 class Chunking:
@@ -73,7 +88,7 @@ class Chunking:
         self.hop = Hop(
             block=edges, num_inputs=edges.num_sources, fetched=nothing, received=(0,), first_edges=edges.indptr[:-1]
         )
-        self.sizes = cache(lambda op, needs: CutSizes.of(self.cut(op, needs)))
+        self.sizes = cache(lambda op, needs: CutSizes.of(self.cut(op, needs), op, self.hop.block))
         """The chunks of an aggregate, as `cut` has them."""
         self.relations = cache(self._assign)
         """The relation rows, assigned to a rank of so many."""
@@ -124,6 +139,11 @@ class Chunking:
         sides = Sides([RankSide(self.hop, every)], [bounds], loops=holds_targets(op), ahead=ahead)
         schedule = sides.schedule(0)
         return Cut(bounds, schedule, ahead, working_bytes(needs, schedule, ahead=ahead))
+
+
+def by_chunk(numbers: Tensor, bounds: Sequence[int]) -> list[int]:
+    """Sums of numbers [N] of the vertices, chunk by chunk."""
+    return [int(part.sum()) for part in numbers.split(torch.tensor(bounds).diff().tolist())]
 
 
 def too_little(limit: int, least: int) -> InputError:

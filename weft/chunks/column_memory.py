@@ -15,8 +15,6 @@ from weft.nn import Aggregate, AttendEdges, Footprint, kernel_footprint
 
 ID_BYTES = 8
 """Of the number of a vertex, a row or a place."""
-
-
 NUMBER_BYTES = 4
 """The same as it is stored."""
 
@@ -59,12 +57,8 @@ class PassSizes:
     """On this rank's columns."""
     steps: int
     cut: CutSizes
-    edges: Sequence[int]
-    """Of each chunk."""
-    loops: Sequence[int]
-    """Those that are stored besides, since vertices attend to themselves and lack them."""
     results: Sequence[int]
-    """Its rows of results."""
+    """Of each chunk, its rows of results."""
     num_rows: int
     num_own: int
     """Rows of which this rank has all columns before it, and behind it."""
@@ -96,7 +90,7 @@ class PassSizes:
     @property
     def schedule(self) -> list[tuple[SetSize, int, SetSize]]:
         """Chunk by chunk, the rows that arrive before it, its edges in all steps, and the rows that leave behind it."""
-        edges = (self.steps * number for number in self.edges)
+        edges = (self.steps * number for number in self.cut.edges)
         return list(zip(self.receives, edges, self.sends, strict=True))
 
     def read_width(self, step: int) -> int:
@@ -121,7 +115,7 @@ class PassSizes:
 
     def edge_bytes(self, number: int, way: Way) -> int:
         """What is brought of a chunk's edges."""
-        edges = self.edges[number] + self.loops[number]
+        edges = self.cut.edges[number] + self.cut.loops[number]
         return edge_bytes(way, self.results[number], self.cut.num_slots, edges, self.stored_edge, 0)
 
     def footprint(self) -> Footprint:
@@ -174,13 +168,13 @@ class PassSizes:
     @property
     def round_bytes(self) -> int:
         """Of the rounds as they are stored: numbers of rows in slots and of those that move, edges both ways."""
-        numbers = self.cut.num_slots * len(self.edges) + self.num_rows + 2 * self.num_moved
-        return NUMBER_BYTES * numbers + sum(self.edge_bytes(number, "both") for number in range(len(self.edges)))
+        numbers = self.cut.num_slots * len(self.cut.edges) + self.num_rows + 2 * self.num_moved
+        return NUMBER_BYTES * numbers + sum(self.edge_bytes(number, "both") for number in range(len(self.cut.edges)))
 
     @property
     def topology_bytes(self) -> int:
         """Of what is made of rounds that are in memory, once: numbers of rows, and scalings."""
-        return (self.cut.num_slots * len(self.edges) + self.num_rows) * (ID_BYTES + self.itemsize)
+        return (self.cut.num_slots * len(self.cut.edges) + self.num_rows) * (ID_BYTES + self.itemsize)
 
     def row_bytes(self, passes: int) -> int:
         """Of rows in files, or pinned, of so many passes in a step, which are used again once they are free."""
@@ -263,7 +257,7 @@ class _Run:
             return 0
         results, keeps = one.results[number], one.keeps and step == one.steps - 1
         result = results * (one.going.here + one.op.heads) * (1 + keeps)
-        logits = one.edges[number] * one.op.heads * 2 * isinstance(one.op, AttendEdges)
+        logits = one.cut.edges[number] * one.op.heads * 2 * isinstance(one.op, AttendEdges)
         moved = one.cut.loads[number] * max(one.ports, default=0) * one.in_memory
         return max(moved, result + logits) * one.itemsize + self.brought(number, back=False)
 
@@ -282,7 +276,7 @@ class _Run:
         made = kernel_footprint(
             one.op,
             num_targets=results,
-            num_edges=one.edges[number],
+            num_edges=one.cut.edges[number],
             width=one.going.here,
             itemsize=one.itemsize,
         )

@@ -88,12 +88,17 @@ class Linear(nn.Linear):
         return linear(x, self.weight.t(), self.bias)
 
 
+def _keep(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, by: str, weights_by: str) -> None:
+    """What the gradient of a map asks for."""
+    ctx.save_for_backward(x, weight)
+    ctx.one_for_all = added is not None and added.dim() == 1
+    ctx.by = by, weights_by
+
+
 class _Map(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, by: str, weights_by: str) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.one_for_all = added is not None and added.dim() == 1
-        ctx.by = by, weights_by
+        _keep(ctx, x, weight, added, by, weights_by)
         if ctx.one_for_all or added is None:
             return _product(x, weight, added, by)
         return _product(x, weight, None, by).add_(added)
@@ -101,8 +106,7 @@ class _Map(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        by, weights_by = ctx.by
+        (x, weight), (by, weights_by) = ctx.saved_tensors, ctx.by
         needs_x, needs_weight, needs_added = ctx.needs_input_grad[:3]
         grad_added = grad_y.sum(0) if ctx.one_for_all else grad_y
         return (
@@ -123,9 +127,7 @@ def _parts(x: Tensor) -> list[slice]:
 class _NarrowMap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, by: str, weights_by: str) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.one_for_all = added is not None and added.dim() == 1
-        ctx.by = by, weights_by
+        _keep(ctx, x, weight, added, by, weights_by)
         y = x.new_empty(len(x), weight.shape[1])
         for part in _parts(x):
             wide = _product(x[part].to(weight.dtype), weight, added if ctx.one_for_all else None, by)
@@ -137,8 +139,7 @@ class _NarrowMap(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        by, weights_by = ctx.by
+        (x, weight), (by, weights_by) = ctx.saved_tensors, ctx.by
         needs_x, needs_weight, needs_added = ctx.needs_input_grad[:3]
         grad_x, grad_weight = torch.empty_like(x) if needs_x else None, torch.zeros_like(weight)
         for part in _parts(x):

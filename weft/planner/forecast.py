@@ -56,7 +56,6 @@ def time_of(
     besides: see `simulate`, of each step. held: by the ranks, see `held_by_all`.
     """
     size = len(steps)
-    moves_files = any(one.trace.to_device or one.trace.to_host for some in steps for one in some)
     alone, busy = cluster.profile.prices_of(cluster.threads)
     network = cluster.profile.network_of(size, cluster.hosts) if size > 1 else None
     where = Hosts(
@@ -66,7 +65,7 @@ def time_of(
         busy=busy,
         crossing=network.seconds if network else free,
         step_seconds=network.step_seconds if network else 0.0,
-        disk=disk_of(held, cluster) if moves_files else Disk(),
+        disk=disk_of(held, cluster, steps),
     )
     total = StepTime(total=0.0, compute=0.0, network=0.0, waiting=0.0)
     for together in zip(*steps, strict=True):
@@ -74,13 +73,15 @@ def time_of(
     return total
 
 
-def disk_of(held: Held, cluster: Cluster) -> Disk:
-    """Seconds of a byte of a host's files, as far as its memory has no room for them beside what it holds.
+def disk_of(held: Held, cluster: Cluster, steps: Sequence[Sequence[Steps]]) -> Disk:
+    """Seconds of a byte of files that steps move, as far as a host's memory has no room for them beside what it holds.
 
     All of its ranks read and write at the same time. Where a device is apart, rows are in memory, see `held_by_all`.
     """
     missing = min(held.disk, held.host + held.disk - cluster.memory_bytes)
     if missing <= 0 or cluster.device_bytes is not None:
+        return Disk()
+    if not any(one.trace.to_device or one.trace.to_host for some in steps for one in some):
         return Disk()
     return Disk(*(missing / held.disk * cluster.ranks_each * one for one in cluster.profile.disk))
 

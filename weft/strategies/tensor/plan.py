@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.chunks.chunking import Chunking, holds_targets, least_bytes, too_little
+from weft.chunks.chunking import Chunking, by_chunk, least_bytes, too_little
 from weft.chunks.column_memory import Crossing, PassSizes, SetSize
 from weft.chunks.columns import ColumnRounds
 from weft.comm import Group, column_layout, even_bounds
@@ -270,12 +270,9 @@ class TensorPlan(ResidentPlan):
         done, edges = op.op, self.work.graph.in_edges
         cut = chunking.sizes(op.op, self.needs(op.op, op.width))
         crossing = chunking.exchange_plan(op.op, cut.bounds, rank, self.size)
-        results = torch.tensor(cut.bounds)
+        results = [end - first for first, end in pairwise(cut.bounds)]
         if isinstance(op.op, ByRelation):
-            results = torch.cat([torch.zeros(1, dtype=torch.int64), self.work.graph.num_relations_in.cumsum(0)])[
-                results
-            ]
-        lacks = ~edges.has_loop & holds_targets(op.op)
+            results = by_chunk(self.work.graph.num_relations_in, cut.bounds)
         going = coming = column_layout(self.row_bounds, op.width)
         ports = [coming.width(rank)]
         if isinstance(op.op, EdgeSoftmax):
@@ -286,9 +283,7 @@ class TensorPlan(ResidentPlan):
             op=done,
             steps=op.steps,
             cut=cut,
-            edges=edges.indptr[torch.tensor(cut.bounds)].diff().tolist(),
-            loops=[int(lacks[first:end].sum()) for first, end in pairwise(cut.bounds)],
-            results=results.diff().tolist(),
+            results=results,
             num_rows=self.work.stats.num_vertices,
             num_own=len(range(rank, self.work.stats.num_vertices, self.size)),
             num_local=sum(len(one.own) for one in crossing.sends if one is not None),
