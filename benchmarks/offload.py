@@ -175,10 +175,10 @@ def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) 
         most = max(most, peak.most) if epoch else 0
         grad = task.loss(logits, step)[1]
         with group.meter.during("train"), peak:
-            peak.most = peak.alive
+            peak.moments = [peak.alive]
             placed.backward(logits, grad)
         most = max(most, peak.most)
-        peak.most = peak.alive
+        peak.moments = [peak.alive]
     counts = group.meter.take("train")
     start = time.perf_counter()
     train_step(placed, task, whole_step(placed, 2))

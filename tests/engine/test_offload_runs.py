@@ -261,9 +261,9 @@ def test_a_refused_limit_leaves_nothing(
     left.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(left))
     for workers in ("1", "2"):
-        code, said = refusal(capsys, tmp_path / "out", "--device-memory", "3kB", "--workers", workers)
+        code, said = refusal(capsys, tmp_path / "out", "--device-memory", "4500", "--workers", workers)
         assert code == 2
-        assert "--device-memory 3.0 kB: a chunk takes at least " in said
+        assert "--device-memory 4.5 kB: a chunk takes at least " in said
     code, said = refusal(capsys, tmp_path / "out", "--device-memory", "1MB", "--scratch", tmp_path / "nowhere")
     assert code == 2
     assert said == f"{tmp_path}/nowhere: No such file or directory: --scratch another folder"

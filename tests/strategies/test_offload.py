@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ from tests.strategies.session import Given, Session, check_case, check_close, ch
 from weft.chunks import placed as chunks_placed
 from weft.chunks.aggregates import ChunkAggregates, Loaded
 from weft.chunks.rank import ChunkShape
+from weft.chunks.slots import FORWARD
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.core.optimisations import Optimisations
@@ -45,8 +47,9 @@ from weft.core.units import parse_bytes
 from weft.data import Graph, TypedShape
 from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View, Workload
 from weft.strategies import Step
+from weft.strategies.offload import memory_probe
 from weft.strategies.offload.cut import Cutter
-from weft.strategies.offload.memory_probe import NEAR, MemoryProbe
+from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.placed import PlacedOffload
 from weft.strategies.offload.plan import MARGIN, OffloadPlan
 
@@ -405,19 +408,26 @@ def test_what_was_planned_is_let_go() -> None:
 
 
 def test_rows_behind_a_total_are_loaded_once() -> None:
-    """With wide rows these are the most that is loaded for a chunk; beside them come the vertices' ids."""
+    """For a range that is worked on without an aggregate."""
     plan = plan_of(Case(model="gcn", norm="batch", layers=2, hidden=400), chunks=3, device_memory=IN_FILES)
-    for chunks in plan.chunks(0).chunks:
-        for (_, loaded), (shape, _) in pairwise(chunks):
-            assert loaded == shape.targets * 400 * 8 + 8 * (shape.targets + shape.slots)
+    *_, ((shape, loaded),) = plan.chunks(0).chunks
+    assert loaded == shape.targets * 400 * 8
 
 
 def test_a_constant_result_is_loaded_with_its_rows() -> None:
-    """With few edges it is more than what it is made of: rows and results are read, indices are not."""
+    """Rows and results of a range are read."""
     plan = plan_of(Shaped(model="sage", layers=2, hidden=2), chunks=3, device_memory=IN_FILES)
-    for chunks in plan.chunks(0).chunks:
-        for (_, loaded), (shape, _) in pairwise(chunks):
-            assert loaded >= shape.targets * (NUM_FEATURES + NUM_FEATURES) * 8
+    *_, ((shape, loaded),) = plan.chunks(0).chunks
+    assert loaded == shape.targets * (NUM_FEATURES + NUM_FEATURES) * 8
+
+
+def test_what_nobody_goes_back_through_is_not_loaded_for_it() -> None:
+    """Of constant features the edges come that lead forward, with index sets, and ids as they are read and as int64."""
+    plan = plan_of(Case(model="gcn", layers=1), chunks=3, device_memory=IN_FILES)
+    chunks, (planned,) = plan.chunks(0).chunks[0], plan.chunks(0).schedules
+    for (_, loaded), (shape, _), round_ in zip(chunks, chunks[1:], planned.schedule.rounds[1:], strict=False):
+        index = 8 * sum(len(getattr(round_, name)) for name in FORWARD)
+        assert loaded == index + 8 * (shape.targets + 1) + 4 * shape.edges + 12 * (shape.targets + shape.slots)
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat", "gatv2"])
@@ -492,34 +502,39 @@ def limited(*quick: str) -> list[Any]:
     return [point(case, name=case.model, quick=case.model in quick) for case in LIMITED]
 
 
-def probed(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
-    """Of a thousand chunks that take the most of two sums: what is told of the one that takes most, what it takes, and
-    how many are worked on."""
-    random, probe, worked = torch.Generator().manual_seed(0), plan_of(LIMITED[1]).memory_probe, list[ChunkShape]()
-
-    def num_bytes(shape: ChunkShape) -> int:
-        return 999 + max(200 * shape.targets + 9 * shape.edges, 20 * shape.targets + 16 * shape.slots + 8 * shape.edges)
-
-    monkeypatch.setattr(probe, "_work_on", lambda shape: worked.append(shape) or float(num_bytes(shape)))
-    targets = torch.randint(8_000, 10_000, (1000,), generator=random).tolist()
-    shapes = [ChunkShape(number, 50_000, 20_000 - 2 * number) for number in targets]
-    beside = torch.randint(10_000, (1000,), generator=random).tolist()
-    chunks = [*zip(shapes, beside, strict=True)]
-    return probe.most([chunks[:400], chunks[400:]]), max(num_bytes(one) + more for one, more in chunks), len(worked)
+SHAPES = (
+    ChunkShape(40, 300, 1000),
+    ChunkShape(5_000, 20_000, 50_000),
+    ChunkShape(2_000, 4_000, 100_000),
+    ChunkShape(500, 9_000, 4_000),
+)
 
 
-def test_few_chunks_tell_what_the_largest_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, largest, worked = probed(monkeypatch)
-    assert 0.999 * largest <= told <= 1.001 * NEAR * largest  # shapes that are scaled down are rounded
-    assert worked <= 50
+@pytest.mark.parametrize("case", limited("gat", "sage", "rgcn"))
+def test_small_chunks_tell_what_others_take(case: Case) -> None:
+    """Of other proportions as well, and the most of several: told by those that are worked on, and then seen."""
+    probe = plan_of(case).memory_probe
+    seen = {shape: max(probe._work_on(shape)) for shape in SHAPES}
+    for shape, most in seen.items():
+        assert 0.99 <= probe.bytes(shape) / most <= 1.04, shape
+    beside = 10_000_000
+    told = probe.most([[(SHAPES[0], 0), (SHAPES[1], 0)], [(SHAPES[0], beside), (SHAPES[3], 0)]])
+    assert 0.99 <= told / max(seen[SHAPES[1]], seen[SHAPES[3]], seen[SHAPES[0]] + beside) <= 1.04
 
 
-def test_a_chunk_that_is_passed_over_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is held to take less than it does."""
-    bounds = MemoryProbe._bounds
-    monkeypatch.setattr(MemoryProbe, "_bounds", lambda probe, shapes: 0.01 * bounds(probe, shapes))
-    told, largest, _ = probed(monkeypatch)
-    assert told < 0.99 * largest
+def test_the_moment_of_the_most_differs_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a step's most is followed alone, a chunk of other proportions is told wrongly."""
+    monkeypatch.setattr(memory_probe, "_found", WeakKeyDictionary())
+    work_on = MemoryProbe._work_on
+    monkeypatch.setattr(MemoryProbe, "_work_on", lambda probe, shape: [max(work_on(probe, shape))])
+    probe = plan_of(LIMITED[2]).memory_probe
+    assert min(probe.bytes(shape) / max(work_on(probe, shape)) for shape in SHAPES) < 0.8
+
+
+def test_a_step_that_does_more_on_larger_chunks_is_told_by_its_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_probe, "_found", WeakKeyDictionary())
+    monkeypatch.setattr(MemoryProbe, "_work_on", lambda _, shape: [1] * (shape.edges // 1000) + [7 + 3 * shape.slots])
+    assert plan_of(LIMITED[1]).memory_probe.bytes(ChunkShape(1, 50_000, 100_000)) == 7 + 3 * 50_000
 
 
 @pytest.mark.parametrize("case", limited("gat", "sage"))
@@ -535,7 +550,7 @@ def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
     assert 1 < len(placed.strategy.chunks.rounds(0)) <= 16
     check_numbers(placed)
     placed.evaluation()
-    assert limit / 4 < peak(placed) <= 1.1 * limit  # the chunk scaled down has its own loops and repeated edges
+    assert limit / 4 < peak(placed) <= limit
 
 
 @pytest.mark.parametrize("case", limited("sage", "rgcn"))

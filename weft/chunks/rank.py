@@ -24,10 +24,6 @@ class ChunkShape(NamedTuple):
     """Rows on the device that it reads from."""
     edges: int
 
-    def scaled(self, share: float) -> ChunkShape:
-        """A chunk that is smaller by a share in every way."""
-        return ChunkShape(*(max(1, round(one * share)) if one else 0 for one in self))
-
 
 @dataclass(frozen=True, kw_only=True)
 class HopSchedule:
@@ -68,7 +64,7 @@ class RankChunks:
     kept: frozenset[int]
     """The first hops of the aggregates whose results are kept for the backward pass."""
     chunks: tuple[tuple[tuple[ChunkShape, int], ...], ...]
-    """Of each schedule, the chunks, each with the bytes that are loaded for the next one meanwhile."""
+    """Of each schedule, and of ranges without one, the chunks, each with the bytes that are loaded for the next."""
 
     halo: HaloPlan | None = None
     """What crosses by itself; None: chunks of a round exchange what they read."""

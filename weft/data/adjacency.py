@@ -129,7 +129,8 @@ class Adjacency(CompressedRows):
         So many rows have to be brought from memory where those of a run fit into the cache.
         """
         run = min(RUN_EDGES, self.num_edges)
-        begins = torch.linspace(0, self.num_edges - run, RUNS).long().tolist()
+        runs = min(RUNS, -(-self.num_edges // RUN_EDGES))
+        begins = torch.linspace(0, self.num_edges - run, runs).long().tolist()
         place = torch.arange(run, dtype=torch.int32, device=self.device)
         marked = torch.empty(self.num_sources, dtype=torch.int32, device=self.device)
         distinct = 0
@@ -137,7 +138,7 @@ class Adjacency(CompressedRows):
             sources = self.indices[first : first + run]
             marked[sources] = place
             distinct += int((marked[sources] == place).sum())  # of edges with the same source, one has marked it
-        return distinct / (RUNS * run) if run else 1.0
+        return distinct / (runs * run) if run else 1.0
 
     @cached_property
     def has_loop(self) -> Tensor:

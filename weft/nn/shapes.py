@@ -13,6 +13,8 @@ aten = torch.ops.aten
 
 def shaped(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """The result of an operation on tensors without data; None: of this one PyTorch is to find out."""
+    if func is aten.mm.default:
+        return of_product(*args)
     shape = SHAPES.get(func)
     if shape is None or "dtype" in kwargs:
         return None
@@ -37,10 +39,16 @@ def of_both(x: Tensor, y: Any, *_: Any) -> Tensor | None:
     return x.new_empty(torch.broadcast_shapes(x.shape, y.shape)) if alike else None
 
 
+def of_product(x: Tensor, y: Tensor) -> Tensor | None:
+    """Rows one after the other, however those of the two matrices stand."""
+    alike = x.is_meta and y.is_meta and x.dtype == y.dtype and x.dim() == y.dim() == 2 and x.shape[1] == y.shape[0]
+    return x.new_empty(x.shape[0], y.shape[1]) if alike else None
+
+
 def of_map(bias: Tensor, x: Tensor, weight: Tensor, *_: Any) -> Tensor | None:
     """A product to which a row, or one for each, is added."""
     alike = bias.dtype == x.dtype and bias.shape[-1:] == weight.shape[1:]
-    return torch.mm(x, weight) if alike else None
+    return of_product(x, weight) if alike else None
 
 
 def of_blocks(blocks: Sequence[Tensor]) -> Tensor | None:
@@ -84,6 +92,7 @@ SHAPES: dict[Any, Callable[..., Tensor | None]] = {
             aten.div.Scalar,
             aten.elu.default,
             aten.elu_backward.default,
+            aten.empty_like.default,
             aten.leaky_relu.default,
             aten.leaky_relu_backward.default,
             aten.mul.Scalar,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from weft.chunks.aggregates import layout_of
-from weft.chunks.program import Program
+from weft.chunks.program import Program, Segment, goes_back
 from weft.chunks.ranges import RankSide, chunk_vertices, even_ranges, reorder
 from weft.chunks.rank import ChunkShape, HopSchedule, RankChunks
 from weft.chunks.rounds import Round, in_place, pays_in_place
@@ -95,6 +95,10 @@ class Cutter:
         planned = [self._planned(rank, *one) for one in zip(spans, cuts, wanted, strict=True)]
         chunks = tuple(self._chunks(one) for one in planned)
         widest = max((shape.targets for each in chunks for shape, _ in each), default=len(needed.rows))
+        if not chunks:
+            chunks = (((ChunkShape(widest, 1, 0), 0),),)
+        elif self.prefetch and len(chunks[0]) > 1:
+            chunks = (*chunks, self._ranges(widest, chunks[0]))
         return RankChunks(
             programs=self.programs,
             dependencies=needed,
@@ -105,7 +109,7 @@ class Cutter:
             prefetch=self.prefetch,
             on_cpu=self.on_cpu,
             in_memory=self.in_memory,
-            chunks=chunks or (((ChunkShape(widest, 1, 0), 0),),),
+            chunks=chunks,
         )
 
     def _planned(
@@ -162,23 +166,40 @@ class Cutter:
         loads = map(self._load_bytes, [planned] * len(shapes), shapes, planned.schedule.rounds)
         return tuple(zip(shapes, [*loads, 0][1:], strict=True))
 
+    def _ranges(self, widest: int, chunks: Sequence[tuple[ChunkShape, int]]) -> tuple[tuple[ChunkShape, int], ...]:
+        """A range that is worked on without an aggregate, all of which have as many rows as the widest chunk."""
+        segments = [segment for program in self.programs.values() for segment in program.segments]
+        beside = widest * max(own_width(one) + one.width * one.constant for one in segments) * self.work.itemsize
+        least = min((shape for shape, _ in chunks), key=lambda shape: shape.edges)
+        return ((least._replace(targets=widest), beside),)
+
     def _load_bytes(self, planned: HopSchedule, shape: ChunkShape, round_: Round) -> int:
         """What is brought to the device at most for a round, beside rows in slots."""
         item = self.work.itemsize
         known = planned.hop.block.indices.itemsize, 0 if planned.hop.block.weight is None else item
         forward, leaving = (8 * sum(len(getattr(round_, name)) for name in names) for names in (FORWARD, BACKWARD))
         most = 0
-        for segment in (segment for program in self.programs.values() for segment in program.segments):
-            own = sum(segment.live[port].width for port in {*segment.targets.values(), *segment.rows.values()})
-            most = max(most, shape.targets * (own + segment.width * segment.constant) * item)
-            if not segment.aggregates:
+        aggregating = [
+            (training, segment)
+            for training, program in self.programs.items()
+            for segment in program.segments
+            if segment.aggregates
+        ]
+        for training, segment in aggregating:
+            own = own_width(segment)
+            most = max(most, forward + edge_bytes("forward", *shape, *known) + shape.targets * own * item)
+            if not (training and goes_back(segment)):
                 continue
             kept = segment.hop in self.kept
             back = AggregateStep.backward(segment, segment.steps - 1, kept=kept, retained=False, on_cpu=self.on_cpu)
-            first = forward + edge_bytes("forward", *shape, *known) + shape.targets * own * item
             then = forward * back.values + leaving + edge_bytes(back.edges, *shape, *known)
-            most = max(most, first, then + shape.targets * (own + segment.kept_width * kept) * item)
-        return most + 8 * (shape.targets + shape.slots)  # and the vertices' ids
+            most = max(most, then + shape.targets * (own + segment.kept_width * kept) * item)
+        return most + (8 + known[0]) * (shape.targets + shape.slots)  # ids, read and as int64
+
+
+def own_width(segment: Segment) -> int:
+    """Columns of the rows of its targets that a segment reads."""
+    return sum(segment.live[port].width for port in {*segment.targets.values(), *segment.rows.values()})
 
 
 def layouts_of(programs: Iterable[Program], hops: range) -> tuple[Layout, ...]:

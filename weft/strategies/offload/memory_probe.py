@@ -1,12 +1,11 @@
-"""How much a chunk takes on the device: found by working on one of its shape scaled down, and following the tensors."""
+"""How much a chunk takes on the device: found by working on small ones, and following the tensors."""
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain
-from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,88 +17,76 @@ from weft.nn import embeddings
 from weft.strategies.base import Placed, Step
 
 PlaceAt = Callable[[Graph, nn.Module, Sequence[int]], Placed]
-NEAR = 1.001  # times what a chunk takes may be told, where others would have to be worked on to tell
-SCALED_SLOTS = 1500  # rows in slots, and twice as many, of the chunks that are worked on
+SMALL = ChunkShape(751, 1501, 3001)
+"""A chunk that is worked on: odd numbers, since kernels do rows that are left over apart."""
+LEAST_SHARE = 0.01
+"""Of a chunk's largest size, what the others have at least in the small one of its kind."""
 
-
-class Line(NamedTuple):
-    """What a shape takes, and how that changes with all of its sizes."""
-
-    num_bytes: float
-    more: float
-    """At `times` its sizes it takes at most `times - 1` of this more."""
-    less: float
-    """And below them at least `1 - times` of this less."""
+_found: WeakKeyDictionary[nn.Module, dict[Hashable, Tensor]] = WeakKeyDictionary()
+"""What was found of a model, which plans for other ranks and counts of chunks ask for again."""
 
 
 class MemoryProbe:
     """A model on small graphs that have one chunk of a given shape.
 
-    graph: whose features, weights and types they have, a few of each. place_at: places a model on a graph whose chunks
-    have given bounds.
+    At any moment of a step, the bytes alive grow in proportion to a chunk's sizes: four chunks tell by how much, and so
+    the moment at which a chunk of any other shape takes most. Where edges have types, or are fewer than slots, this
+    holds only among about the same proportions: the rows that a type makes grow more slowly than its edges.
+
+    graph: whose features, weights and types the small ones have, a few of each. place_at: places a model on a graph
+    whose chunks have given bounds. like: what all probes have that find the same of this model.
     """
 
-    def __init__(self, graph: Graph, model: nn.Module, place_at: PlaceAt) -> None:
-        self.graph, self.model, self._place_at = graph, model, place_at
-        self._known: dict[ChunkShape, float] = {}
-        self._told: dict[ChunkShape, Line] = {}
+    def __init__(self, graph: Graph, model: nn.Module, place_at: PlaceAt, like: Hashable = None) -> None:
+        self.graph, self.model, self._place_at, self._like = graph, model, place_at, like
 
     def most(self, schedules: Iterable[Sequence[tuple[ChunkShape, int]]]) -> int:
-        """The most of any chunk of some schedules, each with what is loaded beside it; or up to NEAR times that.
-
-        The one that may take most, by what is known of others, is worked on, until none may take much more than those.
-        """
+        """The most of any chunk of some schedules, each with what is loaded beside it."""
         shapes, beside = (torch.tensor(each, dtype=torch.float64) for each in zip(*chain(*schedules), strict=True))
-        found, worked_on = 0.0, set[int]()
-        while True:
-            bounds = self._bounds(shapes) + beside
-            number = int(bounds.argmax())
-            if number in worked_on or bounds[number] <= NEAR * found:
-                return round(max(found, float(bounds[number])))
-            worked_on.add(number)
-            found = max(found, self.bytes(ChunkShape(*map(int, shapes[number]))) + float(beside[number]))
-
-    def _bounds(self, shapes: Tensor) -> Tensor:
-        """What each of some shapes [n, 3] takes at most [n]: no more than a known one that is as large in every way."""
-        least = torch.full((len(shapes),), math.inf, dtype=torch.float64)
-        for shape, line in self._told.items():
-            times = (shapes / torch.tensor(shape, dtype=torch.float64).clamp(min=1)).amax(1)
-            at_most = line.num_bytes + torch.where(times > 1, line.more, line.less) * (times - 1)
-            least = torch.minimum(least, at_most)
-        return least
+        sparse = shapes[:, 2] < shapes[:, 1]
+        for some in filter(torch.any, (sparse, ~sparse)):
+            beside[some] += (_sizes(shapes[some]) @ self._moments(shapes[some])).amax(1)
+        return round(float(beside.max()))
 
     def bytes(self, shape: ChunkShape) -> int:
-        """The most that a training step or an evaluation has on the device at once, with chunks of this shape.
+        """The most that a training step or an evaluation has on the device at once, with chunks of this shape."""
+        return self.most([[(shape, 0)]])
 
-        What it takes grows with the shape, beside what does not depend on it; two sizes tell the one from the other.
-        """
-        if shape not in self._told:
-            self._told[shape] = self._line(shape)
-        return round(self._told[shape].num_bytes)
+    def _moments(self, shapes: Tensor) -> Tensor:
+        """Of each moment, the bytes alive whatever the shape, and by target, slot and edge [4, moments]."""
+        dense = not self.graph.relations and bool((shapes[:, 2] >= shapes[:, 1]).all())
+        small = SMALL if dense else self._small(shapes)
+        known = _found.setdefault(self.model, {})
+        if (self._like, small) not in known:
+            known[self._like, small] = self._growth([small, *larger(small)])
+        return known[self._like, small]
 
-    def _line(self, shape: ChunkShape) -> Line:
-        largest = max(shape)
-        if largest <= 2 * SCALED_SLOTS:
-            num_bytes = self._most(shape)
-            return Line(num_bytes, num_bytes, 0.0)
-        small, large = (self._most(shape.scaled(times * SCALED_SLOTS / largest)) for times in (1, 2))
-        slope = max(large - small, 0) / SCALED_SLOTS
-        return Line(large + slope * (largest - 2 * SCALED_SLOTS), slope * largest, slope * largest)
+    def _small(self, shapes: Tensor) -> ChunkShape:
+        """A small chunk that is to the sizes of the largest of some as these are to each other."""
+        largest = shapes.amax(0)
+        shares = (largest / largest.max()).clamp(min=LEAST_SHARE)
+        return ChunkShape(*((shares * max(SMALL)).int() | 1).tolist())
 
-    def _most(self, shape: ChunkShape) -> float:
-        if shape not in self._known:
-            self._known[shape] = self._work_on(shape)
-        return self._known[shape]
+    def _growth(self, shapes: Sequence[ChunkShape]) -> Tensor:
+        """How the bytes alive at each moment grow with the sizes, by four shapes."""
+        alive = [self._work_on(shape) for shape in shapes]
+        if len({*map(len, alive)}) > 1:  # a layer of one's own that does more on a larger chunk
+            alive = [[max(one)] for one in alive]
+        sizes = _sizes(torch.tensor(shapes, dtype=torch.float64))
+        growth: Tensor = torch.linalg.solve(sizes, torch.tensor(alive, dtype=torch.float64)).unique(dim=1)
+        return growth
 
-    def _work_on(self, shape: ChunkShape) -> float:
+    def _work_on(self, shape: ChunkShape) -> list[int]:
+        """The bytes alive after each operation of a training step and an evaluation."""
         placed = self._place(shape)
         for training in (True, False):  # what is made once: constants, scalings
             self._step(placed, training)
         placed.model.zero_grad()
         with TensorPeak() as peak:
-            for training in (True, False):
+            for training in (True, True, False):  # the second as a later chunk, whose gradients add to others
                 self._step(placed, training)
-        return float(peak.most)
+        moments: list[int] = peak.moments
+        return moments
 
     def _step(self, placed: Placed, training: bool) -> None:
         logits = placed.forward(Step(epoch=0, training=training))
@@ -138,3 +125,19 @@ class MemoryProbe:
             features=features,
             trusted=True,
         )
+
+
+def _sizes(shapes: Tensor) -> Tensor:
+    """Shapes [n, 3] with a 1 before them, for what does not grow."""
+    return torch.cat([shapes.new_ones(len(shapes), 1), shapes], 1)
+
+
+def larger(one: ChunkShape) -> tuple[ChunkShape, ChunkShape, ChunkShape]:
+    """With twice of all, and with more slots and more edges, where fewer of these than of those stay fewer."""
+    targets, slots, edges = one
+    dense = edges >= slots
+    return (
+        ChunkShape(2 * targets + 1, 2 * slots + 1, 2 * edges + 1),
+        ChunkShape(targets, 2 * slots + 1, edges + dense * (slots + 1)),
+        ChunkShape(targets, slots + (not dense) * (edges + 1), 2 * edges + 1),
+    )
