@@ -37,21 +37,6 @@ WEFT_INLINE void add_columns(R* row, const Sum<R>* added, int64_t begin, int64_t
   }
 }
 
-// Calls visit(indices, count, last_index, begins) for a row's entries, kChunk at a time, then for the row itself if it has
-// a loop; begins: whether the first of them follows none.
-template <class I, class Visit>
-WEFT_INLINE void for_chunks(const int64_t* indptr, const I* indices, int64_t row, bool loop, const I* last_index,
-                            Visit visit) {
-  for (int64_t entry = indptr[row]; entry < indptr[row + 1]; entry += kChunk) {
-    const int64_t left = indptr[row + 1] - entry;
-    visit(indices + entry, left < kChunk ? left : kChunk, last_index, entry == indptr[row]);
-  }
-  if (loop) {
-    const I self = static_cast<I>(row);
-    visit(&self, 1, &self, true);
-  }
-}
-
 // Targets [first_row, end_row) for one group of heads; kPlus computes plus (and share) too.
 template <bool kPlus, class R, class I>
 struct AttendRows {
@@ -74,7 +59,7 @@ struct AttendRows {
   }
 
   void run(int64_t first_row, int64_t end_row) {
-    const I* last_index = a.indices + a.indptr[a.num_targets] - 1;
+    chunk.last_index = a.indices + a.indptr[a.num_targets] - 1;
     for (int64_t row = first_row; row < end_row; ++row) {
       if constexpr (kNarrow<R>) {
         chunk.y = scratch.numbers;
@@ -85,23 +70,18 @@ struct AttendRows {
       }
       chunk.first = true;
       softmax.clear();
-      for_chunks(a.indptr, a.indices, row, a.loop && a.loop[row], last_index,
-                 [&](const I* indices, int64_t count, const I* last, bool begins) {
-                   chunk.indices = indices;
-                   chunk.count = count;
-                   chunk.last_index = last;
-                   gather(a.logit_src + head, a.num_heads, num_heads, chunk, weight);
-                   for (int64_t j = 0; j < num_heads; ++j) {
-                     if (a.lse_known) {
-                       know(row, j);
-                     } else {
-                       add(row, j);
-                     }
-                   }
-                   if (a.dropout) drop(row, begins);
-                   plan.run(chunk);
-                   chunk.first = false;
-                 });
+      for_chunks(a.indptr, a.indices, row, a.loop && a.loop[row], chunk, [&](bool begins) {
+        gather(a.logit_src + head, a.num_heads, num_heads, chunk, weight);
+        for (int64_t j = 0; j < num_heads; ++j) {
+          if (a.lse_known) {
+            know(row, j);
+          } else {
+            add(row, j);
+          }
+        }
+        if (a.dropout) drop(row, begins);
+        plan.run(chunk);
+      });
       finish(row);
       if constexpr (kNarrow<R>) {
         put_columns(a.y + row * a.width, chunk.y, bounds[0], bounds[num_heads]);
@@ -115,7 +95,7 @@ struct AttendRows {
     constexpr int L = kLanes<T>;
     const int64_t at = row * a.num_heads + head + j;
     const T own = load<1>(a.logit_dst + at), lse = a.lse[at];
-    for (int64_t e = 0; e < chunk.count; e += L) {
+    for (int64_t e = 0; e < chunk.num_entries(); e += L) {
       const Vector<T, L> argument = load<L>(weight[j] + e) + own;
       const Vector<T, L> alpha = exponential<T, L>(leaky_relu(argument, a.slope) - lse);
       store<L>(weight[j] + e, alpha);
@@ -125,16 +105,16 @@ struct AttendRows {
 
   void drop(int64_t row, bool begins) {
     if (begins) mask.begin();
-    mask.template draw<false>(row, chunk.indices, chunk.count);
+    mask.template draw<false>(row, chunk.indices, chunk.count, chunk.own >= 0);
     for (int64_t j = 0; j < num_heads; ++j) {
-      mask.drop(head + j, chunk.count, weight[j], kPlus ? positive[j] : nullptr);
+      mask.drop(head + j, chunk.num_entries(), weight[j], kPlus ? positive[j] : nullptr);
     }
   }
 
   // Weights relative to the largest logit so far.
   void add(int64_t row, int64_t j) {
     const T own = load<1>(a.logit_dst + row * a.num_heads + head + j);
-    const T factor = softmax.add(j, own, a.slope, chunk.count, weight[j], positive[j]);
+    const T factor = softmax.add(j, own, a.slope, chunk.num_entries(), weight[j], positive[j]);
     if (!chunk.first && factor != 1) scale(j, factor);
   }
 
@@ -238,7 +218,7 @@ struct AttendBackwardRows {
   }
 
   void run(int64_t first_row, int64_t end_row) {
-    const I* last_index = a.indices_t + a.indptr_t[a.num_sources] - 1;
+    chunk.last_index = a.indices_t + a.indptr_t[a.num_sources] - 1;
     for (int64_t row = first_row; row < end_row; ++row) {
       const bool loop = a.loop && row < a.num_targets && a.loop[row];
       if (a.add && a.indptr_t[row] == a.indptr_t[row + 1] && !loop) continue;
@@ -250,20 +230,15 @@ struct AttendBackwardRows {
       }
       chunk.first = true;
       zero_columns(dots, 0, kHeads);
-      for_chunks(a.indptr_t, a.indices_t, row, loop, last_index,
-                 [&](const I* indices, int64_t count, const I* last, bool begins) {
-                   chunk.indices = indices;
-                   chunk.count = count;
-                   chunk.last_index = last;
-                   const T* stats = a.stats + head;
-                   gather(stats, 3 * a.num_heads, num_heads, chunk, weight);
-                   gather(stats + a.num_heads, 3 * a.num_heads, num_heads, chunk, lse);
-                   if (kLogits) gather(stats + 2 * a.num_heads, 3 * a.num_heads, num_heads, chunk, dot);
-                   for (int64_t j = 0; j < num_heads; ++j) weigh(row, j);
-                   if (a.dropout) drop(row, begins);
-                   plan.run(chunk);
-                   chunk.first = false;
-                 });
+      for_chunks(a.indptr_t, a.indices_t, row, loop, chunk, [&](bool begins) {
+        const T* stats = a.stats + head;
+        gather(stats, 3 * a.num_heads, num_heads, chunk, weight);
+        gather(stats + a.num_heads, 3 * a.num_heads, num_heads, chunk, lse);
+        if (kLogits) gather(stats + 2 * a.num_heads, 3 * a.num_heads, num_heads, chunk, dot);
+        for (int64_t j = 0; j < num_heads; ++j) weigh(row, j);
+        if (a.dropout) drop(row, begins);
+        plan.run(chunk);
+      });
       finish(row);
     }
   }
@@ -272,8 +247,9 @@ struct AttendBackwardRows {
     constexpr int L = kLanes<T>;
     const T own = load<1>(a.logit_src + row * a.num_heads + head + j);
     Vector<T, L> sum{}, sum_positive{};
-    for (int64_t e = chunk.count; kLogits && e < padded<T>(chunk.count); ++e) dot[j][e] = 0;
-    for (int64_t e = 0; e < chunk.count; e += L) {
+    const int64_t count = chunk.num_entries();
+    for (int64_t e = count; kLogits && e < padded<T>(count); ++e) dot[j][e] = 0;
+    for (int64_t e = 0; e < chunk.num_entries(); e += L) {
       const Vector<T, L> argument = load<L>(weight[j] + e) + own;
       const Vector<T, L> alpha = exponential<T, L>(leaky_relu(argument, a.slope) - load<L>(lse[j] + e));
       store<L>(weight[j] + e, alpha);
@@ -289,9 +265,9 @@ struct AttendBackwardRows {
 
   void drop(int64_t row, bool begins) {
     if (begins) mask.begin();
-    mask.template draw<true>(row, chunk.indices, chunk.count);
+    mask.template draw<true>(row, chunk.indices, chunk.count, chunk.own >= 0);
     for (int64_t j = 0; j < num_heads; ++j) {
-      mask.drop(head + j, chunk.count, weight[j], kLogits ? positive[j] : nullptr);
+      mask.drop(head + j, chunk.num_entries(), weight[j], kLogits ? positive[j] : nullptr);
     }
   }
 

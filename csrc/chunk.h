@@ -16,19 +16,40 @@ struct Part {
   int64_t head, column, width;
 };
 
-// y_c (+)= sum_e weight_e x_uc and, with kPlus, plus_c (+)= sum_e positive_e x_uc; they are written where `first`.
+// y_c (+)= sum_e weight_e x_uc and, with kPlus, plus_c (+)= sum_e positive_e x_uc; they are written where `first`. Behind
+// the entries of `indices`, one of row `own` of x, unless that is -1.
 template <class R, class I>
 struct Chunk {
   using T = Sum<R>;
   const I* indices;
   int64_t count;
+  int64_t own;
   const I* last_index;  // of the whole graph: nothing beyond is fetched ahead
   const Weights<T>*weight, *positive;
   const R* x;
   int64_t width;
   T *y, *plus;
   bool first;
+
+  int64_t num_entries() const { return count + (own >= 0); }
 };
+
+// Calls visit(begins) for a row's entries, kChunk at a time, with its own as the last one if it has a loop; begins:
+// whether the first of them follows none.
+template <class R, class I, class Visit>
+WEFT_INLINE void for_chunks(const int64_t* indptr, const I* indices, int64_t row, bool loop, Chunk<R, I>& chunk,
+                            Visit visit) {
+  const int64_t first = indptr[row], end = indptr[row + 1];
+  for (int64_t entry = first; entry < end || loop; entry += kChunk) {
+    const bool whole = end - entry >= kChunk;
+    chunk.indices = indices + entry;
+    chunk.count = whole ? kChunk : end - entry;
+    chunk.own = loop && !whole ? row : -1;
+    visit(entry == first);
+    chunk.first = false;
+    if (!whole) break;
+  }
+}
 
 template <class R, class I, bool kPlus>
 struct ChunkRows {
@@ -54,18 +75,21 @@ struct ChunkRows {
         if (kPlus) plus[i] = load<L>(a.plus + column[i]);
       }
     }
-    for (int64_t e = 0; e < a.count; ++e) {
-      const int64_t left = a.last_index - (a.indices + e);
-      const int64_t source = a.indices[left > kAhead<R, L * N> ? e + kAhead<R, L * N> : e + left];
-      prefetch<L * N>(a.x + source * a.width + part.column, column[N - 1] - part.column + L - 1);
-      const R* x = a.x + a.indices[e] * a.width;
+    const auto add = [&](const R* x, int64_t e) {
 #pragma GCC unroll 16
       for (int i = 0; i < N; ++i) {
         const Vector<T, L> value = load<L>(x + column[i]);
         sum[i] += value * (*a.weight)[part.head + i / V][e];
         if (kPlus) plus[i] += value * (*a.positive)[part.head + i / V][e];
       }
+    };
+    for (int64_t e = 0; e < a.count; ++e) {
+      const int64_t left = a.last_index - (a.indices + e);
+      const int64_t source = a.indices[left > kAhead<R, L * N> ? e + kAhead<R, L * N> : e + left];
+      prefetch<L * N>(a.x + source * a.width + part.column, column[N - 1] - part.column + L - 1);
+      add(a.x + a.indices[e] * a.width, e);
     }
+    if (a.own >= 0) add(a.x + a.own * a.width, a.count);
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
       store<L>(a.y + column[i], sum[i]);

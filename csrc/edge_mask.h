@@ -16,15 +16,15 @@ struct EdgeMask {
 
   explicit EdgeMask(const EdgeDropout* drops) : dropout(drops) {}
 
-  // Before a row's entries, and before its loop, which is no copy of any.
+  // Before a row's entries.
   void begin() { before = -1; }
 
-  // Rows are targets, or sources of the transpose.
+  // Rows are targets, or sources of the transpose; loop: whether one more entry is the row's own, no copy of any.
   template <bool kTransposed, class I>
-  void draw(int64_t row, const I* indices, int64_t count) {
-    for (int64_t e = 0; e < count; ++e) {
-      const int64_t neighbour = indices[e];
-      copy = neighbour == before ? copy + 1 : 0;
+  void draw(int64_t row, const I* indices, int64_t count, bool loop) {
+    for (int64_t e = 0; e < count + loop; ++e) {
+      const int64_t neighbour = e < count ? indices[e] : row;
+      copy = e < count && neighbour == before ? copy + 1 : 0;
       before = neighbour;
       const int64_t source = kTransposed ? row : neighbour, target = kTransposed ? neighbour : row;
       const uint64_t mixed = mix64(dropout->key ^ static_cast<uint64_t>(dropout->target_ids[target]));

@@ -211,7 +211,7 @@ void drop_edges(const DropEdges<T, I>& a) {
   for_row_blocks(a.indptr, a.num_targets, a.num_threads, [&](int64_t first, int64_t end) {
     EdgeMask mask(&a.dropout);
     const auto flip = [&](int64_t row, const I* indices, int64_t count, int64_t edge) {
-      mask.template draw<false>(row, indices, count);
+      mask.template draw<false>(row, indices, count, false);
       T* alpha = a.alpha + edge * a.num_heads;
       for (int64_t e = 0; e < count; ++e) {
         for (int64_t head = 0; head < a.num_heads; ++head, ++alpha) *alpha = mask.drops(e, head) ? -*alpha : *alpha;
@@ -252,20 +252,17 @@ struct WeighRows {
   }
 
   void run(int64_t first_row, int64_t end_row) {
-    const I* last_index = a.indices + num_edges - 1;
+    chunk.last_index = a.indices + num_edges - 1;
     for (int64_t row = first_row; row < end_row; ++row) {
       chunk.y = a.y + row * a.width;
       chunk.first = true;
-      for (int64_t entry = a.indptr[row]; entry < a.indptr[row + 1]; entry += kChunk) {
-        const int64_t left = a.indptr[row + 1] - entry, count = left < kChunk ? left : kChunk;
-        for (int64_t e = 0; e < count; ++e) take(e, a.has_ids ? a.edge_ids[entry + e] : entry + e);
-        sum(a.indices + entry, count, last_index);
-      }
-      if (row < a.num_loops && a.loop[row]) {
-        const I self = static_cast<I>(row);
-        take(0, num_edges + row);
-        sum(&self, 1, &self);
-      }
+      for_chunks(a.indptr, a.indices, row, row < a.num_loops && a.loop[row], chunk, [&](bool) {
+        const int64_t entry = chunk.indices - a.indices;
+        for (int64_t e = 0; e < chunk.count; ++e) take(e, a.has_ids ? a.edge_ids[entry + e] : entry + e);
+        if (chunk.own >= 0) take(chunk.count, num_edges + row);
+        if (a.scale != 1) drop(chunk.num_entries());
+        plan.run(chunk);
+      });
       if (!chunk.first) continue;
       for (int64_t column = a.bounds[head]; column < a.bounds[head + num_heads]; ++column) chunk.y[column] = 0;
     }
@@ -280,15 +277,6 @@ struct WeighRows {
     for (int64_t j = 0; j < num_heads; ++j) {
       for (int64_t e = 0; e < count; ++e) weight[j][e] = weight[j][e] < 0 ? T{0} : weight[j][e] * a.scale;
     }
-  }
-
-  void sum(const I* indices, int64_t count, const I* last_index) {
-    chunk.indices = indices;
-    chunk.count = count;
-    chunk.last_index = last_index;
-    if (a.scale != 1) drop(count);
-    plan.run(chunk);
-    chunk.first = false;
   }
 };
 

@@ -11,15 +11,19 @@ WEFT_INLINE int64_t padded(int64_t count) {
   return (count + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
 }
 
-// into[j][e] = table[indices[e]][j] for the heads of a group; the last one again up to a whole vector. Nothing beyond
-// indices[left] is fetched ahead.
+// into[j][e] = table[indices[e]][j] for the heads of a group, then those of row `own`, unless that is -1; the last one again
+// up to a whole vector. Nothing beyond indices[left] is fetched ahead.
 template <int H, class R, class I>
-void gather_heads(const R* table, int64_t stride, const I* indices, int64_t count, int64_t left,
+void gather_heads(const R* table, int64_t stride, const I* indices, int64_t count, int64_t left, int64_t own,
                   Weights<Sum<R>>& into) {
   for (int64_t e = 0; e < count; ++e) {
     __builtin_prefetch(table + indices[e + kChunk / 2 < left ? e + kChunk / 2 : left] * stride);
     const R* row = table + indices[e] * stride;
     for (int j = 0; j < H; ++j) into[j][e] = load<1>(row + j);
+  }
+  if (own >= 0) {
+    for (int j = 0; j < H; ++j) into[j][count] = load<1>(table + own * stride + j);
+    ++count;
   }
   for (int64_t e = count; e < padded<R>(count); ++e) {
     for (int j = 0; j < H; ++j) into[j][e] = into[j][count - 1];
@@ -28,11 +32,12 @@ void gather_heads(const R* table, int64_t stride, const I* indices, int64_t coun
 
 template <class R, class X, class I>
 void gather(const R* table, int64_t stride, int64_t num_heads, const Chunk<X, I>& chunk, Weights<Sum<R>>& into) {
-  using Gather = void (*)(const R*, int64_t, const I*, int64_t, int64_t, Weights<Sum<R>>&);
+  using Gather = void (*)(const R*, int64_t, const I*, int64_t, int64_t, int64_t, Weights<Sum<R>>&);
   constexpr Gather gathers[kHeads] = {&gather_heads<1, R, I>, &gather_heads<2, R, I>, &gather_heads<3, R, I>,
                                       &gather_heads<4, R, I>, &gather_heads<5, R, I>, &gather_heads<6, R, I>,
                                       &gather_heads<7, R, I>, &gather_heads<8, R, I>};
-  gathers[num_heads - 1](table, stride, chunk.indices, chunk.count, chunk.last_index - chunk.indices, into);
+  const int64_t left = chunk.last_index - chunk.indices;
+  gathers[num_heads - 1](table, stride, chunk.indices, chunk.count, left, chunk.own, into);
 }
 
 template <class T>

@@ -21,6 +21,7 @@ from tests.kernels.kernel_cases import (
     pair_case,
     spmm_case,
 )
+from weft.data.adjacency import Adjacency
 
 WIDTHS = [0, 1, 2, 7, 16, 33, 100]
 BOUNDS = [(0, 0), (0, 5), (0, 16, 32), (0, 3, 3, 20), (0, 40, 41, 90, 131), (*range(0, 65, 8),), (*range(0, 31, 3),)]
@@ -64,6 +65,19 @@ class TestParity:
         for adj, bounds in itertools.product(graphs(index), BOUNDS):
             odd = len(bounds) % 2 == 1
             assert_same(adj, attend_edges_case(adj, bounds, loop=odd, steps=3 if odd else 1), dtype)
+
+
+@pytest.mark.parametrize("degree", [0, 1, 7, 8, 127, 128, 129, 256])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_a_loop_behind_any_number_of_entries(degree, dropout):
+    """Entries are weighed 128 at a time, a loop with the last of them: every vertex of a graph has so many, and one."""
+    count = 300
+    source, target = torch.arange(count).repeat_interleave(degree), torch.arange(count * degree)
+    target = (source + 1 + target % max(degree, 1)) % count  # never itself
+    adj = Adjacency.from_edges(source, target, num_sources=count, num_targets=count)
+    for dtype in DTYPES:
+        assert_same(adj, attend_case(adj, (0, 3, 12), loop=True, dropout=dropout), dtype)
+        assert_same(adj, attend_edges_case(adj, (0, 3, 12), loop=True, dropout=dropout), dtype)
 
 
 @pytest.mark.parametrize("factors", list(itertools.product([False, True], repeat=4)), ids=str)
