@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,29 @@ TABLE = Table(axes=((10.0, 1000.0), (1.0, 4.0)), seconds=(1.0, 2.0, 100.0, 200.0
     [
         ((10, 1), 1.0),
         ((1000, 4), 200.0),
-        ((100, 1), 10.0),  # half way by powers
-        ((100, 2), 10.0 * 2**0.5),
+        ((100, 1), (10 * 1 + 90 / 990 * (1000 * 100 - 10 * 1)) / 100),  # of the seconds of all units, an eleventh
+        ((1000, 2), (100 + 1 / 3 * (4 * 200 - 100)) / 2),
         ((1, 1), 1.0),  # below what was measured, as its least
         ((10**6, 100), 200.0),
     ],
 )
 def test_between_sizes(sizes: tuple[float, float], seconds: float) -> None:
     assert TABLE.at(sizes) == pytest.approx(seconds)
+
+
+def test_what_grows_by_each_size_is_told_exactly() -> None:
+    """So much for a target and head, an edge's number, and a number that comes from memory."""
+
+    def seconds(sources: float, share: float, degree: float, width: float, heads: float) -> float:
+        return sources * (3 * heads + degree * width * (0.1 + 0.2 * share))
+
+    axes = ((10.0, 1000.0), (0.1, 1.0), (2.0, 64.0), (8.0, 64.0), (1.0, 8.0))
+    found = tuple(seconds(*one) / (one[0] * one[2] * one[3]) for one in product(*axes))
+    prices = replace(profile().prices_of(1)[0], call_seconds=0.0, tables={"Attend": Table(axes=axes, seconds=found)})
+    for sources, fresh, degree, width, heads in product((10, 500), (0.1, 0.3), (3, 40), (8, 50), (1, 4, 8)):
+        edges = sources * degree
+        call = KernelCall("Attend", (edges, sources, sources, int(fresh * edges), width, heads))
+        assert prices.seconds(call) == pytest.approx(seconds(sources, fresh, degree, width, heads))
 
 
 def test_a_call_costs_its_units_and_itself() -> None:

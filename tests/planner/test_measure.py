@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from tests.ranks import on_ranks
 from tests.strategies.cases import Case
@@ -21,7 +23,7 @@ from weft.nn import Workload
 from weft.planner import Cluster, epoch_time, measure
 from weft.planner.forecast import step_calls
 from weft.planner.measure import tiny_work
-from weft.strategies import Plan, VertexOptions, get_strategy
+from weft.strategies import VertexOptions, get_strategy
 from weft.strategies.offload.options import OffloadOptions
 from weft.strategies.offload.plan import OffloadPlan
 
@@ -40,7 +42,6 @@ FEW = {
     "FANOUTS": (2.0,),
     "DRAWN_FROM": (64.0, 1.0, 8.0),
     "BYTES": (4096.0,),
-    "STEP_GRAPHS": ((64.0, 1.0, 2.0),),
     "MESSAGES": (256.0, 4096.0),
     "LEAST_SECONDS": 1e-5,
     "ROUNDS": 1,
@@ -83,30 +84,28 @@ def test_a_round_of_chunks_has_its_price() -> None:
     assert prices.seconds(KernelCall("round", (), 4)) == 12.0
 
 
-@pytest.mark.parametrize(("slower", "found"), [(2.0, 2.0), (0.5, 1.0)])
-def test_kernels_take_what_they_take_in_whole_steps(slower: float, found: float) -> None:
-    """Beside what is fixed; drawing has no part in these."""
-    prices = replace(machine().prices[0], step_seconds=5.0, call_seconds=3.0)
+def test_samples_find_no_more_in_the_cache_than_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each works on tensors of its own, in turn, and what one makes is there until its next turn; few of large ones."""
+    made: list[Tensor] = []
 
-    class Watch(measure.Stopwatch):
-        def seconds(self, work: measure.Work) -> float:
-            seconds = work()
-            assert isinstance(seconds, float)
-            return seconds
+    def ready() -> measure.Work:
+        x = torch.zeros(1000)
+        return lambda: x
 
-    def step(plan: Plan, _: Group) -> measure.Work:
-        calls = step_calls(plan, 0)
-        kernels = sum(prices.seconds(one) - 3.0 * one.number for one in calls)
-        return lambda: 5.0 + 3.0 * sum(one.number for one in calls) + slower * kernels
+    def work(number: int) -> measure.Work:
+        def run() -> Tensor:
+            made.append(torch.full((10,), number))
+            return made[-1]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "STEP_GRAPHS", FEW["STEP_GRAPHS"])
-        patch.setattr(measure, "train_step", step)
-        made = measure.with_whole_steps(prices, Watch(Group()))
-    assert (made.step_seconds, made.call_seconds) == (5.0, 3.0)
-    for name, table in made.tables.items():
-        times = 1.0 if name == "draw" else found
-        assert table.seconds == pytest.approx([times * one for one in prices.tables[name].seconds], rel=1e-6)
+        return run
+
+    works = measure.copies(ready)
+    assert len({one().data_ptr() for one in works}) == len(works) == measure.COPIES  # type: ignore[attr-defined]
+    monkeypatch.setattr(measure, "COLD_BYTES", 2 * 4000)
+    assert len(measure.copies(ready)) == 2
+    monkeypatch.setattr(measure, "LEAST_SECONDS", 0.0)
+    measure.Stopwatch(Group()).seconds(work(0), work(1), work(2))
+    assert [int(one[0]) for one in made] == [0, 1, 2] * (1 + measure.ROUNDS)
 
 
 @pytest.mark.parametrize("strategy", ["single", "tensor", "hybrid", "offload", "pipeline", "split"])

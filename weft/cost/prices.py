@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 
 from weft.core.errors import InputError
@@ -17,38 +15,40 @@ REMEDY = "measure the machine again with: weft probe"
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Seconds for a unit of work, by sizes; between those measured, a power law, and beyond them, what is nearest."""
+    """Seconds for a unit of work, by sizes.
+
+    Between those measured, the seconds of all units are linear in each size, and beyond them a unit takes as long as at
+    the nearest one.
+    """
 
     axes: tuple[tuple[float, ...], ...]
     """The sizes measured, ascending, of each axis."""
     seconds: tuple[float, ...]
     """Of a unit, the last axis fastest."""
 
-    def at(self, sizes: Sequence[float]) -> float:
-        """Seconds of a unit at some sizes, one for each axis."""
-        corners = [self._between(axis, size) for axis, size in zip(self.axes, sizes, strict=True)]
+    def at(self, sizes: Sequence[float], *, flat: Collection[int] = ()) -> float:
+        """Seconds of a unit at some sizes, one for each axis; flat: the axes with which there are no more units."""
+        corners = [
+            self._between(axis, size, place in flat)
+            for place, (axis, size) in enumerate(zip(self.axes, sizes, strict=True))
+        ]
         total = 0.0
         for chosen in product(*corners):
             place, weight = 0, 1.0
             for axis, (index, share) in zip(self.axes, chosen, strict=True):
                 place, weight = place * len(axis) + index, weight * share
-            if weight:
-                total += weight * self._logarithms[place]
-        return math.exp(total)
+            total += weight * self.seconds[place]
+        return total
 
-    @cached_property
-    def _logarithms(self) -> list[float]:
-        return [math.log(one) for one in self.seconds]
-
-    def _between(self, axis: tuple[float, ...], size: float) -> tuple[tuple[int, float], tuple[int, float]]:
+    def _between(self, axis: tuple[float, ...], size: float, flat: bool) -> tuple[tuple[int, float], ...]:
         """The two sizes on either side, and how much each counts."""
         after = bisect_right(axis, size)
         if after in (0, len(axis)):
-            nearest = min(after, len(axis) - 1)
-            return (nearest, 1.0), (nearest, 0.0)
+            return ((min(after, len(axis) - 1), 1.0),)
         low, high = axis[after - 1], axis[after]
-        share = math.log(size / low) / math.log(high / low)
-        return (after - 1, 1 - share), (after, share)
+        share = (size - low) / (high - low)
+        units = (1.0, 1.0) if flat else (low / size, high / size)
+        return (after - 1, (1 - share) * units[0]), (after, share * units[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Prices:
         table = self.tables.get(table_of(call.kernel))
         if table is None or len(table.axes) != len(sizes):
             raise InputError(f"another version of weft's probe measured {call.kernel}, in another way: {REMEDY}")
-        work = units * table.at(sizes) if units > 0 else 0.0
+        work = units * table.at(sizes, flat=FLAT.get(table_of(call.kernel), ())) if units > 0 else 0.0
         return self.factor * call.number * (self.call_seconds + work)
 
 
@@ -162,6 +162,12 @@ WORK: Mapping[str, Callable[..., Sized]] = {
     **{f"{name}{back}": _attention for name in ("Attend", "AttendEdges") for back in ("", "_backward")},
 }
 """By kernel, the units of its work and where they stand in its table, from a call's sizes."""
+FRESH, HEADS = 1, 4
+FLAT = {
+    **dict.fromkeys(("Sum", "Max", "Max_backward"), (FRESH,)),
+    **{f"{name}{back}": (FRESH, HEADS) for name in ("Attend", "AttendEdges") for back in ("", "_backward")},
+}
+"""By table, the axes with which there are no more units: the share of edges whose row comes from memory, and heads."""
 MAPPED = ("WholeLayer", "WholeLayer_backward")
 """Kernels whose work a trace has as maps and passes."""
 ALIKE = {

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy, elu
 from weft.comm import Group
 from weft.core.kernel_call import KernelCall
 from weft.core.memory import memory_limit_bytes
+from weft.core.tensor_peak import TensorPeak
 from weft.cost import Network, Prices, Profile, Table
 from weft.data import Adjacency, Graph
 from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
@@ -46,7 +47,7 @@ ROWS, COLUMNS, WIDTHS = (
 )
 SHARES = (0.1, 1.0)
 """Of edges whose source has to be brought from memory."""
-SOURCES, DEGREES = (2048.0, 32768.0, 524288.0), (4.0, 64.0)
+SOURCES, DEGREES = (2048.0, 32768.0, 524288.0), (2.0, 64.0)
 SUM_WIDTHS, ATTENTION_WIDTHS, HEADS = (
     (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0),
     (8.0, 64.0, 256.0),
@@ -55,10 +56,10 @@ SUM_WIDTHS, ATTENTION_WIDTHS, HEADS = (
 CLASS_COUNTS = (2.0, 8.0, 64.0)
 TARGETS, FANOUTS, DRAWN_FROM = (64.0, 2048.0, 32768.0), (2.0, 16.0), (131072.0, 1.0, 32.0)
 """Of draws, and the graph that they are of; see random_edges."""
-STEP_GRAPHS, STEP_COLUMNS = ((4096.0, 1.0, 16.0), (32768.0, 1.0, 16.0), (131072.0, 1.0, 8.0)), 64
-"""Of whole steps, the graphs, see random_edges, and the columns."""
-STEP_MODELS = ("gcn", "sage", "gin", "gat")
 WINDOW = 64
+COPIES, COLD_BYTES = 4, 64 << 20
+"""How many times a sample's tensors are made: a step has worked on as many others before it comes back to some. Beyond
+so many bytes, which no cache holds, one after the other is enough."""
 BYTES = tuple(float(1 << power) for power in (12, 16, 20, 24, 28))
 MESSAGES = tuple(float(1 << power) for power in (8, 13, 16, 19, 22, 25))
 
@@ -69,34 +70,40 @@ class Stopwatch:
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def seconds(self, work: Work) -> float:
-        """The median of a few runs, after one that counts for nothing; short ones are repeated."""
-        return statistics.median(self._runs(work, ROUNDS))
+    def seconds(self, *works: Work) -> float:
+        """The median of a few runs, after one that counts for nothing; short ones are repeated.
+
+        works: alike, done in turn. What one makes is there until its next turn, as a step keeps it.
+        """
+        return statistics.median(self._runs(works, ROUNDS))
 
     def seconds_once(self, work: Work) -> float:
         """Those of one of these runs."""
-        return self._runs(work, 1)[0]
+        return self._runs([work], 1)[0]
 
-    def _runs(self, work: Work, rounds: int) -> list[float]:
+    def _runs(self, works: Sequence[Work], rounds: int) -> list[float]:
         self._meet()
-        first = self._run(work, 1)
+        first = self._run(works, 1)
         again = int(self.group.all_gather_object({"again": max(1, int(LEAST_SECONDS / max(first, 1e-9)))})[0]["again"])
         found = []
         for _ in range(rounds):
             self._meet()
-            found.append(self._run(work, again))
+            found.append(self._run(works, -(-again // len(works))))
         return found
 
     def _meet(self) -> None:
         if self.group.size > 1:
             self.group.all_reduce(torch.zeros(1, device=self.group.device), tag="probe")
 
-    def _run(self, work: Work, times: int) -> float:
+    def _run(self, works: Sequence[Work], times: int) -> float:
+        made: list[object] = [None] * len(works)
         start = time.perf_counter()
         for _ in range(times):
-            work()
+            for place, work in enumerate(works):
+                made[place] = None
+                made[place] = work()
         self.group.synchronize()
-        return (time.perf_counter() - start) / times
+        return (time.perf_counter() - start) / (times * len(works))
 
 
 def measure_kernels(group: Group) -> Prices:
@@ -119,7 +126,7 @@ def measure_kernels(group: Group) -> Prices:
             axes = (SOURCES, SHARES, DEGREES, ATTENTION_WIDTHS, *heads)
             tables[name + "_backward" * back] = table(watch, axes, kernel, backward=back)
     free = Prices(ranks=group.size, threads=torch.get_num_threads(), tables=tables)
-    return with_whole_steps(with_fixed_costs(free, watch), watch)
+    return with_fixed_costs(free, watch)
 
 
 def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated: bool = False) -> Network:
@@ -169,26 +176,6 @@ def with_fixed_costs(prices: Prices, watch: Stopwatch) -> Prices:
     return replace(prices, round_seconds=each)
 
 
-def with_whole_steps(prices: Prices, watch: Stopwatch) -> Prices:
-    """The same, times what kernels take in whole steps of what they take by their tables, in the median of some steps.
-
-    A kernel that is measured alone finds in the cache what it finds in memory in a step: it takes no less there.
-    """
-    ratios = []
-    for edges, model in product(STEP_GRAPHS, STEP_MODELS):
-        plan = SinglePlan(step_work(random_edges(*edges), model))
-        calls = step_calls(plan, 0)
-        fixed = prices.step_seconds + prices.call_seconds * sum(one.number for one in calls)
-        kernels = sum(map(prices.seconds, calls)) + prices.step_seconds - fixed
-        ratios.append((watch.seconds(train_step(plan, Group())) - fixed) / kernels)
-    ratio = max(statistics.median(ratios), 1.0)
-    tables = {
-        name: one if name == "draw" else replace(one, seconds=tuple(ratio * seconds for seconds in one.seconds))
-        for name, one in prices.tables.items()
-    }
-    return replace(prices, tables=tables)
-
-
 def slope_and_rest(
     prices: Prices, watch: Stopwatch, plans: Sequence[Plan], *, count: Callable[[KernelCall], int]
 ) -> tuple[float, float]:
@@ -205,17 +192,11 @@ def tiny_work(layers: int) -> Workload:
     """A GCN of so many layers on a few vertices."""
     generator = torch.Generator().manual_seed(0)
     source, target = torch.randint(TINY, (2, 4 * TINY), generator=generator)
-    edges = Adjacency.from_edges(source, target, num_sources=TINY, num_targets=TINY)
-    return step_work(edges, "gcn", columns=CLASSES, layers=layers)
-
-
-def step_work(edges: Adjacency, model: str, *, columns: int = STEP_COLUMNS, layers: int = 2) -> Workload:
-    """A model on a graph whose rows are random, and which all train."""
-    generator, count = torch.Generator().manual_seed(0), edges.num_targets
-    x = torch.rand(count, columns, generator=generator)
-    every = torch.ones(count, dtype=torch.bool)
-    graph = Graph(in_edges=edges, x=x, y=torch.arange(count) % CLASSES, train_mask=every)
-    return Workload(make_model(model, columns, CLASSES, hidden=columns, layers=layers), graph)
+    y = torch.arange(TINY) % CLASSES
+    x = torch.rand(TINY, CLASSES, generator=generator)
+    every = torch.ones(TINY, dtype=torch.bool)
+    graph = Graph.from_edges(source, target, num_vertices=TINY, x=x, y=y, train_mask=every)
+    return Workload(make_model("gcn", CLASSES, CLASSES, hidden=CLASSES, layers=layers), graph)
 
 
 def train_step(plan: Plan, group: Group) -> Work:
@@ -256,15 +237,24 @@ def table(watch: Stopwatch, axes: Sequence[tuple[float, ...]], make: Callable[..
                 found[sizes] = found[(before, *sizes[1:])]
                 continue
             units, _, ready = make(sizes[0] // share, *sizes[1:], **said)
-        work = ready()
-        found[sizes] = watch.seconds(work) / units
-        del work
+        works = copies(ready)
+        found[sizes] = watch.seconds(*works) / units
+        del works
     shared = watch.group.all_gather_object({"seconds": list(found.values())}) if watch.group.size > 1 else None
     if shared:
         seconds = tuple(statistics.fmean(each) for each in zip(*(one["seconds"] for one in shared), strict=True))
     else:
         seconds = tuple(found.values())
     return Table(axes=tuple(axes), seconds=seconds)
+
+
+def copies(ready: Callable[[], Work]) -> list[Work]:
+    """A sample several times, each on tensors of its own, that none finds in the cache what a step would not."""
+    with TensorPeak() as peak:
+        works = [ready()]
+        while len(works) < COPIES and peak.alive < COLD_BYTES:
+            works.append(ready())
+    return works
 
 
 def forward_map(rows: float, columns: float, width: float) -> Sample:
