@@ -90,10 +90,7 @@ SYSTEMS: Mapping[tuple[str, str], System] = {
     ("g3", "G3"): System({"strategy": "pipeline", "disable": LACKED}),
     ("g3", "BNS-GCN p=1"): System(vertex("communicated", RAW, partition="metis")),
     ("g3", "NeutronStar"): System(vertex("hybrid"), messages=True),
-    ("hongtu", "HongTu"): System(
-        {"strategy": "offload", "disable": LACKED, "partition": "metis"},
-        unlike="transfers are not told beside computing",
-    ),
+    ("hongtu", "HongTu"): System({"strategy": "offload", "disable": LACKED, "partition": "metis"}),
     ("hongtu", "without deduplication"): System(
         {"strategy": "offload", "disable": f"{LACKED},share,keep,reorder", "partition": "metis"},
         unlike="R-MAT has less locality than the real graph",

@@ -9,6 +9,7 @@ import pytest
 from weft.core.kernel_call import KernelCall
 from weft.cost import Disk, Operation, Prices, Table, Trace
 from weft.cost.simulate import Hosts, StepTime, Work, finish, simulate
+from weft.cost.trace import transfer
 
 CROSSING = 0.5
 
@@ -109,4 +110,45 @@ def test_files_are_waited_for_by_each_rank() -> None:
     link = Prices(ranks=1, threads=1, tables={}, link_seconds=1.0)
     there = replace(hosts(1), alone=link, busy=link)
     found = simulate([Trace(operations=(moved,))], [[]], there)
-    assert (found.total, found.disk) == (3, 0)
+    assert (found.total, found.disk) == (2, 0)  # each way by itself
+
+
+@pytest.mark.parametrize(
+    ("load", "kernels", "store", "ahead", "total"),
+    [
+        (2, 5, 1, False, 6 * (2 + 5) + 1),
+        (2, 5, 1, True, 2 * (2 + 3 * 5) + 1),
+        (5, 2, 1, True, 2 * (3 * 5 + 2) + 1),
+        (1, 2, 6, True, 1 + 2 + 6 * 6),
+    ],
+)
+def test_chunks_come_and_go_beside_kernels(load: int, kernels: int, store: int, ahead: bool, total: float) -> None:
+    """Three chunks and again three, over a link that takes 1 s for a byte: what takes longest takes all."""
+    made = [
+        one
+        for chunk in (0, 1, 2) * 2
+        for one in (
+            transfer("rows", to_device=load, ahead=ahead and chunk > 0),
+            work(kernels),
+            transfer("rows", to_host=store),
+        )
+    ]
+    there = hosts(1)
+    there = replace(there, alone=replace(there.alone, link_seconds=1.0), busy=replace(there.alone, link_seconds=1.0))
+    found = simulate([Trace(operations=tuple(made))], [[]], there)
+    assert (found.total, found.compute) == pytest.approx((total, total))
+
+
+def test_a_chunk_comes_while_rows_cross() -> None:
+    """Of two rounds of 1 s of rows that cross half a second, the second's 3 bytes come beside the first's 1.5 s."""
+    link = Prices(ranks=1, threads=1, tables=hosts(1).alone.tables, link_seconds=1.0)
+    made = [
+        transfer("rows", to_device=1),
+        MEETING,
+        work(1),
+        transfer("rows", to_device=3, ahead=True),
+        MEETING,
+        work(1),
+    ]
+    found = simulate([Trace(operations=tuple(made))] * 2, [[]] * 2, replace(hosts(1), alone=link, busy=link))
+    assert found.total == pytest.approx(1 + max(0.5 + 1, 3) + 0.5 + 1)

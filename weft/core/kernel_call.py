@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -19,6 +20,13 @@ class KernelCall(NamedTuple):
     classes, with its gradient. draw: edges drawn, targets, of a hop of a mini-batch. An aggregate: edges, targets,
     sources, edges whose source has to be brought from memory, width, heads."""
     number: int = 1
+
+    @property
+    def flops(self) -> int:
+        """Those of matrix products, of all its calls."""
+        if self.kernel in ("linear", "linear_weights"):
+            return 2 * math.prod(self.sizes) * self.number
+        return self.sizes[0] * self.number if self.kernel == "product" else 0
 
 
 def merged(calls: Iterable[KernelCall]) -> tuple[KernelCall, ...]:

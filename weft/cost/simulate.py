@@ -185,29 +185,71 @@ def _finish_on_host(works: Sequence[Work], begins: Sequence[float], slots: int) 
 
 
 def work_of(operation: Operation, hosts: Hosts) -> Work:
-    """What an operation keeps a rank at work with: its kernels, or a link to the host by which rows come and go."""
-    if operation.kind != "transfer":
-        return Work.of(operation.calls, hosts.alone, hosts.busy)
-    sent, received = operation.bytes_sent, operation.bytes_received
-    links = hosts.alone.link_seconds, hosts.busy.link_seconds
-    if all(links):
-        return Work(*((sent + received) * link for link in links))
-    files = Work(disk=hosts.disk.write * sent + hosts.disk.read * received)
+    """What an operation keeps a rank at work with: its kernels, and the files that a transfer reads and writes."""
+    files = NOTHING
+    if operation.kind == "transfer":
+        files = Work(disk=hosts.disk.write * operation.bytes_sent + hosts.disk.read * operation.bytes_received)
     return files + Work.of(operation.calls, hosts.alone, hosts.busy)
+
+
+class Link:
+    """A rank's link to its host, by which rows come to its device and go back beside its kernels, each way by itself.
+
+    What comes ahead is under way from when the chunk before is begun, as there is room for two; all else begins behind
+    the kernels before it. What goes back is waited for in the end. The rank's clock waits for no other rank.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        """Of a byte."""
+        self.now = self.begun = self.loaded = self.stored = 0.0
+        self.comes = False
+
+    def move(self, operation: Operation) -> None:
+        """A transfer begins."""
+        if operation.bytes_received:
+            free = self.begun if operation.ahead else self.now
+            self.loaded = max(self.loaded, free) + self.seconds * operation.bytes_received
+            self.comes = True
+        if operation.bytes_sent:
+            self.stored = max(self.stored, self.now) + self.seconds * operation.bytes_sent
+
+    def work(self, seconds: float) -> float:
+        """Kernels run, or rows cross, for so long; the seconds that these wait for what comes from the host."""
+        waited = 0.0
+        if self.comes:
+            waited = max(0.0, self.loaded - self.now)
+            self.begun = self.now + waited
+            self.comes = False
+        self.now += waited + seconds
+        return waited
+
+    def end(self) -> float:
+        """The seconds until all has come and gone back."""
+        return max(0.0, self.loaded - self.now, self.stored - self.now)
 
 
 def stretches(trace: Trace, besides: Sequence[KernelCall], hosts: Hosts) -> list[Stretch]:
     """A rank's operations, divided by its collectives; behind the last one the rest of the step."""
     found = [Stretch(NOTHING, NOTHING, None)]
+    link = Link(hosts.alone.link_seconds)
     for operation in trace.operations:
+        if operation.kind == "transfer" and link.seconds:
+            link.move(operation)
+            continue
         calls = work_of(operation, hosts)
+        seconds = 0.0
         if operation.kind == "collective":
             seconds = hosts.crossing(operation.tag, max(operation.bytes_sent, operation.bytes_received))
+        waited = link.work(calls.alone + seconds)
+        calls += Work(waited, waited)
+        if operation.kind == "collective":
             found[-1] = found[-1]._replace(work=found[-1].work + calls, crossing=seconds)
             found.append(Stretch(NOTHING, NOTHING, None))
-        elif operation.ahead and len(found) > 1:
+        elif operation.ahead and operation.kind != "transfer" and len(found) > 1:
             found[-2] = found[-2]._replace(beside=found[-2].beside + calls)
         else:
             found[-1] = found[-1]._replace(work=found[-1].work + calls)
     more = Work.of(besides, hosts.alone, hosts.busy) + Work(hosts.alone.step_seconds, hosts.busy.step_seconds)
-    return [*found[:-1], found[-1]._replace(work=found[-1].work + more)]
+    left = link.end()
+    return [*found[:-1], found[-1]._replace(work=found[-1].work + more + Work(left, left))]

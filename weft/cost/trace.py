@@ -31,7 +31,8 @@ class Operation:
     """Whether an aggregate is made again in the backward pass, since nothing of it was kept."""
     how: str = ""
     ahead: bool = False
-    """Whether it needs nothing of the collective before it, and is done while that is under way."""
+    """Whether it is done beside what is before it: while a collective is under way of which it needs nothing, or of a
+    transfer to the device, while that works on the chunk before."""
     prefetched: bool = False
     """Whether a thread does it ahead of the step, beside those before."""
     calls: tuple[KernelCall, ...] = ()
@@ -120,11 +121,11 @@ def all_reduce(tag: str, numbers: int, itemsize: int, size: int) -> Operation:
     return Operation(kind="collective", tag=tag, bytes_sent=payload, bytes_received=payload)
 
 
-def transfer(tag: str, *, to_device: int = 0, to_host: int = 0) -> Operation:
+def transfer(tag: str, *, to_device: int = 0, to_host: int = 0, ahead: bool = False) -> Operation:
     """So many bytes that come from the host, or go there, each of which is read and written."""
     copied = 2 * (to_device + to_host)
     calls = (KernelCall("pass", (copied,)),) if copied else ()
-    return Operation(kind="transfer", tag=tag, bytes_sent=to_host, bytes_received=to_device, calls=calls)
+    return Operation(kind="transfer", tag=tag, bytes_sent=to_host, bytes_received=to_device, calls=calls, ahead=ahead)
 
 
 def _total(items: Iterable[tuple[str, int]]) -> Counter[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.chunks.aggregates import layout_of
 from weft.chunks.flops import SegmentFlops
@@ -12,7 +12,7 @@ from weft.chunks.rank import HopSchedule, RankChunks
 from weft.chunks.rounds import Round
 from weft.chunks.slots import Layout, Way, edge_bytes
 from weft.chunks.stages import AggregateStep, Stage
-from weft.core.kernel_call import KernelCall, backward_of
+from weft.core.kernel_call import KernelCall, backward_of, merged
 from weft.cost import Operation, all_reduce, transfer
 from weft.nn import MapFlops, Total, WholeLayer
 from weft.strategies.vertex.blocks import BlockStats
@@ -66,20 +66,17 @@ class Moves:
 
     def _forward(self, stage: Stage) -> None:
         number, segment, before = stage.number, self.segments[stage.number], self._before(stage)
-        rows = self.plan.num_rows(segment.hop)
+        maps = self._maps(number) if stage.runs else None
+        stored = sum(port.width for port in segment.live) if stage.runs else 0
         if stage.step is not None:
-            self._aggregate_step(stage.step)
-            made = (one for one in stage.makes if one.kind in ("between", "result", "kept"))
-            targets = self.plan.num_rows(stage.step.segment.hop + stage.step.step + 1)
-            self._store("rows", targets * sum(one.width for one in made))
+            stored += sum(one.width for one in stage.makes if one.kind in ("between", "result", "kept"))
+            self._aggregate_step(stage.step, maps, stored=stored)
             if not stage.runs:
                 self._cross(stage.step.segment.width)
-        elif before is not None:
-            self._load("rows", rows * (self._width(before, before.rows.values()) + self._result_width(before)))
+        else:
+            self._ranges(segment, before, maps, stored=stored)
         if not stage.runs:
             return
-        self._map(number)
-        self._store("rows", rows * sum(port.width for port in segment.live))
         if segment.aggregates:
             self._cross(self._width(segment, segment.source_ports))
         if segment.boundary is not None and isinstance(segment.op, Total):
@@ -87,24 +84,17 @@ class Moves:
 
     def _backward(self, stage: Stage) -> None:
         segment, before, step = self.segments[stage.number], self._before(stage), stage.step
-        rows = self.plan.num_rows(segment.hop)
         wanted = [] if before is None or before.constant else differentiable(before)
-        if stage.runs:
-            self._load("gradients", rows * self._width(segment, differentiable(segment)))
-            self._map(stage.number, backward=True)
-            if before is not None:
-                self._store("gradients", rows * self._width(before, {*wanted} & {*before.rows.values()}))
-        if before is None:
-            return
+        maps = self._maps(stage.number, backward=True) if stage.runs else None
+        grads = self._width(segment, differentiable(segment)) if stage.runs else before.width if before else 0
+        given = self._width(before, {*wanted} & {*before.rows.values()}) if stage.runs and before is not None else 0
         if step is None:
-            if not self.plan.in_memory:
-                self._load("rows", rows * (self._width(before, before.rows.values()) + self._result_width(before)))
-            if isinstance(before.op, Total) and before.differentiable:
+            self._ranges(segment, None if self.plan.in_memory else before, maps, grads=grads, given=given)
+            if before is not None and isinstance(before.op, Total) and before.differentiable:
                 self._total(before)
             return
-        self._aggregate_step(step)
-        if not stage.runs:
-            self._load("gradients", self.plan.num_rows(before.hop + step.step + 1) * before.width)
+        assert before is not None
+        self._aggregate_step(step, maps, grads=grads, given=given)
         ports = {*before.source_ports} & {*wanted}
         self._cross(before.width * before.differentiable if step.step else self._width(before, ports), back=True)
 
@@ -112,50 +102,88 @@ class Moves:
         """The segment before that of a stage."""
         return self.segments[stage.number - 1] if stage.number else None
 
-    def _aggregate_step(self, step: AggregateStep) -> None:
-        """One pass over all rounds."""
+    def _ranges(
+        self,
+        segment: Segment,
+        before: Segment | None,
+        maps: Operation | None,
+        *,
+        stored: int = 0,
+        grads: int = 0,
+        given: int = 0,
+    ) -> None:
+        """What follows no aggregate, range by range; before: whose rows are read; else as `_aggregate_step`."""
+        spans = self.plan.spans(self.plan.num_rows(segment.hop))
+        read = 0
+        if before is not None:
+            read = self._width(before, before.rows.values()) + self._result_width(before)
+        for number, (span, piece) in enumerate(zip(spans, dealt(maps, len(spans)), strict=True)):
+            rows = span.stop - span.start
+            self._load("rows", rows * read, ahead=self.plan.prefetch and number > 0)
+            self._load("gradients", rows * grads)
+            self.made += piece
+            self._store("rows", rows * stored)
+            self._store("gradients", rows * given)
+
+    def _aggregate_step(
+        self, step: AggregateStep, maps: Operation | None, *, stored: int = 0, grads: int = 0, given: int = 0
+    ) -> None:
+        """One pass over all rounds.
+
+        maps: of the segment behind it, if that is run with it. stored: columns of the rows that a target leaves on the
+        host; backward, grads: of the gradients that it reads there, and given: of those that it leaves beside the
+        aggregate's.
+        """
         segment, backward = step.segment, step.edges != "forward"
         planned, first = self._scheduled(segment.hop + step.step), segment.aggregated.width
         widths = self._source_widths(step)
-        grads = [width for width, wanted in widths if wanted]
-        read, given = sum(width for width, _ in widths), sum(grads)
+        wanted = [width for width, differentiable in widths if differentiable]
+        read, spread = sum(width for width, _ in widths), sum(wanted)
         own = self._width(segment, step.own_ports) + (segment.kept_width if step.kept else 0)
         if isinstance(segment.op, WholeLayer):
             self._map_layer(segment, planned, backward=backward)
-        for round_, missing in zip(planned.schedule.rounds, planned.missing_loops, strict=True):
+        rounds = planned.schedule.rounds
+        pieces = dealt(maps, len(rounds))
+        for number, (round_, missing) in enumerate(zip(rounds, planned.missing_loops, strict=True)):
             rows, edges = round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start
-            self._load("rows", rows * own)
+            ahead = self.plan.prefetch and number > 0
+            self._load("rows", rows * own, ahead=ahead)
             num_bytes = self.edge_bytes(layout_of(segment.op), planned, round_, missing, step.edges)
             begun = (KernelCall("round", ()),)
-            self.made.append(Operation(kind="transfer", tag="edges", bytes_received=num_bytes, calls=begun))
+            self.made.append(
+                Operation(kind="transfer", tag="edges", bytes_received=num_bytes, calls=begun, ahead=ahead)
+            )
             if step.values:
                 again = 0 if self.sizes.share else sum(round_.serve_counts)
-                self._load("sources", (len(round_.load) + again) * read)
+                self._load("sources", (len(round_.load) + again) * read, ahead=ahead)
                 self._exchange(round_.serve_counts, round_.fetch_counts, read)
             fresh = round(self.sizes.fresh_share * edges)
             sizes = edges, rows, len(round_.held), fresh, first, segment.op.heads
             call = KernelCall(type(segment.op).__name__, sizes)
             if step.values and not step.kept:
                 self._aggregate(edges * first, call)
-            if backward and segment.differentiable and (grads or not segment.op.linear):
+            self._load("gradients", rows * grads)
+            self.made += pieces[number]
+            if backward and segment.differentiable and (wanted or not segment.op.linear):
                 self._aggregate(edges * first, backward_of(call))
-            if backward and grads:
-                self._exchange(round_.give_counts, round_.take_counts, given)
+            if backward and wanted:
+                self._exchange(round_.give_counts, round_.take_counts, spread)
                 again = 0 if self.sizes.share else sum(round_.take_counts)
-                self._store("gradients", (len(round_.flush) + again) * given)
+                self._store("gradients", (len(round_.flush) + again) * spread)
             if backward:
                 targets = (port for port in segment.targets.values() if segment.live[port].differentiable)
-                self._store("gradients", rows * sum(segment.live[port].width for port in targets))
+                self._store("gradients", rows * (given + sum(segment.live[port].width for port in targets)))
+            self._store("rows", rows * stored)
 
-    def _map(self, number: int, *, backward: bool = False) -> None:
-        """The maps of a segment, range by range; backward they are made again first."""
+    def _maps(self, number: int, *, backward: bool = False) -> Operation | None:
+        """The maps of a segment, on all ranges; backward they are made again first."""
         if self.flops is None:
-            return
+            return None
         segment, before = self.segments[number], self.segments[number - 1] if number else None
         calls = len(self.plan.spans(self.plan.num_rows(segment.hop)))
         if before is not None and before.aggregates and not before.constant:
             calls = len(self._scheduled(before.hop + before.steps - 1).schedule.rounds)
-        self._mapped(self.flops.segment(number, calls), backward=backward, retained=self.plan.in_memory)
+        return mapped(self.flops.segment(number, calls), backward=backward, retained=self.plan.in_memory)
 
     def _map_layer(self, segment: Segment, planned: HopSchedule, *, backward: bool) -> None:
         """Those of a layer that is run as a whole, chunk by chunk."""
@@ -163,14 +191,8 @@ class Moves:
             return
         number = next(number for number, one in enumerate(self.segments) if one is segment)
         sources = sum(shape.targets + shape.slots for shape in planned.shapes())
-        made = self.flops.layer(number, sources, len(planned.schedule.rounds))
-        self._mapped(made, backward=backward)
-
-    def _mapped(self, made: MapFlops, *, backward: bool, retained: bool = False) -> None:
-        again = not (backward and retained)
-        flops = made.forward * again + made.backward * backward
-        calls = made.calls * again + made.backward_calls * backward
-        self.made += [Operation(kind="map", flops=flops, calls=calls)] if flops or calls else []
+        made = mapped(self.flops.layer(number, sources, len(planned.schedule.rounds)), backward=backward)
+        self.made += [made] if made else []
 
     def _scheduled(self, hop: int) -> HopSchedule:
         return self.plan.schedules[self.plan.schedule_of[hop]]
@@ -216,8 +238,25 @@ class Moves:
     def _aggregate(self, edges: int, call: KernelCall) -> None:
         self.made.append(Operation(kind="aggregate", edges=edges, calls=(call,)))
 
-    def _load(self, tag: str, numbers: int) -> None:
-        self.made.append(transfer(tag, to_device=numbers * self.sizes.itemsize))
+    def _load(self, tag: str, numbers: int, *, ahead: bool = False) -> None:
+        self.made.append(transfer(tag, to_device=numbers * self.sizes.itemsize, ahead=ahead))
 
     def _store(self, tag: str, numbers: int) -> None:
         self.made.append(transfer(tag, to_host=numbers * self.sizes.itemsize))
+
+
+def mapped(made: MapFlops, *, backward: bool, retained: bool = False) -> Operation | None:
+    """Maps forward, or backward; retained: where nothing is made again for that."""
+    again = not (backward and retained)
+    flops = made.forward * again + made.backward * backward
+    calls = made.calls * again + made.backward_calls * backward
+    return Operation(kind="map", flops=flops, calls=calls) if flops or calls else None
+
+
+def dealt(made: Operation | None, count: int) -> list[list[Operation]]:
+    """An operation in so many pieces that are nearly alike."""
+    if made is None:
+        return [[]] * count
+    each = [call._replace(number=1) for call in made.calls for _ in range(call.number)]
+    pieces = [merged(each[place::count]) for place in range(count)]
+    return [[replace(made, flops=sum(call.flops for call in piece), calls=piece)] for piece in pieces]

@@ -174,7 +174,8 @@ def operations(
 def moved(sizes: PassSizes, number: int) -> tuple[list[Operation], list[Operation]]:
     """In all steps of a chunk, what comes from the host before it, and what goes there behind it, with its gradients.
 
-    What is not linear reads its rows again backward, where those come into slots that leave them forward.
+    What is not linear reads its rows again backward, where those come into slots that leave them forward. All but the
+    gradients of results is loaded ahead, of the next chunk.
     """
     steps, there = sizes.steps, not sizes.in_memory
     first, end = sizes.cut.bounds[number : number + 2]
@@ -184,18 +185,19 @@ def moved(sizes: PassSizes, number: int) -> tuple[list[Operation], list[Operatio
     results = row * steps * sizes.results[number] * sizes.going.here
     coming, leaving = sizes.cut.loads[number] * read, sizes.cut.flushes[number] * read
 
-    def edges(way: Way) -> Operation:
+    def loads(way: Way, sources: int, *, first: int, rows: bool = True) -> list[Operation]:
+        ahead = sizes.cut.ahead and number != first
         num_bytes, begun = there * steps * sizes.edge_bytes(number, way), KernelCall("round", (), steps)
-        return Operation(kind="transfer", tag="edges", bytes_received=num_bytes, calls=(begun,))
+        edges = Operation(kind="transfer", tag="edges", bytes_received=num_bytes, calls=(begun,), ahead=ahead)
+        read = [("rows", own), ("sources", sources)] if rows else []
+        return [edges, *(transfer(tag, to_device=some, ahead=ahead) for tag, some in read)]
 
-    def rows(sources: int) -> list[Operation]:
-        return [transfer("rows", to_device=own), transfer("sources", to_device=sources)]
-
-    again = [] if sizes.op.linear else rows(leaving)
-    back = transfer("gradients", to_device=results), edges(sizes.back), *again
+    back = loads(sizes.back, leaving, first=len(sizes.cut.bounds) - 2, rows=not sizes.op.linear)
+    back.append(transfer("gradients", to_device=results))
     grads = transfer("gradients", to_host=coming + own)
-    before = replace(edges("forward"), backward=(grads,)), *(replace(one, backward=()) for one in rows(coming))
-    return [*before], [replace(transfer("rows", to_host=results), backward=back)]
+    edges, *rows = loads("forward", coming, first=0)
+    before = [replace(edges, backward=(grads,)), *(replace(one, backward=()) for one in rows)]
+    return before, [replace(transfer("rows", to_host=results), backward=tuple(back))]
 
 
 def exchanged(tag: str, rows: SetSize, widths: Sequence[int], rank: int, itemsize: int, how: str = "") -> Operation:
