@@ -232,6 +232,6 @@ class OutlineView(GraphView):
         if not notes.footprints or op == "block":
             return notes.mark(x[:num_rows].clone(), number)
         if origin == "inputs" and self.inputs.optimisations.reuse:  # it was there before
-            return x.new_empty(1, 1).expand(num_rows, x.shape[1])
+            return x.new_empty(1, x.shape[1]).expand(num_rows, -1)  # strides tell rows from columns
         y: Tensor = StandIn.apply(notes.footprints[number], num_rows, x, *beside)  # type: ignore[no-untyped-call]
         return notes.mark(y, number)
