@@ -137,7 +137,7 @@ class Moves:
         segment, backward = step.segment, step.edges != "forward"
         planned, first = self._scheduled(segment.hop + step.step), segment.aggregated.width
         widths = self._source_widths(step)
-        wanted = [width for width, differentiable in widths if differentiable]
+        wanted = [width for width, needed in widths if needed]
         read, spread = sum(width for width, _ in widths), sum(wanted)
         own = self._width(segment, step.own_ports) + (segment.kept_width if step.kept else 0)
         if isinstance(segment.op, WholeLayer):
