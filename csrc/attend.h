@@ -249,7 +249,7 @@ struct AttendBackwardRows {
     Vector<T, L> sum{}, sum_positive{};
     const int64_t count = chunk.num_entries();
     for (int64_t e = count; kLogits && e < padded<T>(count); ++e) dot[j][e] = 0;
-    for (int64_t e = 0; e < chunk.num_entries(); e += L) {
+    for (int64_t e = 0; e < count; e += L) {
       const Vector<T, L> argument = load<L>(weight[j] + e) + own;
       const Vector<T, L> alpha = exponential<T, L>(leaky_relu(argument, a.slope) - load<L>(lse[j] + e));
       store<L>(weight[j] + e, alpha);

@@ -16,7 +16,7 @@ struct EdgeMask {
 
   explicit EdgeMask(const EdgeDropout* drops) : dropout(drops) {}
 
-  // Before a row's entries.
+  // Before a row's entries, and before a loop that is drawn by itself.
   void begin() { before = -1; }
 
   // Rows are targets, or sources of the transpose; loop: whether one more entry is the row's own, no copy of any.
