@@ -76,6 +76,10 @@ class Halo:
         """The rows [h, F] of other ranks that this one lacks, by owner; from the rows [n, F] of each."""
         return _Fetch.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
 
+    def complete(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Rows [n, F] with those that this rank lacks behind them, [n + h, F]; all cross side by side."""
+        return _Complete.apply(self, *rows)  # type: ignore[no-any-return, no-untyped-call]
+
     def product(self, x: Tensor, slices: EdgeSlices) -> Tensor:
         """`A x` [n, F] over the rows x that are here and those that come.
 
@@ -154,6 +158,29 @@ class _Fetch(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         halo, history = ctx.args
         return spmm(halo.route.senders, halo.start_back(grad, history).wait()), None
+
+
+class _Complete(Function):
+    @staticmethod
+    def forward(ctx: Any, halo: Halo, *rows: Tensor) -> tuple[Tensor, ...]:
+        pending = halo.start(side_by_side([halo.route.take(x) for x in rows]))
+        ctx.args = halo, pending.history, len(rows[0])
+        coming = pending.wait().split([x.shape[1] for x in rows], 1)
+        return tuple(torch.cat(both) for both in zip(rows, coming, strict=True))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        halo, history, num_own = ctx.args
+        pending = halo.start_back(side_by_side([grad[num_own:] for grad in grads]), history)
+        returned = pending.wait().split([grad.shape[1] for grad in grads], 1)
+        added = (spmm(halo.route.senders, rows.contiguous(), wide=True) for rows in returned)
+        return None, *(rows.add_(grad[:num_own]).to(grad.dtype) for rows, grad in zip(added, grads, strict=True))
+
+
+def side_by_side(rows: Sequence[Tensor]) -> Tensor:
+    """The columns of all, as rows that a message may have."""
+    return torch.cat(list(rows), 1) if len(rows) > 1 else rows[0].contiguous()
 
 
 class _Product(Function):

@@ -101,9 +101,9 @@ class Block(SubTopology):
             )
         return self._slices[op]
 
-    def all_sources(self, x: Tensor) -> Tensor:
+    def all_sources(self, *rows: Tensor) -> tuple[Tensor, ...]:
         """The rows of all sources, from those of the inputs."""
-        return x if self.halo is None else torch.cat([x, self.halo.fetch(x)])
+        return rows if self.halo is None else self.halo.complete(*rows)
 
     def places_in(self, other: Block) -> Tensor:
         """Where each of the sources stands among another block's, which has them all: int64."""
@@ -166,14 +166,11 @@ class Halos(Exchange):
     def _aggregate_several(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         """Of several tensors, those of sources side by side on the network, and once for all steps."""
         first, names = self.blocks[0], op.source
-        packed = torch.cat([rows[name] for name in names], 1) if len(names) > 1 else rows[names[0]]
-        packed = first.all_sources(packed)
-        brought = packed.split([rows[name].shape[1] for name in names], 1)
-        found = dict(zip(names, (one.contiguous() for one in brought), strict=True))
-        op, rows = op.stepwise({**rows, **found})
+        found = first.all_sources(*(rows[name] for name in names))
+        op, rows = op.stepwise({**rows, **dict(zip(names, found, strict=True))})
         x, before, prepared = rows[op.first], first, op.prepare(first, self._rows_at(first, op, rows))
         for step, block in enumerate(self.blocks[:steps]):
-            x = block.all_sources(x) if step else x
+            x = block.all_sources(x)[0] if step else x
             if block is not before:
                 before, prepared = block, op.prepare(block, self._rows_at(block, op, {**rows, op.first: x}))
             x = view.run(op, {**prepared, op.first: x}, 1, block)
@@ -191,7 +188,7 @@ class Halos(Exchange):
     def _sources(self, view: PlacedView, x: Tensor, block: Block, *, once: bool) -> Tensor:
         """The rows of all sources of a block, from those of its inputs; `once`: constant ones need not be kept."""
         if self.crosses(view, x):
-            return block.all_sources(x)
+            return block.all_sources(x)[0]
         if not len(block.hop.fetched):
             return x
         return view.constant(x, block.placed.features(block.sources) if once else block.features, block.ids)
@@ -215,10 +212,10 @@ class BlockStats:
     exchanged: bool = False
     """Whether any rank sends any."""
 
-    def fetch(self, row_bytes: int) -> Operation:
-        """The exchange that brings the missing rows."""
+    def fetch(self, row_bytes: int, *, whole: bool = False) -> Operation:
+        """The exchange that brings the missing rows; whole: whether they are copied behind those that are here."""
         sent, received = self.num_sent * row_bytes, self.num_received * row_bytes
-        packed = KernelCall("pass", (2 * (sent + received),))
+        packed = KernelCall("pass", (2 * (sent + received + whole * self.num_sources * row_bytes),))
         return Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received, calls=(packed,))
 
     def aggregate(self, op: GraphOperation, *, fetched: bool) -> list[Operation]:
@@ -241,7 +238,8 @@ def operations(
     for number in op.hops:
         fetched = blocks[number].exchanged and (constants or is_fetched(op, number))
         if fetched:
-            made.append(blocks[number].fetch(fetched_width(op, number) * itemsize))
+            whole = not isinstance(op.op, Sum)
+            made.append(blocks[number].fetch(fetched_width(op, number) * itemsize, whole=whole))
         if op.is_aggregate:
             made += blocks[number].aggregate(op, fetched=fetched)
     return made

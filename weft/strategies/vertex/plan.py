@@ -258,13 +258,14 @@ class VertexPlan(ResidentPlan):
             given_back = 0 if self.is_covered(op, op.hops[0]) else own * wide  # sums add to the rows' gradients at once
             back = max(2 * received + targets, received + sent + given_back + own * rounded)
             return made.moved(forward=sent + received + added, backward=back) if crosses else made
+        if not crosses:
+            return made
         right = hop.block.num_targets * op.logit_width * itemsize
         several = len(op.op.source) > 1
-        packed = (sources if crosses else own) if several else sent + received
         saved = sources + right  # until the kernels have made gradients of all sources, which go on by themselves
-        behind = max((1 + several) * sources, (sources + sent + 2 * own) * crosses)
+        behind = sources + received + (1 + several) * sent + own
         back = max(sources, behind - made.saved - made.backward - saved) - own
-        return replace(made, saves_rows=0).moved(forward=packed, saved=saved, backward=back)
+        return replace(made, saves_rows=0).moved(forward=(1 + several) * sent + received, saved=saved, backward=back)
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedVertices:
         return PlacedVertices(self, group, seed=seed)
