@@ -15,6 +15,7 @@ from tests.strategies.planted import check_planted, replaced
 from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
 from weft.chunks.chunking import AHEAD, Chunking, least_bytes, working_bytes
 from weft.chunks.columns import ColumnRounds
+from weft.chunks.placed import as_slice
 from weft.chunks.ranges import RankSide
 from weft.chunks.schedule import Sides
 from weft.comm import Group
@@ -25,6 +26,24 @@ from weft.strategies.tensor.plan import TensorPlan
 COUNTS = (1, 2, 7, 32)
 WITHOUT = ("", "pipeline")
 SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("indices", "expected"),
+    [
+        ([3, 4, 5], slice(3, 6)),
+        ([7], slice(7, 8)),
+        ([], slice(0, 0)),
+        ([3, 5, 4], None),
+        ([3, 3], None),
+        ([5, 4], None),
+        ([2, 3, 5], None),
+    ],
+)
+def test_vertices_in_a_row_are_not_copied(indices: list[int], expected: slice | None) -> None:
+    given = torch.tensor(indices, dtype=torch.int64)
+    found = as_slice(given)
+    assert found is given if expected is None else found == expected
 
 
 def all_cases() -> list[Case]:

@@ -232,10 +232,10 @@ class PlacedChunks(Runtime):
         return self._rows_at[min(hop, len(self._rows_at) - 1)]
 
     def inputs_of(self, span: slice) -> Inputs:
-        """The features of a range of rows."""
+        """The features of a range of rows; where these are of vertices in a row, and in memory, no copy of them."""
         vertices = self.vertices[span]
         typed = typed_rows(self.graph, vertices, self.group.device, self.dtype)
-        rows = self.work.features(vertices, self.group.device)
+        rows = self.work.features(as_slice(vertices) if self.in_memory else vertices, self.group.device)
         self.release()
         return Inputs(rows=rows, optimisations=self.optimisations, typed=typed)
 
@@ -256,3 +256,10 @@ class PlacedChunks(Runtime):
     def _embedded_before(self) -> Tensor:
         found = is_embedded(self.graph)[self.vertices].cumsum(0)
         return torch.cat([found.new_zeros(1), found])
+
+
+def as_slice(indices: Tensor) -> Tensor | slice:
+    """Indices as a slice, where each is one more than the one before."""
+    start = int(indices[0]) if len(indices) else 0
+    in_a_row = torch.equal(indices, torch.arange(len(indices)) + start)
+    return slice(start, start + len(indices)) if in_a_row else indices
