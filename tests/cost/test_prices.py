@@ -50,6 +50,20 @@ def test_what_grows_by_each_size_is_told_exactly() -> None:
         assert prices.seconds(call) == pytest.approx(seconds(sources, fresh, degree, width, heads))
 
 
+def test_back_through_a_block_is_told_by_its_sources_too() -> None:
+    """A sum's gradient is a sum over the transposed edges, an attention's goes over them both ways."""
+    axes, by_degree = ((1e3,), (1.0,), (2.0, 64.0), (8.0,)), (4.0, 1.0)
+    tables = {"Sum": Table(axes=axes, seconds=by_degree)}
+    tables["Attend_backward"] = Table(axes=(*axes, (1.0,)), seconds=by_degree)
+    prices = replace(profile().prices_of(1)[0], call_seconds=0.0, tables=tables)
+
+    def seconds(kernel: str, targets: int, sources: int) -> float:
+        return prices.seconds(KernelCall(kernel, (6400, targets, sources, 6400, 8, 1)))
+
+    assert seconds("Sum_backward", 100, 3200) == seconds("Sum", 3200, 100) > seconds("Sum", 100, 3200)
+    assert seconds("Attend_backward", 100, 3200) == seconds("Attend_backward", 1650, 1650)
+
+
 def test_a_call_costs_its_units_and_itself() -> None:
     prices = profile().prices_of(1)[0]
     once = prices.seconds(KernelCall("linear", (100, 20, 5)))

@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from weft.core.kernel_call import KernelCall
-from weft.cost import Disk, Operation, Prices, Table, Trace
+from weft.cost import Disk, Network, Operation, Prices, Table, Trace
+from weft.cost.profile import COLLECTIVES
 from weft.cost.simulate import Hosts, StepTime, Work, finish, simulate
 from weft.cost.trace import transfer
 
 CROSSING = 0.5
+NETWORK = Network(ranks=2, hosts=1, tables=dict.fromkeys(COLLECTIVES, Table(axes=((1.0,),), seconds=(CROSSING,))))
 
 
 def hosts(ranks_each: int, slots: int = 2) -> Hosts:
@@ -25,7 +27,7 @@ def hosts(ranks_each: int, slots: int = 2) -> Hosts:
         slots=slots,
         alone=alone,
         busy=busy,
-        crossing=lambda tag, size: CROSSING,  # noqa: ARG005
+        network=NETWORK,
         disk=Disk(read=3.0, write=4.0),
     )
 
@@ -81,9 +83,25 @@ def test_batches_that_are_made_ahead() -> None:
 
 
 def test_a_batch_costs_no_second_step() -> None:
-    one = replace(hosts(1), alone=replace(hosts(1).alone, step_seconds=7.0), step_seconds=5.0)
+    one = replace(hosts(1), alone=replace(hosts(1).alone, step_seconds=7.0), network=replace(NETWORK, step_seconds=5.0))
     made = replace(work(3), prefetched=True)
     assert simulate([Trace(operations=(made,))], [[]], replace(one, slots=1, busy=one.alone)).total == 3 + 7 + 5
+
+
+@pytest.mark.parametrize(
+    ("before", "ahead", "total"),
+    [
+        (3, True, 3 + 5 * 0.25 + 0.1),  # the last of five
+        (0, True, 5 * 0.25 + 0.5),  # nothing is worked on meanwhile
+        (3, False, 3 + 5 * 0.25 + 0.5),  # all leave in the end
+    ],
+)
+def test_messages_cross_beside_work_and_take_some(before: int, ahead: bool, total: float) -> None:
+    """Each of five costs a quarter of a second, and ranks do not meet for them."""
+    network = replace(NETWORK, collective_seconds=9.0, message_seconds=0.25)
+    messages = replace(MEETING, messages=5, ahead=ahead)
+    one = replace(hosts(1), network=network)
+    assert simulate([Trace(operations=(work(before), messages))], [[]], one).total == pytest.approx(total)
 
 
 def test_begins_count() -> None:

@@ -45,6 +45,7 @@ FEW = {
     "MESSAGES": (256.0, 4096.0),
     "LEAST_SECONDS": 1e-5,
     "ROUNDS": 1,
+    "VARYING": {"least_seconds": 1e-5, "rounds": 1},
 }
 
 
@@ -103,8 +104,7 @@ def test_samples_find_no_more_in_the_cache_than_a_step(monkeypatch: pytest.Monke
     assert len({one().data_ptr() for one in works}) == len(works) == measure.COPIES  # type: ignore[attr-defined]
     monkeypatch.setattr(measure, "COLD_BYTES", 2 * 4000)
     assert len(measure.copies(ready)) == 2
-    monkeypatch.setattr(measure, "LEAST_SECONDS", 0.0)
-    measure.Stopwatch(Group()).seconds(work(0), work(1), work(2))
+    measure.Stopwatch(Group(), least_seconds=0.0).seconds(work(0), work(1), work(2))
     assert [int(one[0]) for one in made] == [0, 1, 2] * (1 + measure.ROUNDS)
 
 

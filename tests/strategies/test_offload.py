@@ -407,6 +407,15 @@ def test_what_was_planned_is_let_go() -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_dropout_is_told_as_such(chunks: int) -> None:
+    """Of all rows, however many chunks they are in, forward and backward."""
+    plan = plan_of(Case(model="gcn", dropout=0.5, layers=2, hidden=6), chunks=chunks)
+    calls = (call for one in plan.trace(training=True).operations for call in one.calls)
+    numbers = sum(call.sizes[0] * call.number for call in calls if call.kernel == "dropout")
+    assert numbers == 2 * 6 * plan.work.stats.num_vertices
+
+
 def test_rows_behind_a_total_are_loaded_once() -> None:
     """For a range that is worked on without an aggregate."""
     plan = plan_of(Case(model="gcn", norm="batch", layers=2, hidden=400), chunks=3, device_memory=IN_FILES)

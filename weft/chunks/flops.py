@@ -19,7 +19,7 @@ from weft.nn import SPREAD, BlockSize, Inputs, Levels, MapFlops, Total, WholeLay
 from weft.nn.flops import FlopCounter, Place
 from weft.nn.maps import backward_flops, counted_twin
 from weft.nn.outline import typed_rows_of
-from weft.nn.outline_view import Notes, OutlineView
+from weft.nn.outline_view import Notes, OutlineView, counted_dropout
 from weft.nn.phases import Boundary, BoundaryState, PhasedModel
 
 CHUNK = SPREAD._replace(shrinks_rows=True)
@@ -30,9 +30,11 @@ NO_ROWS = Levels(rows=(0, 0), relation_rows=(0,), blocks=(BlockSize(0, 0, 0, 0),
 class ShapedRows(RowsView):
     """The view of some rows without data."""
 
+    counter: FlopCounter
+
     def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
-        del key, p, relu
-        return x.clone()  # a pass, as dropout is
+        del key, p
+        return counted_dropout(self.counter, x, relu)
 
 
 class SegmentFlops:
@@ -95,6 +97,8 @@ class SegmentFlops:
         count = rows.num_embedded if rows else 0
         embedded = lambda weight: leaf(weight.new_empty(count, weight.shape[1]), differentiable=True)  # noqa: E731
         views = [make(embedded=embedded) for _ in range(model.num_stages)]
+        for view in views:
+            view.counter = self.counter
         start = self._start()
         with torch.enable_grad(), torch.device("meta"), self.counter:
             if not number:

@@ -55,6 +55,13 @@ class HaloPlan:
         return sum(span.stop - span.start for each in self.receives for span in each)
 
     @property
+    def num_messages(self) -> int:
+        """Messages that leave and come."""
+        return sum(len(rows) > 0 for each in self.sends for rows in each) + sum(
+            span.stop > span.start for each in self.receives for span in each
+        )
+
+    @property
     def num_chunks(self) -> int:
         """Of every rank."""
         return len(self.sends)

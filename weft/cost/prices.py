@@ -101,13 +101,15 @@ class Network:
     """What a collective costs in a step beside its table, where ranks come to it from other work."""
     step_seconds: float = 0.0
     """What a step of several ranks costs beside its kernels and collectives."""
+    message_seconds: float = 0.0
+    """What a rank has to do for a message that leaves or comes by itself."""
     factor: float = 1.0
     """How many times what its tables say collectives have taken in runs, see Profile.learned."""
 
-    def seconds(self, tag: str, num_bytes: int) -> float:
-        """Those of a collective in which a rank sends, or receives, so many bytes at most."""
+    def seconds(self, tag: str, num_bytes: int, *, met: bool = True) -> float:
+        """Those of a collective in which a rank sends, or receives, so many bytes at most; met: whether ranks meet."""
         table = self.tables["all_reduce" if tag in SUMMED else "all_to_all"]
-        return self.factor * (self.collective_seconds + max(num_bytes, 1) * table.at((max(num_bytes, 1),)))
+        return self.factor * (met * self.collective_seconds + max(num_bytes, 1) * table.at((max(num_bytes, 1),)))
 
 
 SUMMED = ("gradients", "statistics", "norm")
@@ -142,8 +144,16 @@ def _sum(edges: int, targets: int, sources: int, fresh: int, width: int, _: int)
     return float(edges * width), (sources, fresh / max(edges, 1), edges / max(targets, 1), width)
 
 
+def _sum_backward(edges: int, targets: int, sources: int, fresh: int, width: int, _: int) -> Sized:
+    return _sum(edges, sources, targets, fresh, width, 0)  # over the transposed edges
+
+
 def _attention(edges: int, targets: int, sources: int, fresh: int, width: int, heads: int) -> Sized:
     return float(edges * width), (*_sum(edges, targets, sources, fresh, width, 0)[1], max(heads, 1))
+
+
+def _attention_backward(edges: int, targets: int, sources: int, fresh: int, width: int, heads: int) -> Sized:
+    return _attention(edges, (targets + sources) // 2, sources, fresh, width, heads)  # over the edges both ways
 
 
 WORK: Mapping[str, Callable[..., Sized]] = {
@@ -158,8 +168,10 @@ WORK: Mapping[str, Callable[..., Sized]] = {
     "update": _moved,
     "loss": _loss,
     "draw": _draw,
-    **{f"{name}{back}": _sum for name in ("Sum", "Max", "ByRelation") for back in ("", "_backward")},
-    **{f"{name}{back}": _attention for name in ("Attend", "AttendEdges") for back in ("", "_backward")},
+    **dict.fromkeys(("Sum", "Max", "ByRelation"), _sum),
+    **dict.fromkeys(("Sum_backward", "Max_backward", "ByRelation_backward"), _sum_backward),
+    **dict.fromkeys(("Attend", "AttendEdges"), _attention),
+    **dict.fromkeys(("Attend_backward", "AttendEdges_backward"), _attention_backward),
 }
 """By kernel, the units of its work and where they stand in its table, from a call's sizes."""
 FRESH, HEADS = 1, 4

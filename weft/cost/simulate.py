@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from weft.core.kernel_call import KernelCall
-from weft.cost.prices import Prices
+from weft.cost.prices import Network, Prices
 from weft.cost.profile import Disk
 from weft.cost.trace import Operation, Trace
 
@@ -81,17 +81,28 @@ class Hosts:
     """How many ranks a host has cores for."""
     alone: Prices
     busy: Prices
-    crossing: Callable[[str, int], float]
-    """Seconds of a collective, by its tag and the bytes that a rank sends or receives at most."""
-    step_seconds: float = 0.0
-    """Of a step of several ranks, beside."""
+    network: Network | None = None
+    """Between the ranks; None: what a rank that is alone sends takes nothing."""
     disk: Disk = IN_MEMORY
     """Seconds of a byte that comes from the host or goes there, where that is in files."""
 
     def without_steps(self) -> Hosts:
         """The same where a step costs nothing beside its work."""
         alone, busy = (replace(one, step_seconds=0.0) for one in (self.alone, self.busy))
-        return replace(self, alone=alone, busy=busy, step_seconds=0.0)
+        network = replace(self.network, step_seconds=0.0) if self.network else None
+        return replace(self, alone=alone, busy=busy, network=network)
+
+    @property
+    def step_seconds(self) -> float:
+        """Of a step of several ranks, beside."""
+        return self.network.step_seconds if self.network else 0.0
+
+    def crossing(self, operation: Operation) -> float:
+        """The seconds of a collective by itself."""
+        if self.network is None:
+            return 0.0
+        num_bytes = max(operation.bytes_sent, operation.bytes_received)
+        return self.network.seconds(operation.tag, num_bytes, met=not operation.messages)
 
 
 def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> StepTime:
@@ -185,11 +196,14 @@ def _finish_on_host(works: Sequence[Work], begins: Sequence[float], slots: int) 
 
 
 def work_of(operation: Operation, hosts: Hosts) -> Work:
-    """What an operation keeps a rank at work with: its kernels, and the files that a transfer reads and writes."""
-    files = NOTHING
+    """What an operation keeps a rank at work with: kernels, messages, and files that a transfer reads and writes."""
+    beside = NOTHING
     if operation.kind == "transfer":
-        files = Work(disk=hosts.disk.write * operation.bytes_sent + hosts.disk.read * operation.bytes_received)
-    return files + Work.of(operation.calls, hosts.alone, hosts.busy)
+        beside = Work(disk=hosts.disk.write * operation.bytes_sent + hosts.disk.read * operation.bytes_received)
+    elif operation.messages and hosts.network:
+        seconds = operation.messages * hosts.network.message_seconds
+        beside = Work(seconds, seconds)
+    return beside + Work.of(operation.calls, hosts.alone, hosts.busy)
 
 
 class Link:
@@ -238,13 +252,15 @@ def stretches(trace: Trace, besides: Sequence[KernelCall], hosts: Hosts) -> list
             link.move(operation)
             continue
         calls = work_of(operation, hosts)
-        seconds = 0.0
+        crossing = None
         if operation.kind == "collective":
-            seconds = hosts.crossing(operation.tag, max(operation.bytes_sent, operation.bytes_received))
-        waited = link.work(calls.alone + seconds)
+            crossing = hosts.crossing(operation)
+            if operation.ahead:  # all but the last of its messages
+                crossing = max(crossing / max(operation.messages, 1), crossing - found[-1].work.alone)
+        waited = link.work(calls.alone + (crossing or 0.0))
         calls += Work(waited, waited)
-        if operation.kind == "collective":
-            found[-1] = found[-1]._replace(work=found[-1].work + calls, crossing=seconds)
+        if crossing is not None:
+            found[-1] = found[-1]._replace(work=found[-1].work + calls, crossing=crossing)
             found.append(Stretch(NOTHING, NOTHING, None))
         elif operation.ahead and operation.kind != "transfer" and len(found) > 1:
             found[-2] = found[-2]._replace(beside=found[-2].beside + calls)

@@ -32,7 +32,10 @@ class Operation:
     how: str = ""
     ahead: bool = False
     """Whether it is done beside what is before it: while a collective is under way of which it needs nothing, or of a
-    transfer to the device, while that works on the chunk before."""
+    transfer to the device, while that works on the chunk before; of a collective, whether its messages leave one by one
+    while what is before it goes on."""
+    messages: int = 0
+    """How many leave and come, where a collective goes message by message; 0: ranks meet for it."""
     prefetched: bool = False
     """Whether a thread does it ahead of the step, beside those before."""
     calls: tuple[KernelCall, ...] = ()

@@ -183,10 +183,7 @@ class OutlineView(GraphView):
 
     def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
         del key, p
-        self.notes.counter.note("dropout", x.numel())
-        self.notes.counter.note("dropout", x.numel(), backward=True)
-        y: Tensor = DropoutStandIn.apply(x, relu)  # type: ignore[no-untyped-call]
-        return y
+        return counted_dropout(self.notes.counter, x, relu)
 
     def _note(
         self,
@@ -235,3 +232,11 @@ class OutlineView(GraphView):
             return x.new_empty(1, x.shape[1]).expand(num_rows, -1)  # strides tell rows from columns
         y: Tensor = StandIn.apply(notes.footprints[number], num_rows, x, *beside)  # type: ignore[no-untyped-call]
         return notes.mark(y, number)
+
+
+def counted_dropout(counter: FlopCounter, x: Tensor, relu: bool) -> Tensor:
+    """Rows without data behind dropout, which is noted both ways."""
+    counter.note("dropout", x.numel())
+    counter.note("dropout", x.numel(), backward=True)
+    y: Tensor = DropoutStandIn.apply(x, relu)  # type: ignore[no-untyped-call]
+    return y

@@ -63,8 +63,7 @@ def time_of(
         slots=max(1, cluster.profile.cores // cluster.threads),
         alone=alone,
         busy=busy,
-        crossing=network.seconds if network else free,
-        step_seconds=network.step_seconds if network else 0.0,
+        network=network,
         disk=disk_of(held, cluster, steps),
     )
     total = StepTime(total=0.0, compute=0.0, network=0.0, waiting=0.0)
@@ -96,12 +95,6 @@ class GraphBytes(NamedTuple):
     memory: int
     store: int
     """In files, where one process starts ranks that read it there; 0: it is in files already."""
-
-
-def free(tag: str, num_bytes: int) -> float:
-    """What a rank that is alone sends."""
-    del tag, num_bytes
-    return 0.0
 
 
 def besides(plan: Plan) -> list[KernelCall]:

@@ -18,15 +18,16 @@ from weft.comm import Group
 from weft.core.kernel_call import KernelCall
 from weft.core.memory import memory_limit_bytes
 from weft.core.tensor_peak import TensorPeak
-from weft.cost import Network, Prices, Profile, Table
+from weft.cost import Network, Operation, Prices, Profile, Table
 from weft.data import Adjacency, Graph
 from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
 from weft.nn import Workload, make_model
 from weft.nn.dense import linear
 from weft.planner.forecast import Cluster, epoch_time, step_calls
-from weft.strategies import Plan, VertexOptions
+from weft.strategies import Held, Plan, VertexOptions
 from weft.strategies.offload.options import OffloadOptions
 from weft.strategies.offload.plan import OffloadPlan
+from weft.strategies.pipeline.plan import PipelineOptions, PipelinePlan
 from weft.strategies.single import SinglePlan
 from weft.strategies.split.sampler import BatchSampler, ask_each_other
 from weft.strategies.vertex.plan import CommunicatedPlan
@@ -35,6 +36,11 @@ Work = Callable[[], object]
 LEAST_SECONDS = 1e-3
 """Short calls are repeated for so long."""
 ROUNDS = 3
+VARYING: dict[str, Any] = {"least_seconds": 2e-2, "rounds": 11}
+"""Of what takes another time each time: ranks that wake each other, whole steps."""
+MOST_SECONDS = 0.3
+"""That more than ROUNDS take."""
+NOWHERE = Held(0, 0, 0)
 TINY, CLASSES = 64, 16
 """Vertices, and classes and columns, of a graph on which a step takes no more than its fixed costs."""
 MOST_WORK = {"flops": 2.5e9, "numbers": 1.5e7, "bytes": 1.3e8, "aggregated": 2e7, "drawn": 6e5}
@@ -67,15 +73,15 @@ MESSAGES = tuple(float(1 << power) for power in (8, 13, 16, 19, 22, 25))
 class Stopwatch:
     """Times work that all ranks of a group do at the same time."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    def __init__(self, group: Group, *, least_seconds: float = LEAST_SECONDS, rounds: int = ROUNDS) -> None:
+        self.group, self.least_seconds, self.rounds = group, least_seconds, rounds
 
     def seconds(self, *works: Work) -> float:
         """The median of a few runs, after one that counts for nothing; short ones are repeated.
 
         works: alike, done in turn. What one makes is there until its next turn, as a step keeps it.
         """
-        return statistics.median(self._runs(works, ROUNDS))
+        return statistics.median(self._runs(works, self.rounds))
 
     def seconds_once(self, work: Work) -> float:
         """Those of one of these runs."""
@@ -83,10 +89,10 @@ class Stopwatch:
 
     def _runs(self, works: Sequence[Work], rounds: int) -> list[float]:
         self._meet()
-        first = self._run(works, 1)
-        again = int(self.group.all_gather_object({"again": max(1, int(LEAST_SECONDS / max(first, 1e-9)))})[0]["again"])
+        first = self.group.all_gather_object({"seconds": max(self._run(works, 1), 1e-9)})[0]["seconds"]
+        again = max(1, int(self.least_seconds / first))
         found = []
-        for _ in range(rounds):
+        for _ in range(max(min(rounds, ROUNDS), min(rounds, int(MOST_SECONDS / (again * first))))):
             self._meet()
             found.append(self._run(works, -(-again // len(works))))
         return found
@@ -126,7 +132,7 @@ def measure_kernels(group: Group) -> Prices:
             axes = (SOURCES, SHARES, DEGREES, ATTENTION_WIDTHS, *heads)
             tables[name + "_backward" * back] = table(watch, axes, kernel, backward=back)
     free = Prices(ranks=group.size, threads=torch.get_num_threads(), tables=tables)
-    return with_fixed_costs(free, watch)
+    return with_fixed_costs(free, Stopwatch(group, **VARYING))
 
 
 def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated: bool = False) -> Network:
@@ -134,30 +140,40 @@ def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated:
 
     profile: of the hosts, by which is known what else a step takes. emulated: see Cluster.
     """
-    watch = Stopwatch(group)
+    watch = Stopwatch(group, **VARYING)
     tables = {
         "all_to_all": table(watch, (MESSAGES,), lambda size: exchanged(group, int(size))),
         "all_reduce": table(watch, (MESSAGES,), lambda size: reduced(group, int(size))),
     }
     bare = Network(ranks=group.size, hosts=hosts, tables=tables)
-    cluster = Cluster(
-        profile=replace(profile, networks=[bare]),
-        ranks=group.size,
-        hosts=hosts,
-        threads=torch.get_num_threads(),
-        memory_bytes=memory_limit_bytes(),
-        emulated=emulated,
-    )
-    counts, seconds = [], []
-    for layers in (2, 8):
-        part = torch.arange(TINY, dtype=torch.int32) % group.size
-        plan = CommunicatedPlan(tiny_work(layers), group.size, VertexOptions(partition=part))
-        counts.append(sum(one.kind == "collective" for one in plan.trace(training=True).operations))
-        seconds.append(watch.seconds(train_step(plan, group)) - epoch_time(plan, cluster).total)
-    told = group.all_gather_object({"seconds": seconds})
-    seconds = [max(each) for each in zip(*(one["seconds"] for one in told), strict=True)]
-    each, step = fixed_costs(counts, seconds)
-    return replace(bare, collective_seconds=each, step_seconds=step)
+
+    def beyond(network: Network, plan: Plan) -> float:
+        """The seconds of a step on the slowest rank beyond those that are told of it."""
+        cluster = Cluster(
+            profile=replace(profile, networks=[network]),
+            ranks=group.size,
+            hosts=hosts,
+            threads=torch.get_num_threads(),
+            memory_bytes=memory_limit_bytes(),
+            emulated=emulated,
+        )
+        seconds = watch.seconds(train_step(plan, group)) - epoch_time(plan, cluster, NOWHERE).total
+        return max(float(one["seconds"]) for one in group.all_gather_object({"seconds": seconds}))
+
+    part = torch.arange(TINY, dtype=torch.int32) % group.size
+    deep = [CommunicatedPlan(tiny_work(layers), group.size, VertexOptions(partition=part)) for layers in (2, 8)]
+    each, step = fixed_costs([len(collectives(plan)) for plan in deep], [beyond(bare, plan) for plan in deep])
+    met = replace(bare, collective_seconds=each, step_seconds=step)
+    work, chunked = tiny_work(2), (PipelineOptions(partition=part, chunks=chunks) for chunks in (2, 8))
+    piped = [PipelinePlan(work, group.size, options) for options in chunked]
+    counts = [sum(one.messages for one in collectives(plan)) for plan in piped]
+    each, _ = fixed_costs(counts, [beyond(met, plan) for plan in piped])
+    return replace(met, message_seconds=each)
+
+
+def collectives(plan: Plan) -> list[Operation]:
+    """Those of a rank's training step."""
+    return [one for one in plan.trace(training=True).operations if one.kind == "collective"]
 
 
 def fixed_costs(counts: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from weft.chunks.aggregates import layout_of
 from weft.chunks.flops import SegmentFlops
+from weft.chunks.halos import HaloPlan
 from weft.chunks.program import Segment, differentiable
 from weft.chunks.rank import HopSchedule, RankChunks
 from weft.chunks.rounds import Round
@@ -37,8 +38,8 @@ class MoveSizes:
     """Whether ranks share what they load."""
     edge_ids: bool
     """Whether the edges have types or features."""
-    halo: tuple[int, int] | None = None
-    """Rows that leave and come by themselves before an aggregate; None: chunks of a round exchange what they read."""
+    halo: HaloPlan | None = None
+    """What leaves and comes by itself before an aggregate; None: chunks of a round exchange what they read."""
 
 
 class Moves:
@@ -140,9 +141,8 @@ class Moves:
         wanted = [width for width, needed in widths if needed]
         read, spread = sum(width for width, _ in widths), sum(wanted)
         own = self._width(segment, step.own_ports) + (segment.kept_width if step.kept else 0)
-        if isinstance(segment.op, WholeLayer):
-            self._map_layer(segment, planned, backward=backward)
         rounds = planned.schedule.rounds
+        inside = dealt(self._layer_maps(segment, planned, backward=backward), len(rounds))
         pieces = dealt(maps, len(rounds))
         for number, (round_, missing) in enumerate(zip(rounds, planned.missing_loops, strict=True)):
             rows, edges = round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start
@@ -157,6 +157,7 @@ class Moves:
                 again = 0 if self.sizes.share else sum(round_.serve_counts)
                 self._load("sources", (len(round_.load) + again) * read, ahead=ahead)
                 self._exchange(round_.serve_counts, round_.fetch_counts, read)
+            self.made += inside[number]
             fresh = round(self.sizes.fresh_share * edges)
             sizes = edges, rows, len(round_.held), fresh, first, segment.op.heads
             call = KernelCall(type(segment.op).__name__, sizes)
@@ -185,14 +186,13 @@ class Moves:
             calls = len(self._scheduled(before.hop + before.steps - 1).schedule.rounds)
         return mapped(self.flops.segment(number, calls), backward=backward, retained=self.plan.in_memory)
 
-    def _map_layer(self, segment: Segment, planned: HopSchedule, *, backward: bool) -> None:
-        """Those of a layer that is run as a whole, chunk by chunk."""
-        if self.flops is None:
-            return
+    def _layer_maps(self, segment: Segment, planned: HopSchedule, *, backward: bool) -> Operation | None:
+        """Those inside an aggregate that is a layer run as a whole, on all chunks."""
+        if self.flops is None or not isinstance(segment.op, WholeLayer):
+            return None
         number = next(number for number, one in enumerate(self.segments) if one is segment)
         sources = sum(shape.targets + shape.slots for shape in planned.shapes())
-        made = mapped(self.flops.layer(number, sources, len(planned.schedule.rounds)), backward=backward)
-        self.made += [made] if made else []
+        return mapped(self.flops.layer(number, sources, len(planned.schedule.rounds)), backward=backward)
 
     def _scheduled(self, hop: int) -> HopSchedule:
         return self.plan.schedules[self.plan.schedule_of[hop]]
@@ -227,13 +227,14 @@ class Moves:
 
     def _cross(self, width: int, *, back: bool = False) -> None:
         """Rows of a level that cross by themselves, or their gradients, if they do."""
-        if self.sizes.halo is not None and self.sizes.size > 1 and width:
-            sent, received = self.sizes.halo[::-1] if back else self.sizes.halo
-            row = width * self.sizes.itemsize
-            self._collective("halo", sent * row, received * row)
+        halo, row = self.sizes.halo, width * self.sizes.itemsize
+        if halo is not None and self.sizes.size > 1 and width:
+            sent, received = (count * row for count in (halo.num_sent, halo.num_received)[:: -1 if back else 1])
+            self._collective("halo", sent, received, ahead=not halo.at_once, messages=halo.num_messages)
 
-    def _collective(self, tag: str, sent: int, received: int) -> None:
-        self.made.append(Operation(kind="collective", tag=tag, bytes_sent=sent, bytes_received=received))
+    def _collective(self, tag: str, sent: int, received: int, *, ahead: bool = False, messages: int = 0) -> None:
+        one = Operation(kind="collective", tag=tag, bytes_sent=sent, bytes_received=received)
+        self.made.append(replace(one, ahead=ahead, messages=messages))
 
     def _aggregate(self, edges: int, call: KernelCall) -> None:
         self.made.append(Operation(kind="aggregate", edges=edges, calls=(call,)))

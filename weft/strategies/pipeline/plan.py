@@ -72,5 +72,4 @@ class PipelinePlan(OffloadPlan):
         return halo_plan(self._ordered, bounds, rank, at_once=not self.work.optimisations.inter)
 
     def _sizes(self, rank: int) -> MoveSizes:
-        halo = self.chunks(rank).halo
-        return replace(super()._sizes(rank), halo=(halo.num_sent, halo.num_received) if halo else None)
+        return replace(super()._sizes(rank), halo=self.chunks(rank).halo)
