@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +140,10 @@ def race(options: dict[str, Any]) -> None:
         for name in options["contenders"].split(",")
     }
     compare_logits(runners, group)
-    for _ in range(options["rounds"] + 1):
-        for runner in runners.values():
-            runner.epoch()
+    each = options["rounds"] + 1
+    turns = [[one] * each for one in runners.values()] if options.get("in_a_row") else [[*runners.values()]] * each
+    for runner in chain.from_iterable(turns):
+        runner.epoch()
     rows = [runner.row() for runner in runners.values()]
     if group.rank == 0:
         print(json.dumps(rows), flush=True)

@@ -102,6 +102,7 @@ def at_rate(network: Network, rate: str, machine: Profile, options: argparse.Nam
                     "model": model,
                     "contenders": contenders(network.ranks, options),
                     "nominal": True,
+                    "in_a_row": True,
                     "choices": machine.choices.record(),
                 }
                 measured = dependencies.ask(network, rate, question)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from weft.core.kernel_call import KernelCall
 from weft.cost import Operation, Steps, Trace
 from weft.planner import RankWork, Samples, extrapolated
-from weft.planner.extrapolate import growth, numbers_of, shrinkage, with_numbers
+from weft.planner.extrapolate import growth, kinds_of, numbers_of, shrinkage, with_numbers
 from weft.planner.forecast import GraphBytes
 from weft.strategies import Held
 
@@ -28,6 +30,11 @@ def work(rows: int, width: int = 64, *, ahead: int = 0) -> RankWork:
         held=Held(9 * rows, 0, 0),
         graph=GraphBytes(8 * rows, rows),
     )
+
+
+def alike(one: RankWork) -> RankWork:
+    """The same work, its calls in the order in which they are grown."""
+    return with_numbers(one, numbers_of(one, kinds_of(one)), kinds_of(one))
 
 
 def edges_of(one: RankWork) -> int:
@@ -57,7 +64,7 @@ def test_what_ranks_do_to_a_share() -> None:
 
 def test_all_numbers_of_a_step_grow() -> None:
     samples = Samples(by_vertices=[[work(rows)] * 2 for rows in (100, 400)], by_ranks=[[work(400)] * 2])
-    assert extrapolated(samples, 8, 2) == [with_numbers(work(3200), numbers_of(work(3200)))] * 2
+    assert extrapolated(samples, 8, 2) == [alike(work(3200))] * 2
 
 
 def test_ranks_differ_as_in_the_last_sample() -> None:
@@ -71,6 +78,14 @@ def test_more_ranks_do_a_share_each() -> None:
     found = extrapolated(Samples(by_vertices=[by_ranks[-1]], by_ranks=by_ranks), 1, 64)
     assert len(found) == 64
     assert {edges_of(one) for one in found} == {edges_of(work(25))}
+
+
+def test_a_chunk_that_exchanges_nothing_on_a_small_graph() -> None:
+    """What comes behind grows as it does, whether the smaller graph has that exchange or not."""
+    (made,) = (one.trace.operations for one in work(100).steps)
+    without = replace(work(100), steps=[Steps(Trace(operations=(*made[:1], *made[2:])), 1)])
+    by_vertices = [[without] * 2, [work(400)] * 2]
+    assert extrapolated(Samples(by_vertices=by_vertices, by_ranks=by_vertices[-1:]), 8, 2) == [alike(work(3200))] * 2
 
 
 def test_what_some_ranks_do_not_have_to_do() -> None:

@@ -255,13 +255,16 @@ def without_fixed_costs(cluster: Cluster) -> Cluster:
 
 
 def planned_works(config: Config, known: Known, machine: Machine | None, *, required: bool = False) -> list[RankWork]:
-    """The same on a graph that is there; required: where there is memory and disk for it, and of all ranks exactly."""
+    """The same on a graph that is there; required: where there is memory and disk for it, and of all ranks exactly.
+
+    Else it stands for a larger one, which is opened where it is stored.
+    """
     plan = get_strategy(config.strategy)(known.work, config.workers, known.parts.options(config), machine)
     if required:
         plan.require()
     found = works_of(plan, exactly=required)
     plan.forget()
-    return found
+    return found if required else [replace(one, graph=one.graph._replace(store=0)) for one in found]
 
 
 def too_little(held: Held, config: Config, cluster: Cluster) -> str:

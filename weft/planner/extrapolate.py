@@ -14,8 +14,16 @@ from weft.cost import Operation, Steps, Trace
 from weft.planner.forecast import GraphBytes, besides, graph_bytes
 from weft.strategies import Held, Plan
 
+BACK = ("", "_backward")
 AMOUNTS = ("flops", "edges", "bytes_sent", "bytes_received")
 """Of an operation, what may grow with the graph, beside the sizes of its calls."""
+COLUMNS = {
+    **dict.fromkeys(("linear", "linear_weights"), (1, 2)),
+    **dict.fromkeys(("sparse", "sparse_backward"), (2, 3)),
+    "loss": (1,),
+    **{f"{name}{back}": (4, 5) for name in ("Sum", "Max", "ByRelation", "Attend", "AttendEdges") for back in BACK},
+}
+"""Which sizes of a kernel's calls are the model's, and the same on any graph."""
 HALVINGS = 2
 """From the vertices of one small graph to those of the one before."""
 NEAR = 0.03
@@ -24,6 +32,12 @@ NEAR = 0.03
 
 Place = tuple[int | str | bool, ...]
 """Of a number in a step: the same for every rank and graph, also where some have nothing to do for an operation."""
+Kind = tuple[str, str, bool]
+"""What an operation is, and whether it is done ahead."""
+Order = Sequence[Sequence[Kind]]
+"""By step, the operations by which those of other ranks and graphs are placed."""
+LOOK = 8
+"""So many operations of these may be missing in a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,25 +103,36 @@ def extrapolated(samples: Samples, times: float, ranks: int) -> list[RankWork]:
 
     Each number grows as its mean over the ranks does; how ranks differ is as in the last sample.
     """
-    by_vertices, by_ranks = means_of(samples.by_vertices), means_of(samples.by_ranks)
     last = samples.by_vertices[-1]
+    order = max((kinds_of(work) for work in last), key=lambda kinds: sum(map(len, kinds)))
+    by_vertices, by_ranks = means_of(samples.by_vertices, order), means_of(samples.by_ranks, order)
     factors = {
-        place: growth([means.get(place, 0.0) for means in by_vertices], times)
+        place: (growth([means.get(place, 0.0) for means in by_vertices], times) if may_grow(place) else 1.0)
         * shrinkage([means.get(place, 0.0) for means in by_ranks], math.log2(ranks / len(last)))
         for place in by_vertices[-1]
     }
     grown = [
-        with_numbers(work, {place: enlarged(number, factors[place]) for place, number in numbers_of(work).items()})
+        with_numbers(
+            work,
+            {place: enlarged(number, factors[place]) for place, number in numbers_of(work, order).items()},
+            order,
+        )
         for work in last
     ]
     return [grown[rank * len(last) // ranks] for rank in range(ranks)]
 
 
-def means_of(samples: Sequence[Sequence[RankWork]]) -> list[dict[Place, float]]:
+def may_grow(place: Place) -> bool:
+    """Whether a number may be another one on a larger graph."""
+    *_, kernel, _, number = ("", "", *place)
+    return number not in COLUMNS.get(str(kernel), ())
+
+
+def means_of(samples: Sequence[Sequence[RankWork]], order: Order) -> list[dict[Place, float]]:
     """The mean of each number over the ranks of each sample."""
     found = []
     for works in samples:
-        listed = [numbers_of(work) for work in works]
+        listed = [numbers_of(work, order) for work in works]
         places = {place for numbers in listed for place in numbers}
         found.append({place: fmean(numbers.get(place, 0) for numbers in listed) for place in places})
     return found
@@ -118,25 +143,35 @@ def enlarged(number: int, factor: float) -> int:
     return max(1, round(number * factor)) if number else 0
 
 
-def numbers_of(work: RankWork) -> dict[Place, int]:
+def numbers_of(work: RankWork, order: Order) -> dict[Place, int]:
     """All that may grow with the graph."""
     found: dict[Place, int] = {("held", name): number for name, number in work.held._asdict().items()}
     found |= {("graph", name): number for name, number in work.graph._asdict().items()}
-    for place, one in placed(work.steps):
+    for place, one in placed(work, order):
         found |= {(*place, name): getattr(one, name) for name in AMOUNTS}
         found |= numbers_of_calls(place, one.calls)
     return found | numbers_of_calls((), work.besides)
 
 
-def placed(steps: Sequence[Steps]) -> Iterator[tuple[Place, Operation]]:
-    """Operations, each by its step, the collectives before it, what it is, and how many such there were since."""
-    for number, (trace, _) in enumerate(steps):
-        collectives, seen = 0, Counter[Place]()
-        for one in trace.operations:
-            place = number, collectives, one.kind, one.tag, one.ahead
+def kinds_of(work: RankWork) -> Order:
+    """The operations of a rank in their order."""
+    return [[(one.kind, one.tag, one.ahead) for one in trace.operations] for trace, _ in work.steps]
+
+
+def placed(work: RankWork, order: Order) -> Iterator[tuple[Place, Operation]]:
+    """Operations, each by its step and where it stands in an order, from which some may be missing; else behind that.
+
+    A chunk exchanges nothing where those before it have had all that it reads, and a rank without own edges has none
+    that it sums while others come.
+    """
+    for number, ((trace, _), kinds, here) in enumerate(zip(work.steps, order, kinds_of(work), strict=True)):
+        seen, begin = Counter[Place](), 0
+        for kind, one in zip(here, trace.operations, strict=True):
+            at = next((at for at in range(begin, min(begin + LOOK, len(kinds))) if kinds[at] == kind), None)
+            place: Place = (number, at) if at is not None else (number, begin, *kind)
             yield (*place, seen[place]), one
             seen[place] += 1
-            collectives += one.kind == "collective"
+            begin = begin if at is None else at + 1
 
 
 def numbers_of_calls(place: Place, calls: Sequence[KernelCall]) -> dict[Place, int]:
@@ -152,7 +187,7 @@ def placed_calls(place: Place, calls: Sequence[KernelCall]) -> Iterator[tuple[Pl
         seen[call.kernel] += 1
 
 
-def with_numbers(work: RankWork, numbers: Mapping[Place, int]) -> RankWork:
+def with_numbers(work: RankWork, numbers: Mapping[Place, int], order: Order) -> RankWork:
     """The same work with others of these."""
 
     def grown(place: Place, calls: Sequence[KernelCall]) -> tuple[KernelCall, ...]:
@@ -170,7 +205,7 @@ def with_numbers(work: RankWork, numbers: Mapping[Place, int]) -> RankWork:
             bytes_received=numbers[*place, "bytes_received"],
             calls=grown(place, one.calls),
         )
-        for place, one in placed(work.steps)
+        for place, one in placed(work, order)
     )
     steps = [Steps(Trace(operations=tuple(islice(operations, len(trace.operations)))), n) for trace, n in work.steps]
     held = Held(*(numbers["held", name] for name in Held._fields))
