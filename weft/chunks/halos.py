@@ -57,9 +57,9 @@ class HaloPlan:
     @property
     def num_messages(self) -> int:
         """Messages that leave and come."""
-        return sum(len(rows) > 0 for each in self.sends for rows in each) + sum(
-            span.stop > span.start for each in self.receives for span in each
-        )
+        leave = [rows for each in self.sends for rows in each if len(rows)]
+        come = [span for each in self.receives for span in each if span.stop > span.start]
+        return len(leave) + len(come)
 
     @property
     def num_chunks(self) -> int:

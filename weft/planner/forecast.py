@@ -37,6 +37,11 @@ class Cluster:
     """What of the profile was not measured."""
 
     @property
+    def slots(self) -> int:
+        """How many ranks a host has cores for."""
+        return max(1, self.profile.cores // self.threads)
+
+    @property
     def ranks_each(self) -> int:
         """That share cores and memory."""
         return self.ranks if self.emulated else self.ranks // self.hosts
@@ -60,7 +65,7 @@ def time_of(
     network = cluster.profile.network_of(size, cluster.hosts) if size > 1 else None
     where = Hosts(
         ranks_each=cluster.ranks_each,
-        slots=max(1, cluster.profile.cores // cluster.threads),
+        slots=cluster.slots,
         alone=alone,
         busy=busy,
         network=network,

@@ -147,28 +147,28 @@ def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated:
     }
     bare = Network(ranks=group.size, hosts=hosts, tables=tables)
 
+    cluster = Cluster(
+        profile=profile,
+        ranks=group.size,
+        hosts=hosts,
+        threads=torch.get_num_threads(),
+        memory_bytes=memory_limit_bytes(),
+        emulated=emulated,
+    )
+
     def beyond(network: Network, plan: Plan) -> float:
         """The seconds of a step on the slowest rank beyond those that are told of it."""
-        cluster = Cluster(
-            profile=replace(profile, networks=[network]),
-            ranks=group.size,
-            hosts=hosts,
-            threads=torch.get_num_threads(),
-            memory_bytes=memory_limit_bytes(),
-            emulated=emulated,
-        )
-        seconds = watch.seconds(train_step(plan, group)) - epoch_time(plan, cluster, NOWHERE).total
+        told = epoch_time(plan, replace(cluster, profile=replace(profile, networks=[network])), NOWHERE).total
+        seconds = watch.seconds(train_step(plan, group)) - told
         return max(float(one["seconds"]) for one in group.all_gather_object({"seconds": seconds}))
 
     part = torch.arange(TINY, dtype=torch.int32) % group.size
     deep = [CommunicatedPlan(tiny_work(layers), group.size, VertexOptions(partition=part)) for layers in (2, 8)]
     each, step = fixed_costs([len(collectives(plan)) for plan in deep], [beyond(bare, plan) for plan in deep])
     met = replace(bare, collective_seconds=each, step_seconds=step)
-    work, chunked = tiny_work(2), (PipelineOptions(partition=part, chunks=chunks) for chunks in (2, 8))
-    piped = [PipelinePlan(work, group.size, options) for options in chunked]
-    counts = [sum(one.messages for one in collectives(plan)) for plan in piped]
-    each, _ = fixed_costs(counts, [beyond(met, plan) for plan in piped])
-    return replace(met, message_seconds=each)
+    piped = PipelinePlan(tiny_work(4), group.size, PipelineOptions(partition=part, chunks=4))
+    all_messages = max(0.0, beyond(met, piped)) / max(1.0, cluster.ranks_each / cluster.slots)
+    return replace(met, message_seconds=all_messages / sum(one.messages for one in collectives(piped)))
 
 
 def collectives(plan: Plan) -> list[Operation]:
