@@ -7,7 +7,8 @@ Every contender lives in a process of its own, with that library's own settings,
 so that a machine that slows down slows all of them and peak memory is each one's own. Logits are compared first, and no
 ratio is reported where they differ. An epoch is forward, loss, backward and Adam. The first rounds warm up and do not
 count. With --fanout an epoch is of sampled mini-batches, by each library's own loader; logits are those of the whole
-graph. --operations tells what weft's epoch consists of, in further epochs under PyTorch's profiler.
+graph. --operations tells what weft's epoch consists of, in further epochs under PyTorch's profiler. The contender
+weft-measured has its maps by the implementations that --machine, a profile of `weft probe`, has found the fastest.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ from weft.core.choices import DEFAULT, use
 from weft.core.config import Config
 from weft.core.memory import NO_SMALL_CACHES, TUNABLES, keep_pages, peak_memory_bytes
 from weft.core.optimisations import Optimisations
+from weft.cost import Profile
 from weft.data import Adjacency, Graph
 from weft.data.sampling import Fanout, parse_fanouts
 from weft.engine.tasks import make_task
 from weft.nn import Workload
 from weft.strategies import Step
 
+MEASURED = "weft-measured"
 TOLERANCE = 1e-3  # of the largest logit: float32, sums in another order, two layers deep
 
 
@@ -88,7 +91,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--operations", action="store_true", help="what weft's epoch consists of")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    parser.add_argument("--machine", help="the profile of weft-measured, as weft probe writes it")
     options = parser.parse_args()
+    if (MEASURED in options.contenders.split(",")) != (options.machine is not None):
+        parser.error(f"--machine is for the contender {MEASURED}, which needs it: give both or neither")
     if options.fanout and options.model != "sage":
         parser.error("--fanout: libraries scale sums over samples in other ways; give --model sage")
     return options
@@ -123,6 +129,8 @@ def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
         else:
             make, told = CONTENDERS[name.partition("-")[0]], ()
         epoch, logits = make(graph, model, name, *told)
+        if name == MEASURED:
+            use(Profile.read(Path(options["machine"])).choices)
     except ImportError:
         pipe.send({"absent": True})
         return

@@ -212,7 +212,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--features", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--disable", default="")
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
     parser.add_argument("--again", help="a name: says also how far its cells, measured at another time, are from these")
