@@ -26,8 +26,8 @@ GROUPS = {
     "attention, backward": r"AttendBackward",
     "activation and dropout": r"_?(relu|threshold|elu|leaky_relu|clamp_min)\w*|\w+Dropout(Backward)?"
     r"|(Relu|Elu|LeakyRelu)Backward\d",
-    "dense products": r"(add)?mm|(add)?bmm|matmul|linear|conv2d|_?convolution\w*|\w*mkldnn\w*(::\w+)?|_Convolution(Backward)?"
-    r"|(Add)?MmBackward\d|BmmBackward\d",
+    "dense products": r"(add)?mm|(add)?bmm|matmul|linear|conv2d|_?convolution\w*|\w*mkldnn\w*(::\w+)?"
+    r"|_Convolution(Backward)?|(Add)?MmBackward\d|BmmBackward\d",
     "copies and fills": r"copy_|clone|contiguous|to|_to_copy|cat|stack|fill_|zero_|zeros\w*|ones\w*|index_select|index"
     r"|(Clone|Cat|Copy|ToCopy)\w*Backward\d",
     "sums and scaling": r"(add|sub|mul|div|sum|mean|sqrt|rsqrt|square|neg)_?|(Add|Mul|Div|Sum|Mean)Backward\d",
