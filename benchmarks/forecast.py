@@ -4,7 +4,8 @@
     python benchmarks/forecast.py --machine machine.json --graphs "amazon_photo;tolokers" --models gcn,gat --out NAME
 
 The profile is of this machine, measured before, on no graph that is judged here; the network at each rate is measured
-by as many ranks as will train. Contenders as in dependencies.py; a plan is made and priced without ranks.
+by as many ranks as will train. Contenders as in dependencies.py, but one after the other, as training runs epochs: in
+turns, each finds the caches as another has left them. A plan is made and priced without ranks.
 """
 
 from __future__ import annotations

@@ -202,6 +202,7 @@ class PlacedChunks(Runtime):
         self.stages, self._schedule_of = chunks.stages, chunks.schedule_of
         self._rows_at = [chunks.num_rows(hop) for hop in range(len(needed.hops) + 1)]
         self._spans = {num_rows: chunks.spans(num_rows) for num_rows in self._rows_at}
+        self._places: dict[tuple[int, int], Tensor | slice] = {}
         self.halo = chunks.halo
         self.constant: BoundaryRows | None = None
         self._number = 1 if only_first else None
@@ -235,7 +236,10 @@ class PlacedChunks(Runtime):
         """The features of a range of rows; where these are of vertices in a row, and in memory, no copy of them."""
         vertices = self.vertices[span]
         typed = typed_rows(self.graph, vertices, self.group.device, self.dtype)
-        rows = self.work.features(as_slice(vertices) if self.in_memory else vertices, self.group.device)
+        place = span.start, span.stop
+        if self.in_memory and place not in self._places:  # found once for all epochs
+            self._places[place] = as_slice(vertices)
+        rows = self.work.features(self._places.get(place, vertices), self.group.device)
         self.release()
         return Inputs(rows=rows, optimisations=self.optimisations, typed=typed)
 
