@@ -18,13 +18,14 @@ from weft.comm import Group
 from weft.core.streams import COMPUTE, LOAD, STORE, pinned_bytes
 from weft.store.rows import host_rows
 
-PINNED = Given(chunks=8, device_memory=1 << 40)
-"""A limit that is none, under which rows are not in the device's memory; slots of some chunks are used again."""
+PINNED = Given(chunks=8, device=str(DEVICE_NAME))
+"""Slots of some chunks are used again."""
 CASES = [
     Case(model="gcn"),
     Case(model="gat", norm="batch"),
     Case(model="sage", decoupled=True),
     Case(model="gcn", without="prefetch"),
+    Case(model="sage", without="reuse"),  # pinned, its first aggregate reads the graph's features
 ]
 WAITS = {
     "on load in bring": "pinned",  # before what compute makes of slots is there
@@ -66,7 +67,7 @@ def test_offload_has_no_race(case: Case, rows: str, late: bool, tmp_path: Path) 
     planned, _ = Planned.of(case, "offload", given, 1), reference(case)
     with FakeStreams(late=late) as streams:
         check_case(fake_group(streams), case, "offload", given, planned)
-    used = {COMPUTE, STORE} if case.without else {COMPUTE, LOAD, STORE}
+    used = {COMPUTE, STORE} if case.without == "prefetch" else {COMPUTE, LOAD, STORE}
     assert used == set(streams.streams) & {COMPUTE, LOAD, STORE}, "copies are in streams of their own"
     if not case.without:
         assert set(streams.places) <= {*WAITS, *REDUNDANT}, "a wait that no planted error takes out"
@@ -92,7 +93,7 @@ def run_steps(
 
 
 def test_what_is_foreseen_of_pinned_rows_is_what_their_blocks_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, given = Case(model="gcn"), Given(**PINNED, device=str(DEVICE_NAME))
+    case, given = Case(model="gcn"), PINNED
     planned, made = Planned.of(case, "offload", given, 1), list[int]()
 
     def noted(*sizes: Any, **options: Any) -> Any:

@@ -116,7 +116,7 @@ class ColumnPass:
             hop=0,
             needs_result=False,
         )
-        self.table = BoundaryRows(segment=segment, arrays=[], op=op)
+        self.table = BoundaryRows(segment=segment, op=op)
         self.alone = self.group.size == 1
         """Whether nothing crosses the network, since this rank's rows are its columns."""
 
@@ -130,7 +130,8 @@ class ColumnPass:
         """The rows [n, F] of the result."""
         runtime, table = self.runtime, self.table
         self.group.meter.record_working_set(runtime.num_bytes)
-        table.arrays, receives = self._arrays(x), None
+        arrays, receives = self._arrays(x), None
+        table.arrays = dict(enumerate(arrays))
         if self.rows_in is not None and not self.alone:
             receives = self._receives(x, self.plan.receives, self.rows_in, "rows")
         sends = None if self.alone else self._sends(x, runtime.num_local, self.rows_out, "rows")
@@ -155,9 +156,9 @@ class ColumnPass:
         if table.result is None:
             self._free(y)
         if self.op.linear:
-            self._free(*table.arrays, *table.between[-1:])  # of which the backward pass asks for the widths alone
+            self._free(*arrays, *table.between[-1:])  # of which the backward pass asks for the widths alone
         elif not differentiable:
-            self._free(*table.arrays, *table.between)
+            self._free(*arrays, *table.between)
         return rows
 
     def backward(self, grad: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -192,7 +193,7 @@ class ColumnPass:
         rows = sends.finish() if sends else self._side_by_side(found, EVERYTHING)
         self._free(*found)
         if not self.op.linear:
-            self._free(*table.arrays, *table.between, *table.kept, *((table.result,) if table.result else ()))
+            self._free(*table.arrays.values(), *table.between, *table.kept, *((table.result,) if table.result else ()))
         return rows, grads.shared
 
     def _results(self, step: int, receives: Receives | None) -> Iterator[tuple[PlacedRound, Any, Tensor]]:
@@ -200,7 +201,7 @@ class ColumnPass:
         aggregates, made = ChunkAggregates(self.runtime, self.table, 0), AggregateStep.forward(self.table.segment, step)
         if receives is None:
             return aggregates.results(made)
-        arrive = partial(self._arrive, receives, self.table.arrays, self.columns)
+        arrive = partial(self._arrive, receives, [*self.table.arrays.values()], self.columns)
         due = max((number for number, rows in enumerate(self.plan.receives) if rows is not None), default=-1)
         return aggregates.results(made, ready=lambda number: number > due, arrive=arrive)
 

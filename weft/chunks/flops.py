@@ -109,7 +109,7 @@ class SegmentFlops:
         """What a model goes on with behind a segment's boundary, of so many rows."""
         boundary, dtype = cast(Boundary, before.boundary), self.twin.dtype
         shape = (before.width,) if isinstance(before.op, Total) else (num_rows, before.width)
-        live = [leaf(torch.empty(num_rows, width, dtype=dtype), wanted) for width, wanted in before.live]
+        live = [leaf(torch.empty(num_rows, one.width, dtype=dtype), one.differentiable) for one in before.live]
         return BoundaryState(
             result=leaf(torch.empty(shape, dtype=dtype), before.differentiable),
             rows={name: live[port] for name, port in before.rows.items()},

@@ -90,6 +90,21 @@ class Pass:
         self._made.update(found)
         return [rows for _, rows in found]
 
+    def _rows_left(self, stage: Stage) -> dict[int, Rows]:
+        """The rows that a segment leaves, by port: those that the stage makes, and else the graph's features."""
+        made = [one.place for one in stage.makes if one.kind == "rows"]
+        rows = dict(zip(made, self._alloc(stage, "rows"), strict=True))
+        if (features := self.runtime.features) is not None:
+            live = self.segments[stage.number].live
+            rows |= {port: features for port, one in enumerate(live) if one.features}
+        return rows
+
+    def _spans(self, number: int) -> Sequence[slice]:
+        """The ranges of rows on which a segment runs that no aggregate comes before."""
+        segment = self.segments[number]
+        spans = self.runtime.spans(self.runtime.num_rows(segment.hop))
+        return spans[:1] if self.runtime.features is not None and segment.only_features else spans
+
     def _free(self, stage: Stage) -> None:
         """Gives back what a stage frees."""
         self.runtime.pool.free(*(self._made.pop(one) for one in stage.frees))
@@ -100,7 +115,8 @@ class Pass:
         if stages[-1].runs:
             self.tables.append(table)
         for stage in stages:
-            table.arrays = self._alloc(stage, "rows")
+            if stage.runs:
+                table.arrays = self._rows_left(stage)
             yield from self._aggregate(stage, table) if stage.step else self._run(stage, table)
             self._free(stage)
         if table.total is not None:
@@ -139,7 +155,7 @@ class Pass:
             self._count(*known)
             self._advance(number, chunk, span, *known, table)
 
-        brought = runtime.ahead(runtime.spans(runtime.num_rows(self.segments[number].hop)), partial(self._rows, before))
+        brought = runtime.ahead(self._spans(number), partial(self._rows, before))
         return chunk_by_chunk(number, brought, partial(self.order.can_begin, number), go_on)
 
     def _advance(
@@ -152,7 +168,8 @@ class Pass:
             return
         left = left_by(reached, table.segment)
         for port, rows in left.items():
-            self.runtime.store(table.arrays[port], span, rows)
+            if table.arrays[port] is not self.runtime.features:
+                self.runtime.store(table.arrays[port], span, rows)
         if table.op is None:  # the same for all ranges
             table.shared = {**reached.request.shared, **reached.shared}
             table.op, table.context, table.on_result = stepwise(reached).request.op, reached.context, reached.on_result
@@ -220,7 +237,7 @@ class Pass:
     def _run_back(self, number: int, into: Grads) -> Work:
         """A segment that no aggregate comes before, range by range."""
         runtime, out = self.runtime, self.grads[number]
-        spans = runtime.spans(runtime.num_rows(self.segments[number].hop))
+        spans = self._spans(number)
 
         def back(chunk: int, span: slice, known: Known) -> None:
             self._count(*known)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from weft.comm import Group
 from weft.core.streams import COMPUTE, LOAD, STORE, InOrder, Mark, Staging, streams_of
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
 from weft.store.files import ArrayFile, ArrayMemory, release
-from weft.store.rows import host_rows
+from weft.store.rows import IndexedRows, MemoryRows, host_rows
 
 Item = TypeVar("Item")
 Brought = TypeVar("Brought")
@@ -205,6 +205,7 @@ class PlacedChunks(Runtime):
         self._places: dict[tuple[int, int], Tensor | slice] = {}
         self.halo = chunks.halo
         self.constant: BoundaryRows | None = None
+        self.features = self._features(chunks)
         self._number = 1 if only_first else None
         self._rounds: list[list[PlacedRound]] = []
         for planned in chunks.schedules:
@@ -214,6 +215,14 @@ class PlacedChunks(Runtime):
                 for round_ in planned.schedule.rounds
             )
             self._rounds.append(list(placed))
+
+    def _features(self, chunks: RankChunks) -> MemoryRows | None:
+        """The features of this rank's rows where the graph has them, if they are read there."""
+        if not chunks.reads_features:
+            return None
+        if self.in_memory:
+            return MemoryRows.of(self.work.features(as_slice(self.vertices), self.device))
+        return IndexedRows(cast(Tensor, self.graph.x), self.vertices, self.dtype, self.pool.staging)
 
     @property
     def model_stages(self) -> range:
@@ -240,7 +249,8 @@ class PlacedChunks(Runtime):
         if self.in_memory and place not in self._places:  # found once for all epochs
             self._places[place] = as_slice(vertices)
         rows = self.work.features(self._places.get(place, vertices), self.group.device)
-        self.release()
+        if not self.in_memory:
+            self.release()
         return Inputs(rows=rows, optimisations=self.optimisations, typed=typed)
 
     def release(self) -> None:

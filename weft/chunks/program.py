@@ -11,15 +11,18 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from weft.nn import Aggregate
+from weft.nn import Aggregate, Total
 from weft.nn.phases import Boundary
 
 
 class LiveRows(NamedTuple):
-    """Rows that a boundary leaves on the host: their width, and whether they want a gradient."""
+    """Rows that a boundary leaves on the host."""
 
     width: int
     differentiable: bool
+    """Whether they want a gradient."""
+    features: bool = False
+    """Whether they are the graph's features, as these are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,11 @@ class Segment:
     def source_ports(self) -> list[int]:
         """The ports that the aggregate reads at sources, each once; none where there is no aggregate."""
         return sorted(set(self.sources.values())) if self.aggregates else []
+
+    @property
+    def only_features(self) -> bool:
+        """Whether it leaves the graph's features and nothing that must be made of all rows."""
+        return self.boundary is not None and not isinstance(self.op, Total) and all(one.features for one in self.live)
 
     @property
     def kept_width(self) -> int:

@@ -74,11 +74,18 @@ class RankChunks:
     """Whether the device is the CPU."""
     in_memory: bool
     """Whether it is the memory that rows are in, where segments stay as they were run."""
+    features_stay: bool = False
+    """Whether the graph's features can be read where they are."""
 
     @cached_property
     def stages(self) -> dict[bool, PassStages]:
         """Those of a pass, by whether it trains."""
         return {training: compile_stages(one, self, training=training) for training, one in self.programs.items()}
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether rows that are the graph's features are read there, not copied: none come from other ranks."""
+        return self.features_stay and self.halo is None
 
     @property
     def num_chunks(self) -> int:

@@ -115,6 +115,8 @@ class Sizes(Protocol):
     @property
     def in_memory(self) -> bool: ...
     @property
+    def reads_features(self) -> bool: ...
+    @property
     def on_cpu(self) -> bool: ...
     def num_rows(self, hop: int) -> int: ...
     def num_held(self, hop: int) -> int: ...
@@ -187,10 +189,14 @@ class _Compiler:
         return before if before is not None and before.aggregates and not before.constant else None
 
     def _rows(self, number: int) -> tuple[Buffer, ...]:
-        """What a segment leaves."""
+        """What a segment leaves, but for features that are read where the graph has them."""
         segment, sizes = self.segments[number], self.sizes
         held = sizes.num_held(segment.hop) if segment.aggregates else sizes.num_rows(segment.hop)
-        return tuple(Buffer("rows", number, port, held, live.width) for port, live in enumerate(segment.live))
+        return tuple(
+            Buffer("rows", number, port, held, live.width)
+            for port, live in enumerate(segment.live)
+            if not (live.features and sizes.reads_features)
+        )
 
     def _grads(self, number: int) -> tuple[Buffer, ...]:
         wanted = differentiable(self.segments[number])

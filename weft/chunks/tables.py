@@ -20,7 +20,7 @@ class BoundaryRows:
     """What a boundary left on the host, and what its results are."""
 
     segment: Segment
-    arrays: list[Rows] = field(default_factory=list)
+    arrays: dict[int, Rows] = field(default_factory=dict)
     """By port."""
     shared: dict[str, Tensor] = field(default_factory=dict)
     """The boundary's, as are the next three."""

@@ -103,7 +103,7 @@ class ProgramTracer:
         segment = Segment(
             boundary=without_graph(boundary),
             calls=calls,
-            live=tuple(LiveRows(one.shape[1], one.requires_grad) for one in found),
+            live=tuple(LiveRows(one.shape[1], one.requires_grad, one is self.x) for one in found),
             sources=places(sources, found),
             targets=places(targets, found),
             rows=places(boundary.rows, found),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +205,36 @@ class MemoryRows:
         """Gives the memory back, unless a tensor shares it."""
         self._guard.host_writes()
         self._rows = self._rows.new_empty(0, self.width)
+
+
+class IndexedRows(MemoryRows):
+    """Rows `table[ids]` of a table [N, F] of the host that nobody changes, for a device apart: read, never written.
+
+    ids: int64 [n]. dtype: that in which they come.
+    """
+
+    def __init__(self, table: Tensor, ids: Tensor, dtype: torch.dtype, staging: Staging = ON_CPU) -> None:
+        self.num_rows, self.width, self.dtype = len(ids), table.shape[1], dtype
+        self.num_bytes = self.num_rows * self.width * dtype.itemsize
+        self._table, self._ids, self._staging, self._streams = table, ids, staging, staging.streams
+
+    def load(self, first: int, end: int) -> Tensor:
+        with self._picked(self._ids[first:end]) as found:
+            return self._streams.to_device(found)
+
+    def gather(self, rows: Tensor, out: Tensor, places: Tensor | None = None) -> None:
+        with self._picked(self._ids[rows]) as found:
+            _put(found, out, places, self._streams)
+
+    @contextmanager
+    def _picked(self, ids: Tensor) -> Iterator[Tensor]:
+        """The rows of some ids, for the present stream to copy."""
+        with self._staging.lend(len(ids), self.width, self.dtype) as found:
+            if found.dtype == self._table.dtype:
+                torch.index_select(self._table, 0, ids, out=found)
+            else:
+                found.copy_(self._table.index_select(0, ids))
+            yield found
 
 
 def _taken(values: Tensor, places: Tensor | None) -> Tensor:

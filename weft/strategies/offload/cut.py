@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from weft.chunks.aggregates import layout_of
+from weft.chunks.placed import as_slice
 from weft.chunks.program import Program, Segment, goes_back
 from weft.chunks.ranges import RankSide, chunk_vertices, even_ranges, reorder
 from weft.chunks.rank import ChunkShape, HopSchedule, RankChunks
@@ -34,7 +35,8 @@ class Cutter:
     """Cuts a workload's aggregates.
 
     needed: what each rank computes and fetches. kept: the first hops of the results that are kept. prefetch: whether a
-    chunk is loaded while the one before is worked on. in_memory: the device is the memory that rows are in.
+    chunk is loaded while the one before is worked on. in_memory: the device is the memory that rows are in. in_files:
+    rows are in files, since what is resident is to be what the device may have.
     """
 
     def __init__(
@@ -47,9 +49,11 @@ class Cutter:
         on_cpu: bool,
         prefetch: bool,
         in_memory: bool = False,
+        in_files: bool = True,
     ) -> None:
         self.work, self.programs, self.needed, self.kept = work, programs, needed, kept
         self.on_cpu, self.prefetch, self.in_memory = on_cpu, prefetch and not in_memory, in_memory
+        self.in_files = in_files
         self._bounds: dict[int, Bounds] = {}
         self._known: dict[range, tuple[Any, Sides]] = {}
         self._volumes: dict[range, tuple[Any, Volumes]] = {}
@@ -109,8 +113,15 @@ class Cutter:
             prefetch=self.prefetch,
             on_cpu=self.on_cpu,
             in_memory=self.in_memory,
+            features_stay=self._features_stay(needed),
             chunks=chunks,
         )
+
+    def _features_stay(self, needed: Dependencies) -> bool:
+        """Whether a rank reads features where the graph has them: in memory only those that stand there as rows do."""
+        if self.work.graph.x is None or self.in_files:
+            return False
+        return not self.in_memory or isinstance(as_slice(needed.rows), slice)
 
     def _planned(
         self, rank: int, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None

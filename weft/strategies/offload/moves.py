@@ -68,9 +68,8 @@ class Moves:
     def _forward(self, stage: Stage) -> None:
         number, segment, before = stage.number, self.segments[stage.number], self._before(stage)
         maps = self._maps(number) if stage.runs else None
-        stored = sum(port.width for port in segment.live) if stage.runs else 0
+        stored = sum(one.width for one in stage.makes)
         if stage.step is not None:
-            stored += sum(one.width for one in stage.makes if one.kind in ("between", "result", "kept"))
             self._aggregate_step(stage.step, maps, stored=stored)
             if not stage.runs:
                 self._cross(stage.step.segment.width)

@@ -129,6 +129,7 @@ class OffloadPlan(Plan):
             on_cpu=self.options.on_cpu,
             prefetch=self.prefetch,
             in_memory=self.in_memory,
+            in_files=self.in_files,
         )
 
     @property
@@ -245,8 +246,7 @@ class OffloadPlan(Plan):
                 f"--disable {self.loads_ahead} has no effect where rows are in memory and nothing is loaded: leave it "
                 "out, or give --device-memory"
             )
-        in_files = not (self.in_memory or self.pinned)
-        free = free_bytes(options.scratch) if in_files else 0
+        free = free_bytes(options.scratch) if self.in_files else 0
         limit, hub = options.device_memory, int(graph.in_edges.degree.max()) if graph.num_vertices else 0
         if limit is not None and (least := self.memory_probe.bytes(ChunkShape(1, hub + 1, hub))) > limit:
             count = min(SOME_CHUNKS, self.max_chunks)
@@ -258,7 +258,7 @@ class OffloadPlan(Plan):
             )
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
         disk = sum(one["disk"] for one in self.decisions()["forecasts"][:ranks_here])
-        if in_files and disk > free:
+        if self.in_files and disk > free:
             folder = options.scratch or tempfile.gettempdir()
             raise InputError(
                 f"{folder}: vertex data takes {format_bytes(disk)} there, and {format_bytes(free)} are free: give "
@@ -305,13 +305,21 @@ class OffloadPlan(Plan):
         """Whether rows are in pinned memory of the host, for a device that is apart."""
         return not self.options.on_cpu and self.options.scratch is None
 
+    @property
+    def in_files(self) -> bool:
+        """Whether rows are in files of the host."""
+        return not (self.in_memory or self.pinned)
+
     def forecast(self, rank: int, chunks: RankChunks) -> Forecast:
         """What a rank will take and move."""
         sizes = self._sizes(rank)
         trace = self._trace(chunks, sizes, training=True)
         made = forecast(self.work.graph, self.work.model, chunks, sizes, trace, pinned=self.pinned)
         if self.in_memory:
-            made = replace(made, host=made.host + made.disk, disk=0)
+            x, features = self.work.graph.x, 0
+            if x is not None and chunks.reads_features and x.dtype != self.work.row_dtype:  # which are converted once
+                features = chunks.num_rows(0) * x.shape[1] * self.work.itemsize
+            made = replace(made, host=made.host + made.disk + features, disk=0)
         return replace(made, device=self.memory_probe.most(chunks.chunks))
 
     def held(self, rank: int = 0) -> Held:
