@@ -110,7 +110,11 @@ SYSTEMS: Mapping[tuple[str, str], System] = {
     ("g3", "G3"): System({"strategy": "pipeline", "disable": LACKED}),
     ("g3", "BNS-GCN p=1"): System(vertex("communicated", RAW, partition="metis")),
     ("g3", "NeutronStar"): System(vertex("hybrid"), messages=True),
-    ("hongtu", "HongTu"): System({"strategy": "offload", "disable": LACKED, "partition": "metis"}, chunked=True),
+    ("hongtu", "HongTu"): System(
+        {"strategy": "offload", "disable": LACKED, "partition": "metis"},
+        chunked=True,
+        unlike="weft's rows are pinned in blocks of a power of two; Table 1's formula is beyond 512 GB as well",
+    ),
     ("hongtu", "without deduplication"): System(
         {"strategy": "offload", "disable": f"{LACKED},share,keep,reorder", "partition": "metis"},
         chunked=True,
