@@ -36,7 +36,7 @@ import weft
 from weft.comm import Group
 from weft.core.choices import DEFAULT, use
 from weft.core.config import Config
-from weft.core.memory import NO_SMALL_CACHES, TUNABLES, keep_pages, peak_memory_bytes
+from weft.core.memory import keep_pages, peak_memory_bytes, with_heap
 from weft.core.optimisations import Optimisations
 from weft.cost import Profile
 from weft.data import Adjacency, Graph
@@ -70,7 +70,7 @@ def main() -> None:
 def start_contender(name: str, options: dict[str, Any]) -> Connection:
     """weft's processes have the setting that `weft train` starts itself anew with."""
     keeps = name.startswith("weft") and optimisations_of(name).pages
-    return start(contend, name, options, **({TUNABLES: NO_SMALL_CACHES} if keeps else {}))
+    return start(contend, name, options, **(with_heap() if keeps else {}))
 
 
 def optimisations_of(name: str) -> Optimisations:

@@ -30,7 +30,7 @@ from steps import make_plan
 
 from weft.comm import join
 from weft.core.choices import use
-from weft.core.memory import NO_SMALL_CACHES, TUNABLES, keep_pages, memory_limit_bytes
+from weft.core.memory import keep_pages, memory_limit_bytes, with_heap
 from weft.core.meter import Meter
 from weft.core.optimisations import Optimisations
 from weft.cost import Profile
@@ -49,7 +49,7 @@ def main() -> int:
     if options.measure:
         measure(Path(options.measure), Profile.read(Path(options.machine)))
         return 0
-    os.environ[TUNABLES] = NO_SMALL_CACHES  # as weft train has it
+    os.environ |= with_heap()  # as weft train has it
     machine = Profile.read(Path(options.machine))
     rows: list[dict[str, Any]] = []
     try:

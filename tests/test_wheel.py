@@ -11,7 +11,7 @@ import pytest
 from tests import wheel
 
 INFO = f"weft-{wheel.version()}.dist-info"
-WHOLE = {*wheel.sources(), "weft/_native.abi3.so", f"{INFO}/METADATA", f"{INFO}/licenses/LICENSE"}
+WHOLE = {*wheel.sources(), "weft/_native.abi3.so", wheel.HEAP, f"{INFO}/METADATA", f"{INFO}/licenses/LICENSE"}
 
 
 def made(folder: Path, names: Iterable[str], *, version: str = wheel.version()) -> Path:
@@ -28,7 +28,7 @@ def test_a_whole_wheel(tmp_path: Path) -> None:
     assert wheel.check(made(tmp_path, WHOLE | {"weft/", "weft/comm/"})) == []  # as auditwheel writes it
 
 
-@pytest.mark.parametrize("name", ["weft/py.typed", "weft/report/page.css", "weft/comm/group.py"])
+@pytest.mark.parametrize("name", ["weft/py.typed", "weft/report/page.css", "weft/comm/group.py", wheel.HEAP])
 def test_a_missing_file(tmp_path: Path, name: str) -> None:
     assert wheel.check(made(tmp_path, WHOLE - {name})) == [f"{name} is missing"]
 

@@ -19,6 +19,7 @@ from zipfile import ZipFile
 ROOT = Path(__file__).parent.parent
 MOST_BYTES = 8 << 20
 NATIVE = r"weft/_native\.(cpython-3\d+-\w+-linux-gnu|abi3)\.so"
+HEAP = "weft/_heap.so"
 COMMANDS = (
     "weft --version",
     "weft doctor",
@@ -50,8 +51,8 @@ def faults(names: set[str], num_bytes: int, metadata: str) -> list[str]:
     info = f"weft-{version()}.dist-info/"
     package = {name for name in names if not name.startswith(info)}
     native = {name for name in package if re.fullmatch(NATIVE, name)}
-    found = [f"{name} is missing" for name in sorted(sources() - package)]
-    found += [f"{name} does not belong there" for name in sorted(package - sources() - native)]
+    found = [f"{name} is missing" for name in sorted((sources() | {HEAP}) - package)]
+    found += [f"{name} does not belong there" for name in sorted(package - sources() - native - {HEAP})]
     if len(native) != 1:
         found.append(f"there are {len(native)} extensions: {sorted(native)}")
     if f"{info}licenses/LICENSE" not in names:

@@ -167,7 +167,7 @@ class Scene:
         started = time.monotonic()
         process: Command
         if executed:
-            environment = {**os.environ, "TMPDIR": str(self.temporary), "GLIBC_TUNABLES": "", "OMP_NUM_THREADS": "1"}
+            environment = {**os.environ, "TMPDIR": str(self.temporary), "LD_PRELOAD": "", "OMP_NUM_THREADS": "1"}
             process = Executed(words, environment)
         else:
             process = Command(words, partial(_begin, str(self.temporary), str(self.here), prepare, str(marker)))

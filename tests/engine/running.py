@@ -102,7 +102,7 @@ def _run_command(
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     os.environ.clear()
-    os.environ.update({"GLIBC_TUNABLES": ""} | environment)  # set, so that it does not start itself anew for it
+    os.environ.update({"LD_PRELOAD": ""} | environment)  # set, so that it does not start itself anew for it
     tempfile.tempdir = None
     process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]  # as if nobody had forked it
     process._parent_process = None  # type: ignore[attr-defined]

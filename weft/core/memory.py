@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from weft.core.errors import InputError
@@ -19,7 +20,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # glibc's malloc.h
 NEVER = -1  # a large number would still trim a heap that ends in 2 GiB of free memory
 STEP_BYTES = 64 << 20
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-TUNABLES, NO_SMALL_CACHES = "GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"
+PRELOAD = "LD_PRELOAD"
 
 
 def keep_pages() -> bool:
@@ -27,9 +28,10 @@ def keep_pages() -> bool:
 
     Training allocates and frees the same large arrays every epoch. By default each is mapped and unmapped, and the
     kernel zeroes it page by page at the first touch, which costs more than reading it. From now on this process returns
-    no memory to the system before it ends. Does nothing where the C library is another than glibc.
+    no memory to the system before it ends; those that it starts have a heap of large arrays besides. Does nothing where
+    the C library is another than glibc.
     """
-    os.environ.setdefault(TUNABLES, NO_SMALL_CACHES)
+    os.environ |= with_heap()
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -47,15 +49,24 @@ def give_back_pages() -> None:
         return
 
 
-def start_anew_to_keep_pages() -> None:
-    """Replaces this process by itself, with a setting of the C library that only a process that starts can have.
+def with_heap() -> dict[str, str]:
+    """The environment of a process that is to have a heap of its own for large arrays (csrc/heap.c).
 
-    Its caches of small pieces pin the ends of large arrays that were freed, so that the next array of the same size
-    does not fit there: epochs over 1 M vertices each went on touching 4 GB of new pages. Does nothing where the
-    variable GLIBC_TUNABLES is set, to this or to anything else, or where the C library is another.
+    Nothing where LD_PRELOAD is set, to this or to anything else, or where the C library is another than glibc.
     """
-    if TUNABLES not in os.environ and "CS_GNU_LIBC_VERSION" in os.confstr_names:
-        os.environ[TUNABLES] = NO_SMALL_CACHES
+    native = find_spec("weft._native")
+    heap = Path(native.origin).with_name("_heap.so") if native and native.origin else Path()
+    return {PRELOAD: str(heap)} if PRELOAD not in os.environ and heap.is_file() else {}
+
+
+def start_anew_to_keep_pages() -> None:
+    """Replaces this process by itself, with a heap for large arrays that only a process that starts can have.
+
+    In the C library's, small pieces come to lie between large arrays that were freed, so that the next of the same size
+    does not fit there. Does nothing where there is none to be had; see `with_heap`.
+    """
+    if found := with_heap():
+        os.environ |= found
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the new one listens
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from itertools import chain
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,26 +33,41 @@ class MemoryProbe:
     holds only among about the same proportions: the rows that a type makes grow more slowly than its edges.
 
     graph: whose features, weights and types the small ones have, a few of each. place_at: places a model on a graph
-    whose chunks have given bounds. like: what all probes have that find the same of this model.
+    whose chunks have given bounds. retains: whether segments stay as they were run, until they go back. like: what all
+    probes have that find the same of this model.
     """
 
-    def __init__(self, graph: Graph, model: nn.Module, place_at: PlaceAt, like: Hashable = None) -> None:
-        self.graph, self.model, self._place_at, self._like = graph, model, place_at, like
+    def __init__(
+        self, graph: Graph, model: nn.Module, place_at: PlaceAt, *, retains: bool = False, like: Hashable = None
+    ) -> None:
+        self.graph, self.model, self._place_at, self.retains, self._like = graph, model, place_at, retains, like
 
     def most(self, schedules: Iterable[Sequence[tuple[ChunkShape, int]]]) -> int:
-        """The most of any chunk of some schedules, each with what is loaded beside it."""
-        shapes, beside = (torch.tensor(each, dtype=torch.float64) for each in zip(*chain(*schedules), strict=True))
-        sparse = shapes[:, 2] < shapes[:, 1]
+        """The most of any chunk of some schedules, each with what is loaded beside it.
+
+        Where segments stay, beside what stays of the other chunks of its schedule.
+        """
+        found = [torch.tensor([(*shape, beside) for shape, beside in each], dtype=torch.float64) for each in schedules]
+        shapes, beside = torch.cat(found).split([3, 1], 1)
+        whole = torch.cat([each[:, :3].sum(0).expand(len(each), 3) for each in found])
+        most, sparse = beside.flatten(), shapes[:, 2] < shapes[:, 1]
         for some in filter(torch.any, (sparse, ~sparse)):
-            beside[some] += (_sizes(shapes[some]) @ self._moments(shapes[some])).amax(1)
-        return round(float(beside.max()))
+            growth = self._moments(shapes[some])
+            most[some] += (_sizes(shapes[some]) @ growth).amax(1)
+            if self.retains:
+                others = whole[some] - shapes[some]
+                most[some] += others[:, 0] * growth[1, 0] + others[:, 2] * growth[3, 0]
+        return round(float(most.max()))
 
     def bytes(self, shape: ChunkShape) -> int:
         """The most that a training step or an evaluation has on the device at once, with chunks of this shape."""
         return self.most([[(shape, 0)]])
 
     def _moments(self, shapes: Tensor) -> Tensor:
-        """Of each moment, the bytes alive whatever the shape, and by target, slot and edge [4, moments]."""
+        """Of each moment, the bytes alive whatever the shape, and by target, slot and edge [4, moments].
+
+        The first one is that before the backward pass.
+        """
         dense = not self.graph.relations and bool((shapes[:, 2] >= shapes[:, 1]).all())
         small = SMALL if dense else self._small(shapes)
         known = _found.setdefault(self.model, {})
@@ -71,27 +85,29 @@ class MemoryProbe:
         """How the bytes alive at each moment grow with the sizes, by four shapes."""
         alive = [self._work_on(shape) for shape in shapes]
         if len({*map(len, alive)}) > 1:  # a layer of one's own that does more on a larger chunk
-            alive = [[max(one)] for one in alive]
+            alive = [[one[0], max(one)] for one in alive]
         sizes = _sizes(torch.tensor(shapes, dtype=torch.float64))
-        growth: Tensor = torch.linalg.solve(sizes, torch.tensor(alive, dtype=torch.float64)).unique(dim=1)
-        return growth
+        growth = torch.linalg.solve(sizes, torch.tensor(alive, dtype=torch.float64))
+        return torch.cat([growth[:, :1], growth[:, 1:].unique(dim=1)], 1)
 
     def _work_on(self, shape: ChunkShape) -> list[int]:
-        """The bytes alive after each operation of a training step and an evaluation."""
+        """The bytes alive before the backward pass, and after each operation of a training step and an evaluation."""
         placed = self._place(shape)
         for training in (True, False):  # what is made once: constants, scalings
             self._step(placed, training)
         placed.model.zero_grad()
         with TensorPeak() as peak:
-            for training in (True, True, False):  # the second as a later chunk, whose gradients add to others
-                self._step(placed, training)
-        moments: list[int] = peak.moments
-        return moments
+            # the second as a later chunk, whose gradients add to others
+            alive = [self._step(placed, training, peak) for training in (True, True, False)]
+        return [alive[1], *peak.moments]
 
-    def _step(self, placed: Placed, training: bool) -> None:
+    def _step(self, placed: Placed, training: bool, peak: TensorPeak | None = None) -> int:
+        """A step; the bytes alive between forward and backward, where they are followed."""
         logits = placed.forward(Step(epoch=0, training=training))
+        alive = peak.alive if peak else 0
         if training:
             placed.backward(logits, placed.empty_rows(logits).zero_())
+        return alive
 
     def _place(self, shape: ChunkShape) -> Placed:
         graph, twin = self._graph(shape), copy.deepcopy(self.model)

@@ -78,11 +78,12 @@ class OffloadPlan(Plan):
             self.kept,
             work.optimisations,
             self.options.device,
+            self.in_memory,
             work.dtype,
             work.stats.num_features,
             work.stats.weighted,
         )
-        self.memory_probe = MemoryProbe(work.graph, work.model, self._place_scaled, like)
+        self.memory_probe = MemoryProbe(work.graph, work.model, self._place_scaled, retains=self.in_memory, like=like)
         self._decisions: dict[str, Any] | None = decisions
         self._cutters: list[Cutter] = []
         self._chunks: dict[int, RankChunks] = {}
@@ -229,7 +230,16 @@ class OffloadPlan(Plan):
         options, part = self.options, torch.zeros(graph.num_vertices, dtype=torch.int32)
         work = Workload(model, graph, self.work.optimisations)
         needed = make_dependencies(graph.in_edges, part, 0, 1, self.vertices.caching)
-        cutter = Cutter(work, self.programs, [needed], self.kept, on_cpu=options.on_cpu, prefetch=False)
+        cutter = Cutter(
+            work,
+            self.programs,
+            [needed],
+            self.kept,
+            on_cpu=options.on_cpu,
+            prefetch=False,
+            in_memory=self.in_memory,
+            in_files=self.in_files,
+        )
         chunks = replace(cutter.cut(0, [[bounds] * self.programs[True].num_hops]), span=bounds[1])
         group = Group(device=options.device if options.device and torch.cuda.is_available() else "cpu")
         return PlacedOffload(work, chunks, group, folder=options.scratch, only_first=True)
