@@ -522,13 +522,23 @@ SHAPES = (
 @pytest.mark.parametrize("case", limited("gat", "sage", "rgcn"))
 def test_small_chunks_tell_what_others_take(case: Case) -> None:
     """Of other proportions as well, and the most of several: told by those that are worked on, and then seen."""
-    probe = plan_of(case).memory_probe
-    seen = {shape: max(probe._work_on(shape)) for shape in SHAPES}
-    for shape, most in seen.items():
-        assert 0.99 <= probe.bytes(shape) / most <= 1.04, shape
+    for options in ({}, {"device_memory": IN_FILES}):
+        probe = plan_of(case, **options).memory_probe
+        seen = {shape: max(probe._work_on(shape)) for shape in SHAPES}
+        for shape, most in seen.items():
+            assert 0.99 <= probe.bytes(shape) / most <= 1.04, shape
     beside = 10_000_000
     told = probe.most([[(SHAPES[0], 0), (SHAPES[1], 0)], [(SHAPES[0], beside), (SHAPES[3], 0)]])
     assert 0.99 <= told / max(seen[SHAPES[1]], seen[SHAPES[3]], seen[SHAPES[0]] + beside) <= 1.04
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+@pytest.mark.parametrize("case", [LIMITED[0], LIMITED[2], Case(model="gin", without="reuse")])
+def test_chunks_in_memory_are_told_with_what_stays_of_the_others(case: Case, chunks: int) -> None:
+    placed = Session(case, "offload", Group(), Given(chunks=chunks))
+    placed.step(0)
+    placed.evaluation()
+    assert 0.9 <= placed.plan.memory_probe.most(placed.plan.chunks(0).chunks) / peak(placed) <= 1.25
 
 
 def test_the_moment_of_the_most_differs_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -549,7 +559,7 @@ def test_a_step_that_does_more_on_larger_chunks_is_told_by_its_most(monkeypatch:
 @pytest.mark.parametrize("case", limited("gat", "sage"))
 def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
     """What 8 chunks take is a limit that more than one chunk keeps, by what is foreseen and by what is then alive."""
-    plan = plan_of(case)
+    plan = plan_of(case, device_memory=IN_FILES)
     whole, needed = (plan.memory_probe.most(plan.cut(chunks)[0].chunks) for chunks in (1, 8))
     limit = int(needed / MARGIN) + 1
     assert limit < whole

@@ -53,7 +53,7 @@ class SlotExchange:
                 segments.append(source.values.index_select(0, index["serve"]))
             else:
                 segments.append(self._read_for_each(source.rows, index["serve"], round_.serve_counts))
-        got = self._exchange(torch.cat(segments, 1), round_.serve_counts, round_.fetch_counts, "rows")
+        got = self._exchange(segments, round_.serve_counts, round_.fetch_counts, "rows")
         for source, rows in zip(sources, got.split([one.rows.width for one in sources], 1), strict=True):
             source.values.index_copy_(0, index["fetch_slots"], rows)
 
@@ -65,7 +65,10 @@ class SlotExchange:
         self.runtime.transfer("sources", out.nbytes, 0)
         return out
 
-    def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], what: str) -> Tensor:
+    def _exchange(self, given: list[Tensor], sent: Sequence[int], received: Sequence[int], what: str) -> Tensor:
+        """Sends rows [w, .] side by side; those that come."""
+        rows = given[0] if len(given) == 1 else torch.cat(given, 1)
+        given.clear()
         width, key = rows.shape[1], self.runtime.group.next_key(f"halo {self.hop} {what}")
         counts = ([number * width for number in numbers] for numbers in (sent, received))
         return (
@@ -79,7 +82,7 @@ class SlotExchange:
         sources = [source for source in sources if source.grads is not None]
         if round_.exchanges and sources:
             given = [cast(Tensor, one.grads).index_select(0, index["give_slots"]) for one in sources]
-            got = self._exchange(torch.cat(given, 1), round_.give_counts, round_.take_counts, "gradients")
+            got = self._exchange(given, round_.give_counts, round_.take_counts, "gradients")
             widths = [one.rows.width for one in sources]
             for source, added in zip(sources, got.split(widths, 1), strict=True):
                 self._take(round_, index, source, added)

@@ -170,12 +170,32 @@ class Cutter:
         return self._volumes[hops][1]
 
     def _chunks(self, planned: HopSchedule) -> tuple[tuple[ChunkShape, int], ...]:
-        """Each chunk, and what is brought for the next one while it is worked on."""
-        shapes = planned.shapes()
-        if not self.prefetch:
-            return tuple((shape, 0) for shape in shapes)
-        loads = map(self._load_bytes, [planned] * len(shapes), shapes, planned.schedule.rounds)
-        return tuple(zip(shapes, [*loads, 0][1:], strict=True))
+        """Each chunk, and what is there beside it: what crosses for it, and is brought for the next one meanwhile."""
+        shapes, rounds = planned.shapes(), planned.schedule.rounds
+        loads = [0] * len(shapes)
+        if self.prefetch:
+            loads = [*map(self._load_bytes, [planned] * len(shapes), shapes, rounds), 0][1:]
+        return tuple(
+            (shape, load + self._exchange_bytes(round_))
+            for shape, load, round_ in zip(shapes, loads, rounds, strict=True)
+        )
+
+    def _exchange_bytes(self, round_: Round) -> int:
+        """What is held while rows cross before a round, or gradients behind it: those that leave, and those that come.
+
+        Those of several tensors twice, since they leave side by side.
+        """
+        most = 0
+        for program in self.programs.values():
+            for segment in program.segments:
+                ports = segment.source_ports
+                copies = 2 if len(ports) > 1 else 1
+                rows = max(
+                    copies * sum(round_.serve_counts) + sum(round_.fetch_counts),
+                    copies * sum(round_.give_counts) + sum(round_.take_counts),
+                )
+                most = max(most, rows * sum(segment.live[port].width for port in ports))
+        return most * self.work.itemsize
 
     def _ranges(self, widest: int, chunks: Sequence[tuple[ChunkShape, int]]) -> tuple[tuple[ChunkShape, int], ...]:
         """A range that is worked on without an aggregate, all of which have as many rows as the widest chunk."""

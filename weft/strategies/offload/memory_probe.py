@@ -13,9 +13,10 @@ from weft.chunks.rank import ChunkShape
 from weft.core.tensor_peak import TensorPeak
 from weft.data import Adjacency, Graph
 from weft.nn import embeddings
-from weft.strategies.base import Placed, Step
+from weft.strategies.base import Step
+from weft.strategies.offload.placed import PlacedOffload
 
-PlaceAt = Callable[[Graph, nn.Module, Sequence[int]], Placed]
+PlaceAt = Callable[[Graph, nn.Module, Sequence[int]], PlacedOffload]
 SMALL = ChunkShape(751, 1501, 3001)
 """A chunk that is worked on: odd numbers, since kernels do rows that are left over apart."""
 LEAST_SHARE = 0.01
@@ -49,14 +50,13 @@ class MemoryProbe:
         """
         found = [torch.tensor([(*shape, beside) for shape, beside in each], dtype=torch.float64) for each in schedules]
         shapes, beside = torch.cat(found).split([3, 1], 1)
-        whole = torch.cat([each[:, :3].sum(0).expand(len(each), 3) for each in found])
+        others = torch.cat([each.sum(0) - each for each in found])
         most, sparse = beside.flatten(), shapes[:, 2] < shapes[:, 1]
         for some in filter(torch.any, (sparse, ~sparse)):
             growth = self._moments(shapes[some])
             most[some] += (_sizes(shapes[some]) @ growth).amax(1)
-            if self.retains:
-                others = whole[some] - shapes[some]
-                most[some] += others[:, 0] * growth[1, 0] + others[:, 2] * growth[3, 0]
+            if self.retains:  # what stays grows with targets and edges
+                most[some] += others[some][:, [0, 2]] @ growth[[1, 3], 0]
         return round(float(most.max()))
 
     def bytes(self, shape: ChunkShape) -> int:
@@ -93,15 +93,16 @@ class MemoryProbe:
     def _work_on(self, shape: ChunkShape) -> list[int]:
         """The bytes alive before the backward pass, and after each operation of a training step and an evaluation."""
         placed = self._place(shape)
-        for training in (True, False):  # what is made once: constants, scalings
+        for training in (True, False):  # what is made for good: rows on the host, scalings
             self._step(placed, training)
+        placed.forget_constant()
         placed.model.zero_grad()
         with TensorPeak() as peak:
             # the second as a later chunk, whose gradients add to others
             alive = [self._step(placed, training, peak) for training in (True, True, False)]
         return [alive[1], *peak.moments]
 
-    def _step(self, placed: Placed, training: bool, peak: TensorPeak | None = None) -> int:
+    def _step(self, placed: PlacedOffload, training: bool, peak: TensorPeak | None = None) -> int:
         """A step; the bytes alive between forward and backward, where they are followed."""
         logits = placed.forward(Step(epoch=0, training=training))
         alive = peak.alive if peak else 0
@@ -109,7 +110,7 @@ class MemoryProbe:
             placed.backward(logits, placed.empty_rows(logits).zero_())
         return alive
 
-    def _place(self, shape: ChunkShape) -> Placed:
+    def _place(self, shape: ChunkShape) -> PlacedOffload:
         graph, twin = self._graph(shape), copy.deepcopy(self.model)
         for parameter in embeddings(twin).values():
             parameter.data = parameter.data.new_zeros(graph.typed.num_embedded, parameter.shape[1])

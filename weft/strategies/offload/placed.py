@@ -84,6 +84,13 @@ class PlacedOffload(Placed):
         self._end()
         sum_gradients(shared_parameters(self.model), self.group)
 
+    def forget_constant(self) -> None:
+        """Has the next pass make again what is made once, in the same memory."""
+        if (table := self.chunks.constant) is not None:
+            stay = (table.arrays[port] for port in {*table.segment.rows.values()})
+            self.chunks.pool.free(table.result, *(rows for rows in stay if rows is not self.chunks.features))
+            self.chunks.constant = None
+
     def _end(self) -> None:
         """Takes back what the last pass has on the host."""
         if self._pass is not None:
