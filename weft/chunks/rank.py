@@ -88,6 +88,11 @@ class RankChunks:
         return self.features_stay and self.halo is None
 
     @property
+    def in_place(self) -> bool:
+        """Whether chunks read rows where they are."""
+        return any(round_.in_place for one in self.schedules for round_ in one.schedule.rounds)
+
+    @property
     def num_chunks(self) -> int:
         """How many chunks the aggregates of the first hop are made in."""
         return len(self.schedules[0].schedule.rounds) if self.schedules else 1

@@ -176,7 +176,11 @@ class MemoryRows:
         places None: out[i].
         """
         if not self._streams.apart:
-            _put(self._rows.index_select(0, rows.to(self._rows.device)), out, places, self._streams)
+            rows = rows.to(self._rows.device)
+            if (run := _run(places, len(rows))) is not None:
+                torch.index_select(self._rows, 0, rows, out=out[run])
+            else:
+                _put(self._rows.index_select(0, rows), out, places, self._streams)
             return
         self._guard.host_reads()
         with self._staging.lend(len(rows), self.width, self.dtype) as found:
@@ -244,11 +248,20 @@ def _taken(values: Tensor, places: Tensor | None) -> Tensor:
 
 def _put(found: Tensor, out: Tensor, places: Tensor | None, streams: Streams) -> None:
     """`out[places[i]] = found[i]`, by one copy where places are a run; None: out[i]."""
-    first, count = 0 if places is None or not len(places) else int(places[0]), len(found)
-    if places is None or torch.equal(places.to("cpu"), torch.arange(first, first + count)):
-        out[first : first + count].copy_(found, non_blocking=True)
+    run = _run(places, len(found))
+    if places is None or run is not None:
+        out[run].copy_(found, non_blocking=True)
     else:
         out.index_copy_(0, places.to(out.device), streams.to_device(found) if streams.apart else found.to(out.device))
+
+
+def _run(places: Tensor | None, count: int) -> slice | None:
+    """So many places as a slice, if each is one more than the one before; None: the first ones."""
+    if places is None or not count:
+        return slice(0, count)
+    first = int(places[0])
+    alike = torch.equal(places.to("cpu"), torch.arange(first, first + count))
+    return slice(first, first + count) if alike else None
 
 
 def host_rows(

@@ -36,7 +36,8 @@ class Cutter:
 
     needed: what each rank computes and fetches. kept: the first hops of the results that are kept. prefetch: whether a
     chunk is loaded while the one before is worked on. in_memory: the device is the memory that rows are in. in_files:
-    rows are in files, since what is resident is to be what the device may have.
+    rows are in files, since what is resident is to be what the device may have. in_place: whether a rank alone reads
+    rows where they are, if it may; None: where that pays.
     """
 
     def __init__(
@@ -50,10 +51,11 @@ class Cutter:
         prefetch: bool,
         in_memory: bool = False,
         in_files: bool = True,
+        in_place: bool | None = None,
     ) -> None:
         self.work, self.programs, self.needed, self.kept = work, programs, needed, kept
         self.on_cpu, self.prefetch, self.in_memory = on_cpu, prefetch and not in_memory, in_memory
-        self.in_files = in_files
+        self.in_files, self.in_place = in_files, in_place
         self._bounds: dict[int, Bounds] = {}
         self._known: dict[range, tuple[Any, Sides]] = {}
         self._volumes: dict[range, tuple[Any, Volumes]] = {}
@@ -148,8 +150,9 @@ class Cutter:
         """Whether a rank reads rows where they are: not where gradients are made for all rows and added then."""
         asked = (segment for program in self.programs.values() for segment in program.segments if segment.aggregates)
         over = (one for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps)))
-        alone = self.in_memory and len(self.needed) == 1 and pays_in_place(hop, count)
-        return alone and all(one.op.linear or one.hop in self.kept for one in over)
+        pays = pays_in_place(hop, count) if self.in_place is None else self.in_place
+        alone = self.in_memory and len(self.needed) == 1
+        return alone and pays and all(one.op.linear or one.hop in self.kept for one in over)
 
     def _parts(self, hops: range) -> list[RankSide]:
         return [RankSide(each.hops[hops[0]], each.rows) for each in self.needed]

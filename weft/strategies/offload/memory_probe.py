@@ -16,7 +16,7 @@ from weft.nn import embeddings
 from weft.strategies.base import Step
 from weft.strategies.offload.placed import PlacedOffload
 
-PlaceAt = Callable[[Graph, nn.Module, Sequence[int]], PlacedOffload]
+PlaceAt = Callable[[Graph, nn.Module, Sequence[int], bool], PlacedOffload]
 SMALL = ChunkShape(751, 1501, 3001)
 """A chunk that is worked on: odd numbers, since kernels do rows that are left over apart."""
 LEAST_SHARE = 0.01
@@ -34,14 +34,22 @@ class MemoryProbe:
     holds only among about the same proportions: the rows that a type makes grow more slowly than its edges.
 
     graph: whose features, weights and types the small ones have, a few of each. place_at: places a model on a graph
-    whose chunks have given bounds. retains: whether segments stay as they were run, until they go back. like: what all
-    probes have that find the same of this model.
+    whose chunks have given bounds, and read rows where they are, or in slots. retains: whether segments stay as they
+    were run, until they go back. like: what all probes have that find the same of this model.
     """
 
     def __init__(
         self, graph: Graph, model: nn.Module, place_at: PlaceAt, *, retains: bool = False, like: Hashable = None
     ) -> None:
         self.graph, self.model, self._place_at, self.retains, self._like = graph, model, place_at, retains, like
+        self._in_place = False
+
+    @property
+    def in_place(self) -> MemoryProbe:
+        """The same of chunks that read rows where they are."""
+        made = copy.copy(self)
+        made._in_place = True
+        return made
 
     def most(self, schedules: Iterable[Sequence[tuple[ChunkShape, int]]]) -> int:
         """The most of any chunk of some schedules, each with what is loaded beside it.
@@ -71,9 +79,9 @@ class MemoryProbe:
         dense = not self.graph.relations and bool((shapes[:, 2] >= shapes[:, 1]).all())
         small = SMALL if dense else self._small(shapes)
         known = _found.setdefault(self.model, {})
-        if (self._like, small) not in known:
-            known[self._like, small] = self._growth([small, *larger(small)])
-        return known[self._like, small]
+        if (self._like, self._in_place, small) not in known:
+            known[self._like, self._in_place, small] = self._growth([small, *larger(small)])
+        return known[self._like, self._in_place, small]
 
     def _small(self, shapes: Tensor) -> ChunkShape:
         """A small chunk that is to the sizes of the largest of some as these are to each other."""
@@ -115,7 +123,7 @@ class MemoryProbe:
         for parameter in embeddings(twin).values():
             parameter.data = parameter.data.new_zeros(graph.typed.num_embedded, parameter.shape[1])
         bounds = [0, max(shape.targets, 1), graph.num_vertices]
-        return self._place_at(graph, twin, bounds)
+        return self._place_at(graph, twin, bounds, self._in_place)
 
     def _graph(self, shape: ChunkShape) -> Graph:
         """A graph with as many vertices as slots, whose edges are all in the first chunk's."""

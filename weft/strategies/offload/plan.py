@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.chunks.flops import SegmentFlops
+from weft.chunks.placed import as_slice
 from weft.chunks.program import Segment
 from weft.chunks.rank import ChunkShape, RankChunks
 from weft.chunks.tracer import ProgramTracer
@@ -225,7 +226,7 @@ class OffloadPlan(Plan):
         again = (linear * stats.num_vertices + by_edge * stats.num_edges / NOMINAL_RATES.inplace) * width
         return 2 * stats.num_vertices * segment.kept_width <= again
 
-    def _place_scaled(self, graph: Graph, model: nn.Module, bounds: Sequence[int]) -> PlacedOffload:
+    def _place_scaled(self, graph: Graph, model: nn.Module, bounds: Sequence[int], in_place: bool) -> PlacedOffload:
         """Places a model on a small graph, of whose chunks only the first is worked on."""
         options, part = self.options, torch.zeros(graph.num_vertices, dtype=torch.int32)
         work = Workload(model, graph, self.work.optimisations)
@@ -239,6 +240,7 @@ class OffloadPlan(Plan):
             prefetch=False,
             in_memory=self.in_memory,
             in_files=self.in_files,
+            in_place=in_place,
         )
         chunks = replace(cutter.cut(0, [[bounds] * self.programs[True].num_hops]), span=bounds[1])
         group = Group(device=options.device if options.device and torch.cuda.is_available() else "cpu")
@@ -326,11 +328,16 @@ class OffloadPlan(Plan):
         trace = self._trace(chunks, sizes, training=True)
         made = forecast(self.work.graph, self.work.model, chunks, sizes, trace, pinned=self.pinned)
         if self.in_memory:
-            x, features = self.work.graph.x, 0
-            if x is not None and chunks.reads_features and x.dtype != self.work.row_dtype:  # which are converted once
-                features = chunks.num_rows(0) * x.shape[1] * self.work.itemsize
-            made = replace(made, host=made.host + made.disk + features, disk=0)
-        return replace(made, device=self.memory_probe.most(chunks.chunks))
+            made = replace(made, host=made.host + made.disk + self._copied_features(chunks), disk=0)
+        probe = self.memory_probe.in_place if chunks.in_place else self.memory_probe
+        return replace(made, device=probe.most(chunks.chunks))
+
+    def _copied_features(self, chunks: RankChunks) -> int:
+        """Bytes of features that a rank has besides the graph's, since there they do not stand as its rows do."""
+        x = self.work.graph.x
+        if x is None or (x.dtype == self.work.row_dtype and isinstance(as_slice(chunks.dependencies.rows), slice)):
+            return 0
+        return chunks.num_rows(0) * x.shape[1] * self.work.itemsize
 
     def held(self, rank: int = 0) -> Held:
         known = self._cuts().get("forecasts")

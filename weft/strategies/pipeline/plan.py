@@ -10,6 +10,7 @@ from typing import Any
 from weft.chunks.ranges import VERTEX_COST
 from weft.chunks.rank import RankChunks
 from weft.strategies.offload.cut import Cutter, Orders
+from weft.strategies.offload.forecast import Forecast
 from weft.strategies.offload.moves import MoveSizes
 from weft.strategies.offload.options import ChunkOptions
 from weft.strategies.offload.plan import OffloadPlan
@@ -70,6 +71,14 @@ class PipelinePlan(OffloadPlan):
 
     def _halo(self, rank: int, bounds: Sequence[Sequence[int]]) -> Any:
         return halo_plan(self._ordered, bounds, rank, at_once=not self.work.optimisations.inter)
+
+    def forecast(self, rank: int, chunks: RankChunks) -> Forecast:
+        """With the widest rows that leave and come by themselves, which are held until they are there and read."""
+        made, halo = super().forecast(rank, chunks), chunks.halo
+        segments = [segment for program in self.programs.values() for segment in program.segments]
+        row = max(sum(one.live[port].width for port in one.source_ports) for one in segments) * self.work.itemsize
+        crossing = (halo.num_sent + halo.num_received) * row if halo is not None else 0
+        return replace(made, device=made.device + crossing)
 
     def _sizes(self, rank: int) -> MoveSizes:
         return replace(super()._sizes(rank), halo=self.chunks(rank).halo)
