@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from itertools import product
 from typing import Any
 
 import pytest
@@ -69,10 +70,11 @@ CHUNKED = [("gcn", False), ("sage", True), ("gin", True), ("gat", False), ("gat"
 SMALL = "rmat:vertices=600,edges=4k,features=7,classes=3"
 
 
-@pytest.mark.parametrize(
-    "asked", [{"chunks": 1}, {"chunks": 9}, {"chunks": 30}, {"limit": 4}, {"limit": 1000}], ids=str
-)
-@pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+CHUNKS = [{"chunks": 1}, {"chunks": 9}, {"chunks": 30}, {"limit": 4}, {"limit": 1000}]
+OTHERS = [pytest.param(size, asked, marks=pytest.mark.slow) for size, asked in product((2, 3), CHUNKS[::2])]
+
+
+@pytest.mark.parametrize(("size", "asked"), [*product((1,), CHUNKS), *product((2,), CHUNKS[1::2]), *OTHERS], ids=str)
 def test_chunks_are_told(size: int, asked: dict[str, int]) -> None:
     """Of sums, maxima and attention, of one step and several, what is kept and what is made again."""
     for one in on_ranks(size, chunk_ratios, asked):

@@ -135,8 +135,8 @@ def matrix() -> list[Any]:
         for name, size, sampling, case in product(("split", "sampled"), (1, 2, 3, 4), ("uniform", "labor"), every)
         if not case.decoupled or sampling == "uniform"
     }
-    quick = chosen([one for one, (name, *_, size) in named.items() if name == "sampled" and size == 3], 1 / 24)
-    for case, _ in quick_cases(every, {3: 1 / 16}):
+    quick = chosen([one for one, (name, *_, size) in named.items() if name == "sampled" and size == 3], 1 / 48)
+    for case, _ in quick_cases(every, {3: 1 / 32}):
         sampling = "uniform" if case.decoupled or turn(case.id, 2) else "labor"
         quick.add(f"split-{case.id}-{sampling}-P3")
     return [point(*one, name=name, quick=name in quick) for name, one in named.items()]

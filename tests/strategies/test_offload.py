@@ -597,11 +597,11 @@ def rows_made() -> Iterator[list[int]]:
 
 
 def foreseen() -> list[Any]:
-    """A quarter of the cases on one rank, and a twelfth on two, half of which are quick."""
+    """A quarter of the cases on one rank, and a twelfth on two, a quarter of which are quick."""
     points = []
     for size, share in ((1, 1 / 4), (2, 1 / 12)):
         cases = {f"{case.id}-P{size}": case for case in all_cases()}
-        quick = chosen(cases, share / 2)
+        quick = chosen(cases, share / 4)
         for name in sorted(chosen(cases, share)):
             chunks, intermediates = list(product(CHUNKS, INTERMEDIATES))[turn(name, 9)]
             placement = Given(chunks=chunks, intermediates=intermediates, device_memory=IN_FILES)
