@@ -103,7 +103,7 @@ class ChunkOrder:
 
     def _rows_width(self, number: int, step: int) -> int:
         segment = self.segments[number]
-        return segment.width if step else sum(segment.live[port].width for port in segment.source_ports)
+        return segment.width if step else segment.source_width
 
     def _grads_width(self, number: int, step: int) -> int:
         segment = self.segments[number]

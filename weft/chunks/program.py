@@ -80,6 +80,11 @@ class Segment:
         return sorted(set(self.sources.values())) if self.aggregates else []
 
     @property
+    def source_width(self) -> int:
+        """Columns of all that the aggregate reads at a source."""
+        return sum(self.live[port].width for port in self.source_ports)
+
+    @property
     def only_features(self) -> bool:
         """Whether it leaves the graph's features and nothing that must be made of all rows."""
         return self.boundary is not None and not isinstance(self.op, Total) and all(one.features for one in self.live)

@@ -176,11 +176,11 @@ class MemoryRows:
         places None: out[i].
         """
         if not self._streams.apart:
-            rows = rows.to(self._rows.device)
-            if (run := _run(places, len(rows))) is not None:
+            rows, run = rows.to(self._rows.device), _run(places, len(rows))
+            if places is None or run is not None:
                 torch.index_select(self._rows, 0, rows, out=out[run])
             else:
-                _put(self._rows.index_select(0, rows), out, places, self._streams)
+                out.index_copy_(0, places.to(out.device), self._rows.index_select(0, rows))
             return
         self._guard.host_reads()
         with self._staging.lend(len(rows), self.width, self.dtype) as found:

@@ -191,13 +191,12 @@ class Cutter:
         most = 0
         for program in self.programs.values():
             for segment in program.segments:
-                ports = segment.source_ports
-                copies = 2 if len(ports) > 1 else 1
+                copies = 2 if len(segment.source_ports) > 1 else 1
                 rows = max(
                     copies * sum(round_.serve_counts) + sum(round_.fetch_counts),
                     copies * sum(round_.give_counts) + sum(round_.take_counts),
                 )
-                most = max(most, rows * sum(segment.live[port].width for port in ports))
+                most = max(most, rows * segment.source_width)
         return most * self.work.itemsize
 
     def _ranges(self, widest: int, chunks: Sequence[tuple[ChunkShape, int]]) -> tuple[tuple[ChunkShape, int], ...]:

@@ -78,7 +78,7 @@ class Moves:
         if not stage.runs:
             return
         if segment.aggregates:
-            self._cross(self._width(segment, segment.source_ports))
+            self._cross(segment.source_width)
         if segment.boundary is not None and isinstance(segment.op, Total):
             self._total(segment)
 

@@ -75,10 +75,9 @@ class PipelinePlan(OffloadPlan):
     def forecast(self, rank: int, chunks: RankChunks) -> Forecast:
         """With the widest rows that leave and come by themselves, which are held until they are there and read."""
         made, halo = super().forecast(rank, chunks), chunks.halo
-        segments = [segment for program in self.programs.values() for segment in program.segments]
-        row = max(sum(one.live[port].width for port in one.source_ports) for one in segments) * self.work.itemsize
-        crossing = (halo.num_sent + halo.num_received) * row if halo is not None else 0
-        return replace(made, device=made.device + crossing)
+        widest = max(segment.source_width for program in self.programs.values() for segment in program.segments)
+        rows = halo.num_sent + halo.num_received if halo is not None else 0
+        return replace(made, device=made.device + rows * widest * self.work.itemsize)
 
     def _sizes(self, rank: int) -> MoveSizes:
         return replace(super()._sizes(rank), halo=self.chunks(rank).halo)
