@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -141,9 +142,12 @@ def race(options: dict[str, Any]) -> None:
     }
     compare_logits(runners, group)
     each = options["rounds"] + 1
-    turns = [[one] * each for one in runners.values()] if options.get("in_a_row") else [[*runners.values()]] * each
-    for runner in chain.from_iterable(turns):
-        runner.epoch()
+    if row_seconds := options.get("row_seconds"):
+        for runner in runners.values():
+            runner.run(options["rounds"], row_seconds)
+    else:
+        for runner in chain.from_iterable([[*runners.values()]] * each):
+            runner.round()
     rows = [runner.row() for runner in runners.values()]
     if group.rank == 0:
         print(json.dumps(rows), flush=True)
@@ -190,34 +194,48 @@ class Runner:
         self.setup_seconds = time.perf_counter() - start
         self.task = make_task(Config(), self.placed)
         self.optimizer = torch.optim.Adam(self.placed.model.parameters(), lr=0.01)
-        self.epochs: list[dict[str, Any]] = []
+        self.trained = -1
+        """The newest epoch."""
+        self.rounds: list[dict[str, Any]] = []
 
-    def epoch(self) -> None:
-        """One epoch of training, which all ranks begin together: a step, or those of some mini-batches."""
+    def round(self, epochs: int = 1) -> None:
+        """Epochs of training, the first of which all ranks begin together: of a step, or of some mini-batches."""
         self.group.all_gather_object({})
         self.group.meter.take("train")
         start = time.perf_counter()
         with self.group.meter.during("train"):
-            for step in islice(self.placed.steps(len(self.epochs)), self.batches):
-                self.optimizer.zero_grad()
-                train_step(self.placed, self.task, step)
-                self.optimizer.step()
+            for _ in range(epochs):
+                self.trained += 1
+                for step in islice(self.placed.steps(self.trained), self.batches):
+                    self.optimizer.zero_grad()
+                    train_step(self.placed, self.task, step)
+                    self.optimizer.step()
         seconds = time.perf_counter() - start
         counts = self.group.meter.take("train")
-        self.epochs.append(
+        self.rounds.append(
             {
-                "seconds": seconds,
-                "stays": counts.durations,
-                "bytes": sum(counts.bytes_sent.values()),
-                "edges": counts.edges,
+                "seconds": seconds / epochs,
+                "stays": {name: stay / epochs for name, stay in counts.durations.items()},
+                "bytes": sum(counts.bytes_sent.values()) // epochs,
+                "edges": counts.edges // epochs,
             }
         )
 
+    def run(self, rounds: int, least_seconds: float) -> None:
+        """So many rounds, in which epochs follow one another for so long as they do in a run: ranks begin a round
+        together by a collective, which they leave some of a millisecond apart."""
+        for _ in range(2):
+            self.round()
+        found = self.group.all_gather_object({"seconds": self.rounds.pop()["seconds"]})
+        epochs = math.ceil(least_seconds / max(one["seconds"] for one in found))
+        for _ in range(rounds):
+            self.round(epochs)
+
     def row(self) -> dict[str, Any]:
-        """What all ranks measured, without the first epoch."""
+        """What all ranks measured, of an epoch, without the first round."""
         facts = self.placed.describe() | {"probe_seconds": self.probe_seconds}
-        ranks = self.group.all_gather_object({"epochs": self.epochs[1:], "setup": self.setup_seconds, "facts": facts})
-        rounds = list(zip(*(rank["epochs"] for rank in ranks), strict=True))
+        ranks = self.group.all_gather_object({"rounds": self.rounds[1:], "setup": self.setup_seconds, "facts": facts})
+        rounds = list(zip(*(rank["rounds"] for rank in ranks), strict=True))
         exposed = [communication_seconds([one["stays"] for one in each]) for each in rounds]
         inside = [statistics.fmean(sum(one["stays"].values()) for one in each) for each in rounds]
         return {

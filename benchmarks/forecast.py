@@ -42,6 +42,8 @@ from weft.strategies import Plan
 
 NETWORK = "network.json"
 LARGE_ERROR = 0.2
+ROW_SECONDS = 0.2
+"""Of a round's epochs, one after the other, at least."""
 
 
 def main() -> int:
@@ -103,7 +105,7 @@ def at_rate(network: Network, rate: str, machine: Profile, options: argparse.Nam
                     "model": model,
                     "contenders": contenders(network.ranks, options),
                     "nominal": True,
-                    "in_a_row": True,
+                    "row_seconds": ROW_SECONDS,
                     "choices": machine.choices.record(),
                 }
                 measured = dependencies.ask(network, rate, question)

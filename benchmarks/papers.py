@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ import torch
 from kernels import save
 
 from weft.core.config import Config
-from weft.cost.nominal import BYTES, NUMBER_BYTES
+from weft.cost.nominal import BYTES, GATHERED, NUMBER_BYTES, PASSES_BY_HEAD, STREAMED
 from weft.data import DescribedGraph
 from weft.engine.described import DescribedSubject
 from weft.engine.machines import Machines, clusters_on
@@ -49,6 +50,13 @@ LACKED = "reach,reuse,sparse,swap"
 RAW = f"{LACKED},cover,ring,overlap"
 BY_EDGE = ("Sum", "Max", "Attend", "AttendEdges")
 """Tables of kernels that work edge by edge."""
+EDGE_SOFTMAX_PASSES = 14
+"""Over numbers by edge and head, forward, as the layers of these systems' time make attention: logits added up (3),
+LeakyReLU (2), the maximum by target (1), what is subtracted (2), exponentials (2), their sum (1), what divides (2), and
+the weights of the sum of rows (1)."""
+PRINTED_ONCE = ("ogbn-products",)
+"""Undirected graphs whose edges papers count once and systems store both ways (OGB: 61,859,140). Others are directed,
+whatever degree is printed, or printed both ways."""
 MODELS = {"GCN": "gcn", "GAT": "gat", "GIN": "gin", "GraphSAGE": "sage"}
 
 
@@ -299,7 +307,7 @@ def simulate(cell: Cell, name: str, tables: Path) -> Foreseen:
     ranks = machines.hosts * machines.gpus
     if config.strategy == "communicated" and ranks == 1:
         config = replace(config, strategy="single", partition="", disable=LACKED)
-    (cluster,) = clusters_on([machines], Config(), None)
+    (cluster,) = map(with_edge_softmax, clusters_on([machines], Config(), None))
     if system.messages:
         cluster = with_messages(cluster, on_host=system.on_host)
     asked = replace(config, workers=cluster.ranks)
@@ -309,6 +317,19 @@ def simulate(cell: Cell, name: str, tables: Path) -> Foreseen:
         found = foreseen(whole, asked, subject, cluster)
         return replace(found, fits=True) if found.epoch_seconds else found
     return first_fitting(in_chunks if system.chunked else [whole, *in_chunks], asked, subject, cluster)
+
+
+def with_edge_softmax(cluster: Cluster) -> Cluster:
+    """A cluster where attention is made by several kernels over numbers by edge and head, see EDGE_SOFTMAX_PASSES."""
+    (prices,) = cluster.profile.prices
+    gathered = prices.tables["pass"].at((BYTES[-1],)) * STREAMED / GATHERED
+    tables = dict(prices.tables)
+    for name, table in prices.tables.items():
+        if name.startswith("Attend"):
+            passes = (EDGE_SOFTMAX_PASSES - PASSES_BY_HEAD) * (1 + name.endswith("_backward"))
+            added = (passes * heads / width * NUMBER_BYTES * gathered for *_, width, heads in product(*table.axes))
+            tables[name] = replace(table, seconds=tuple(map(sum, zip(table.seconds, added, strict=True))))
+    return replace(cluster, profile=replace(cluster.profile, prices=[replace(prices, tables=tables)]))
 
 
 def with_messages(cluster: Cluster, *, on_host: bool) -> Cluster:
@@ -332,13 +353,9 @@ def with_messages(cluster: Cluster, *, on_host: bool) -> Cluster:
 def described(tables: Path, paper: str, name: str, config: Config) -> DescribedSubject:
     """A paper's graph, of which R-MAT's usual skew is assumed."""
     row = dataset(tables, paper, name)
-    vertices, edges = int(row["vertices"]), int(row["edges"])
-    degree = float(row["avg_degree"] or 0)
-    if abs(degree * vertices / (2 * edges) - 1) < 0.05:  # printed once for both ways
-        edges *= 2
     graph = DescribedGraph(
-        num_vertices=vertices,
-        num_edges=edges,
+        num_vertices=int(row["vertices"]),
+        num_edges=int(row["edges"]) * (2 if name.lower() in PRINTED_ONCE else 1),
         num_features=int(row["features"]),
         num_classes=int(row["classes"]),
     )

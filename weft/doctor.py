@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from weft.core.errors import cause, printable
+from weft.core.errors import Stopped, cause, printable
 from weft.core.extra import install_command
 from weft.core.units import format_bytes
 
@@ -208,7 +209,8 @@ def loopback() -> Check:
     from weft.engine.launch import launch
 
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
-        launch(add_up, (), workers=2, folder=Path(folder))
+        if told := launch(add_up, (), workers=2, folder=Path(folder)):
+            raise Stopped(f"stopped by {signal.Signals(told).name}", told)
     return WORKS, "two local ranks met and exchanged rows"
 
 

@@ -17,10 +17,11 @@ from weft.strategies import Held
 def work(rows: int, width: int = 64, *, ahead: int = 0) -> RankWork:
     """A rank that maps some rows, sends half of them, and adds up their edges, of some before they have come."""
     aggregate = KernelCall("Sum", (10 * rows, rows, 2 * rows, rows, width, 0))
+    picked = KernelCall("gather", (rows, 4 * width))
     early = [Operation(kind="aggregate", edges=ahead, ahead=True, calls=(aggregate,))] * bool(ahead)
     operations = (
         Operation(kind="map", flops=2 * rows * width, calls=(KernelCall("linear", (rows, width, 8), 2),)),
-        Operation(kind="collective", tag="halo", bytes_sent=4 * rows, bytes_received=4 * rows),
+        Operation(kind="collective", tag="halo", bytes_sent=4 * rows, bytes_received=4 * rows, calls=(picked,)),
         *early,
         Operation(kind="aggregate", edges=10 * rows * width, calls=(aggregate,)),
     )

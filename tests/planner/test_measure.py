@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import signal
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,9 @@ from weft.comm import Group
 from weft.core.kernel_call import KernelCall
 from weft.cost import Prices, Processes, Profile
 from weft.cost.prices import WORK, table_of
+from weft.data import Adjacency
 from weft.engine import probing
+from weft.kernels import spmm
 from weft.nn import Workload
 from weft.planner import Cluster, epoch_time, measure
 from weft.planner.forecast import step_calls
@@ -42,6 +46,7 @@ FEW = {
     "FANOUTS": (2.0,),
     "DRAWN_FROM": (64.0, 1.0, 8.0),
     "BYTES": (4096.0,),
+    "ROW_BYTES": (256.0,),
     "MESSAGES": (256.0, 4096.0),
     "LEAST_SECONDS": 1e-5,
     "ROUNDS": 1,
@@ -108,6 +113,23 @@ def test_samples_find_no_more_in_the_cache_than_a_step(monkeypatch: pytest.Monke
     assert [int(one[0]) for one in made] == [0, 1, 2] * (1 + measure.ROUNDS)
 
 
+def test_a_sample_of_few_targets_has_all_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its rows are in no cache; backward it is of fewer of both."""
+    monkeypatch.setattr(measure, "MOST_WORK", {"aggregated": 3200, "aggregated_backward": 3200})
+    seen: list[Adjacency] = []
+
+    def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
+        seen.append(edges)
+        return lambda x: spmm(edges, x)
+
+    units, share, ready = measure.aggregate((1000.0, 1.0, 4.0), 8.0, make)
+    ready()
+    assert (units, share) == (3200, 1.0)
+    assert (seen[0].num_sources, seen[0].num_targets) == (1000, 100)
+    assert seen[0].num_edges * 8 == pytest.approx(units, rel=0.1)
+    assert measure.aggregate((1000.0, 1.0, 4.0), 8.0, make, backward=True)[:2] == (32000.0, 10.0)
+
+
 @pytest.mark.parametrize("strategy", ["single", "tensor", "hybrid", "offload", "pipeline", "split"])
 @pytest.mark.parametrize("model", ["gcn", "sage", "gat", "gatv2", "pyg-sage-max", "rgcn", "PNAConv"])
 def test_every_step_has_a_price(strategy: str, model: str) -> None:
@@ -148,3 +170,14 @@ def test_a_profile_of_this_machine(
     assert {"host", "processor", "memory_bytes", "torch", "weft", "date"} <= host.keys()
     assert main(["probe", "--workers", "3,x"]) == 2
     assert "'x' is no whole number" in capsys.readouterr().err
+
+
+def test_a_probe_that_is_stopped_writes_no_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ranks hear the signal, and what they had not measured would be left out."""
+    monkeypatch.setattr(probing, "launch", lambda *_, **__: int(signal.SIGTERM))
+    monkeypatch.setattr(probing, "watch_tiny", lambda _: 0)
+    assert main(["probe", "--out", str(tmp_path / "machine.json")]) == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM; nothing was written" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

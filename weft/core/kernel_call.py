@@ -12,13 +12,15 @@ class KernelCall(NamedTuple):
     """So many calls of a kernel on tensors of the same sizes."""
 
     kernel: str
-    """linear, linear_weights, product, sparse, pass, exponential, dropout, update, loss, draw; an aggregate's kind;
-    with _backward where it is that of one. round: what a round of chunks takes beside its kernels, without sizes."""
+    """linear, linear_weights, product, sparse, pass, gather, exponential, dropout, update, loss, draw; an aggregate's
+    kind; with _backward where it is that of one. round: what a round of chunks takes beside its kernels, without sizes.
+    """
     sizes: tuple[int, ...]
     """linear: rows, columns in, columns out, also of the weights' gradient. product: flops, of whatever shape. sparse:
-    nonzeros, rows, columns in and out. pass: bytes read and written. exponential, dropout, update: numbers. loss: rows,
-    classes, with its gradient. draw: edges drawn, targets, of a hop of a mini-batch. An aggregate: edges, targets,
-    sources, edges whose source has to be brought from memory, width, heads."""
+    nonzeros, rows, columns in and out. pass: bytes read and written. gather: rows moved by index, bytes of
+    one. exponential, dropout, update: numbers. loss: rows, classes, with its gradient. draw: edges drawn, targets, of a
+    hop of a mini-batch. An aggregate: edges, targets, sources, edges whose source has to be brought from memory, width,
+    heads."""
     number: int = 1
 
     @property
@@ -38,5 +40,5 @@ def merged(calls: Iterable[KernelCall]) -> tuple[KernelCall, ...]:
 
 
 def backward_of(call: KernelCall) -> KernelCall:
-    """The call of the backward pass; of a pass over rows, as many bytes, and a round is one."""
-    return call if call.kernel in ("pass", "round") else call._replace(kernel=f"{call.kernel}_backward")
+    """The call of the backward pass; of what moves rows, as many bytes, and a round is one."""
+    return call if call.kernel in ("pass", "gather", "round") else call._replace(kernel=f"{call.kernel}_backward")

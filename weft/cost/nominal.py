@@ -97,6 +97,7 @@ PASSES_BY_HEAD = 6
 """Over numbers by edge and head, of attention: logits, their maximum, sum and softmax, read and written."""
 
 BYTES = tuple(float(1 << power) for power in range(8, 37, 4))
+ROW_BYTES = (4.0, 16.0, 64.0, 1024.0)
 ROWS, COLUMNS = (64.0, 4096.0, 1048576.0), (2.0, 16.0, 64.0, 256.0, 1024.0)
 SOURCES, SHARES, DEGREES = (1.0,), (0.05, 0.25, 1.0), (1.0, 4.0, 16.0, 64.0, 1024.0)
 WIDTHS, HEADS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0), (1.0, 4.0, 16.0)
@@ -132,6 +133,10 @@ def nominal_prices(gpu: Gpu) -> Prices:
             known[name] = filled((ROWS, COLUMNS, COLUMNS), product_of)
         elif name == "loss":
             known[name] = filled((ROWS, COLUMNS), lambda _, __: 4 * NUMBER_BYTES * streamed)
+        elif name == "gather":
+            known[name] = filled(
+                (BYTES, ROW_BYTES), lambda _, row: (max(row, SECTOR_BYTES) / row) * gathered + streamed
+            )
         elif name in NUMBERS_READ:
             known[name] = filled((BYTES,), lambda _, num_bytes=NUMBERS_READ[name]: num_bytes * streamed)
         elif name.startswith("Attend"):

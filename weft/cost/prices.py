@@ -132,6 +132,10 @@ def _moved(num_bytes: int) -> Sized:
     return float(num_bytes), (num_bytes,)
 
 
+def _gathered(rows: int, row_bytes: int) -> Sized:
+    return float(rows * row_bytes), (rows * row_bytes, row_bytes)
+
+
 def _loss(rows: int, classes: int) -> Sized:
     return float(rows * classes), (rows, classes)
 
@@ -163,6 +167,7 @@ WORK: Mapping[str, Callable[..., Sized]] = {
     "sparse_backward": _sparse,
     "product": lambda flops: (float(flops), (1 << 16, 64, 64)),
     "pass": _moved,
+    "gather": _gathered,
     "exponential": _moved,
     "dropout": _moved,
     "update": _moved,
@@ -174,12 +179,14 @@ WORK: Mapping[str, Callable[..., Sized]] = {
     **dict.fromkeys(("Attend_backward", "AttendEdges_backward"), _attention_backward),
 }
 """By kernel, the units of its work and where they stand in its table, from a call's sizes."""
-FRESH, HEADS = 1, 4
+ROW, FRESH, HEADS = 1, 1, 4
 FLAT = {
+    "gather": (ROW,),
     **dict.fromkeys(("Sum", "Max", "Max_backward"), (FRESH,)),
     **{f"{name}{back}": (FRESH, HEADS) for name in ("Attend", "AttendEdges") for back in ("", "_backward")},
 }
-"""By table, the axes with which there are no more units: the share of edges whose row comes from memory, and heads."""
+"""By table, the axes with which there are no more units: a row's bytes, the share of edges whose row comes from memory,
+and heads."""
 MAPPED = ("WholeLayer", "WholeLayer_backward")
 """Kernels whose work a trace has as maps and passes."""
 ALIKE = {

@@ -124,10 +124,21 @@ def all_reduce(tag: str, numbers: int, itemsize: int, size: int) -> Operation:
     return Operation(kind="collective", tag=tag, bytes_sent=payload, bytes_received=payload)
 
 
-def transfer(tag: str, *, to_device: int = 0, to_host: int = 0, ahead: bool = False) -> Operation:
-    """So many bytes that come from the host, or go there, each of which is read and written."""
+def transfer(
+    tag: str,
+    *,
+    to_device: int = 0,
+    to_host: int = 0,
+    ahead: bool = False,
+    calls: tuple[KernelCall, ...] | None = None,
+) -> Operation:
+    """So many bytes that come from the host, or go there.
+
+    calls: by which these are moved; None: each is read and written, row after row.
+    """
     copied = 2 * (to_device + to_host)
-    calls = (KernelCall("pass", (copied,)),) if copied else ()
+    if calls is None:
+        calls = (KernelCall("pass", (copied,)),) if copied else ()
     return Operation(kind="transfer", tag=tag, bytes_sent=to_host, bytes_received=to_device, calls=calls, ahead=ahead)
 
 

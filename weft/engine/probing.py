@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -19,7 +20,7 @@ import torch
 
 from weft.comm import Group, join
 from weft.core.choices import DEFAULT, use
-from weft.core.errors import InputError
+from weft.core.errors import InputError, Stopped
 from weft.core.forkserver import temporary_folder
 from weft.core.memory import keep_pages, memory_limit_bytes
 from weft.core.meter import Meter
@@ -77,7 +78,7 @@ def teach(path: Path, digest: str, ratios: Mapping[str, float]) -> None:
 def probe_machine(workers: Sequence[int] = (), *, quiet: bool = False) -> Profile:
     """The profile of this host, with so many local ranks at work; by default 1, 2, 4, ... up to its cores, at least 4.
 
-    What each has takes about a minute, in which nothing else should be at work.
+    What each has takes two minutes or three, in which nothing else should be at work.
     """
     cores = len(os.sched_getaffinity(0))
     workers = workers or [1 << power for power in range(max(cores, 4).bit_length()) if 1 << power <= max(cores, 4)]
@@ -116,10 +117,11 @@ def at_work(ranks: int, cores: int) -> list[tuple[int, int]]:
 
 
 def measured(known: Profile, ranks: int, threads: int, *, kernels: bool) -> Profile:
-    """What is known, and what so many local ranks measure."""
+    """What is known, and what so many local ranks measure. Stopped where a signal ends them."""
     with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
         known.save(Path(folder) / FOUND)
-        launch(measuring_rank, (threads, kernels), workers=ranks, folder=Path(folder))
+        if told := launch(measuring_rank, (threads, kernels), workers=ranks, folder=Path(folder)):
+            raise Stopped(f"stopped by {signal.Signals(told).name}; nothing was written", told)
         return Profile.read(Path(folder) / FOUND)
 
 

@@ -20,7 +20,7 @@ AMOUNTS = ("flops", "edges", "bytes_sent", "bytes_received")
 COLUMNS = {
     **dict.fromkeys(("linear", "linear_weights"), (1, 2)),
     **dict.fromkeys(("sparse", "sparse_backward"), (2, 3)),
-    "loss": (1,),
+    **dict.fromkeys(("gather", "loss"), (1,)),
     **{f"{name}{back}": (4, 5) for name in ("Sum", "Max", "ByRelation", "Attend", "AttendEdges") for back in BACK},
 }
 """Which sizes of a kernel's calls are the model's, and the same on any graph."""

@@ -36,14 +36,21 @@ Work = Callable[[], object]
 LEAST_SECONDS = 1e-3
 """Short calls are repeated for so long."""
 ROUNDS = 3
-VARYING: dict[str, Any] = {"least_seconds": 2e-2, "rounds": 11}
+VARYING: dict[str, Any] = {"least_seconds": 2e-2, "rounds": 33}
 """Of what takes another time each time: ranks that wake each other, whole steps."""
-MOST_SECONDS = 0.3
+MOST_SECONDS = 1.0
 """That more than ROUNDS take."""
 NOWHERE = Held(0, 0, 0)
 TINY, CLASSES = 64, 16
 """Vertices, and classes and columns, of a graph on which a step takes no more than its fixed costs."""
-MOST_WORK = {"flops": 2.5e9, "numbers": 1.5e7, "bytes": 1.3e8, "aggregated": 2e7, "drawn": 6e5}
+MOST_WORK = {
+    "flops": 2.5e9,
+    "numbers": 1.5e7,
+    "bytes": 1.3e8,
+    "aggregated": 2e7,
+    "aggregated_backward": 4e7,
+    "drawn": 6e5,
+}
 """Of a sample; larger ones take as long for a unit."""
 
 ROWS, COLUMNS, WIDTHS = (
@@ -67,6 +74,7 @@ COPIES, COLD_BYTES = 4, 64 << 20
 """How many times a sample's tensors are made: a step has worked on as many others before it comes back to some. Beyond
 so many bytes, which no cache holds, one after the other is enough."""
 BYTES = tuple(float(1 << power) for power in (12, 16, 20, 24, 28))
+ROW_BYTES = (4.0, 32.0, 256.0, 4096.0)
 MESSAGES = tuple(float(1 << power) for power in (8, 13, 16, 19, 22, 25))
 
 
@@ -119,6 +127,7 @@ def measure_kernels(group: Group) -> Prices:
         "linear": table(watch, (ROWS, COLUMNS, WIDTHS), forward_map),
         "linear_weights": table(watch, (ROWS, COLUMNS, WIDTHS), weights_map),
         "pass": table(watch, (BYTES,), elementwise),
+        "gather": table(watch, (BYTES, ROW_BYTES), gathered),
         "exponential": table(watch, (BYTES,), exponential),
         "dropout": table(watch, (BYTES,), dropped),
         "update": table(watch, (BYTES,), updated),
@@ -303,6 +312,18 @@ def elementwise(num_bytes: float) -> Sample:
     return num_bytes, num_bytes / MOST_WORK["bytes"], ready
 
 
+def gathered(num_bytes: float, row_bytes: float) -> Sample:
+    """One row of each two, either at random."""
+
+    def ready() -> Work:
+        rows, width = max(int(num_bytes / row_bytes), 1), int(row_bytes) // 4
+        table = torch.rand(2 * rows, width)
+        chosen = 2 * torch.arange(rows) + torch.randint(2, (rows,), generator=torch.Generator().manual_seed(0))
+        return lambda: table.index_select(0, chosen)
+
+    return num_bytes, num_bytes / MOST_WORK["bytes"], ready
+
+
 def exponential(numbers: float) -> Sample:
     def ready() -> Work:
         x = torch.rand(int(numbers)) - 0.5
@@ -364,19 +385,20 @@ def drawn(targets: float, fanout: float) -> Sample:
 
 
 @lru_cache(maxsize=1)
-def random_edges(sources: float, share: float, degree: float) -> Adjacency:
+def random_edges(sources: float, share: float, degree: float, targets: float | None = None) -> Adjacency:
     """A graph of so many vertices with so many in-edges on the mean, few of most and many of a few.
 
-    share: of the edges, those whose source no edge shortly before has, where rows do not fit into the cache.
+    share: of the edges, those whose source no edge shortly before has, where rows do not fit into the cache. targets:
+    only the edges to so many, from all; None: to all.
     """
-    count, generator = int(sources), torch.Generator().manual_seed(0)
-    weights = torch.arange(1, count + 1).float().rsqrt()[torch.randperm(count, generator=generator)]
-    in_degree = (weights * (degree * count / weights.sum())).round().long()
-    target = torch.arange(count).repeat_interleave(in_degree)
+    count, rows, generator = int(sources), int(targets or sources), torch.Generator().manual_seed(0)
+    weights = torch.arange(1, rows + 1).float().rsqrt()[torch.randperm(rows, generator=generator)]
+    in_degree = (weights * (degree * rows / weights.sum())).round().long()
+    target = torch.arange(rows).repeat_interleave(in_degree)
     source = torch.randint(count, (len(target),), generator=generator)
     if share < 1:  # a window that moves on by so many sources an edge
         source = ((torch.arange(len(target)) * share).long() + source % WINDOW) % count
-    made = Adjacency.from_edges(source, target, num_sources=count, num_targets=count)
+    made = Adjacency.from_edges(source, target, num_sources=count, num_targets=rows)
     made.transpose  # noqa: B018
     return made
 
@@ -388,11 +410,16 @@ def aggregate(
     *,
     backward: bool = False,
 ) -> Sample:
-    """A sample of an aggregate, or of its backward pass, over rows of some width; edges: see random_edges."""
+    """A sample of an aggregate, or of its backward pass, over rows of some width; edges: see random_edges.
+
+    Where the whole is too large, forward it is of fewer targets, whose sources are as many as were asked for: rows of
+    fewer would be in the cache.
+    """
     numbers = edges[0] * edges[2] * width
+    targets = None if backward else edges[0] * min(1.0, MOST_WORK["aggregated"] / numbers)
 
     def ready() -> Work:
-        made = random_edges(*edges)
+        made = random_edges(*edges, targets)
         run = make(made)
         x = torch.rand(made.num_sources, int(width), requires_grad=backward)
         if not backward:
@@ -402,7 +429,9 @@ def aggregate(
         wanted = x
         return lambda: torch.autograd.grad(y, wanted, grad, retain_graph=True)
 
-    return numbers, numbers / MOST_WORK["aggregated"], ready
+    if targets is not None:
+        return targets * edges[2] * width, 1.0, ready
+    return numbers, numbers / MOST_WORK["aggregated_backward"], ready
 
 
 def summed(sources: float, share: float, degree: float, width: float) -> Sample:
@@ -416,7 +445,8 @@ def maximum(sources: float, share: float, degree: float, width: float, *, backwa
 def attended(sources: float, share: float, degree: float, width: float, heads: float, *, backward: bool) -> Sample:
     def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
         bounds = [int(width) * head // int(heads) for head in range(int(heads) + 1)]
-        left, right = (torch.rand(edges.num_sources, int(heads), requires_grad=True) for _ in range(2))
+        sizes = edges.num_sources, edges.num_targets
+        left, right = (torch.rand(size, int(heads), requires_grad=True) for size in sizes)
         return lambda x: attend(edges, x, left, right, bounds=bounds)
 
     return aggregate((sources, share, degree), width, make, backward=backward)

@@ -18,6 +18,10 @@ from weft.cost import Operation, all_reduce, transfer
 from weft.nn import MapFlops, Total, WholeLayer
 from weft.strategies.vertex.blocks import BlockStats
 
+LOADED, FLUSHED = 2, 3
+"""How often rows are moved by index: from the host into slots; of gradients, taken, added there, and made zero here."""
+Calls = tuple[KernelCall, ...] | None
+
 
 @dataclass(frozen=True, kw_only=True)
 class MoveSizes:
@@ -54,15 +58,15 @@ class Moves:
 
     def operations(self) -> list[Operation]:
         """All of them, but the sum of the parameters' gradients."""
-        fetched, row = self.sizes.embedded, self.sizes.embedded_width * self.sizes.itemsize
+        fetched, width = self.sizes.embedded, self.sizes.embedded_width
         if fetched.exchanged:
-            self._collective("halo", fetched.num_sent * row, fetched.num_received * row)
+            self._rows_cross(fetched.num_sent, fetched.num_received, width)
         for stage in self.stages.forward:
             self._forward(stage)
         for stage in self.stages.backward:
             self._backward(stage)
         if self.training and fetched.exchanged:
-            self._collective("halo", fetched.num_received * row, fetched.num_sent * row)
+            self._rows_cross(fetched.num_received, fetched.num_sent, width)
         return self.made
 
     def _forward(self, stage: Stage) -> None:
@@ -154,7 +158,8 @@ class Moves:
             )
             if step.values:
                 again = 0 if self.sizes.share else sum(round_.serve_counts)
-                self._load("sources", (len(round_.load) + again) * read, ahead=ahead)
+                picked = self._picked(len(round_.load) + again, [width for width, _ in widths], LOADED)
+                self._load("sources", (len(round_.load) + again) * read, ahead=ahead, calls=picked)
                 self._exchange(round_.serve_counts, round_.fetch_counts, read)
             self.made += inside[number]
             fresh = round(self.sizes.fresh_share * edges)
@@ -169,7 +174,8 @@ class Moves:
             if backward and wanted:
                 self._exchange(round_.give_counts, round_.take_counts, spread)
                 again = 0 if self.sizes.share else sum(round_.take_counts)
-                self._store("gradients", (len(round_.flush) + again) * spread)
+                picked = self._picked(len(round_.flush) + again, wanted, FLUSHED)
+                self._store("gradients", (len(round_.flush) + again) * spread, calls=picked)
             if backward:
                 targets = (port for port in segment.targets.values() if segment.live[port].differentiable)
                 self._store("gradients", rows * (given + sum(segment.live[port].width for port in targets)))
@@ -221,28 +227,34 @@ class Moves:
 
     def _exchange(self, sent: Sequence[int], received: Sequence[int], width: int) -> None:
         if len(sent) > 1:
-            row = width * self.sizes.itemsize
-            self._collective("halo", sum(sent) * row, sum(received) * row)
+            self._rows_cross(sum(sent), sum(received), width)
 
     def _cross(self, width: int, *, back: bool = False) -> None:
         """Rows of a level that cross by themselves, or their gradients, if they do."""
-        halo, row = self.sizes.halo, width * self.sizes.itemsize
+        halo = self.sizes.halo
         if halo is not None and self.sizes.size > 1 and width:
-            sent, received = (count * row for count in (halo.num_sent, halo.num_received)[:: -1 if back else 1])
-            self._collective("halo", sent, received, ahead=not halo.at_once, messages=halo.num_messages)
+            sent, received = (halo.num_sent, halo.num_received)[:: -1 if back else 1]
+            self._rows_cross(sent, received, width, ahead=not halo.at_once, messages=halo.num_messages)
 
-    def _collective(self, tag: str, sent: int, received: int, *, ahead: bool = False, messages: int = 0) -> None:
-        one = Operation(kind="collective", tag=tag, bytes_sent=sent, bytes_received=received)
-        self.made.append(replace(one, ahead=ahead, messages=messages))
+    def _rows_cross(self, sent: int, received: int, width: int, *, ahead: bool = False, messages: int = 0) -> None:
+        """So many rows leave and come, picked by index and put by index."""
+        row, calls = width * self.sizes.itemsize, self._picked(sent + received, [width], 1)
+        one = Operation(kind="collective", tag="halo", bytes_sent=sent * row, bytes_received=received * row)
+        self.made.append(replace(one, calls=calls, ahead=ahead, messages=messages))
+
+    def _picked(self, rows: int, widths: Iterable[int], times: int) -> tuple[KernelCall, ...]:
+        """The kernels that move rows of these widths by index, so many times each."""
+        sizes = [(rows, width * self.sizes.itemsize) for width in widths if rows * width]
+        return tuple(KernelCall("gather", one, times) for one in sizes)
 
     def _aggregate(self, edges: int, call: KernelCall) -> None:
         self.made.append(Operation(kind="aggregate", edges=edges, calls=(call,)))
 
-    def _load(self, tag: str, numbers: int, *, ahead: bool = False) -> None:
-        self.made.append(transfer(tag, to_device=numbers * self.sizes.itemsize, ahead=ahead))
+    def _load(self, tag: str, numbers: int, *, ahead: bool = False, calls: Calls = None) -> None:
+        self.made.append(transfer(tag, to_device=numbers * self.sizes.itemsize, ahead=ahead, calls=calls))
 
-    def _store(self, tag: str, numbers: int) -> None:
-        self.made.append(transfer(tag, to_host=numbers * self.sizes.itemsize))
+    def _store(self, tag: str, numbers: int, *, calls: Calls = None) -> None:
+        self.made.append(transfer(tag, to_host=numbers * self.sizes.itemsize, calls=calls))
 
 
 def mapped(made: MapFlops, *, backward: bool, retained: bool = False) -> Operation | None:

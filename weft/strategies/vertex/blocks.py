@@ -215,8 +215,9 @@ class BlockStats:
     def fetch(self, row_bytes: int, *, whole: bool = False) -> Operation:
         """The exchange that brings the missing rows; whole: whether they are copied behind those that are here."""
         sent, received = self.num_sent * row_bytes, self.num_received * row_bytes
-        packed = KernelCall("pass", (2 * (sent + received + whole * self.num_sources * row_bytes),))
-        return Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received, calls=(packed,))
+        picked = KernelCall("gather", (self.num_sent, row_bytes))
+        put = KernelCall("pass", (2 * (received + whole * self.num_sources * row_bytes),))
+        return Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received, calls=(picked, put))
 
     def aggregate(self, op: GraphOperation, *, fetched: bool) -> list[Operation]:
         """One step of an aggregate on it; fetched: behind an exchange."""
