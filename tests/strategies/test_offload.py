@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import re
 import tempfile
@@ -414,6 +415,21 @@ def test_dropout_is_told_as_such(chunks: int) -> None:
     calls = (call for one in plan.trace(training=True).operations for call in one.calls)
     numbers = sum(call.sizes[0] * call.number for call in calls if call.kernel == "dropout")
     assert numbers == 2 * 6 * plan.work.stats.num_vertices
+
+
+def test_rows_by_index_are_told_as_what_is_brought() -> None:
+    """Of sources, twice the bytes that come, and of their gradients three times; own rows come one after the other."""
+    plan = plan_of(Case(model="gat", layers=2), chunks=3, device_memory=IN_FILES)
+    moved = [one for one in plan.trace(training=True).operations if one.kind == "transfer" and one.tag != "edges"]
+    picked = {
+        tag: {
+            sum(math.prod(call.sizes) * call.number for call in one.calls) / (one.bytes_sent + one.bytes_received)
+            for one in moved
+            if one.tag == tag and {call.kernel for call in one.calls} == {"gather"}
+        }
+        for tag in ("sources", "gradients", "rows")
+    }
+    assert picked == {"sources": {2.0}, "gradients": {3.0}, "rows": set()}
 
 
 def test_rows_behind_a_total_are_loaded_once() -> None:
