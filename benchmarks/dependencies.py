@@ -141,12 +141,11 @@ def race(options: dict[str, Any]) -> None:
         for name in options["contenders"].split(",")
     }
     compare_logits(runners, group)
-    each = options["rounds"] + 1
     if row_seconds := options.get("row_seconds"):
         for runner in runners.values():
             runner.run(options["rounds"], row_seconds)
     else:
-        for runner in chain.from_iterable([[*runners.values()]] * each):
+        for runner in chain.from_iterable([[*runners.values()]] * (options["rounds"] + 1)):
             runner.round()
     rows = [runner.row() for runner in runners.values()]
     if group.rank == 0:
@@ -222,8 +221,10 @@ class Runner:
         )
 
     def run(self, rounds: int, least_seconds: float) -> None:
-        """So many rounds, in which epochs follow one another for so long as they do in a run: ranks begin a round
-        together by a collective, which they leave some of a millisecond apart."""
+        """So many rounds behind a first one, each of as many epochs as take so long.
+
+        As in a run, where epochs follow one another: ranks begin a round by a collective, which they leave apart.
+        """
         for _ in range(2):
             self.round()
         found = self.group.all_gather_object({"seconds": self.rounds.pop()["seconds"]})

@@ -55,8 +55,8 @@ EDGE_SOFTMAX_PASSES = 14
 LeakyReLU (2), the maximum by target (1), what is subtracted (2), exponentials (2), their sum (1), what divides (2), and
 the weights of the sum of rows (1)."""
 PRINTED_ONCE = ("ogbn-products",)
-"""Undirected graphs whose edges papers count once and systems store both ways (OGB: 61,859,140). Others are directed,
-whatever degree is printed, or printed both ways."""
+"""Undirected graphs whose edges papers count once and systems store both ways (OGB: 61,859,140). Others have the edges
+that are printed, whatever degree stands beside them: Twitter's, twice as large, is of both directions."""
 MODELS = {"GCN": "gcn", "GAT": "gat", "GIN": "gin", "GraphSAGE": "sage"}
 
 

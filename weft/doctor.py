@@ -209,8 +209,8 @@ def loopback() -> Check:
     from weft.engine.launch import launch
 
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
-        if told := launch(add_up, (), workers=2, folder=Path(folder)):
-            raise Stopped(f"stopped by {signal.Signals(told).name}", told)
+        if stopped_by := launch(add_up, (), workers=2, folder=Path(folder)):
+            raise Stopped(f"stopped by {signal.Signals(stopped_by).name}", stopped_by)
     return WORKS, "two local ranks met and exchanged rows"
 
 

@@ -136,8 +136,8 @@ def transfer(
 
     calls: by which these are moved; None: each is read and written, row after row.
     """
-    copied = 2 * (to_device + to_host)
     if calls is None:
+        copied = 2 * (to_device + to_host)
         calls = (KernelCall("pass", (copied,)),) if copied else ()
     return Operation(kind="transfer", tag=tag, bytes_sent=to_host, bytes_received=to_device, calls=calls, ahead=ahead)
 

@@ -120,8 +120,8 @@ def measured(known: Profile, ranks: int, threads: int, *, kernels: bool) -> Prof
     """What is known, and what so many local ranks measure. Stopped where a signal ends them."""
     with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
         known.save(Path(folder) / FOUND)
-        if told := launch(measuring_rank, (threads, kernels), workers=ranks, folder=Path(folder)):
-            raise Stopped(f"stopped by {signal.Signals(told).name}; nothing was written", told)
+        if stopped_by := launch(measuring_rank, (threads, kernels), workers=ranks, folder=Path(folder)):
+            raise Stopped(f"stopped by {signal.Signals(stopped_by).name}; nothing was written", stopped_by)
         return Profile.read(Path(folder) / FOUND)
 
 

@@ -238,9 +238,18 @@ class Moves:
 
     def _rows_cross(self, sent: int, received: int, width: int, *, ahead: bool = False, messages: int = 0) -> None:
         """So many rows leave and come, picked by index and put by index."""
-        row, calls = width * self.sizes.itemsize, self._picked(sent + received, [width], 1)
-        one = Operation(kind="collective", tag="halo", bytes_sent=sent * row, bytes_received=received * row)
-        self.made.append(replace(one, calls=calls, ahead=ahead, messages=messages))
+        row = width * self.sizes.itemsize
+        self.made.append(
+            Operation(
+                kind="collective",
+                tag="halo",
+                bytes_sent=sent * row,
+                bytes_received=received * row,
+                calls=self._picked(sent + received, [width], 1),
+                ahead=ahead,
+                messages=messages,
+            )
+        )
 
     def _picked(self, rows: int, widths: Iterable[int], times: int) -> tuple[KernelCall, ...]:
         """The kernels that move rows of these widths by index, so many times each."""
