@@ -27,9 +27,11 @@ from typing import IO, Any
 
 from namespaces import Unavailable, clean, do, kill_all, mine, remove
 
+from weft.core.cores import share
+
 INTERFACE, SUBNET, PORT = "eth0", "10.0.0", 29500
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-BURST_SECONDS, BURST_BYTES = 1e-3, 4_000  # sent at once after a pause; with less, busy cores do not reach the rate
+BURST_SECONDS, BURST_BYTES = 2.5e-4, 4_000  # sent at once after a pause; with less, busy cores do not reach the rate
 PACKET_BYTES = 65_536  # Linux's largest; one larger than the burst would be cut up at the link, at half the rate
 QUEUE_SECONDS = 20e-3  # waits before a link; what comes on top is dropped
 CONGESTION = "cubic"  # fixed, since BBR, which some machines choose, shares a link in another way
@@ -143,7 +145,8 @@ class Cluster:
             return read(output)
 
     def launch(self, rank: int, command: Sequence[str | Path]) -> list[str | Path]:
-        inside = [*DIE_WITH_PARENT, "ip", "netns", "exec", self.members[rank]]
+        cores = ",".join(map(str, share(rank, self.ranks)))  # a host has its own
+        inside = [*DIE_WITH_PARENT, "taskset", "-c", cores, "ip", "netns", "exec", self.members[rank]]
         options = f"--nnodes {self.ranks} --node-rank {rank} --nproc-per-node 1 --no-python"
         store = f"--master-addr {address(0)} --master-port {PORT}"
         torchrun = [sys.executable, "-m", "torch.distributed.run", *options.split(), *store.split()]

@@ -28,6 +28,7 @@ import torch
 from kernels import save
 
 from weft.core.config import Config
+from weft.core.kernel_call import KernelCall
 from weft.cost.nominal import BYTES, GATHERED, NUMBER_BYTES, PASSES_BY_HEAD, STREAMED
 from weft.data import DescribedGraph
 from weft.engine.described import DescribedSubject
@@ -150,6 +151,8 @@ class Cell:
     """Systems that ran out of memory."""
     hidden: int = 0
     """0: the dataset's."""
+    links: bool = False
+    """Whether it is of link prediction."""
 
 
 class Judged(NamedTuple):
@@ -260,6 +263,7 @@ def read_cell(row: Mapping[str, str]) -> Cell | str:
         seconds=known,
         too_large=too_large,
         hidden=int(hidden[1]) if hidden else 0,
+        links="link prediction" in row["setting"],
     )
 
 
@@ -315,8 +319,29 @@ def simulate(cell: Cell, name: str, tables: Path) -> Foreseen:
     whole, *in_chunks = attempts(asked, subject, cluster)
     if system.on_host:
         found = foreseen(whole, asked, subject, cluster)
-        return replace(found, fits=True) if found.epoch_seconds else found
-    return first_fitting(in_chunks if system.chunked else [whole, *in_chunks], asked, subject, cluster)
+        found = replace(found, fits=True) if found.epoch_seconds else found
+    else:
+        found = first_fitting(in_chunks if system.chunked else [whole, *in_chunks], asked, subject, cluster)
+    more = scoring_seconds(graph, cluster) if cell.links and found.epoch_seconds else 0.0
+    return replace(found, epoch_seconds=found.epoch_seconds + more)
+
+
+def scoring_seconds(graph: Mapping[str, str], cluster: Cluster) -> float:
+    """What link prediction takes beside the model: a rank scores its share of the edges, and as many pairs by chance.
+
+    A score is the product of two rows as wide as there are classes. Ends are anybody's, so all rows go to all ranks,
+    and their gradients back. Drawing pairs is left out, since hosts do it, of which no datasheet tells.
+    """
+    (prices,), network = cluster.profile.prices, cluster.profile.network_of(cluster.ranks, cluster.hosts)
+    row = NUMBER_BYTES * int(graph["classes"])
+    ends = 2 * 2 * int(graph["edges"]) // cluster.ranks
+    calls = [
+        KernelCall("gather", (ends, row), 2),  # brought, and gradients added up
+        KernelCall("pass", (ends * row,), 3),  # multiplied; gradients read and written
+        KernelCall("loss", (ends // 2, 1)),
+    ]
+    fetched = int(graph["vertices"]) * (cluster.ranks - 1) // cluster.ranks * row
+    return sum(map(prices.seconds, calls)) + 2 * network.seconds("halo", fetched)
 
 
 def with_edge_softmax(cluster: Cluster) -> Cluster:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
+from weft.core.cores import num_cores
 from weft.core.errors import Stopped, cause, printable
 from weft.core.extra import install_command
 from weft.core.units import format_bytes
@@ -125,7 +126,7 @@ def kernels() -> Check:
 def threads() -> Check:
     import torch
 
-    cores, given = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS", "")
+    cores, given = num_cores(), os.environ.get("OMP_NUM_THREADS", "")
     said = f"OMP_NUM_THREADS={given}" if given else "OMP_NUM_THREADS is not set: local ranks share the cores"
     return WORKS, f"{torch.get_num_threads()} on {cores} cores ({said})"
 

@@ -1,13 +1,18 @@
-"""What gloo writes by itself stays away from standard error while ranks connect; what Python writes does not."""
+"""How gloo begins: its threads wait for cores, and what it writes by itself stays away, while Python's lines do not."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+from pathlib import Path
 
 import pytest
+import torch
 
-from weft.comm.connecting import without_gloo_lines
+from tests.ranks import spawn
+from weft.comm import Group
+from weft.comm.connecting import threads_in_batch, without_gloo_lines
 
 
 def test_lines_of_libraries_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:
@@ -17,3 +22,37 @@ def test_lines_of_libraries_are_left_out(capfd: pytest.CaptureFixture[str]) -> N
     os.write(2, b"afterwards\n")
     print("and of ours", file=sys.stderr)
     assert capfd.readouterr().err == "of ours\nafterwards\nand of ours\n"
+
+
+def test_threads_that_are_begun_wait_for_a_core() -> None:
+    seen = list[int]()
+    with threads_in_batch():
+        thread = threading.Thread(target=lambda: seen.append(os.sched_getscheduler(0)))
+        thread.start()
+        thread.join()
+    assert seen == [os.SCHED_BATCH]
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_a_class_that_somebody_has_chosen_stays() -> None:
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        with threads_in_batch():
+            pass
+        assert os.sched_getscheduler(0) == os.SCHED_BATCH
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def check_classes(group: Group) -> None:
+    group.beside.all_reduce(torch.zeros(1), tag="check")
+    folders = [Path("/proc/self/task", thread) for thread in os.listdir("/proc/self/task")]
+    names = {int(folder.name): (folder / "comm").read_text().strip() for folder in folders}
+    gloo = {thread for thread, name in names.items() if "gloo" in name}
+    assert sum(names[thread] == "gloo_tcp_loop" for thread in gloo) >= 2, "the ranks' first group, and the one beside"
+    assert {os.sched_getscheduler(thread) for thread in gloo} == {os.SCHED_BATCH}
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_all_threads_of_gloo_wait_for_a_core() -> None:
+    spawn(2, check_classes)

@@ -63,6 +63,13 @@ def test_ranks_of_a_host_slow_each_other() -> None:
     assert step(*[[work(3)]] * 4, each=4).total == pytest.approx(12)
 
 
+def test_ranks_keep_to_their_cores() -> None:
+    """Of four on two cores, the first two share one, whatever the others do: 1 s each, 2 s where both are busy."""
+    assert step([work(1)], [work(1)], [], [], each=4).total == pytest.approx(2)
+    assert step([work(1)], [], [work(1)], [], each=4).total == pytest.approx(2)
+    assert step([work(2)], [work(2)], [work(1)], [], each=4).total == pytest.approx(2 + 2 * (2 - 0.5))
+
+
 def test_work_while_rows_cross() -> None:
     """What is longer than the crossing hides it; what is shorter leaves the rest of it."""
     long = step([work(1), MEETING, work(2, ahead=True), work(1)], [work(1), MEETING], each=1)

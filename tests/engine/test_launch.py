@@ -35,8 +35,11 @@ from tests.engine.running import (
     wait_for_epoch,
 )
 from tests.strategies.cases import EXACT
+from weft.comm import join
 from weft.core import forkserver
+from weft.core.cores import share
 from weft.core.errors import InputError, RunError
+from weft.core.meter import Meter
 from weft.engine.launch import Meeting, _is_gone, launch
 
 
@@ -50,6 +53,18 @@ def fail(what: str, meeting: Meeting) -> None:
     if what == "signal":
         os.kill(os.getpid(), signal.SIGKILL)
     raise (ValueError if what == "unforeseen" else InputError)(what)
+
+
+def tell_cores(meeting: Meeting) -> None:
+    group = join(timeout_seconds=100, meter=Meter(), init_method=meeting.init_method)
+    (meeting.folder / f"cores {group.rank}").write_text(str(sorted(os.sched_getaffinity(0))))
+    group.close()
+
+
+def test_ranks_keep_to_their_cores(tmp_path: Path) -> None:
+    assert launch(tell_cores, (), workers=2, folder=tmp_path) == 0
+    for rank in range(2):
+        assert (tmp_path / f"cores {rank}").read_text() == str(sorted(share(rank, 2)))
 
 
 @pytest.mark.parametrize(

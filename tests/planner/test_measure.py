@@ -26,7 +26,7 @@ from weft.kernels import spmm
 from weft.nn import Workload
 from weft.planner import Cluster, epoch_time, measure
 from weft.planner.forecast import step_calls
-from weft.planner.measure import tiny_work
+from weft.planner.measure import small_work
 from weft.strategies import VertexOptions, get_strategy
 from weft.strategies.offload.options import OffloadOptions
 from weft.strategies.offload.plan import OffloadPlan
@@ -82,7 +82,7 @@ def test_every_kernel_that_a_trace_names_has_a_price() -> None:
 
 def test_a_round_of_chunks_has_its_price() -> None:
     def rounds(chunks: int) -> int:
-        plan = OffloadPlan(tiny_work(2), 1, OffloadOptions(chunks=chunks))
+        plan = OffloadPlan(small_work(2), 1, OffloadOptions(chunks=chunks))
         return sum(call.number for call in step_calls(plan, 0) if call.kernel == "round")
 
     assert rounds(8) == 2 * rounds(4) > 0
@@ -160,7 +160,7 @@ def test_a_profile_of_this_machine(
 
     monkeypatch.setattr(probing, "measured", one)
     monkeypatch.setattr(probing, "watch_tiny", {1: 300, 2: 500, 4: 560}.__getitem__)
-    monkeypatch.setattr(probing.os, "sched_getaffinity", lambda _: range(2))
+    monkeypatch.setattr(probing, "num_cores", lambda: 2)
     assert main(["probe", "--out", str(tmp_path / "machine.json")]) == 0
     assert "machine.json" in capsys.readouterr().out
     assert asked == [(1, 1, True), (1, 2, True), (2, 1, True), (4, 1, False)]

@@ -1,4 +1,4 @@
-"""What gloo writes to standard error by itself while ranks connect is left out: its errors say the same."""
+"""How gloo begins: its threads wait for a core until others leave one, and what it writes by itself is left out."""
 
 from __future__ import annotations
 
@@ -28,8 +28,34 @@ def without_gloo_lines() -> Iterator[None]:
         os.close(kept)
 
 
+@contextmanager
+def threads_in_batch() -> Iterator[None]:
+    """While entered, threads that this one begins are of the kernel's class for batches, where it has one.
+
+    So that none takes the core of the thread that has just woken it. gloo's one for sockets does not sleep while
+    another of its process is about to send, but tries again and again: on that one's core until the kernel's next tick,
+    4 ms later (github.com/pytorch/gloo/issues/246).
+    """
+    batch, own = getattr(os, "SCHED_BATCH", None), getattr(os, "SCHED_OTHER", None)
+    if batch is None or os.sched_getscheduler(0) != own:
+        yield
+        return
+    os.sched_setscheduler(0, batch, os.sched_param(0))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, own, os.sched_param(0))
+
+
+@contextmanager
+def beginning_gloo() -> Iterator[None]:
+    """While entered, a process group can be made."""
+    with without_gloo_lines(), threads_in_batch():
+        yield
+
+
 def new_group(ranks: list[int], timeout: timedelta | None, backend: str | None = None) -> dist.ProcessGroup:
     """PyTorch's process group of some ranks; all ranks make it, also those that are not of it."""
-    with without_gloo_lines():
+    with beginning_gloo():
         made: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, backend=backend)
     return made

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-from weft.comm.connecting import without_gloo_lines
+from weft.comm.connecting import beginning_gloo
 from weft.comm.gpus import BOTH, each_has_its_own, name_of, own_gpu
 from weft.comm.group import Group
+from weft.core.cores import keep_to_share
 from weft.core.errors import InputError, RunError
 from weft.core.meter import Meter
 
@@ -60,7 +61,9 @@ def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_meth
             store.set_timeout(timeout)
             shares = at.type == "cuda" and not each_has_its_own(store, rank, size, name_of(at))
             backend = "gloo" if at.type == "cpu" or shares else BOTH
-            with without_gloo_lines():
+            if at.type == "cpu":
+                keep_to_share(int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+            with beginning_gloo():
                 dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
             assert dist.group.WORLD is not None
             met = _met()[dist.group.WORLD] = Met(at.type, shares)

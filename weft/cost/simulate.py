@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -54,10 +55,10 @@ class Work:
     def __add__(self, other: Work) -> Work:
         return Work(self.alone + other.alone, self.busy + other.busy, self.disk + other.disk)
 
-    def at(self, ranks: int, slots: int) -> float:
-        """The seconds where so many ranks of a host are at work, for as many as `slots` of which it has cores."""
-        share = min(1.0, (ranks - 1) / (slots - 1)) if slots > 1 else 1.0
-        return (self.alone + share * (self.busy - self.alone)) * max(1.0, ranks / slots) + self.disk
+    def at(self, busy: int, slots: int, ranks: int) -> float:
+        """The seconds where so many of a host's `slots` for ranks are busy, this one with so many ranks at work."""
+        share = (busy - 1) / (slots - 1) if slots > 1 else 1.0
+        return (self.alone + share * (self.busy - self.alone)) * ranks + self.disk
 
 
 class Stretch(NamedTuple):
@@ -167,7 +168,10 @@ def priced(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hos
 
 
 def finish(works: Sequence[Work], begins: Sequence[float], hosts: Hosts) -> list[float]:
-    """When each rank is done with a piece of work that it begins at some time; ranks of a host slow each other."""
+    """When each rank is done with a piece of work that it begins at some time; ranks of a host slow each other.
+
+    Each keeps to its share of the cores, as weft.core.cores gives it.
+    """
     ends: list[float] = []
     for first in range(0, len(works), hosts.ranks_each):
         some = slice(first, first + hosts.ranks_each)
@@ -177,6 +181,7 @@ def finish(works: Sequence[Work], begins: Sequence[float], hosts: Hosts) -> list
 
 def _finish_on_host(works: Sequence[Work], begins: Sequence[float], slots: int) -> list[float]:
     left, ends = [1.0 if work.alone + work.disk > 0 else 0.0 for work in works], list(begins)
+    places = [i * slots // len(works) for i in range(len(works))]
     now = min(begins)
     while any(share > 0 for share in left):
         active = [i for i, share in enumerate(left) if share > 0 and begins[i] <= now]
@@ -184,7 +189,8 @@ def _finish_on_host(works: Sequence[Work], begins: Sequence[float], slots: int) 
         if not active:
             now = comes
             continue
-        takes = {i: works[i].at(len(active), slots) for i in active}
+        at_work = Counter(places[i] for i in active)
+        takes = {i: works[i].at(len(at_work), slots, at_work[places[i]]) for i in active}
         done = {i: now + left[i] * takes[i] for i in active}
         then = min(comes, *done.values())
         for i in active:

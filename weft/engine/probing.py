@@ -20,6 +20,7 @@ import torch
 
 from weft.comm import Group, join
 from weft.core.choices import DEFAULT, use
+from weft.core.cores import num_cores
 from weft.core.errors import InputError, Stopped
 from weft.core.forkserver import temporary_folder
 from weft.core.memory import keep_pages, memory_limit_bytes
@@ -80,7 +81,7 @@ def probe_machine(workers: Sequence[int] = (), *, quiet: bool = False) -> Profil
 
     What each has takes two minutes or three, in which nothing else should be at work.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     workers = workers or [1 << power for power in range(max(cores, 4).bit_length()) if 1 << power <= max(cores, 4)]
     with waiting("measuring processes and disk", quiet=quiet):
         found = Profile(host=host_facts() | process_facts() | {"disk": measure_disk()._asdict()}, prices=[])
@@ -187,7 +188,7 @@ def hardware() -> dict[str, Any]:
     """What a profile holds for."""
     return {
         "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": num_cores(),
         "instruction_set": _native.current_isa(),
     }
 

@@ -29,7 +29,7 @@ def machine_of(work: Workload, cluster: Cluster) -> Machine:
 
     def seconds_of(kind: str) -> float:
         calls = [call for one in trace.operations if one.kind == kind for call in one.calls]
-        return Work.of(calls, alone, busy).at(cluster.ranks_each, slots)
+        return Work.of(calls, alone, busy).at(min(cluster.ranks_each, slots), slots, -(-cluster.ranks_each // slots))
 
     crossing = 0.0
     if cluster.ranks > 1:

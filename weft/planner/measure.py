@@ -41,8 +41,9 @@ VARYING: dict[str, Any] = {"least_seconds": 2e-2, "rounds": 33}
 MOST_SECONDS = 1.0
 """That more than ROUNDS take."""
 NOWHERE = Held(0, 0, 0)
-TINY, CLASSES = 64, 16
-"""Vertices, and classes and columns, of a graph on which a step takes no more than its fixed costs."""
+VERTICES, WIDTH, CLOSE, FAR = 4096, 64, 256, 256
+"""Of a graph whose steps show their fixed costs, as those of some milliseconds have them: rows, and their columns.
+Sources are among so many rows; of each so many edges, one comes from anywhere."""
 MOST_WORK = {
     "flops": 2.5e9,
     "numbers": 1.5e7,
@@ -56,7 +57,7 @@ MOST_WORK = {
 ROWS, COLUMNS, WIDTHS = (
     (256.0, 4096.0, 65536.0),
     (2.0, 8.0, 16.0, 64.0, 100.0, 128.0, 512.0, 1024.0),
-    (2.0, 8.0, 16.0, 40.0, 64.0, 128.0, 256.0),
+    (2.0, 8.0, 16.0, 40.0, 64.0, 128.0, 256.0, 512.0),
 )
 SHARES = (0.1, 1.0)
 """Of edges whose source has to be brought from memory."""
@@ -171,11 +172,11 @@ def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated:
         seconds = watch.seconds(train_step(plan, group)) - told
         return max(float(one["seconds"]) for one in group.all_gather_object({"seconds": seconds}))
 
-    part = torch.arange(TINY, dtype=torch.int32) % group.size
-    deep = [CommunicatedPlan(tiny_work(layers), group.size, VertexOptions(partition=part)) for layers in (2, 8)]
+    part = torch.arange(VERTICES, dtype=torch.int32) * group.size // VERTICES
+    deep = [CommunicatedPlan(small_work(layers), group.size, VertexOptions(partition=part)) for layers in (2, 4)]
     each, step = fixed_costs([len(collectives(plan)) for plan in deep], [beyond(bare, plan) for plan in deep])
     met = replace(bare, collective_seconds=each, step_seconds=step)
-    piped = PipelinePlan(tiny_work(4), group.size, PipelineOptions(partition=part, chunks=4))
+    piped = PipelinePlan(small_work(4), group.size, PipelineOptions(partition=part, chunks=4))
     all_messages = max(0.0, beyond(met, piped)) / max(1.0, cluster.ranks_each / cluster.slots)
     return replace(met, message_seconds=all_messages / sum(one.messages for one in collectives(piped)))
 
@@ -186,14 +187,15 @@ def collectives(plan: Plan) -> list[Operation]:
 
 
 def fixed_costs(counts: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """What each of two numbers of things costs, and what remains, of what two steps take."""
+    """What each of two numbers of things costs, and what remains, of what two steps take: nothing at least."""
     each = max(0.0, (seconds[1] - seconds[0]) / (counts[1] - counts[0]))
-    return each, max(0.0, seconds[0] - each * counts[0])
+    rest = seconds[0] - each * counts[0]
+    return (each, rest) if rest >= 0 else (max(0.0, sum(seconds) / sum(counts)), 0.0)
 
 
 def with_fixed_costs(prices: Prices, watch: Stopwatch) -> Prices:
-    """The same, with what steps on a graph without size take beside: of two models, and in few and many chunks."""
-    shallow, deep = tiny_work(2), tiny_work(8)
+    """The same, with what steps on small_work's graph take beside: of two models, and in few and many chunks."""
+    shallow, deep = small_work(2), small_work(4)
     call, step = slope_and_rest(prices, watch, [SinglePlan(shallow), SinglePlan(deep)], count=lambda one: one.number)
     prices = replace(prices, call_seconds=call, step_seconds=step)
     chunked = [OffloadPlan(shallow, 1, OffloadOptions(chunks=chunks)) for chunks in (2, 16)]
@@ -213,15 +215,17 @@ def slope_and_rest(
     return fixed_costs(counts, seconds)
 
 
-def tiny_work(layers: int) -> Workload:
-    """A GCN of so many layers on a few vertices."""
+def small_work(layers: int) -> Workload:
+    """A GCN of so many layers on few rows, of which parts of neighbours exchange next to none."""
     generator = torch.Generator().manual_seed(0)
-    source, target = torch.randint(TINY, (2, 4 * TINY), generator=generator)
-    y = torch.arange(TINY) % CLASSES
-    x = torch.rand(TINY, CLASSES, generator=generator)
-    every = torch.ones(TINY, dtype=torch.bool)
-    graph = Graph.from_edges(source, target, num_vertices=TINY, x=x, y=y, train_mask=every)
-    return Workload(make_model("gcn", CLASSES, CLASSES, hidden=CLASSES, layers=layers), graph)
+    target = torch.arange(VERTICES).repeat_interleave(4)
+    source = target // CLOSE * CLOSE + torch.randint(CLOSE, target.shape, generator=generator)
+    source[::FAR] = torch.randint(VERTICES, source[::FAR].shape, generator=generator)
+    y = torch.arange(VERTICES) % WIDTH
+    x = torch.rand(VERTICES, WIDTH, generator=generator)
+    every = torch.ones(VERTICES, dtype=torch.bool)
+    graph = Graph.from_edges(source, target, num_vertices=VERTICES, x=x, y=y, train_mask=every)
+    return Workload(make_model("gcn", WIDTH, WIDTH, hidden=WIDTH, layers=layers), graph)
 
 
 def train_step(plan: Plan, group: Group) -> Work:
