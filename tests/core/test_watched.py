@@ -37,6 +37,13 @@ def test_pages_that_processes_share_count_once(tmp_path: Path) -> None:
     assert mapped.disk / MEBIBYTE == pytest.approx(64, abs=1)
 
 
+def test_what_is_there_for_a_moment_is_seen(tmp_path: Path) -> None:
+    """A twentieth of a second: looks at all that a process has, one after the other, may miss it."""
+    bare = seen(tmp_path / "bare", WAIT).memory
+    moments = "for _ in range(4): held = b'x' * (64 << 20); time.sleep(0.05); del held; time.sleep(0.15)"
+    assert (seen(tmp_path / "moments", WAIT, moments).memory - bare) / MEBIBYTE == pytest.approx(64, abs=10)
+
+
 def test_a_heap_that_grows_while_it_is_read_counts_once() -> None:
     """As Linux 6.18 was seen to write one: again from its beginning, for as often as it had grown."""
     grows = [f"5600a000-5600{end}000 rw-p 00000000 00:00 0  [heap]\n{sizes(kib)}" for end, kib in (("b", 4), ("d", 12))]

@@ -90,9 +90,9 @@ def test_batches_that_are_made_ahead() -> None:
 
 
 def test_a_batch_costs_no_second_step() -> None:
-    one = replace(hosts(1), alone=replace(hosts(1).alone, step_seconds=7.0), network=replace(NETWORK, step_seconds=5.0))
+    one = replace(hosts(1), alone=replace(hosts(1).alone, step_seconds=7.0))
     made = replace(work(3), prefetched=True)
-    assert simulate([Trace(operations=(made,))], [[]], replace(one, slots=1, busy=one.alone)).total == 3 + 7 + 5
+    assert simulate([Trace(operations=(made,))], [[]], replace(one, slots=1, busy=one.alone)).total == 3 + 7
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_every_kernel_that_a_trace_names_has_a_price() -> None:
 
 def test_a_round_of_chunks_has_its_price() -> None:
     def rounds(chunks: int) -> int:
-        plan = OffloadPlan(small_work(2), 1, OffloadOptions(chunks=chunks))
+        plan = OffloadPlan(small_work("gcn", 2), 1, OffloadOptions(chunks=chunks))
         return sum(call.number for call in step_calls(plan, 0) if call.kernel == "round")
 
     assert rounds(8) == 2 * rounds(4) > 0

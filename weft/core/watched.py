@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-SECONDS = 0.05
-"""Between two looks."""
+SECONDS, GLANCES = 0.005, 10
+"""Between two looks, and how many see only how much more processes have of their own, which takes no time."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 KCMP, KCMP_VM = {"x86_64": 312, "aarch64": 272}.get(platform.machine(), -1), 1
 """The system call that compares what two processes have, and that this is their memory (linux/kcmp.h)."""
 MAPPING = re.compile(r"([0-9a-f]+)-[0-9a-f]+ \S+ \S+ \S+ \d+ *(.*)")
@@ -49,12 +50,14 @@ def watch(command: Sequence[str], scratch: Path, *, limit: int | None = None) ->
     ):
         while process.poll() is None:
             pids = descendants(process.pid)
-            now = resident_bytes(pids)
-            memory, before = max(memory, min(before, now)), now
+            others = resident_bytes(pids) - anonymous_bytes(pids)
             disk = max(disk, folder_bytes(scratch) + open_file_bytes(pids))
-            if limit is not None and memory > limit:
-                process.kill()  # what it started ends with it
-            time.sleep(SECONDS)
+            for _ in range(GLANCES):
+                now = others + anonymous_bytes(pids)
+                memory, before = max(memory, min(before, now)), now
+                if limit is not None and memory > limit:
+                    process.kill()  # what it started ends with it
+                time.sleep(SECONDS)
         said.seek(0)
         lines = said.read().decode(errors="replace").splitlines()
     return Seen(memory, disk, process.returncode, lines[-1] if lines else "")
@@ -85,6 +88,16 @@ def resident_bytes(pids: Sequence[int]) -> int:
             private += anonymous
             files |= mapped
     return private + files.total()
+
+
+def anonymous_bytes(pids: Sequence[int]) -> int:
+    """The memory of no file that some processes have resident, pages that several of them share counted for each."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+            total += (int(resident) - int(shared)) * PAGE_BYTES
+    return total
 
 
 def resident_part(smaps: str) -> tuple[int, Counter[str]]:

@@ -148,6 +148,7 @@ def nominal_prices(gpu: Gpu) -> Prices:
         threads=1,
         tables=known,
         call_seconds=LAUNCH_SECONDS,
+        move_seconds=LAUNCH_SECONDS,
         step_seconds=STEP_SECONDS,
         link_seconds=1 / (LINKED * gpu.host_gbps * 1e9),
     )
@@ -170,7 +171,7 @@ def filled(axes: Sequence[tuple[float, ...]], seconds: Callable[..., float]) -> 
 def nominal_network(ranks: int, hosts: int, bytes_per_second: float, like: Network | None = None) -> Network:
     """Collectives among so many ranks, each of which sends so many bytes a second.
 
-    like: a measured one, of which a step's fixed costs are.
+    like: a measured one, of which a collective's fixed costs are.
     """
     latency = (NETWORK_LATENCY if hosts > 1 else LINK_LATENCY) * max(1, math.ceil(math.log2(max(ranks, 2))))
     rate = (NETWORKED if hosts > 1 else LINKED) * bytes_per_second
@@ -183,5 +184,4 @@ def nominal_network(ranks: int, hosts: int, bytes_per_second: float, like: Netwo
         hosts=hosts,
         tables={"all_to_all": taken(1), "all_reduce": taken(2)},
         collective_seconds=like.collective_seconds if like else 0.0,
-        step_seconds=like.step_seconds if like else 0.0,
     )

@@ -62,7 +62,11 @@ class Prices:
     tables: Mapping[str, Table]
     """By kernel."""
     call_seconds: float = 0.0
-    """What a kernel's call costs beside its work."""
+    """What a kernel's call costs beside its work, but of one that moves rows."""
+    move_seconds: float = 0.0
+    """What a pass, or rows by index, cost beside; 0: their tables have it."""
+    attention_seconds: float = 0.0
+    """What a call of attention costs more than another, by what is done with its heads before and after."""
     step_seconds: float = 0.0
     """What a training step costs beside its kernels."""
     link_seconds: float = 0.0
@@ -85,7 +89,8 @@ class Prices:
         if table is None or len(table.axes) != len(sizes):
             raise InputError(f"another version of weft's probe measured {call.kernel}, in another way: {REMEDY}")
         work = units * table.at(sizes, flat=FLAT.get(table_of(call.kernel), ())) if units > 0 else 0.0
-        return self.factor * call.number * (self.call_seconds + work)
+        beside = self.move_seconds if call.kernel in MOVES else self.call_seconds
+        return self.factor * call.number * (beside + self.attention_seconds * is_attention(call) + work)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +103,21 @@ class Network:
     tables: Mapping[str, Table]
     """all_to_all and all_reduce, by the bytes that a rank sends."""
     collective_seconds: float = 0.0
-    """What a collective costs in a step beside its table, where ranks come to it from other work."""
-    step_seconds: float = 0.0
-    """What a step of several ranks costs beside its kernels and collectives."""
+    """What a rank has to do for a collective in a step, beside its table."""
     message_seconds: float = 0.0
     """What a rank has to do for a message that leaves or comes by itself."""
     factor: float = 1.0
     """How many times what its tables say collectives have taken in runs, see Profile.learned."""
 
-    def seconds(self, tag: str, num_bytes: int, *, met: bool = True) -> float:
-        """Those of a collective in which a rank sends, or receives, so many bytes at most; met: whether ranks meet."""
+    def seconds(self, tag: str, num_bytes: int) -> float:
+        """Those in which a collective crosses, where a rank sends, or receives, so many bytes at most."""
         table = self.tables["all_reduce" if tag in SUMMED else "all_to_all"]
-        return self.factor * (met * self.collective_seconds + max(num_bytes, 1) * table.at((max(num_bytes, 1),)))
+        return self.factor * max(num_bytes, 1) * table.at((max(num_bytes, 1),))
+
+
+def is_attention(call: KernelCall) -> bool:
+    """Whether a call is one of attention, forward or backward."""
+    return call.kernel.startswith("Attend")
 
 
 SUMMED = ("gradients", "statistics", "norm")
@@ -187,6 +195,8 @@ FLAT = {
 }
 """By table, the axes with which there are no more units: a row's bytes, the share of edges whose row comes from memory,
 and heads."""
+MOVES = ("pass", "gather")
+"""Kernels that one operation of PyTorch is."""
 MAPPED = ("WholeLayer", "WholeLayer_backward")
 """Kernels whose work a trace has as maps and passes."""
 ALIKE = {

@@ -115,8 +115,7 @@ class Profile:
             where = "several hosts: run weft probe under torchrun on them" if hosts > 1 else "one host: weft probe"
             raise InputError(f"no exchange between ranks was measured on {where}")
         nearest = min(found, key=lambda one: (abs(math.log(one.ranks / ranks)), one.ranks))
-        step_seconds = self.factor("compute") * nearest.step_seconds  # in which no rank waits for others
-        return replace(nearest, factor=self.factor("network"), step_seconds=step_seconds)
+        return replace(nearest, factor=self.factor("network"))
 
     def record(self) -> dict[str, Any]:
         """The numbers as JSON knows them."""

@@ -90,20 +90,14 @@ class Hosts:
     def without_steps(self) -> Hosts:
         """The same where a step costs nothing beside its work."""
         alone, busy = (replace(one, step_seconds=0.0) for one in (self.alone, self.busy))
-        network = replace(self.network, step_seconds=0.0) if self.network else None
-        return replace(self, alone=alone, busy=busy, network=network)
-
-    @property
-    def step_seconds(self) -> float:
-        """Of a step of several ranks, beside."""
-        return self.network.step_seconds if self.network else 0.0
+        return replace(self, alone=alone, busy=busy)
 
     def crossing(self, operation: Operation) -> float:
         """The seconds of a collective by itself."""
         if self.network is None:
             return 0.0
         num_bytes = max(operation.bytes_sent, operation.bytes_received)
-        return self.network.seconds(operation.tag, num_bytes, met=not operation.messages)
+        return self.network.seconds(operation.tag, num_bytes)
 
 
 def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> StepTime:
@@ -147,8 +141,8 @@ def in_turn(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], ho
     disk = [sum(one.work.disk + one.beside.disk for one in row) for row in rows]
     computing = [spent - files for spent, files in zip(compute, disk, strict=True)]
     return StepTime(
-        total=max(clocks) + hosts.step_seconds,
-        compute=max(computing) + hosts.step_seconds,
+        total=max(clocks),
+        compute=max(computing),
         network=network,
         waiting=max(waiting),
         disk=max(disk),
@@ -202,12 +196,13 @@ def _finish_on_host(works: Sequence[Work], begins: Sequence[float], slots: int) 
 
 
 def work_of(operation: Operation, hosts: Hosts) -> Work:
-    """What an operation keeps a rank at work with: kernels, messages, and files that a transfer reads and writes."""
+    """What an operation keeps a rank at work with: kernels, collectives, and files that a transfer reads and writes."""
     beside = NOTHING
     if operation.kind == "transfer":
         beside = Work(disk=hosts.disk.write * operation.bytes_sent + hosts.disk.read * operation.bytes_received)
-    elif operation.messages and hosts.network:
-        seconds = operation.messages * hosts.network.message_seconds
+    elif operation.kind == "collective" and hosts.network:
+        network = hosts.network
+        seconds = operation.messages * network.message_seconds if operation.messages else network.collective_seconds
         beside = Work(seconds, seconds)
     return beside + Work.of(operation.calls, hosts.alone, hosts.busy)
 

@@ -250,7 +250,7 @@ def rank_works(config: Config, subject: Subject, cluster: Cluster) -> list[RankW
 
 def without_fixed_costs(cluster: Cluster) -> Cluster:
     """The same where a call costs its work alone, as on graphs that are large enough."""
-    prices = [replace(one, call_seconds=0.0) for one in cluster.profile.prices]
+    prices = [replace(one, call_seconds=0.0, move_seconds=0.0, attention_seconds=0.0) for one in cluster.profile.prices]
     return replace(cluster, profile=replace(cluster.profile, prices=prices))
 
 

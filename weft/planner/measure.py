@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -19,6 +19,7 @@ from weft.core.kernel_call import KernelCall
 from weft.core.memory import memory_limit_bytes
 from weft.core.tensor_peak import TensorPeak
 from weft.cost import Network, Operation, Prices, Profile, Table
+from weft.cost.prices import MOVES, is_attention
 from weft.data import Adjacency, Graph
 from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
 from weft.nn import Workload, make_model
@@ -44,6 +45,8 @@ NOWHERE = Held(0, 0, 0)
 VERTICES, WIDTH, CLOSE, FAR = 4096, 64, 256, 256
 """Of a graph whose steps show their fixed costs, as those of some milliseconds have them: rows, and their columns.
 Sources are among so many rows; of each so many edges, one comes from anywhere."""
+LAYERS = 2, 4
+"""Of models on it."""
 MOST_WORK = {
     "flops": 2.5e9,
     "numbers": 1.5e7,
@@ -173,12 +176,13 @@ def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated:
         return max(float(one["seconds"]) for one in group.all_gather_object({"seconds": seconds}))
 
     part = torch.arange(VERTICES, dtype=torch.int32) * group.size // VERTICES
-    deep = [CommunicatedPlan(small_work(layers), group.size, VertexOptions(partition=part)) for layers in (2, 4)]
-    each, step = fixed_costs([len(collectives(plan)) for plan in deep], [beyond(bare, plan) for plan in deep])
-    met = replace(bare, collective_seconds=each, step_seconds=step)
-    piped = PipelinePlan(small_work(4), group.size, PipelineOptions(partition=part, chunks=4))
-    all_messages = max(0.0, beyond(met, piped)) / max(1.0, cluster.ranks_each / cluster.slots)
-    return replace(met, message_seconds=all_messages / sum(one.messages for one in collectives(piped)))
+    deep = [CommunicatedPlan(small_work("gcn", one), group.size, VertexOptions(partition=part)) for one in LAYERS]
+    on_core = max(1.0, cluster.ranks_each / cluster.slots)
+    each = sum(beyond(bare, plan) for plan in deep) / sum(len(collectives(plan)) for plan in deep)
+    met = replace(bare, collective_seconds=max(0.0, each) / on_core)
+    piped = PipelinePlan(small_work("gcn", LAYERS[-1]), group.size, PipelineOptions(partition=part, chunks=4))
+    messages = sum(one.messages for one in collectives(piped))
+    return replace(met, message_seconds=max(0.0, beyond(met, piped)) / messages / on_core)
 
 
 def collectives(plan: Plan) -> list[Operation]:
@@ -186,37 +190,37 @@ def collectives(plan: Plan) -> list[Operation]:
     return [one for one in plan.trace(training=True).operations if one.kind == "collective"]
 
 
-def fixed_costs(counts: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """What each of two numbers of things costs, and what remains, of what two steps take: nothing at least."""
-    each = max(0.0, (seconds[1] - seconds[0]) / (counts[1] - counts[0]))
-    rest = seconds[0] - each * counts[0]
-    return (each, rest) if rest >= 0 else (max(0.0, sum(seconds) / sum(counts)), 0.0)
-
-
 def with_fixed_costs(prices: Prices, watch: Stopwatch) -> Prices:
-    """The same, with what steps on small_work's graph take beside: of two models, and in few and many chunks."""
-    shallow, deep = small_work(2), small_work(4)
-    call, step = slope_and_rest(prices, watch, [SinglePlan(shallow), SinglePlan(deep)], count=lambda one: one.number)
-    prices = replace(prices, call_seconds=call, step_seconds=step)
-    chunked = [OffloadPlan(shallow, 1, OffloadOptions(chunks=chunks)) for chunks in (2, 16)]
-    each, _ = slope_and_rest(prices, watch, chunked, count=lambda one: one.number * (one.kernel == "round"))
-    return replace(prices, round_seconds=each)
+    """The same, with what steps on small_work's graph take beside: by call, by one of attention, by round of chunks."""
+
+    def chunked(work: Workload, chunks: int) -> Plan:
+        return OffloadPlan(work, 1, OffloadOptions(chunks=chunks))
+
+    works, attention = [small_work("gcn", layers) for layers in LAYERS], small_work("gat", LAYERS[0])
+    call = cost_of_each(prices, watch, map(SinglePlan, works), lambda one: one.kernel not in MOVES)
+    prices = replace(prices, call_seconds=call)
+    rounds = cost_of_each(
+        prices, watch, [chunked(works[0], 4), chunked(works[0], 16)], lambda one: one.kernel == "round"
+    )
+    prices = replace(prices, round_seconds=rounds)
+    more = cost_of_each(prices, watch, [SinglePlan(attention), chunked(attention, 16)], is_attention)
+    return replace(prices, attention_seconds=more)
 
 
-def slope_and_rest(
-    prices: Prices, watch: Stopwatch, plans: Sequence[Plan], *, count: Callable[[KernelCall], int]
-) -> tuple[float, float]:
-    """What each of what is counted costs, and what remains, of the time that two steps take beside their prices."""
-    counts, seconds = [], []
+def cost_of_each(
+    prices: Prices, watch: Stopwatch, plans: Iterable[Plan], counts: Callable[[KernelCall], bool]
+) -> float:
+    """What each of the calls that count costs, of the time that steps take beside their prices."""
+    number, seconds = 0, 0.0
     for plan in plans:
         calls = step_calls(plan, 0)
-        counts.append(sum(map(count, calls)))
-        seconds.append(watch.seconds(train_step(plan, Group())) - sum(map(prices.seconds, calls)))
-    return fixed_costs(counts, seconds)
+        number += sum(one.number for one in calls if counts(one))
+        seconds += watch.seconds(train_step(plan, Group())) - sum(map(prices.seconds, calls))
+    return max(0.0, seconds / number)
 
 
-def small_work(layers: int) -> Workload:
-    """A GCN of so many layers on few rows, of which parts of neighbours exchange next to none."""
+def small_work(model: str, layers: int) -> Workload:
+    """A model of so many layers on few rows, of which parts of neighbours exchange next to none."""
     generator = torch.Generator().manual_seed(0)
     target = torch.arange(VERTICES).repeat_interleave(4)
     source = target // CLOSE * CLOSE + torch.randint(CLOSE, target.shape, generator=generator)
@@ -225,7 +229,7 @@ def small_work(layers: int) -> Workload:
     x = torch.rand(VERTICES, WIDTH, generator=generator)
     every = torch.ones(VERTICES, dtype=torch.bool)
     graph = Graph.from_edges(source, target, num_vertices=VERTICES, x=x, y=y, train_mask=every)
-    return Workload(make_model("gcn", WIDTH, WIDTH, hidden=WIDTH, layers=layers), graph)
+    return Workload(make_model(model, WIDTH, WIDTH, hidden=WIDTH, layers=layers), graph)
 
 
 def train_step(plan: Plan, group: Group) -> Work:
