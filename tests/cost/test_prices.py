@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.cost.profiles import profile
+from tests.cost.profiles import flat, profile
 from tests.data.graph_checks import assert_one_line
 from weft.core.errors import InputError
 from weft.core.kernel_call import KernelCall
-from weft.cost import Profile, Table
+from weft.cost import Prices, Profile, Table
 
 TABLE = Table(axes=((10.0, 1000.0), (1.0, 4.0)), seconds=(1.0, 2.0, 100.0, 200.0))
 
@@ -48,6 +48,18 @@ def test_what_grows_by_each_size_is_told_exactly() -> None:
         edges = sources * degree
         call = KernelCall("Attend", (edges, sources, sources, int(fresh * edges), width, heads))
         assert prices.seconds(call) == pytest.approx(seconds(sources, fresh, degree, width, heads))
+
+
+def test_what_calls_cost_beside_their_work() -> None:
+    """A pass nothing but what a datasheet's launch takes, attention more than others; rounds by themselves."""
+    tables = {name: flat(0.0, name) for name in ("pass", "dropout", "Attend", "Attend_backward")}
+    prices = Prices(
+        ranks=1, threads=1, tables=tables, call_seconds=5.0, move_seconds=1.0, attention_seconds=3.0, factor=2.0
+    )
+    edges = (10, 2, 2, 10, 4, 1)
+    calls = [("pass", (8,), 1.0), ("dropout", (8,), 5.0), ("Attend", edges, 8.0), ("Attend_backward", edges, 8.0)]
+    for kernel, sizes, seconds in calls:
+        assert prices.seconds(KernelCall(kernel, sizes, 3)) == 3 * 2 * seconds
 
 
 def test_back_through_a_block_is_told_by_its_sources_too() -> None:

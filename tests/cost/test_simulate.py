@@ -111,6 +111,13 @@ def test_messages_cross_beside_work_and_take_some(before: int, ahead: bool, tota
     assert simulate([Trace(operations=(work(before), messages))], [[]], one).total == pytest.approx(total)
 
 
+def test_what_a_rank_does_for_a_collective_is_not_hidden() -> None:
+    """The crossing is, by the two seconds of work that go on meanwhile; before that, a quarter is its own."""
+    one = replace(hosts(1), network=replace(NETWORK, collective_seconds=0.25))
+    found = simulate([Trace(operations=(work(1), MEETING, work(2, ahead=True)))], [[]], one)
+    assert (found.total, found.network) == (1 + 0.25 + 2, 0)
+
+
 def test_begins_count() -> None:
     """The second begins when the first has done half: 2 s alone, then both at half speed."""
     one = Work(4.0, 8.0)

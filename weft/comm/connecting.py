@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -30,7 +30,7 @@ def without_gloo_lines() -> Iterator[None]:
 
 @contextmanager
 def threads_in_batch() -> Iterator[None]:
-    """While entered, threads that this one begins are of the kernel's class for batches, where it has one.
+    """While entered, threads that this one begins are of the kernel's class for batches, where it has and allows one.
 
     So that none takes the core of the thread that has just woken it. gloo's one for sockets does not sleep while
     another of its process is about to send, but tries again and again: on that one's core until the kernel's next tick,
@@ -40,7 +40,8 @@ def threads_in_batch() -> Iterator[None]:
     if batch is None or os.sched_getscheduler(0) != own:
         yield
         return
-    os.sched_setscheduler(0, batch, os.sched_param(0))
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, batch, os.sched_param(0))
     try:
         yield
     finally:

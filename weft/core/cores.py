@@ -12,8 +12,7 @@ TOPOLOGY = Path("/sys/devices/system/cpu")
 
 @cache
 def cores() -> tuple[int, ...]:
-    """Numbers of those that were given to this process, in an order in which neighbours share the most: by socket,
-    and a core's threads one after the other."""
+    """Numbers of those that were given to this process, by socket, and a core's threads one after the other."""
     return tuple(sorted(os.sched_getaffinity(0), key=_place))
 
 
