@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from namespaces import Unavailable, clean, do, kill_all, mine, remove
 
-from weft.core.cores import share
+from weft.core.cores import cores_each, share
 
 INTERFACE, SUBNET, PORT = "eth0", "10.0.0", 29500
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -116,8 +116,10 @@ class Cluster:
         command: a script, or -m and a module, and arguments. timeout: seconds. show: rank 0 writes to this process's
         output instead, and "" is returned. Raises RankFailed or TimeoutError; no process is left either way.
         """
-        threads = max(1, len(os.sched_getaffinity(0)) // self.ranks)
-        defaults = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}  # else warns that no name is found
+        defaults = {
+            "OMP_NUM_THREADS": str(cores_each(self.ranks)),
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }  # else warns that no name is found
         environment = {**defaults, **os.environ, "GLOO_SOCKET_IFNAME": INTERFACE}
         with contextlib.ExitStack() as files:
             output, *errors = (files.enter_context(tempfile.TemporaryFile()) for _ in range(self.ranks + 1))

@@ -30,6 +30,7 @@ from steps import make_plan
 
 from weft.comm import join
 from weft.core.choices import use
+from weft.core.cores import cores_each
 from weft.core.memory import keep_pages, memory_limit_bytes, with_heap
 from weft.core.meter import Meter
 from weft.core.optimisations import Optimisations
@@ -118,7 +119,7 @@ def at_rate(network: Network, rate: str, machine: Profile, options: argparse.Nam
                             profile=machine,
                             ranks=network.ranks,
                             hosts=network.ranks,
-                            threads=max(1, len(os.sched_getaffinity(0)) // network.ranks),
+                            threads=cores_each(network.ranks),
                             memory_bytes=memory_limit_bytes(),
                             emulated=True,
                         ),

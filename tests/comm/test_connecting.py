@@ -44,6 +44,15 @@ def test_a_class_that_somebody_has_chosen_stays() -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
+def test_a_system_that_allows_no_class_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    with threads_in_batch():
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
 def check_classes(group: Group) -> None:
     group.beside.all_reduce(torch.zeros(1), tag="check")
     folders = [Path("/proc/self/task", thread) for thread in os.listdir("/proc/self/task")]

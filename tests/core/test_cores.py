@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from weft.core import cores as module
-from weft.core.cores import cores, num_cores, share
+from weft.core.cores import cores, keep_to_share, num_cores, share
 
 KEEPING = """
 import os, threading
@@ -69,11 +69,16 @@ def test_all_threads_keep_to_the_share(part: int, parts: int) -> None:
     assert done.stdout.split() == ["True", str(len(os.sched_getaffinity(0)))], done.stderr
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is all")
-def test_cores_that_somebody_has_given_stay() -> None:
-    one = str(min(os.sched_getaffinity(0)))
-    done = run("import os; os.sched_setaffinity(0, {int(" + one + ")})\n" + KEEPING.format(part=0, parts=1))
-    assert done.stdout.split() == ["True", "1"], done.stderr
+def test_cores_that_somebody_has_given_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this process are not those of the one that started it; where they are, its threads are told."""
+    given, told = {0: {0, 1}, os.getppid(): {0, 1, 2, 3}}, list[int]()
+    monkeypatch.setattr(os, "sched_getaffinity", given.__getitem__)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, _: told.append(thread))
+    keep_to_share(0, 2)
+    assert not told
+    given[os.getppid()] = {0, 1}
+    keep_to_share(0, 2)
+    assert os.getpid() in told
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

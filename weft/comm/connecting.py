@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -40,17 +40,16 @@ def threads_in_batch() -> Iterator[None]:
     if batch is None or os.sched_getscheduler(0) != own:
         yield
         return
-    with suppress(PermissionError):
-        os.sched_setscheduler(0, batch, os.sched_param(0))
-    try:
+    with ExitStack() as after:
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, batch, os.sched_param(0))
+            after.callback(os.sched_setscheduler, 0, own, os.sched_param(0))
         yield
-    finally:
-        os.sched_setscheduler(0, own, os.sched_param(0))
 
 
 @contextmanager
 def beginning_gloo() -> Iterator[None]:
-    """While entered, a process group can be made."""
+    """While a process group is made: without its lines, and its threads of that class."""
     with without_gloo_lines(), threads_in_batch():
         yield
 

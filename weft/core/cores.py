@@ -21,6 +21,11 @@ def num_cores() -> int:
     return len(cores())
 
 
+def cores_each(parts: int) -> int:
+    """How many each of so many ranks has, at least 1."""
+    return max(1, num_cores() // parts)
+
+
 def share(part: int, parts: int) -> tuple[int, ...]:
     """Those of one of so many ranks: at least one, which others have as well where there are more ranks than cores."""
     first = part * num_cores() // parts
@@ -33,7 +38,7 @@ def keep_to_share(part: int, parts: int) -> None:
     Nothing, where this process has other cores than the one that started it: somebody has given it some already.
     """
     with suppress(OSError):  # a parent that is gone, or cores that were taken away meanwhile
-        if set(cores()) != os.sched_getaffinity(os.getppid()):
+        if os.sched_getaffinity(0) != os.sched_getaffinity(os.getppid()):
             return
         for thread in os.listdir("/proc/self/task"):
             with suppress(ProcessLookupError):  # it has just ended

@@ -68,7 +68,7 @@ class Prices:
     attention_seconds: float = 0.0
     """What a call of attention costs more than another, by what is done with its heads before and after."""
     step_seconds: float = 0.0
-    """What a training step costs beside its kernels."""
+    """What a training step costs beside its kernels; 0: its calls have it, as where they were measured."""
     link_seconds: float = 0.0
     """Of a byte between the host's memory and the device's; 0: they are the same, and kernels move it."""
     round_seconds: float = 0.0

@@ -10,7 +10,7 @@ import torch
 
 from weft.core.choices import DEFAULT, REMEDY, Choices
 from weft.core.config import Config
-from weft.core.cores import num_cores
+from weft.core.cores import cores_each
 from weft.core.errors import InputError
 from weft.core.memory import memory_limit_bytes
 from weft.core.optimisations import Optimisations
@@ -48,7 +48,7 @@ def threads_of_rank(config: Config) -> int:
     """How many threads each of a run's ranks has, as seen from the process that plans it."""
     if under_torchrun() or config.workers == 1 or "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
-    return max(1, num_cores() // config.workers)
+    return cores_each(config.workers)
 
 
 def known_machine(

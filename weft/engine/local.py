@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from weft.comm import Group, join
 from weft.core.config import Config
-from weft.core.cores import num_cores
+from weft.core.cores import cores_each
 from weft.core.errors import InputError, RunError
 from weft.core.forkserver import temporary_folder
 from weft.core.meter import Meter, has_status
@@ -114,7 +114,7 @@ def local_rank(
     meter = Meter()
     meter.show_in(meeting.status, int(os.environ["RANK"]))
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, num_cores() // config.workers))
+        torch.set_num_threads(cores_each(config.workers))
     graph = Graph.open(store, verify=False)
     model = skeleton.to_empty(device="cpu")
     values = load_file(weights)

@@ -24,12 +24,12 @@ def machine_of(work: Workload, cluster: Cluster) -> Machine:
     """
     profile = replace(cluster.profile, learned=())
     alone, busy = profile.prices_of(cluster.threads)
-    slots = max(1, profile.cores // cluster.threads)
+    busy_slots = min(cluster.ranks_each, cluster.slots)
     trace = SinglePlan(work).trace(training=True)
 
     def seconds_of(kind: str) -> float:
         calls = [call for one in trace.operations if one.kind == kind for call in one.calls]
-        return Work.of(calls, alone, busy).at(min(cluster.ranks_each, slots), slots, -(-cluster.ranks_each // slots))
+        return Work.of(calls, alone, busy).at(busy_slots, cluster.slots, cluster.ranks_on_core)
 
     crossing = 0.0
     if cluster.ranks > 1:

@@ -46,6 +46,11 @@ class Cluster:
         """That share cores and memory."""
         return self.ranks if self.emulated else self.ranks // self.hosts
 
+    @property
+    def ranks_on_core(self) -> int:
+        """How many share one slot of their host, at most."""
+        return -(-self.ranks_each // self.slots)
+
 
 def epoch_time(plan: Plan, cluster: Cluster, held: Held | None = None) -> StepTime:
     """The seconds of an epoch's training steps; held: see `bytes_held`, if that is known already."""

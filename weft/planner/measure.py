@@ -177,12 +177,11 @@ def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated:
 
     part = torch.arange(VERTICES, dtype=torch.int32) * group.size // VERTICES
     deep = [CommunicatedPlan(small_work("gcn", one), group.size, VertexOptions(partition=part)) for one in LAYERS]
-    on_core = max(1.0, cluster.ranks_each / cluster.slots)
     each = sum(beyond(bare, plan) for plan in deep) / sum(len(collectives(plan)) for plan in deep)
-    met = replace(bare, collective_seconds=max(0.0, each) / on_core)
+    met = replace(bare, collective_seconds=max(0.0, each) / cluster.ranks_on_core)
     piped = PipelinePlan(small_work("gcn", LAYERS[-1]), group.size, PipelineOptions(partition=part, chunks=4))
     messages = sum(one.messages for one in collectives(piped))
-    return replace(met, message_seconds=max(0.0, beyond(met, piped)) / messages / on_core)
+    return replace(met, message_seconds=max(0.0, beyond(met, piped)) / messages / cluster.ranks_on_core)
 
 
 def collectives(plan: Plan) -> list[Operation]:
