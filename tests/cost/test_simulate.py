@@ -9,7 +9,7 @@ import pytest
 from weft.core.kernel_call import KernelCall
 from weft.cost import Disk, Network, Operation, Prices, Table, Trace
 from weft.cost.profile import COLLECTIVES
-from weft.cost.simulate import Hosts, StepTime, Work, finish, simulate
+from weft.cost.simulate import NOTHING, Hosts, StepTime, Work, finish, simulate
 from weft.cost.trace import transfer
 
 CROSSING = 0.5
@@ -64,10 +64,12 @@ def test_ranks_of_a_host_slow_each_other() -> None:
 
 
 def test_ranks_keep_to_their_cores() -> None:
-    """Of four on two cores, the first two share one, whatever the others do: 1 s each, 2 s where both are busy."""
-    assert step([work(1)], [work(1)], [], [], each=4).total == pytest.approx(2)
-    assert step([work(1)], [], [work(1)], [], each=4).total == pytest.approx(2)
-    assert step([work(2)], [work(2)], [work(1)], [], each=4).total == pytest.approx(2 + 2 * (2 - 0.5))
+    """Of four on two cores that do not slow each other, the first two share one, whatever the others do."""
+    alike = replace(hosts(4), busy=hosts(4).alone)
+    one, two = Work(1.0, 1.0), Work(2.0, 2.0)
+    assert finish([one, one, NOTHING, NOTHING], [0.0] * 4, alike) == [2, 2, 0, 0]
+    assert finish([one, NOTHING, one, NOTHING], [0.0] * 4, alike) == [1, 0, 1, 0]
+    assert finish([two, one, two, NOTHING], [0.0] * 4, alike) == [3, 2, 2, 0]
 
 
 def test_work_while_rows_cross() -> None:
