@@ -58,6 +58,7 @@ def fail(what: str, meeting: Meeting) -> None:
 def tell_cores(meeting: Meeting) -> None:
     group = join(timeout_seconds=100, meter=Meter(), init_method=meeting.init_method)
     (meeting.folder / f"cores {group.rank}").write_text(str(sorted(os.sched_getaffinity(0))))
+    group.all_gather_object({})  # a rank that has left is lost to one that is still connecting
     group.close()
 
 
