@@ -3,7 +3,7 @@
     weft probe --out machine.json
     python benchmarks/forecast_memory.py --machine machine.json --graphs "tolokers;topo_dblp-2010" --out NAME
 
-Memory is that of all processes of a run, pages that they share counted once; disk is their temporary files. Goes on
+Memory is that of all processes of a run of some epochs (of few, an observer may miss the most of short ones), pages that they share counted once; disk is their temporary files. Goes on
 where the results of NAME end. --limits: also runs each under a limit of 1.1 times what was told, in which it is to fit,
 and of 0.9 times, in which it is not; a run that takes more is killed.
 """
@@ -141,7 +141,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--strategies", default="communicated,cached,hybrid,tensor,pipeline,offload")
     parser.add_argument("--features", type=int, default=100)
     parser.add_argument("--classes", type=int, default=16)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--limits", action="store_true")
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
     return parser.parse_args()

@@ -71,6 +71,26 @@ assert allocated(8 * MB, 1 << 21) % (1 << 21) == 0  # which is the C library's
     )
 
 
+def test_what_a_plan_takes_it_for(heap: dict[str, str]) -> None:
+    """Arrays of whole pages come to lie where a model of it says."""
+    run(
+        heap,
+        """
+from weft.core.tensor_peak import Heap
+dice, told, held = random.Random(0), Heap(), []
+base = allocated(MB); libc.free(base)
+for turn in range(3000):
+    pages = dice.randrange(64, 128)
+    held.append((allocated(pages * 4096), told.take(pages * 4096), pages * 4096))
+    assert held[-1][0] - base == held[-1][1], turn
+    for _ in range(dice.randrange(3) if len(held) < 50 else 2):
+        array, place, size = held.pop(dice.randrange(len(held)))
+        libc.free(array); told.give_back(place, size)
+        if not held: break
+""",
+    )
+
+
 def test_numbers_stay_whatever_is_allocated(heap: dict[str, str]) -> None:
     run(
         heap,

@@ -32,6 +32,28 @@ def test_what_lives_at_once_counts_once() -> None:
     assert len(second) == 3 * KB
 
 
+def test_holes_take_room() -> None:
+    """One that is too small for the next is left; of small arrays only the bytes count."""
+    with TensorPeak() as peak:
+        small, first, second = torch.ones(KB), torch.ones(1024 * KB), torch.ones(1024 * KB)
+        del first
+        third = torch.ones(2048 * KB)
+        del small, second, third
+    assert peak.most == (3 << 20) + 1024
+    assert peak.room == (4 << 20) + 1024
+
+
+def test_a_heap_of_steps_has_other_holes_than_that_of_one() -> None:
+    """In the second one an array goes where the first had its end, and splits what a later one would have taken."""
+    with TensorPeak() as peak:
+        first, second = torch.ones(6 * 512 * KB), torch.ones(2 * 512 * KB)
+        del first
+        others = [torch.ones(halves * 512 * KB) for halves in (2, 5, 4)]
+        assert peak.most == 13 * 512 << 10
+        del second, others
+    assert peak.room == 14 * 512 << 10
+
+
 def test_what_a_backward_pass_keeps_is_alive() -> None:
     weight = torch.ones(KB, requires_grad=True)
     with TensorPeak() as peak:

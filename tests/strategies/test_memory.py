@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -17,13 +18,16 @@ from weft.chunks.column_memory import PassSizes
 from weft.chunks.placed import Runtime
 from weft.comm import Group
 from weft.core.tensor_peak import TensorPeak
+from weft.data import Adjacency
 from weft.engine.metrics import NodeTask
 from weft.nn import Workload, make_model
-from weft.strategies import Plan, get_strategy
-from weft.strategies.resident import ResidentPlan
+from weft.strategies import Placed, get_strategy
+from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.tensor.plan import TensorOptions, TensorPlan
+from weft.strategies.vertex.blocks import Halos
 from weft.strategies.vertex.plan import CommunicatedPlan
 from weft.strategies.vertex.stale import StalePlan
+from weft.strategies.view import Exchange
 
 GRAPH = "rmat:vertices=2k,edges=12k,features=16,classes=4"
 RANKS, NEAR = 2, 0.1
@@ -51,9 +55,73 @@ def table_bytes(group: Group, model: str) -> tuple[int, int]:
     assert isinstance(plan, StalePlan)
     assert isinstance(without, CommunicatedPlan)
     every = plan.options.refresh_every
-    left = [alive for _, alive in step_peaks(plan, group, epochs=every + 2)]
+    left = [alive for _, alive in step_peaks(plan.place(group), epochs=every + 2)]
     told = plan.kept(group.rank).device - without.kept(group.rank).device
     return told, left[every] - left[every + 1]
+
+
+@pytest.mark.parametrize("model", ["gcn", "gat"])
+@pytest.mark.parametrize("strategy", ["communicated", "cached", "hybrid", "tensor"])
+def test_edges_are_kept_the_other_way_where_gradients_go_back(strategy: str, model: str) -> None:
+    """Not those of aggregates that are made only once, nor those of a block whose sums go by slices of it."""
+    for told, seen in on_ranks(RANKS, edge_bytes, strategy, model):
+        assert told == seen
+
+
+def edge_bytes(group: Group, strategy: str, model: str) -> tuple[int, int]:
+    """Of the ids that a rank has for its edges: what its plan says, and those that are there behind a step."""
+    work = workload(model)
+    plan = get_strategy(strategy)(work, group.size)
+    assert isinstance(plan, ResidentPlan)
+    told = plan.kept(group.rank).device
+    plan.edges_held = lambda _: []  # type: ignore[method-assign]
+    told -= plan.kept(group.rank).device
+    placed = plan.place(group)
+    assert isinstance(placed, ResidentPlaced)
+    step_peaks(placed, epochs=1)
+    found = {id(edges): (edges, num_edges) for one in placed.whole.exchanges for edges, num_edges in arrangements(one)}
+    return told, sum((4 if edges._made_transpose() is None else 12) * number for edges, number in found.values())
+
+
+def arrangements(exchange: Exchange) -> Iterator[tuple[Adjacency, int]]:
+    """The edges of a stage, as they are and by where the rows that are summed come from, and how many these are."""
+    found = [exchange.topology.adjacency]
+    if isinstance(exchange, Halos):
+        found = [block.adjacency for block in exchange.blocks]
+        for block in exchange.blocks:
+            for slices in block._slices.values():
+                found += [slices.here, *(part.adjacency for part in slices.coming)]
+            if block.least is not None and block.least.route.sums is not None:
+                yield block.least.route.sums, block.least.route.num_summed
+    for edges in found:
+        yield edges, edges.num_edges
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("reached", [False, True])
+def test_columns_of_features_are_kept_for_dropout_alone(reached: bool, dropped: bool) -> None:
+    """Which makes others of them in each step; an aggregate of constant ones is made once, and they are let go."""
+    for told, seen in on_ranks(RANKS, column_bytes, reached, dropped):
+        assert told == seen
+        assert bool(seen) == dropped
+
+
+def column_bytes(group: Group, reached: bool, dropped: bool) -> tuple[int, int]:
+    """Of the columns of features that a rank of `tensor` has behind a step: what its plan says, and those there are."""
+    graph = weft.load(GRAPH)
+    if reached:
+        graph = replace(graph, train_mask=torch.arange(graph.num_vertices) < 3)
+    model = make_model("gin", graph.num_features, graph.num_classes, input_dropout=0.5 * dropped)
+    work = Workload(model, graph)
+    plan = TensorPlan(work, group.size)
+    assert (plan.step_plans[True] is not plan) == reached
+    placed = plan.place(group)
+    step_peaks(placed, epochs=1)
+    share = placed.share(next(iter(placed.steps(1))))
+    kept = [vars(exchange).get("features", torch.empty(0)) for exchange in set(share.exchanges)]
+    asked = [op for op in work.outline(plan.traits, training=True) if not work.is_cached(op)]
+    told = max(plan.step_plans[True].constant_rows(op, group.rank) for op in asked)
+    return told, sum(one.nbytes for one in kept)
 
 
 @pytest.mark.parametrize("model", ["sage", "gat"])
@@ -112,7 +180,7 @@ def chunk_ratios(group: Group, asked: dict[str, int]) -> dict[tuple[str, bool], 
             least = TensorPlan(work, group.size).least_bytes()
             options = TensorOptions(chunks=asked.get("chunks", 0), device_memory=asked.get("limit", 0) * least or None)
             plan = TensorPlan(work, group.size, options)
-            found[model, decoupled] = plan.memory(group.rank), step_peaks(plan, group, epochs=2)[-1][0]
+            found[model, decoupled] = plan.memory(group.rank), step_peaks(plan.place(group), epochs=2)[-1][0]
     return found
 
 
@@ -156,7 +224,7 @@ def step_bytes(group: Group, strategy: str, model: str, rows: torch.dtype | None
     work.model.row_dtype = rows  # type: ignore[assignment]
     plan = get_strategy(strategy)(work, group.size)
     assert isinstance(plan, ResidentPlan)
-    return plan.memory(group.rank), step_peaks(plan, group, epochs=2)[-1][0]
+    return plan.memory(group.rank), step_peaks(plan.place(group), epochs=2)[-1][0]
 
 
 def workload(model: str) -> Workload:
@@ -165,10 +233,9 @@ def workload(model: str) -> Workload:
     return Workload(make_model(model, graph.num_features, graph.num_classes, hidden=64, layers=3), graph)
 
 
-def step_peaks(plan: Plan, group: Group, *, epochs: int) -> list[tuple[int, int]]:
+def step_peaks(placed: Placed, *, epochs: int) -> list[tuple[int, int]]:
     """The bytes of each training step's tensors: at most, and behind it."""
-    placed = plan.place(group)
-    task = NodeTask(plan.work.graph, placed.rows, group, placed.empty_rows, placed.rows_device)
+    task = NodeTask(placed.graph, placed.rows, placed.group, placed.empty_rows, placed.rows_device)
     found = []
     for epoch in range(epochs):
         placed.model.zero_grad()

@@ -153,7 +153,7 @@ class Group:
             dist.all_gather(lengths, torch.tensor([len(text)]), group=self.process_group)
         counts = [int(length) for length in lengths]
         texts = self.all_to_all(text.repeat(self.size), [len(text)] * self.size, counts, tag="report")
-        return [json.loads(bytes(part.tolist())) for part in texts.split(counts)]
+        return [json.loads(part.cpu().numpy().tobytes()) for part in texts.split(counts)]
 
     def sendable(self, values: Tensor) -> Tensor:
         """A tensor where the ranks' network takes it from."""

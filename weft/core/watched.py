@@ -79,15 +79,17 @@ def descendants(pid: int) -> list[int]:
 def resident_bytes(pids: Sequence[int]) -> int:
     """The memory that some processes have resident, pages that several of them share counted once.
 
-    Of a file that several map, as much as the one that has most of it; those that others map as well count whole.
+    Of a file that several map, their shares of it, since each may have another part; but as much as the one that has
+    most of it, since those that processes elsewhere map as well count whole.
     """
-    private, files = 0, Counter[str]()
+    private, most, shares = 0, Counter[str](), Counter[str]()
     for pid in pids:
         with suppress(OSError):
-            anonymous, mapped = resident_part(Path(f"/proc/{pid}/smaps").read_text())
+            anonymous, mapped, shared = resident_part(Path(f"/proc/{pid}/smaps").read_text())
             private += anonymous
-            files |= mapped
-    return private + files.total()
+            most |= mapped
+            shares += shared
+    return private + (most | shares).total()
 
 
 def anonymous_bytes(pids: Sequence[int]) -> int:
@@ -100,18 +102,19 @@ def anonymous_bytes(pids: Sequence[int]) -> int:
     return total
 
 
-def resident_part(smaps: str) -> tuple[int, Counter[str]]:
-    """A process's part of memory that is of no file, and of each file what it has resident of it."""
-    private, files = 0.0, Counter[str]()
+def resident_part(smaps: str) -> tuple[int, Counter[str], Counter[str]]:
+    """A process's part of memory that is of no file, and of each file what it has resident, and its share of that."""
+    private, files, shares = 0.0, Counter[str](), Counter[str]()
     for name, sizes in _mappings(smaps).values():
         rss, anonymous = sizes["Rss"], sizes["Anonymous"]
         share = sizes["Pss"] / max(rss, 1)
         if name.startswith("/"):
             private += anonymous * (share if anonymous == rss else 1)
             files[name] += rss - anonymous
+            shares[name] += round(share * (rss - anonymous))
         else:
             private += rss * share
-    return round(private), files
+    return round(private), files, shares
 
 
 def _mappings(smaps: str) -> dict[str, tuple[str, dict[str, int]]]:

@@ -122,7 +122,7 @@ class GraphView(View):
             return y
         if isinstance(op, Total):
             return self.total(x)
-        if op.plain and self.inputs.optimisations.reuse and self.origin(x) == "inputs":
+        if op.plain and self.aggregates_once(x):
             return self._aggregate_once(op, rows, steps)
         return self._aggregate(op, rows, steps)
 
@@ -199,6 +199,10 @@ class GraphView(View):
         if x is self.inputs.rows:
             return "inputs"
         return "dropped" if x is self._dropped else "rows"
+
+    def aggregates_once(self, x: Tensor) -> bool:
+        """Whether plain aggregates of x are made only once, since x is constant."""
+        return self.inputs.optimisations.reuse and self.origin(x) == "inputs"
 
     def _aggregate_once(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         """The aggregate of constant features, made when first asked for."""

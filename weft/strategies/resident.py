@@ -7,7 +7,7 @@ Reading order: ResidentPlan (which rows and edges a rank has, and what an operat
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, cast
@@ -41,8 +41,8 @@ from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES, Held, Plac
 from weft.strategies.reach import describe_reach, find_reach
 from weft.strategies.view import Exchange, PlacedView
 
-EDGE_BYTES = 12
-"""Of an edge: its source, in the transpose its target, and its position there."""
+EDGE_BYTES, BACK_BYTES = 4, 8
+"""Of an edge: its source; in the transpose, by which gradients go back, its target and its position there."""
 NONZERO_BYTES = 20
 """Of one of sparse features: its column and value, in the transpose its row, its position and its value."""
 VERTEX_BYTES, ROW_BYTES = 32, 56
@@ -120,11 +120,9 @@ class ResidentPlan(Plan):
         raise NotImplementedError(f"strategy {self.name} does not say what {op.op} takes on rank {rank}")
 
     def held(self, rank: int = 0) -> Held:
-        """What is there from epoch to epoch, and the most of what is made beside it by a step or before the first.
-
-        Of what was given back, a hole as large as a step's largest tensor is not used again, since heaps are not dense.
-        """
-        kept = [plan.kept(rank) for plan in {id(plan): plan for plan in self.step_plans.values()}.values()]
+        """What is there from epoch to epoch, and the most of what is made beside it by a step or before the first."""
+        plans = {id(plan): (plan, trains) for trains, plan in sorted(self.step_plans.items())}
+        kept = [plan.kept(rank, trains=trains) for plan, trains in plans.values()]
         made = self.made(rank)
         whole = VERTEX_BYTES * self.work.stats.num_vertices
         parameters = self.work.num_shared * self.work.dtype.itemsize
@@ -138,15 +136,23 @@ class ResidentPlan(Plan):
             most
             for training, plan in self.step_plans.items()
             for step in [plan.step_memory(rank, training=training)]
-            for most in (step.most + step.largest, plan.first_memory(rank, training=training))
+            for most in (step.room, plan.first_memory(rank, training=training))
         ]
 
-    def kept(self, rank: int) -> Held:
-        """What a rank keeps for steps on the rows of this plan: features, aggregates of them, edges both ways."""
+    def kept(self, rank: int, *, trains: bool = True) -> Held:
+        """What a rank keeps for steps on the rows of this plan: features, aggregates of them, edges.
+
+        trains: whether there are training steps among these, whose gradients take edges the other way.
+        """
         work, stats, rows, levels = self.work, self.work.stats, self.level_rows(rank)[0], self.levels(rank)
         features = levels.rows[0] * stats.num_features * work.itemsize
-        in_edges = self.num_edges_held(rank) * (EDGE_BYTES + (2 * work.dtype.itemsize if stats.weighted else 0))
         asked = work.outline(self.traits, training=True)
+        back = {hop for op in asked if trains and op.backward for hop in op.hops}
+        weight = work.dtype.itemsize if stats.weighted else 0
+        in_edges = sum(
+            num_edges * (EDGE_BYTES + weight + (BACK_BYTES + weight) * (not back.isdisjoint(hops)))
+            for num_edges, hops in self.edges_held(rank)
+        )
         aggregates = sum(levels.rows[op.hop + op.steps] * op.width for op in asked if work.is_cached(op))
         again = max((self.constant_rows(op, rank) for op in asked if not work.is_cached(op)), default=0)
         maps = map_flops(work, self.traits, levels, training=True)
@@ -166,10 +172,10 @@ class ResidentPlan(Plan):
         del op, rank
         return 0
 
-    def num_edges_held(self, rank: int) -> int:
-        """The edges that a rank has, of all its blocks."""
+    def edges_held(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
+        """The edges of each block that a rank has, and the hops that go over them."""
         del rank
-        return self.work.stats.num_edges
+        return [(self.work.stats.num_edges, range(self.num_hops))]
 
     def memory(self, rank: int = 0) -> int:
         """Bytes on the device of all that a training step makes, at most at once, until Adam's step.

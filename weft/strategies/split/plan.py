@@ -248,9 +248,9 @@ class MiniBatchPlan(CommunicatedPlan):
         kept = there * max(batch.kept(rank).device for batch in batches)
         return [*super().made(rank), *(kept + most for batch in batches for most in batch.made(rank))]
 
-    def kept(self, rank: int) -> Held:
+    def kept(self, rank: int, *, trains: bool = True) -> Held:
         """And the features that a rank holds for its batches, with where each vertex's are."""
-        known, cached = super().kept(rank), self.cached_vertices(rank)
+        known, cached = super().kept(rank, trains=trains), self.cached_vertices(rank)
         rows = int(feature_bytes(self.work.graph, self.work.itemsize)[cached].sum())
         places = PLACE_BYTES * self.work.stats.num_vertices if self.options.cache_memory is not None else 0
         return known._replace(device=known.device + rows + places)

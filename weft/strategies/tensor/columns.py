@@ -46,7 +46,7 @@ from weft.strategies.view import Exchange, PlacedView
 
 
 class Columns(Exchange):
-    """This rank's rows become its columns of all rows, and back. The features' columns are here from the start.
+    """This rank's rows become its columns of all rows, and back. The features' columns are read from the graph.
 
     work: whose graph has the features. topology: the whole graph's. rows: the vertices that the rank answers for.
     bounds: of every rank's rows. chunked: gives the rounds of an aggregate, if it is made chunk by chunk. assigned: of
@@ -74,7 +74,11 @@ class Columns(Exchange):
 
     @cached_property
     def features(self) -> Tensor:
-        """This rank's columns [N, f] of the features; read from the graph only if a model aggregates them."""
+        """This rank's columns [N, f] of the features, for who needs them in every epoch."""
+        return self.read_features()
+
+    def read_features(self) -> Tensor:
+        """The same, read from the graph anew."""
         x = self.work.graph.x
         assert x is not None
         held = x[:, self.column_range.start : self.column_range.stop]
@@ -127,7 +131,8 @@ class Columns(Exchange):
         """This rank's columns of all rows, from its rows; those of features are here."""
         if view.origin(x) == "rows":
             return rows_to_cols(x, layout, self.group)
-        return view.constant(x, self.features, self.topology.ids, self.column_range.start)
+        features = self.read_features() if view.aggregates_once(x) else self.features
+        return view.constant(x, features, self.topology.ids, self.column_range.start)
 
 
 def operations(

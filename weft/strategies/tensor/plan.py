@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
@@ -253,8 +253,8 @@ class TensorPlan(ResidentPlan):
         )
         own, crosses = coming[rank + 1] - coming[rank], size > 1
         columns, rows = going[-1] * (stop - start) * itemsize, (going[rank + 1] - going[rank]) * op.width * itemsize
-        arrived = coming[-1] * layout.width(rank) * itemsize
-        given = own * sum(layout.width(one) for one in range(size)) * itemsize
+        arrived = coming[-1] * layout.width(rank) * itemsize * (op.origin != "inputs")  # which are there, see `kept`
+        given = own * sum(layout.width(one) for one in range(size)) * itemsize * (op.origin == "rows")
         kept = arrived if made.saves_rows else 0
         forward = max(2 * given + arrived * crosses, arrived + columns, columns + rows * crosses + rows) - rows
         backward = max(2 * rows + columns * crosses, columns + arrived, arrived + given * crosses + given) - given
@@ -263,6 +263,16 @@ class TensorPlan(ResidentPlan):
             saved=kept + (columns if made.saves_result else 0),
             backward=max(backward, 0),
         )
+
+    def constant_rows(self, op: GraphOperation, rank: int) -> int:
+        """This rank's columns of all features; one rank alone reads all of them in place."""
+        if op.origin == "rows" or not op.hops or self.size == 1:
+            return 0
+        start, stop = even_bounds(op.width, self.size)[rank : rank + 2]
+        return self.bounds(op.hop)[-1] * (stop - start) * self.work.itemsize
+
+    def edges_held(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
+        return self.one.edges_held(0) if self.one else super().edges_held(rank)
 
     def pass_sizes(self, op: GraphOperation, rank: int, chunking: Chunking) -> PassSizes:
         """The sizes of an aggregate that is made chunk by chunk."""

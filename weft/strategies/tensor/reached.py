@@ -71,7 +71,11 @@ class ReachedColumns(Exchange):
 
     @cached_property
     def features(self) -> Tensor:
-        """This rank's columns [N, f] of the features of the first block's sources."""
+        """This rank's columns [N, f] of the first block's features, for who needs them in every epoch."""
+        return self.read_features()
+
+    def read_features(self) -> Tensor:
+        """The same, read from the graph anew."""
         features = self.blocks[0].placed.features(self.blocks[0].sources)
         return features[:, self.columns.start : self.columns.stop].contiguous()
 
@@ -112,7 +116,8 @@ class ReachedColumns(Exchange):
     def _columns(self, view: PlacedView, x: Tensor) -> Tensor:
         """This rank's columns of all rows, from its rows; those of features are here."""
         if view.origin(x) != "rows":
-            return view.constant(x, self.features, self.blocks[0].ids, self.columns.start)
+            features = self.read_features() if view.aggregates_once(x) else self.features
+            return view.constant(x, features, self.blocks[0].ids, self.columns.start)
         level = self.levels[0]
         return self._ordered(rows_to_cols(x, column_layout(level.bounds, x.shape[1]), self.group), level)
 

@@ -155,7 +155,7 @@ class Halos(Exchange):
         x = rows[op.first]
         if not op.plain:
             return self._aggregate_several(view, op, rows, steps)
-        once = view.origin(x) == "inputs" and view.inputs.optimisations.reuse
+        once = view.aggregates_once(x)
         for block in self.blocks[:steps]:
             if isinstance(op, Sum) and block.sums_fetch and self.crosses(view, x):
                 x = block.product(view, op, x)

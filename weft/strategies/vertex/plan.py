@@ -8,7 +8,7 @@ differs. How often a vertex is computed changes no number: dropout is keyed by v
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -208,16 +208,19 @@ class VertexPlan(ResidentPlan):
     def level_blocks(self, rank: int) -> Sequence[BlockSize]:
         return [BlockSize.of(hop.block) for hop in self.dependencies(rank).hops]
 
-    def num_edges_held(self, rank: int) -> int:
+    def edges_held(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
         """Those of its blocks, and again those of sums over rows that come, which are by where these come from."""
         hops = self.dependencies(rank).hops
-        blocks = {id(hop.block): hop.block for hop in hops}
-        asked = self.work.outline(self.traits, training=True)
-        summed = {
-            id(hops[number]): self.block(rank, op, number) for op in asked for number in op.hops if is_sum(op, number)
-        }
-        again = sum(block.num_edges for block in summed.values() if block.exchanged)
-        return sum(block.num_edges for block in blocks.values()) + again
+        blocks: dict[int, tuple[int, set[int]]] = {id(hop.block): (hop.block.num_edges, set()) for hop in hops}
+        slices: dict[int, tuple[int, set[int]]] = {}
+        for op in self.work.outline(self.traits, training=True):
+            for number in op.hops:
+                block = self.block(rank, op, number)
+                if is_sum(op, number) and block.exchanged:
+                    slices.setdefault(id(hops[number]), (block.num_edges, set()))[1].add(number)
+                else:
+                    blocks[id(hops[number].block)][1].add(number)
+        return [*blocks.values(), *slices.values()]
 
     def constant_rows(self, op: GraphOperation, rank: int) -> int:
         """Those of all sources, where the rank answers for some of them alone."""

@@ -139,9 +139,9 @@ class StalePlan(CommunicatedPlan):
         every, bound = options.refresh_every, options.staleness
         return StaleHalo(route, group, name=name, every=every, bound=bound, ring=on.ring, overlap=on.overlap)
 
-    def kept(self, rank: int) -> Held:
+    def kept(self, rank: int, *, trains: bool = True) -> Held:
         """And what exchanges last brought, both ways; with a bound, also what they sent."""
-        known, tables = super().kept(rank), 0
+        known, tables = super().kept(rank, trains=trains), 0
         for op in self.work.outline(self.traits, training=True):
             halos = [] if self.work.is_cached(op) or op.op == "embed" else self.lower(op, rank)
             received, sent = (sum(getattr(one, name) for one in halos) for name in ("bytes_received", "bytes_sent"))
