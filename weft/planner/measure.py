@@ -64,7 +64,7 @@ ROWS, COLUMNS, WIDTHS = (
 )
 SHARES = (0.1, 1.0)
 """Of edges whose source has to be brought from memory."""
-SOURCES, DEGREES = (2048.0, 32768.0, 524288.0), (2.0, 64.0)
+SOURCES, DEGREES = (2048.0, 8192.0, 32768.0, 524288.0), (2.0, 64.0)
 SUM_WIDTHS, ATTENTION_WIDTHS, HEADS = (
     (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0),
     (8.0, 64.0, 256.0),
@@ -77,7 +77,7 @@ WINDOW = 64
 COPIES, COLD_BYTES = 4, 64 << 20
 """How many times a sample's tensors are made: a step has worked on as many others before it comes back to some. Beyond
 so many bytes, which no cache holds, one after the other is enough."""
-BYTES = tuple(float(1 << power) for power in (12, 16, 20, 24, 28))
+BYTES = tuple(float(1 << power) for power in (12, 16, 20, 22, 24, 28))
 ROW_BYTES = (4.0, 32.0, 256.0, 4096.0)
 MESSAGES = tuple(float(1 << power) for power in (8, 13, 16, 19, 22, 25))
 
