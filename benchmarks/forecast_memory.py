@@ -3,9 +3,10 @@
     weft probe --out machine.json
     python benchmarks/forecast_memory.py --machine machine.json --graphs "tolokers;topo_dblp-2010" --out NAME
 
-Memory is that of all processes of a run of some epochs (of few, an observer may miss the most of short ones), pages that they share counted once; disk is their temporary files. Goes on
-where the results of NAME end. --limits: also runs each under a limit of 1.1 times what was told, in which it is to fit,
-and of 0.9 times, in which it is not; a run that takes more is killed.
+Memory is that of all processes of a run, pages that they share counted once; disk is their temporary files. Of a few
+short epochs, an observer may miss the most. Goes on where the results of NAME end. --limits: also runs each under a
+limit of 1.1 times what was told, in which it is to fit, and of 0.9 times, in which it is not; a run that takes more is
+killed.
 """
 
 from __future__ import annotations
