@@ -33,25 +33,25 @@ def test_what_lives_at_once_counts_once() -> None:
 
 
 def test_holes_take_room() -> None:
-    """One that is too small for the next is left; of small arrays only the bytes count."""
+    """One that is too small for the next is left; what is empty takes none."""
     with TensorPeak() as peak:
-        small, first, second = torch.ones(KB), torch.ones(1024 * KB), torch.ones(1024 * KB)
+        first, second, empty = torch.ones(KB), torch.ones(KB), torch.ones(0)
         del first
-        third = torch.ones(2048 * KB)
-        del small, second, third
-    assert peak.most == (3 << 20) + 1024
-    assert peak.room == (4 << 20) + 1024
+        third = torch.ones(2 * KB)
+        del second, third, empty
+    assert peak.most == 3 << 10
+    assert peak.room == 4 << 10
 
 
 def test_a_heap_of_steps_has_other_holes_than_that_of_one() -> None:
     """In the second one an array goes where the first had its end, and splits what a later one would have taken."""
     with TensorPeak() as peak:
-        first, second = torch.ones(6 * 512 * KB), torch.ones(2 * 512 * KB)
+        first, second = torch.ones(6 * KB), torch.ones(2 * KB)
         del first
-        others = [torch.ones(halves * 512 * KB) for halves in (2, 5, 4)]
-        assert peak.most == 13 * 512 << 10
+        others = [torch.ones(number * KB) for number in (2, 5, 4)]
+        assert peak.most == 13 << 10
         del second, others
-    assert peak.room == 14 * 512 << 10
+    assert peak.room == 14 << 10
 
 
 def test_what_a_backward_pass_keeps_is_alive() -> None:

@@ -12,12 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from weft.core.dispatch import DispatchMode
 
-LARGE_BYTES = 256 << 10
-"""Of an array that csrc/heap.c places, at least."""
-
 
 class Heap:
-    """Where csrc/heap.c places large arrays: in the smallest hole that has room, or at the end, which moves on."""
+    """Where csrc/heap.c places arrays: in the smallest hole that has room, or at the end, which moves on."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -68,21 +65,18 @@ class TensorPeak(DispatchMode):
 
     @property
     def room(self) -> int:
-        """The bytes of a heap that has had them all more than once, with the holes that come to be between large ones.
+        """The bytes of a heap that has had them all more than once, with the holes that come to be between them.
 
-        To be asked when all of them are gone, as behind a step.
+        To be asked when all of them are gone, as behind a step. Small ones count as large ones do, though a process has
+        another heap for them, so that what is told of a small graph is in proportion.
         """
         heap, places = Heap(), dict[int, int]()
-        small = most_small = 0
         for number, change in self._changes * 2:
-            if abs(change) < LARGE_BYTES:
-                small += change
-                most_small = max(most_small, small)
-            elif change > 0:
+            if change > 0:
                 places[number] = heap.take(change)
-            else:
+            elif change:
                 heap.give_back(places.pop(number), -change)
-        return heap.end + most_small
+        return heap.end
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = {id(one) for one in _storages((args, kwargs))}
