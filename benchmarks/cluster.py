@@ -118,8 +118,8 @@ class Cluster:
         """
         defaults = {
             "OMP_NUM_THREADS": str(cores_each(self.ranks)),
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-        }  # else warns that no name is found
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # else warns that no name is found
+        }
         environment = {**defaults, **os.environ, "GLOO_SOCKET_IFNAME": INTERFACE}
         with contextlib.ExitStack() as files:
             output, *errors = (files.enter_context(tempfile.TemporaryFile()) for _ in range(self.ranks + 1))

@@ -121,7 +121,7 @@ class ResidentPlan(Plan):
 
     def held(self, rank: int = 0) -> Held:
         """What is there from epoch to epoch, and the most of what is made beside it by a step or before the first."""
-        plans = {id(plan): (plan, trains) for trains, plan in sorted(self.step_plans.items())}
+        plans = {id(plan): (plan, trains) for trains, plan in sorted(self.step_plans.items())}  # of both kinds: trains
         kept = [plan.kept(rank, trains=trains) for plan, trains in plans.values()]
         made = self.made(rank)
         whole = VERTEX_BYTES * self.work.stats.num_vertices
