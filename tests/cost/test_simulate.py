@@ -80,6 +80,46 @@ def test_work_while_rows_cross() -> None:
     assert (bare.total, bare.network) == (4.5, 0.5)
 
 
+def beside(seconds: float) -> Network:
+    """Where an exchange of half a second, and half a second's work begun with it, take so long."""
+    exchanges = {
+        "all_to_all": Table(axes=((1.0, 4.0, 8.0),), seconds=(CROSSING, CROSSING, 0.1)),
+        "all_to_all_beside": Table(axes=((1.0, 4.0),), seconds=(seconds, seconds)),
+    }
+    return replace(NETWORK, tables={**NETWORK.tables, **exchanges})
+
+
+@pytest.mark.parametrize(("seconds", "share"), [(0.5, 1.0), (0.75, 0.5), (1.0, 0.0), (1.5, 0.0), (0.4, 1.0)])
+def test_what_of_a_crossing_goes_on_beside_work(seconds: float, share: float) -> None:
+    """All of it where both take no longer than one; nothing where they take as long as one after the other."""
+    network = beside(seconds)
+    assert [network.hidden("halo", size) for size in (0, 1, 3, 100)] == pytest.approx([share] * 4)
+    assert network.hidden("gradients", 1) == 1.0
+    assert NETWORK.hidden("halo", 1) == 1.0
+
+
+def test_work_takes_its_core_from_what_crosses() -> None:
+    """Half of the shorter is not hidden: however long the work, a quarter of a second."""
+    halved = replace(hosts(1), network=beside(0.75))
+
+    def taken(*operations: Operation) -> StepTime:
+        return simulate([Trace(operations=operations), Trace(operations=(MEETING,))], [[], []], halved)
+
+    long = taken(MEETING, work(2, ahead=True), work(1))
+    assert (long.total, long.network, long.compute) == (3.25, 0.25, 3)
+    short = taken(MEETING, work(1, ahead=True))
+    assert (short.total, short.network) == (1.25, 0.25)
+    assert taken(MEETING, work(1)).total == 1.5
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(0.5, 0.1), (0.75, 0.25), (1.0, 0.5)])
+def test_messages_that_leave_beside_work(seconds: float, left: float) -> None:
+    """Of five messages the last one at least, and what of the others the work has not hidden."""
+    sent = replace(MEETING, messages=5, ahead=True)
+    trace = Trace(operations=(work(1), sent))
+    assert simulate([trace] * 2, [[], []], replace(hosts(1), network=beside(seconds))).total == pytest.approx(1 + left)
+
+
 def test_batches_that_are_made_ahead() -> None:
     """Beside the step where a core is free, in which the longer one counts; else one after the other."""
     made = replace(work(3), prefetched=True)

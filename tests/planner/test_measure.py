@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -88,6 +89,20 @@ def test_a_round_of_chunks_has_its_price() -> None:
     assert rounds(8) == 2 * rounds(4) > 0
     prices = Prices(ranks=1, threads=1, tables={}, call_seconds=5.0, round_seconds=2.0, factor=1.5)
     assert prices.seconds(KernelCall("round", (), 4)) == 12.0
+
+
+def test_exchanges_are_measured_beside_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside as much work as takes so long: begun, worked, and only then waited for."""
+    (network,) = machine().networks
+    assert network.tables["all_to_all_beside"].axes == (FEW["MESSAGES"][:-1],)
+    group = Mock(size=2, rank=0, device="cpu")
+    monkeypatch.setattr(measure, "passes", lambda number: lambda: group.passed(number))
+    _, _, ready = measure.exchanged(group, 256, num_passes=3)
+    work = ready()
+    assert not group.mock_calls
+    work()
+    assert [name for name, *_ in group.mock_calls] == ["all_to_all_async", "passed", "all_to_all_async().wait"]
+    group.passed.assert_called_once_with(3)
 
 
 def test_samples_find_no_more_in_the_cache_than_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,11 @@ class Network:
     hosts: int
     """On which they are, as many on each."""
     tables: Mapping[str, Table]
-    """all_to_all and all_reduce, by the bytes that a rank sends."""
+    """all_to_all and all_reduce, by the bytes that a rank sends.
+
+    all_to_all_beside, where it was measured: an all_to_all and, begun with it, work that takes as long as it does by
+    itself, until both are done.
+    """
     collective_seconds: float = 0.0
     """What a rank has to do for a collective in a step, beside its table."""
     message_seconds: float = 0.0
@@ -113,6 +117,18 @@ class Network:
         """Those in which a collective crosses, where a rank sends, or receives, so many bytes at most."""
         table = self.tables["all_reduce" if tag in SUMMED else "all_to_all"]
         return self.factor * max(num_bytes, 1) * table.at((max(num_bytes, 1),))
+
+    def hidden(self, tag: str, num_bytes: int) -> float:
+        """The share of a crossing that goes on while its rank computes, of the shorter of the two.
+
+        The rest waits until the rank leaves its core to the network, or takes the core from it. 1 where nothing was
+        measured.
+        """
+        beside = self.tables.get("all_to_all_beside")
+        if beside is None or tag in SUMMED:
+            return 1.0
+        size = (min(num_bytes, beside.axes[0][-1]),)
+        return min(max(2.0 - beside.at(size) / self.tables["all_to_all"].at(size), 0.0), 1.0)
 
 
 def is_attention(call: KernelCall) -> bool:

@@ -68,6 +68,8 @@ class Stretch(NamedTuple):
     beside: Work
     """What it may do while rows cross."""
     crossing: float | None
+    hidden: float = 1.0
+    """See `Network.hidden`."""
 
 
 NOTHING, IN_MEMORY = Work(), Disk()
@@ -98,6 +100,12 @@ class Hosts:
             return 0.0
         num_bytes = max(operation.bytes_sent, operation.bytes_received)
         return self.network.seconds(operation.tag, num_bytes)
+
+    def hidden(self, operation: Operation) -> float:
+        """See `Network.hidden`."""
+        if self.network is None:
+            return 1.0
+        return self.network.hidden(operation.tag, max(operation.bytes_sent, operation.bytes_received))
 
 
 def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> StepTime:
@@ -135,9 +143,11 @@ def in_turn(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], ho
         clocks = [begin] * len(rows)
         beside = finish([one.beside for one in together], clocks, hosts)
         compute = [spent + end - begin for spent, end in zip(compute, beside, strict=True)]
-        arrival = begin + max(crossings)
-        network += max(0.0, arrival - max(beside))
-        clocks = [max(arrival, end) for end in beside]
+        crossing = max(crossings)
+        clocks = [
+            end + crossing - one.hidden * min(end - begin, crossing) for one, end in zip(together, beside, strict=True)
+        ]
+        network += max(clocks) - max(beside)
     disk = [sum(one.work.disk + one.beside.disk for one in row) for row in rows]
     computing = [spent - files for spent, files in zip(compute, disk, strict=True)]
     return StepTime(
@@ -257,13 +267,14 @@ def stretches(trace: Trace, besides: Sequence[KernelCall], hosts: Hosts) -> list
         calls = work_of(operation, hosts)
         crossing = None
         if operation.kind == "collective":
-            crossing = hosts.crossing(operation)
+            crossing, hidden = hosts.crossing(operation), hosts.hidden(operation)
             if operation.ahead:  # all but the last of its messages
-                crossing = max(crossing / max(operation.messages, 1), crossing - found[-1].work.alone)
+                last = crossing / max(operation.messages, 1)
+                crossing = max(last, crossing - hidden * min(found[-1].work.alone, crossing))
         waited = link.work(calls.alone + (crossing or 0.0))
         calls += Work(waited, waited)
         if crossing is not None:
-            found[-1] = found[-1]._replace(work=found[-1].work + calls, crossing=crossing)
+            found[-1] = found[-1]._replace(work=found[-1].work + calls, crossing=crossing, hidden=hidden)
             found.append(Stretch(NOTHING, NOTHING, None))
         elif operation.ahead and operation.kind != "transfer" and len(found) > 1:
             found[-2] = found[-2]._replace(beside=found[-2].beside + calls)

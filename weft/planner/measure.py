@@ -41,6 +41,8 @@ VARYING: dict[str, Any] = {"least_seconds": 2e-2, "rounds": 33}
 """Of what takes another time each time: ranks that wake each other, whole steps."""
 MOST_SECONDS = 1.0
 """That more than ROUNDS take."""
+TURNS = 5
+"""Of whole steps of several ranks, which a neighbour on the machine slows for a second."""
 NOWHERE = Held(0, 0, 0)
 VERTICES, WIDTH, CLOSE, FAR = 4096, 64, 256, 256
 """Of a graph whose steps show their fixed costs, as those of some milliseconds have them: rows, and their columns.
@@ -80,6 +82,8 @@ so many bytes, which no cache holds, one after the other is enough."""
 BYTES = tuple(float(1 << power) for power in (12, 16, 20, 22, 24, 28))
 ROW_BYTES = (4.0, 32.0, 256.0, 4096.0)
 MESSAGES = tuple(float(1 << power) for power in (8, 13, 16, 19, 22, 25))
+PASSES, CACHED = 100, 1 << 16
+"""Beside an exchange: passes that are timed by themselves, and numbers that each passes over."""
 
 
 class Stopwatch:
@@ -158,6 +162,15 @@ def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated:
         "all_to_all": table(watch, (MESSAGES,), lambda size: exchanged(group, int(size))),
         "all_reduce": table(watch, (MESSAGES,), lambda size: reduced(group, int(size))),
     }
+    one_pass = statistics.fmean(
+        float(one["seconds"]) for one in group.all_gather_object({"seconds": watch.seconds(passes(PASSES)) / PASSES})
+    )
+
+    def beside(size: float) -> Sample:
+        takes = size * tables["all_to_all"].at((size,))
+        return exchanged(group, int(size), num_passes=max(1, round(takes / one_pass)))
+
+    tables["all_to_all_beside"] = table(watch, (MESSAGES[:-1],), beside)
     bare = Network(ranks=group.size, hosts=hosts, tables=tables)
 
     cluster = Cluster(
@@ -172,7 +185,8 @@ def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated:
     def beyond(network: Network, plan: Plan) -> float:
         """The seconds of a step on the slowest rank beyond those that are told of it."""
         told = epoch_time(plan, replace(cluster, profile=replace(profile, networks=[network])), NOWHERE).total
-        seconds = watch.seconds(train_step(plan, group)) - told
+        step = train_step(plan, group)
+        seconds = statistics.median(watch.seconds(step) for _ in range(TURNS)) - told
         return max(float(one["seconds"]) for one in group.all_gather_object({"seconds": seconds}))
 
     part = torch.arange(VERTICES, dtype=torch.int32) * group.size // VERTICES
@@ -476,14 +490,32 @@ def attended_edges(
     return aggregate((sources, share, degree), width, make, backward=backward)
 
 
-def exchanged(group: Group, num_bytes: int) -> Sample:
-    """Every rank sends so many bytes, evenly to all others, and receives as many."""
+def passes(number: int) -> Work:
+    """So many passes over numbers that stay in a core's cache."""
+    numbers = torch.zeros(CACHED)
+
+    def run() -> None:
+        for _ in range(number):
+            numbers.add_(1.0)
+
+    return run
+
+
+def exchanged(group: Group, num_bytes: int, *, num_passes: int = 0) -> Sample:
+    """Every rank sends so many bytes, evenly to all others, and receives as many; beside so many `passes`."""
 
     def ready() -> Work:
         each = num_bytes // (group.size - 1)
         counts = [0 if rank == group.rank else each for rank in range(group.size)]
         message = torch.zeros(sum(counts), dtype=torch.uint8, device=group.device)
-        return lambda: group.all_to_all(message, counts, counts, tag="probe")
+        beside = passes(num_passes)
+
+        def run() -> Tensor:
+            pending = group.all_to_all_async(message, counts, counts, tag="probe")
+            beside()
+            return pending.wait()
+
+        return run
 
     return float(num_bytes), 0.0, ready
 
