@@ -96,13 +96,13 @@ def test_exchanges_are_measured_beside_work(monkeypatch: pytest.MonkeyPatch) -> 
     (network,) = machine().networks
     assert network.tables["all_to_all_beside"].axes == (FEW["MESSAGES"][:-1],)
     group = Mock(size=2, rank=0, device="cpu")
-    monkeypatch.setattr(measure, "passes", lambda number: lambda: group.passed(number))
+    monkeypatch.setattr(measure, "passes", lambda number, device: lambda: group.passed(number, device))
     _, _, ready = measure.exchanged(group, 256, num_passes=3)
     work = ready()
     assert not group.mock_calls
     work()
     assert [name for name, *_ in group.mock_calls] == ["all_to_all_async", "passed", "all_to_all_async().wait"]
-    group.passed.assert_called_once_with(3)
+    group.passed.assert_called_once_with(3, "cpu")
 
 
 def test_samples_find_no_more_in_the_cache_than_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

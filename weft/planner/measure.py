@@ -162,9 +162,8 @@ def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated:
         "all_to_all": table(watch, (MESSAGES,), lambda size: exchanged(group, int(size))),
         "all_reduce": table(watch, (MESSAGES,), lambda size: reduced(group, int(size))),
     }
-    one_pass = statistics.fmean(
-        float(one["seconds"]) for one in group.all_gather_object({"seconds": watch.seconds(passes(PASSES)) / PASSES})
-    )
+    alone = watch.seconds(passes(PASSES, group.device)) / PASSES
+    one_pass = statistics.fmean(float(one["seconds"]) for one in group.all_gather_object({"seconds": alone}))
 
     def beside(size: float) -> Sample:
         takes = size * tables["all_to_all"].at((size,))
@@ -490,9 +489,9 @@ def attended_edges(
     return aggregate((sources, share, degree), width, make, backward=backward)
 
 
-def passes(number: int) -> Work:
+def passes(number: int, device: torch.device) -> Work:
     """So many passes over numbers that stay in a core's cache."""
-    numbers = torch.zeros(CACHED)
+    numbers = torch.zeros(CACHED, device=device)
 
     def run() -> None:
         for _ in range(number):
@@ -508,7 +507,7 @@ def exchanged(group: Group, num_bytes: int, *, num_passes: int = 0) -> Sample:
         each = num_bytes // (group.size - 1)
         counts = [0 if rank == group.rank else each for rank in range(group.size)]
         message = torch.zeros(sum(counts), dtype=torch.uint8, device=group.device)
-        beside = passes(num_passes)
+        beside = passes(num_passes, group.device)
 
         def run() -> Tensor:
             pending = group.all_to_all_async(message, counts, counts, tag="probe")
