@@ -33,11 +33,11 @@ from weft.cost.nominal import BYTES, GATHERED, NUMBER_BYTES, PASSES_BY_HEAD, STR
 from weft.data import DescribedGraph
 from weft.engine.described import DescribedSubject
 from weft.engine.machines import Machines, clusters_on
-from weft.engine.planning import Foreseen, attempts, first_fitting, foreseen
+from weft.engine.planning import Foreseen, attempts, first_fitting, foreseen, too_little
 from weft.engine.run import prepared_workload
 from weft.nn import GraphOperation
 from weft.planner import Cluster
-from weft.strategies import register
+from weft.strategies import Held, register
 from weft.strategies.vertex.blocks import BlockStats
 from weft.strategies.vertex.plan import CommunicatedPlan
 
@@ -72,6 +72,8 @@ class System(NamedTuple):
     """Whether it makes a row of each edge, by a function of edges, before it sums them (NeutronStar, section 4.1)."""
     on_host: bool = False
     """Whether it keeps these rows on the host until the backward pass (section 5.8), so that it always fits."""
+    feature_gradients: bool = False
+    """Whether the gradients that it keeps, of every layer, are of the features as well (HongTu, section 1, Table 1)."""
     unlike: str = ""
     """What it does otherwise than the strategy."""
 
@@ -129,7 +131,7 @@ SYSTEMS: Mapping[tuple[str, str], System] = {
         chunked=True,
         unlike="R-MAT has less locality than the real graph",
     ),
-    ("hongtu", "HongTu-IM"): System(vertex("communicated", RAW, partition="metis")),
+    ("hongtu", "HongTu-IM"): System(vertex("communicated", RAW, partition="metis"), feature_gradients=True),
     ("hongtu", "DGL"): System({"strategy": "single", "disable": LACKED}),
     ("hongtu", "Sancus"): SANCUS,
 }
@@ -322,6 +324,11 @@ def simulate(cell: Cell, name: str, tables: Path) -> Foreseen:
         found = replace(found, fits=True) if found.epoch_seconds else found
     else:
         found = first_fitting(in_chunks if system.chunked else [whole, *in_chunks], asked, subject, cluster)
+    if system.feature_gradients and found.fits:
+        more_bytes = NUMBER_BYTES * int(graph["vertices"]) * int(graph["features"]) // cluster.ranks
+        held = Held(found.device_bytes + more_bytes, found.host_bytes, found.disk_bytes)
+        reason = too_little(held, whole, cluster)
+        found = replace(found, device_bytes=held.device, fits=not reason, reason=reason)
     more = scoring_seconds(graph, cluster) if cell.links and found.epoch_seconds else 0.0
     return replace(found, epoch_seconds=found.epoch_seconds + more)
 
