@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -312,6 +313,16 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextmanager
+def _imports_kept() -> Iterator[None]:
+    """Leaves what imports have made out of garbage collections, which took a twentieth of a plan's time for it."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
 def _named_by_files(options: argparse.Namespace) -> Iterator[None]:
     """Errors about an option that a file gives, and no flag, say where it stands."""
     named = set(given(options, Config))
@@ -403,7 +414,7 @@ def _plan(options: argparse.Namespace) -> int:
 
     config = _config(options)
     where = Where(machine=options.machine or "", hosts=options.hosts, machines=options.machines)
-    with _named_by_files(options):
+    with _named_by_files(options), _imports_kept():
         found, values = planned(config, None, None, where, approximate=options.approximate)
     if options.json:
         print(json.dumps(values))

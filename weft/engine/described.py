@@ -125,8 +125,11 @@ class DescribedSubject:
 
     def _at(self, halvings: int) -> Known:
         if halvings not in self._drawn:
-            graph = self.described.drawn(halvings)
-            self._drawn[halvings] = Known(self._work(graph), Parts(graph))
+            work = self._work(self.described.drawn(halvings))
+            if self._drawn:  # of one model, plans for each of the graphs know what chunks take
+                model = next(iter(self._drawn.values())).work.model
+                work = Workload(model, work.graph, work.optimisations, num_classes=work.num_classes)
+            self._drawn[halvings] = Known(work, Parts(work.graph))
         return self._drawn[halvings]
 
 
