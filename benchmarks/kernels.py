@@ -5,6 +5,10 @@
 Contenders take turns (A B C A B C ...), so that a machine that slows down slows all of them. Results are compared
 with a float64 product first, and no ratio is reported where one differs. `gather` copies the same rows, by
 `index_select` a block at a time, and adds nothing.
+
+    python benchmarks/kernels.py --alone --shuffle --widths 4,8,12,16,20,24,28,32 --rounds 15 --out kernels-widths-NAME
+
+takes turns between the widths instead, of weft's sum by itself.
 """
 
 from __future__ import annotations
@@ -55,9 +59,12 @@ def main() -> None:
         f"{_native.current_isa()}",
         flush=True,
     )
-    rows = []
-    for kind in options.products.split(","):
-        for width in map(int, options.widths.split(",")):
+    rows, widths = [], [int(width) for width in options.widths.split(",")]
+    if options.alone:
+        rows = by_width(graph, widths, options.rounds)
+        print(*map(line, rows), sep="\n", flush=True)
+    for kind in [] if options.alone else options.products.split(","):
+        for width in widths:
             rows.append(measure(kind, width, PRODUCTS[kind](graph, width), options.rounds))
             print(line(rows[-1]), flush=True)
     if options.out:
@@ -71,6 +78,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--huge-pages", action="store_true", help="for every contender's tensors, by PyTorch")
     parser.add_argument("--widths", default="16,64,256")
     parser.add_argument("--products", default="sum,scaled,weighted,backward,attend", help=f"of {', '.join(PRODUCTS)}")
+    parser.add_argument("--alone", action="store_true", help="weft's sum by itself, the widths in turns")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
@@ -200,6 +208,22 @@ def measure(kind: str, width: int, contest: Contest, rounds: int) -> dict[str, A
         row["best_rival"] = best
         row["ratios"] = [theirs / ours for theirs, ours in zip(seconds[best], seconds["weft"], strict=True)]
     return row
+
+
+def by_width(adj: Adjacency, widths: list[int], rounds: int) -> list[dict[str, Any]]:
+    """weft's sum by width, of rows made anew in each round: where they come to lie changes its time by a tenth."""
+    rows: list[dict[str, Any]] = []
+    for width in widths:  # whole numbers, whose sums are exact
+        x = torch.randint(8, (adj.num_sources, width)).float()
+        right = torch.equal(spmm(adj, x).double(), exact(adj.indptr, adj.indices, torch.ones(adj.num_edges), x))
+        rows.append({"product": "sum", "width": width, "seconds": {"weft": []}, "differ": ["weft"] * (not right)})
+    for row in rows * rounds:
+        x = torch.rand(adj.num_sources, row["width"])
+        spmm(adj, x)
+        start = time.perf_counter()
+        spmm(adj, x)
+        row["seconds"]["weft"].append(time.perf_counter() - start)
+    return rows
 
 
 def error(y: Tensor, truth: Tensor) -> float:

@@ -15,6 +15,7 @@ from tests.ranks import forked
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 RUNS = {
     "kernels": "--graph rmat:vertices=300,edges=2k --widths 8 --rounds 1",
+    "kernels alone": "--alone --graph rmat:vertices=300,edges=2k --widths 8,12 --rounds 1",
     "epoch": "--graph rmat:vertices=300,edges=2k,features=8,classes=3 --hidden 16 --contenders weft,pyg-csr"
     " --warmups 1 --rounds 1 --operations",
     "growth": "--edges 2k,4k --features 8 --classes 3 --hidden 16 --model gat --warmups 1 --rounds 1",
