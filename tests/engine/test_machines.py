@@ -287,6 +287,7 @@ def test_a_large_graph_takes_no_more_to_plan_than_a_small_one(monkeypatch: pytes
         points = [*subject.by_vertices(ranks), *subject.fewer_ranks(ranks)]
         assert max(one.known.work.stats.num_edges for one in points) <= MOST_EDGES
         assert max(one.ranks for one in points) <= MOST_RANKS
+        assert len({id(one.known.work.model) for one in points}) == 1  # of which is found out once what chunks take
     monkeypatch.setattr("weft.engine.described.MOST_VERTICES", 1 << 11)
     found = rows(PAPERS, "256xA100@100gbit")
     assert found["256xA100@100gbit", "tensor"].fits
