@@ -9,8 +9,8 @@ import torch
 from weft.cost import Machine
 from weft.nn import GraphOperation, Sum, Workload
 from weft.partition import Caching
+from weft.strategies.resident import BACK_BYTES, EDGE_BYTES
 
-EDGE_BYTES = 12  # of a cached row's in-edge: two ids, forward and transposed, and its place
 NOMINAL = Machine(seconds_per_flop=4e-11, seconds_per_edge=3e-10, seconds_per_byte=2e-9)
 """Of no machine in particular: about what four ranks on two cores measured at 5 Gbit/s."""
 
@@ -47,7 +47,7 @@ def level_costs(
             costs[level, 0] += machine.seconds_per_byte * itemsize * embedded
         costs[level, 2] = machine.seconds_per_byte * itemsize * numbers
         costs[level, 3] = 2 * itemsize * (widths[level] + widths[level + 1])
-        costs[level, 4] = EDGE_BYTES if level else 0
+        costs[level, 4] = EDGE_BYTES + BACK_BYTES if level else 0
         passes = sum(edge_width(asked, level) * directions(asked) for asked in here if not work.is_cached(asked))
         if level + 1 < num_levels:
             costs[level + 1, 1] = machine.seconds_per_edge * passes
