@@ -59,14 +59,15 @@ def main() -> None:
         f"{_native.current_isa()}",
         flush=True,
     )
-    rows, widths = [], [int(width) for width in options.widths.split(",")]
-    if options.alone:
-        rows = by_width(graph, widths, options.rounds)
-        print(*map(line, rows), sep="\n", flush=True)
-    for kind in [] if options.alone else options.products.split(","):
-        for width in widths:
-            rows.append(measure(kind, width, PRODUCTS[kind](graph, width), options.rounds))
-            print(line(rows[-1]), flush=True)
+    widths, rows = [int(width) for width in options.widths.split(",")], []
+    contests = (
+        measure(kind, width, PRODUCTS[kind](graph, width), options.rounds)
+        for kind in options.products.split(",")
+        for width in widths
+    )
+    for row in by_width(graph, widths, options.rounds) if options.alone else contests:
+        rows.append(row)
+        print(line(row), flush=True)
     if options.out:
         save(options.out, {"options": vars(options), "rows": rows})
 
@@ -77,8 +78,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shuffle", action="store_true", help="renumber the vertices at random: no locality is left")
     parser.add_argument("--huge-pages", action="store_true", help="for every contender's tensors, by PyTorch")
     parser.add_argument("--widths", default="16,64,256")
-    parser.add_argument("--products", default="sum,scaled,weighted,backward,attend", help=f"of {', '.join(PRODUCTS)}")
-    parser.add_argument("--alone", action="store_true", help="weft's sum by itself, the widths in turns")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--products", default="sum,scaled,weighted,backward,attend", help=f"of {', '.join(PRODUCTS)}")
+    which.add_argument("--alone", action="store_true", help="weft's sum by itself, the widths in turns")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")

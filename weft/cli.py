@@ -313,7 +313,7 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextmanager
-def _imports_kept() -> Iterator[None]:
+def _imports_frozen() -> Iterator[None]:
     """Leaves what imports have made out of garbage collections, which took a twentieth of a plan's time for it."""
     gc.freeze()
     try:
@@ -414,7 +414,7 @@ def _plan(options: argparse.Namespace) -> int:
 
     config = _config(options)
     where = Where(machine=options.machine or "", hosts=options.hosts, machines=options.machines)
-    with _named_by_files(options), _imports_kept():
+    with _named_by_files(options), _imports_frozen():
         found, values = planned(config, None, None, where, approximate=options.approximate)
     if options.json:
         print(json.dumps(values))
