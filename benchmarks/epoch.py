@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from weft.core.optimisations import Optimisations
 from weft.cost import Profile
 from weft.data import Adjacency, Graph
 from weft.data.sampling import Fanout, parse_fanouts
+from weft.engine.captured import CapturedPass, is_captured
 from weft.engine.tasks import make_task
 from weft.nn import Workload
 from weft.strategies import Step
@@ -187,11 +189,13 @@ def loop(
     placed = make_plan(strategy, Workload(model, graph, optimisations), **options).place(Group(device=device))
     task = make_task(Config(), placed)
     optimizer = torch.optim.Adam(placed.model.parameters(), lr=0.01)
+    captured = is_captured(Config(strategy=strategy), placed)
+    train = CapturedPass(placed, task) if captured else partial(train_step, placed, task)
 
     def epoch() -> None:
         for step in placed.steps(0):
             optimizer.zero_grad()
-            train_step(placed, task, step)
+            train(step)
             optimizer.step()
 
     return epoch, lambda: placed.forward(Step(epoch=0, training=False))

@@ -87,7 +87,7 @@ class Runner:
         logits = self.placed.forward(step)
         loss, grad = self.task.loss(logits, step)
         self.placed.backward(logits, grad)
-        return [torch.tensor([loss]), *(p.grad.clone() for p in self.placed.model.parameters() if p.grad is not None)]
+        return [loss[None], *(p.grad.clone() for p in self.placed.model.parameters() if p.grad is not None)]
 
 
 def measure(graph: Graph, strategy: str, options: argparse.Namespace) -> dict[str, Any] | str:

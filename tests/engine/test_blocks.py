@@ -84,7 +84,7 @@ def test_node_classification(like: Make, empty: Make, multilabel: bool) -> None:
     task = NodeTask(graph, slice(0, 103), Group(), empty)
     rows = like(logits.detach())
     loss, grad = task.loss(rows, STEP)
-    assert loss == pytest.approx(expected.item(), abs=1e-12)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
     torch.testing.assert_close(grad, expected_grad, rtol=0, atol=1e-12)
     assert is_mapped(grad) == is_mapped(rows)
     scores = task.scores([task.counts(rows, STEP)])
@@ -113,7 +113,7 @@ def test_link_prediction(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         task = LinkTask(case.config, Links.of(graph), model.decoder, slice(0, len(z)), Group(), empty)
         rows = like(z)
         loss, grad = task.loss(rows, Step(epoch=3, training=True))
-        return loss, grad, torch.zeros(0) if weight is None else weight.grad.clone(), task.counts(rows, STEP)
+        return loss.item(), grad, torch.zeros(0) if weight is None else weight.grad.clone(), task.counts(rows, STEP)
 
     with monkeypatch.context() as whole:
         whole.setattr(link, "MAX_PAIRS", 1 << 16)

@@ -93,12 +93,18 @@ def test_a_flag_is_accepted_or_refused(name: str, strategy: str) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("one", OPTIMISATIONS)
 def test_an_optimisation_is_accepted_or_refused(one: str, strategy: str) -> None:
-    config, owners = Config(strategy=strategy, disable=one), strategies_with_optimisation(one)
+    device = "cuda" if one == "capture" else "cpu"
+    config, owners = Config(strategy=strategy, disable=one, device=device), strategies_with_optimisation(one)
     if owners and strategy not in owners:
         with pytest.raises(InputError, match=f"^--disable {one} has no effect under strategy {strategy}: leave it out"):
             refuse_foreign_flags(config)
     else:
         refuse_foreign_flags(config)
+
+
+def test_an_optimisation_of_gpus_is_refused_without_one() -> None:
+    with pytest.raises(InputError, match=r"^--disable capture has no effect under device cpu: .* give --device cuda"):
+        refuse_foreign_flags(Config(disable="capture"))
 
 
 @pytest.mark.parametrize(("name", "value"), [("decoder", "distmult"), ("negatives", 3)])

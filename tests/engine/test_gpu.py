@@ -61,6 +61,21 @@ def test_two_runs_have_the_same_bits(way: str, model: str, tmp_path: Path) -> No
 
 @gpu
 @needs_one
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "gatv2"])
+def test_a_captured_run_has_the_bits_of_one_that_is_not(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: dict[str, Any] = {"device": "cuda", "norm": "batch", "input_dropout": 0.2}
+    ways = {"captured": {}, "launched": {"disable": "capture"}}
+    one, two = (run(tmp_path / name, "single", model, **given, **more) for name, more in ways.items())
+    assert one == two
+    assert "could be captured" not in capsys.readouterr().err
+    stages = [set(weft.Run.open(tmp_path / name).summary["ranks"][0]["stages"]) for name in ways]
+    assert stages == [{"captured", "update"}, {"encode", "loss", "update"}]
+
+
+@gpu
+@needs_one
 def test_memory_stays_below_the_limit(tmp_path: Path) -> None:
     """Or one line says the least that would do. What is freed counts as long as a stream may use it."""
     with pytest.raises(InputError, match="device-memory"):

@@ -104,7 +104,7 @@ class Session:
             z = self.strategy.forward(step)
             loss, grad = self.task.loss(z, step)
             self.strategy.backward(z, grad)
-        return loss
+        return loss.item()
 
     def gradients(self) -> dict[str, Tensor]:
         return {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}

@@ -100,7 +100,7 @@ def parts(group: Group, case: str) -> tuple[float, Tensor]:
     made, rows = graph(kind), torch.arange(NUM_VERTICES)[group.rank :: group.size]
     task = NodeTask(made, rows, group, loss=make_loss(config, made, own), metrics=[])
     loss, grad = task.loss(drawn(NUM_VERTICES, width, seed=3)[rows], Step(epoch=0, training=True))
-    return sum(report["loss"] for report in group.all_gather_object({"loss": loss})), grad
+    return sum(report["loss"] for report in group.all_gather_object({"loss": loss.item()})), grad
 
 
 @pytest.mark.parametrize("size", [1, 3])

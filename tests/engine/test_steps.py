@@ -38,7 +38,7 @@ def check_nodes(group: Group, multilabel: bool) -> None:
         expected = of_loss(logits[batch], y[batch])
         (expected_grad,) = torch.autograd.grad(expected, logits)
         loss, grad = task.loss(logits.detach()[mine], step)
-        total = sum(report["loss"] for report in group.all_gather_object({"loss": loss}))
+        total = sum(report["loss"] for report in group.all_gather_object({"loss": loss.item()}))
         assert total == pytest.approx(expected.item(), abs=1e-12)
         torch.testing.assert_close(grad, expected_grad[mine], rtol=0, atol=1e-12)
 

@@ -111,7 +111,7 @@ class Session:
             logits = self.strategy.forward(step)
             loss, grad = self.task.loss(logits, step)
             self.strategy.backward(logits, grad)
-        return logits.detach(), loss
+        return logits.detach(), loss.item()
 
     def rows(self, *, training: bool) -> slice | Tensor:
         """The vertices whose logits this rank gives in a step."""

@@ -54,7 +54,7 @@ def train(group: Group, case: Case, name: str, given: Given, planted: str = "") 
                 rows = placed.forward(step)
                 loss, grad = task.loss(rows, step)
                 placed.backward(rows, grad)
-                losses.append(loss)
+                losses.append(loss.item())
         counts += group.meter.take("train").sampled
     gradients = {name: p.grad for name, p in placed.model.named_parameters() if p.grad is not None}
     return Seen(losses, gradients, counts, placed.describe()["feature_cache_rows"])

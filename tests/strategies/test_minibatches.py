@@ -95,7 +95,7 @@ def train(group: Group, case: AnyCase, name: str, given: Given) -> Seen:
             whole[vertices] = torch.cat([rows.detach(), rows.new_ones(len(rows), 1)], 1)
             whole = group.all_reduce(whole, tag="test")
             logits.append(whole[:, :-1] / whole[:, -1:].clamp(min=1))  # ends of links may be on several ranks
-            losses.append(float(group.all_reduce(torch.tensor(loss, dtype=torch.float64), tag="test")))
+            losses.append(float(group.all_reduce(loss, tag="test")))
             optimizer.step()
     for parameter in embeddings(model):
         whole = torch.zeros(work.graph.typed.num_embedded, gradients[parameter].shape[1], dtype=torch.float64)
@@ -238,7 +238,7 @@ def epochs(group: Group, case: Case, given: Given) -> list[float]:
             rows = placed.forward(step)
             loss, grad = task.loss(rows, step)
             placed.backward(rows, grad)
-            losses.append(loss)
+            losses.append(loss.item())
     return losses
 
 

@@ -15,6 +15,7 @@ from weft.chunks.program import Program, Segment, differentiable, left_by
 from weft.chunks.segments import leaf
 from weft.chunks.views import RowsView
 from weft.core.kernel_call import KernelCall, merged
+from weft.core.random import RandomKey
 from weft.nn import SPREAD, BlockSize, Inputs, Levels, MapFlops, Total, WholeLayer, Workload
 from weft.nn.flops import FlopCounter, Place
 from weft.nn.maps import backward_flops, counted_twin
@@ -32,7 +33,7 @@ class ShapedRows(RowsView):
 
     counter: FlopCounter
 
-    def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
+    def _drop(self, x: Tensor, key: RandomKey, p: float, relu: bool) -> Tensor:
         del key, p
         return counted_dropout(self.counter, x, relu)
 

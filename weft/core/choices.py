@@ -141,6 +141,11 @@ def chosen(kind: str, *sizes: float) -> str:
     return _used.kinds[kind].at(sizes)
 
 
+def used(kind: str) -> set[str]:
+    """The implementations that serve a kernel of any size in this process."""
+    return set(_used.kinds[kind].names)
+
+
 def _classes(kind: str, values: Mapping[str, Any]) -> Classes:
     floors = tuple(tuple(map(float, one)) for one in values[kind]["floors"])
     names = tuple(values[kind]["names"])

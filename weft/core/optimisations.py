@@ -28,6 +28,7 @@ class Optimisations:
     intra: under pipeline, load what the next chunk reads while one is worked on.
     priority: under pipeline, begin with the rows that other ranks read.
     eager: under pipeline, begin a chunk of the next layer as soon as what it reads is there.
+    capture: on a GPU, repeat the step of a small graph as a CUDA graph.
     pages: keep the memory that an epoch frees for the next one (weft.core.memory).
     """
 
@@ -49,6 +50,7 @@ class Optimisations:
     intra: bool = True
     priority: bool = True
     eager: bool = True
+    capture: bool = True
     pages: bool = True
 
     @classmethod

@@ -8,6 +8,11 @@ import torch
 from torch import Tensor
 
 MASK64 = (1 << 64) - 1
+MOST_KEYS = 1024
+"""Of a table."""
+
+RandomKey = int | Tensor
+"""64 bits that randomness depends on: a number, or int64 [1] on the device that draws, whose value may change."""
 
 
 def mix64(value: int) -> int:
@@ -47,3 +52,33 @@ def mix64_each(values: Tensor) -> Tensor:
 def signed(value: int) -> int:
     """The integer whose two's complement are these 64 bits."""
     return value - (1 << 64) if value >> 63 else value
+
+
+def key_word(key: RandomKey) -> int | Tensor:
+    """A key as int64 arithmetic takes it."""
+    return key if isinstance(key, Tensor) else signed(key)
+
+
+def key_on(key: RandomKey, device: torch.device) -> Tensor:
+    """A key in the memory of a device: int64 [1]."""
+    return key if isinstance(key, Tensor) else torch.full((1,), signed(key), device=device)
+
+
+class KeyTable:
+    """The keys of a step's draws in a device's memory, where work that is repeated finds those of the next step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._words = torch.zeros(MOST_KEYS, dtype=torch.int64, device=device)
+        self._places: list[tuple[int, int]] = []
+
+    def at(self, stage: int, call: int) -> Tensor:
+        """Where `fill` writes `key(key(*parts, stage), call)`: int64 [1]."""
+        self._places.append((stage, call))
+        if len(self._places) > MOST_KEYS:
+            raise RuntimeError(f"a step draws under more than {MOST_KEYS} keys")
+        return self._words[len(self._places) - 1 :][:1]
+
+    def fill(self, *parts: int) -> None:
+        """Writes the keys of a step; parts: what tells it from others."""
+        words = [signed(key(key(*parts, stage), call)) for stage, call in self._places]
+        self._words[: len(words)].copy_(torch.tensor(words, dtype=torch.int64))

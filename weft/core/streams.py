@@ -6,13 +6,14 @@ Whoever gives a device work says behind which mark it comes; nothing else orders
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 COMPUTE, LOAD, STORE = "compute", "load", "store"
 """The streams: that of kernels and exchanges, in which everything is that says nothing else, and two of copies."""
 BUFFERS = 2
@@ -153,6 +154,28 @@ class CudaStreams:
 def streams_of(device: torch.device) -> Streams:
     """Those of a device, for work whose kernels are in this thread's present stream."""
     return CudaStreams(device) if device.type == "cuda" else InOrder(device)
+
+
+class Captured(Protocol):
+    """Kernels that were given to a device, and can be given again, at once."""
+
+    def replay(self) -> None:
+        """Gives them to the present stream: they read and write the memory that they were captured with."""
+        ...
+
+
+def capture(work: Callable[[], T]) -> tuple[Captured, T]:
+    """The kernels of some work on the present GPU, none of which is run by that, and what it gives.
+
+    The memory that the work allocates is kept as long as they are. RuntimeError where it waits for the GPU, or copies
+    from memory that is not pinned. Not run on a GPU yet.
+    """
+    graph, present = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph):
+            return graph, work()
+    finally:
+        torch.cuda.set_stream(present)  # which a capture that fails leaves at its own
 
 
 def pinned_bytes(num_bytes: int) -> int:

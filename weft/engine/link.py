@@ -210,8 +210,8 @@ class LinkTask:
         ends = find_ends(self.assignment, pairs[self.assigned], self.own, group)
         self.held_out = LinkHalo(ends, len(self.own), group, "held-out links")
 
-    def loss(self, z: Tensor, step: Step) -> tuple[float, Tensor]:
-        """This rank's part of the loss, and its gradient [n, D] by the rows; the decoder's parameters get theirs."""
+    def loss(self, z: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """The rank's part of the loss, [], and its gradient [n, D] by the rows; the decoder's parameters get theirs."""
         with self.group.meter.timer("negatives"):
             links, num_links = self._links_of(step)
             reach, each = LinkHalo(links, len(z), self.group, "training links"), 1 + self.assignment.num_negatives
@@ -238,7 +238,7 @@ class LinkTask:
         with self.group.meter.timer("decode"):
             if reach.halo:
                 grad_z += torch.autograd.grad(coming, leaf, grad_fetched)[0]
-        return total.item(), grad_z
+        return total, grad_z
 
     def _links_of(self, step: Step) -> tuple[CandidateLinks, int]:
         """This rank's candidate links of a step, and how many links all ranks have in it."""

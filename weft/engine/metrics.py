@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -30,8 +29,8 @@ Counts = dict[str, dict[str, Any]]
 class Task(Protocol):
     """A loss and scores of the rows that a strategy's forward pass gives, as the trainer knows them."""
 
-    def loss(self, rows: Tensor, step: Step) -> tuple[float, Tensor]:
-        """This rank's part of a step's loss, and its gradient by the rows; the ranks' parts add up."""
+    def loss(self, rows: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """This rank's part of a step's loss, [], and its gradient by the rows; the ranks' parts add up."""
         ...
 
     def counts(self, rows: Tensor, step: Step) -> dict[str, Any]:
@@ -83,21 +82,23 @@ class NodeTask:
         self.chosen = {split: mask[rows].nonzero().view(-1).to(device) for split, mask in self.labelled.items()}
         self.vertices = torch.arange(graph.num_vertices)[rows]
         self.graph_y, self.y = graph.y, graph.y[rows].to(device)
+        self._examples: tuple[Tensor | None, Examples] | None = None
 
     def examples(self, step: Step) -> Examples:
         """What this rank learns from in a step: all its labelled rows, or those of a mini-batch."""
+        if self._examples is None or self._examples[0] is not step.vertices:
+            self._examples = step.vertices, self._examples_of(step)
+        return self._examples[1]
+
+    def _examples_of(self, step: Step) -> Examples:
         if step.vertices is None:
-            return self._examples
+            rows = self.chosen["train"]
+            return Examples(rows, self.y[rows], self.num_labelled["train"])
         y = self.graph_y[step.vertices].to(self.y.device)
         return Examples(torch.arange(len(y), device=y.device), y, step.batch_size)
 
-    @cached_property
-    def _examples(self) -> Examples:
-        rows = self.chosen["train"]
-        return Examples(rows, self.y[rows], self.num_labelled["train"])
-
-    def loss(self, logits: Tensor, step: Step) -> tuple[float, Tensor]:
-        """This rank's part of the loss, and its gradient [n, C] by the logits."""
+    def loss(self, logits: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """This rank's part of the loss, [], and its gradient [n, C] by the logits."""
         logits = logits.detach()
         grad, total = self.empty(logits), logits.new_zeros(())
         chosen, y, number = self.examples(step)
@@ -111,7 +112,7 @@ class NodeTask:
             (grad_here,) = torch.autograd.grad(loss, here)
             grad[block].index_copy_(0, rows, grad_here)
             total += loss.detach()
-        return total.item(), grad
+        return total, grad
 
     def counts(self, logits: Tensor, step: Step) -> Counts:
         """Per split and metric, the sums over this rank's rows, or, where all rows are needed, the score."""

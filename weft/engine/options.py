@@ -93,6 +93,8 @@ def foreign_flags(config: Config, strategy: str) -> dict[str, str]:
         owners = strategies_with_optimisation(name)
         if owners and strategy not in owners:
             found[f"--disable {name}"] = f"--strategy {' or '.join(owners)}"
+        elif name == "capture" and config.device == "cpu":
+            found[f"--disable {name}"] = "--device cuda"
     return found
 
 

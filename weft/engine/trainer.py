@@ -12,6 +12,7 @@ from weft.core.errors import InputError
 from weft.core.memory import peak_memory_bytes
 from weft.core.stop import StopRequest
 from weft.engine import checkpoint, embedded
+from weft.engine.captured import make_pass
 from weft.engine.checkpoint import Checkpoint, Progress
 from weft.engine.metrics import Task
 from weft.engine.own import NOTHING_OWN, Callback, OwnFunctions
@@ -45,6 +46,7 @@ class Trainer:
         lower = make_metrics(config, strategy.graph, own)[0].lower_is_better
         self.scheduler = make_scheduler(config, self.optimizer, own, lower_is_better=lower)
         self.progress = Progress(lower_is_better=lower)
+        self.pass_ = make_pass(config, strategy, task, own)
         self.validation = validation_score(strategy.graph, config)
         self.best = checkpoint.model_tensors(self.model)
         self._timeline_until = 0
@@ -155,19 +157,13 @@ class Trainer:
             return self.group.all_gather_object(report)
 
     def _train(self, step: Step) -> float:
-        timer = self.meter.timer
         self.optimizer.zero_grad()
-        with timer("encode"):
-            rows = self.strategy.forward(step)
-        with timer("loss"):
-            loss, grad = self.task.loss(rows, step)
-        with timer("encode"):
-            self.strategy.backward(rows, grad)
-        with timer("update"):
+        loss = self.pass_(step)
+        with self.meter.timer("update"):
             if self.config.clip_norm:
                 clip(self.parameters, self.own_rows, self.group, self.config.clip_norm)
             self.optimizer.step()
-        return loss
+        return loss.item()
 
     def _scores(self, epoch: int, reports: list[Report]) -> dict[str, float | None]:
         """The scores of an evaluated epoch ({} of another), keeping weights and scores where validation is best.

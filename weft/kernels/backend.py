@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from weft.core.random import RandomKey
 from weft.data.adjacency import Adjacency
 
 
@@ -31,7 +32,7 @@ class EdgeDropout(NamedTuple):
     """
 
     p: float
-    key: int
+    key: RandomKey
     first_head: int
     sources: Tensor  # int64 [s], global vertices
     targets: Tensor  # int64 [n]
@@ -195,7 +196,7 @@ class Backend(Protocol):
         """Gradients of h [s, f] and of the logits."""
         ...
 
-    def keyed_dropout(self, x: Tensor, rows: Tensor, key: int, p: float, first_column: int, relu: bool) -> Tensor:
+    def keyed_dropout(self, x: Tensor, rows: Tensor, key: RandomKey, p: float, first_column: int, relu: bool) -> Tensor:
         """x [n, F], rows int64 [n] -> [n, F]; its own adjoint without relu."""
         ...
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from weft.core.random import RandomKey
 from weft.data.adjacency import Adjacency
 from weft.kernels.backend import (
     Attention,
@@ -138,7 +139,9 @@ class KeyedDropout(torch.autograd.Function):
     """Dropout whose mask is derived again in the backward pass; see `keyed_dropout`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, backend: Backend, key: int, p: float, first_column: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, rows: Tensor, backend: Backend, key: RandomKey, p: float, first_column: int
+    ) -> Tensor:
         ctx.args = rows, backend, key, p, first_column
         return backend.keyed_dropout(x.detach().contiguous(), rows, key, p, first_column, False)
 
@@ -154,7 +157,9 @@ class ReluDropout(torch.autograd.Function):
     """The same of `max(x, 0)`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, backend: Backend, key: int, p: float, first_column: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, rows: Tensor, backend: Backend, key: RandomKey, p: float, first_column: int
+    ) -> Tensor:
         y = backend.keyed_dropout(x.detach().contiguous(), rows, key, p, first_column, True)
         ctx.args = backend, p
         ctx.save_for_backward(y)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from weft.core.dtypes import sum_dtype
 from weft.core.native import _native
+from weft.core.random import MASK64, RandomKey
 from weft.data.adjacency import Adjacency
 from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, PairGrads, Pairs, Scale, SourceGrads
 
@@ -219,13 +220,13 @@ def _drops(over: Attention) -> _native.EdgeDropout | None:
         return None
     p, key, first_head, sources, targets = over.dropout
     ids = sources.contiguous(), targets.contiguous()
-    return _native.EdgeDropout(*ids, key, first_head, int(p * 2**32), over.scale)
+    return _native.EdgeDropout(*ids, int(key) & MASK64, first_head, int(p * 2**32), over.scale)
 
 
-def keyed_dropout(x: Tensor, rows: Tensor, key: int, p: float, first_column: int, relu: bool) -> Tensor:
+def keyed_dropout(x: Tensor, rows: Tensor, key: RandomKey, p: float, first_column: int, relu: bool) -> Tensor:
     y = torch.empty_like(x)
     threshold, threads = int(p * 2**32), torch.get_num_threads()
-    _native.dropout(x, rows.contiguous(), key, first_column, threshold, 1 / (1 - p), relu, y, threads)
+    _native.dropout(x, rows.contiguous(), int(key) & MASK64, first_column, threshold, 1 / (1 - p), relu, y, threads)
     return y
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from weft.core.choices import chosen
 from weft.core.dtypes import is_narrow, sum_dtype
+from weft.core.random import RandomKey
 from weft.data.adjacency import Adjacency
 from weft.kernels import native, torch_sparse
 from weft.kernels.backend import (
@@ -273,11 +274,14 @@ def attend_edges(
     return y
 
 
-def keyed_dropout(x: Tensor, rows: Tensor, *, key: int, p: float, first_column: int = 0, relu: bool = False) -> Tensor:
+def keyed_dropout(
+    x: Tensor, rows: Tensor, *, key: RandomKey, p: float, first_column: int = 0, relu: bool = False
+) -> Tensor:
     """Dropout of x [n, F] that depends on (key, vertex, column) alone: `keep / (1 - p)`, or 0 with probability p.
 
     Args:
         rows: int64 [n], the global vertex of each row.
+        key: 64 bits; as a tensor, int64 [1] on x's device, they are read when the kernel runs.
         first_column: the global column of x's first.
         relu: of `max(x, 0)`, in the same pass.
     """

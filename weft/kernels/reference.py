@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from weft.core.random import mix64_each, signed
+from weft.core.random import RandomKey, key_word, mix64_each
 from weft.data.adjacency import Adjacency
 from weft.kernels.backend import EdgeDropout, EdgeFeatures, Scale
 
@@ -90,7 +90,7 @@ def edge_mask(adj: Adjacency, num_weights: int, num_heads: int, dropout: EdgeDro
     itself = torch.arange(num_weights - adj.num_edges, device=adj.device)
     source, target = torch.cat([source, itself]), torch.cat([target, itself])
     copy = torch.cat([copy, torch.zeros_like(itself)])
-    words = mix64_each(mix64_each(dropout.targets[target] ^ signed(dropout.key)) ^ dropout.sources[source])
+    words = mix64_each(mix64_each(dropout.targets[target] ^ key_word(dropout.key)) ^ dropout.sources[source])
     words = torch.where(copy > 0, mix64_each(words ^ copy), words)
     kept = words.new_ones(len(words), num_heads, dtype=torch.bool)
     for head in range(num_heads):
@@ -175,12 +175,14 @@ def edges_and_loops(adj: Adjacency, loop: Tensor | None) -> tuple[Tensor, Tensor
     return torch.cat([source, itself]), torch.cat([target, itself])
 
 
-def keyed_dropout(x: Tensor, rows: Tensor, *, key: int, p: float, first_column: int = 0, relu: bool = False) -> Tensor:
+def keyed_dropout(
+    x: Tensor, rows: Tensor, *, key: RandomKey, p: float, first_column: int = 0, relu: bool = False
+) -> Tensor:
     x = torch.relu(x) if relu else x
     return torch.where(keep_mask(rows, x.shape[1], key, p, first_column), x * (1 / (1 - p)), 0)
 
 
-def keep_mask(rows: Tensor, width: int, key: int, p: float, first_column: int) -> Tensor:
+def keep_mask(rows: Tensor, width: int, key: RandomKey, p: float, first_column: int) -> Tensor:
     """Which entries dropout keeps, bool [n, width]: a 32-bit hash of (key, row, column), compared with p * 2**32."""
     column = torch.arange(first_column, first_column + width, device=rows.device)
-    return hashed(mix64_each(rows ^ signed(key)), column) >= int(p * 2**32)
+    return hashed(mix64_each(rows ^ key_word(key)), column) >= int(p * 2**32)

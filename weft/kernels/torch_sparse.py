@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
+from weft.core.random import RandomKey
 from weft.data.adjacency import Adjacency
 from weft.data.degrees import CompressedRows
 from weft.kernels import reference
@@ -235,7 +236,7 @@ class _Pairs:
         return z.addmm_(self.features, self.edge_map[:, columns])
 
 
-def keyed_dropout(x: Tensor, rows: Tensor, key: int, p: float, first_column: int, relu: bool) -> Tensor:
+def keyed_dropout(x: Tensor, rows: Tensor, key: RandomKey, p: float, first_column: int, relu: bool) -> Tensor:
     return reference.keyed_dropout(x, rows, key=key, p=p, first_column=first_column, relu=relu)
 
 

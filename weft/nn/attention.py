@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from weft.core import native
+from weft.core.random import RandomKey
 from weft.data import Adjacency
 from weft.kernels import (
     Attention,
@@ -33,7 +34,7 @@ class MaskKey(NamedTuple):
     """Dropout of the weights of edges by head; `View.mask_key` gives one."""
 
     p: float
-    key: int
+    key: RandomKey
     first_head: int = 0
     """Which of all heads is the first at hand."""
 

@@ -13,6 +13,7 @@ from weft.core.dtypes import sum_dtype
 from weft.core.errors import InputError
 from weft.core.meter import Meter
 from weft.core.optimisations import ALL_OPTIMISATIONS, Optimisations
+from weft.core.random import RandomKey
 from weft.core.random import key as make_key
 from weft.data import Adjacency
 from weft.kernels import keyed_dropout, spmm
@@ -90,7 +91,7 @@ class GraphView(View):
         self._key = key
         self._calls = 0
         self._dropped: Tensor | None = None
-        self._mask = (0, 0.0)
+        self._mask: tuple[RandomKey, float] = (0, 0.0)
 
     @classmethod
     def of(
@@ -215,12 +216,12 @@ class GraphView(View):
         """An aggregate over edges of this rank's rows."""
         return self.run(op, op.prepare(self.topology, rows), steps, self.topology)
 
-    def _next_key(self) -> int:
+    def _next_key(self) -> RandomKey:
         """That of the next mask."""
         self._calls += 1
         return make_key(self._key, self._calls)
 
-    def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
+    def _drop(self, x: Tensor, key: RandomKey, p: float, relu: bool) -> Tensor:
         return keyed_dropout(x, self.row_ids[: len(x)], key=key, p=p, relu=relu)
 
     def constant(self, x: Tensor, features: Tensor, ids: Tensor, first_column: int = 0) -> Tensor:

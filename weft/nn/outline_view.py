@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
+from weft.core.random import RandomKey
 from weft.nn.aggregate import Aggregate, Rows, Total
 from weft.nn.attention import AttendEdges
 from weft.nn.dense import linear, sum_rows
@@ -181,7 +182,7 @@ class OutlineView(GraphView):
         counter.note("sparse", nonzeros, len(x), *weight.shape)
         counter.note("sparse_backward", nonzeros, len(x), *weight.shape, backward=True)
 
-    def _drop(self, x: Tensor, key: int, p: float, relu: bool) -> Tensor:
+    def _drop(self, x: Tensor, key: RandomKey, p: float, relu: bool) -> Tensor:
         del key, p
         return counted_dropout(self.notes.counter, x, relu)
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from weft.core.units import format_bytes
 
 EXCHANGES = ("rows_to_cols", "cols_to_rows", "halo")  # collectives that move rows
-STAGES = ("batches", "negatives", "encode", "decode", "loss", "update")
+STAGES = ("batches", "negatives", "encode", "decode", "loss", "captured", "update")
 
 
 def run_table(summary: Mapping[str, Any]) -> Table:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from weft.comm import Group, Route
 from weft.core.dtypes import dtype_name
 from weft.core.errors import InputError
+from weft.core.random import KeyTable
 from weft.cost import Machine, Steps, Trace
 from weft.data import Graph, Links
 from weft.nn import SPREAD, Topology, ViewTraits, Workload, with_own_rows
@@ -57,6 +58,8 @@ class Step:
     batch_size: int = 0
     """How many vertices these are on all ranks, each of which the loss, or a score, reads; or the batch's links."""
     training: bool
+    masks: KeyTable | None = None
+    """Where kernels find the keys of dropout's masks, of a step that is recorded to be repeated; None: by `key`."""
 
     @property
     def key(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -349,7 +349,13 @@ class ResidentPlaced(Placed):
         """The views of a step's stages, which share their inputs; their dropout masks depend on stage and step."""
         share, traits = self.share(step), self.plan.traits
         return [
-            PlacedView(exchange, traits, key=key(self.seed, *step.key, stage), inputs=share.inputs)
+            PlacedView(
+                exchange,
+                traits,
+                key=key(self.seed, *step.key, stage),
+                masks=None if step.masks is None else partial(step.masks.at, stage),
+                inputs=share.inputs,
+            )
             for stage, exchange in enumerate(share.exchanges)
         ]
 

@@ -17,7 +17,7 @@ class SinglePlan(ResidentPlan):
     name = "single"
     traits = ONE_DEVICE
     max_ranks = 1
-    optimisations = ("reach",)
+    optimisations = ("reach", "capture")
 
     def reaching(self, reach: Reach) -> VertexPlan:
         return OneRankPlan(self.work).reaching(reach)

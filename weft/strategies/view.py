@@ -7,10 +7,12 @@ from the code that sends, so that what is counted can be held against what was f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from torch import Tensor
 
 from weft.comm import Group, sum_over_ranks
+from weft.core.random import RandomKey
 from weft.nn import Aggregate, GraphView, Inputs, OwnRelationRows, Rows, Topology, ViewTraits, sum_rows
 
 
@@ -58,11 +60,22 @@ class Identity(Exchange):
 
 
 class PlacedView(GraphView):
-    """What a layer sees of the graph on a rank. traits: as the outline of its plan was found with."""
+    """What a layer sees of the graph on a rank.
 
-    def __init__(self, exchange: Exchange, traits: ViewTraits, *, key: int, inputs: Inputs) -> None:
+    traits: as the outline of its plan was found with. masks: where the key of a call that draws is, if not by `key`.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        traits: ViewTraits,
+        *,
+        key: int,
+        inputs: Inputs,
+        masks: Callable[[int], Tensor] | None = None,
+    ) -> None:
         super().__init__(exchange.topology, key=key, inputs=inputs, meter=exchange.group.meter)
-        self.exchange, self.traits = exchange, traits
+        self.exchange, self.traits, self._masks = exchange, traits, masks
 
     @property
     def num_vertices(self) -> int:
@@ -89,6 +102,10 @@ class PlacedView(GraphView):
     def total(self, x: Tensor) -> Tensor:
         own = sum_rows(self.exchange.own(x))
         return sum_over_ranks(own, self.exchange.group, tag="statistics")
+
+    def _next_key(self) -> RandomKey:
+        key = super()._next_key()
+        return key if self._masks is None else self._masks(self._calls)
 
     def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         return self.exchange.aggregate(self, op, rows, steps)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.core.dtypes import sum_dtype
+from weft.core.random import key_on
 from weft.data.adjacency import Adjacency
 from weft.data.degrees import CompressedRows
 from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, SourceGrads
@@ -131,13 +132,13 @@ def softmax_sums(
 def dropout_arguments(over: Attention, rows: CompressedRows) -> dict[str, Any]:
     """What kernels draw the masks of entries by."""
     if over.dropout is None:
-        absent = dict.fromkeys(("source_ids", "target_ids", "copies"))
-        return {**absent, "key": 0, "first_head": 0, "threshold": 0}
+        absent = dict.fromkeys(("source_ids", "target_ids", "copies", "key"))
+        return {**absent, "first_head": 0, "threshold": 0}
     return {
         "source_ids": over.dropout.sources.contiguous(),
         "target_ids": over.dropout.targets.contiguous(),
         "copies": rows.copies,
-        "key": over.dropout.key,
+        "key": key_on(over.dropout.key, rows.indices.device),
         "first_head": over.dropout.first_head,
         "threshold": int(over.dropout.p * 2**32),
     }

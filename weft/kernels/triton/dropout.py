@@ -6,16 +6,17 @@ import torch
 import triton
 from torch import Tensor
 
+from weft.core.random import RandomKey, key_on
 from weft.kernels.triton.device import dropout as device
 from weft.kernels.triton.launch import MAX_COLUMNS, TILE, flat, types
 
 
-def keyed_dropout(x: Tensor, rows: Tensor, key: int, p: float, first_column: int, relu: bool) -> Tensor:
+def keyed_dropout(x: Tensor, rows: Tensor, key: RandomKey, p: float, first_column: int, relu: bool) -> Tensor:
     y, (num_rows, width) = torch.empty_like(x), x.shape
     size = min(triton.next_power_of_2(max(width, 1)), MAX_COLUMNS)
     num_blocks = triton.cdiv(width, size)
     known = x, rows.contiguous(), y, num_rows, width, num_blocks
-    drops = key, int(p * 2**32), first_column, 1 / (1 - p)
+    drops = key_on(key, x.device), int(p * 2**32), first_column, 1 / (1 - p)
     flat(
         device.keyed_dropout,
         num_rows,

@@ -149,7 +149,7 @@ def attend_rows(
     source_ids,
     target_ids,
     copies,
-    key: tl.uint64,
+    key,
     first_head: tl.uint32,
     threshold: tl.uint32,
     keep_scale: tl.float64,

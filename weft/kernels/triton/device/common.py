@@ -50,6 +50,12 @@ def mix64(value):
 
 
 @triton.jit
+def key_at(key):
+    """The 64 bits, uint64, that are there as int64."""
+    return tl.load(key).to(tl.uint64, bitcast=True)
+
+
+@triton.jit
 def word_of(key, identifier):
     """64 random bits of a word uint64 and an integer."""
     return mix64(key ^ identifier.to(tl.uint64, bitcast=True))
@@ -68,7 +74,7 @@ def hashed(word, column):
 @triton.jit
 def edge_words(key, source_ids, target_ids, source, target, copies, at, exists):
     """The random bits of edges, uint64; copies: of entries, or None where no edge is another's copy."""
-    word = word_of(tl.full((), key, tl.uint64), tl.load(target_ids + target, mask=exists, other=0))
+    word = word_of(key_at(key), tl.load(target_ids + target, mask=exists, other=0))
     word = word_of(word, tl.load(source_ids + source, mask=exists, other=0))
     if copies is not None:
         copy = tl.load(copies + at, mask=exists, other=0)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from weft.kernels.triton.device.common import hashed, word_of
+from weft.kernels.triton.device.common import hashed, key_at, word_of
 
 
 @triton.jit(do_not_specialize=["num_rows", "key", "threshold", "first_column"])
@@ -14,7 +14,7 @@ def keyed_dropout(
     num_rows,
     width,
     num_blocks,
-    key: tl.uint64,
+    key,
     threshold: tl.uint32,
     first_column: tl.uint32,
     scale: tl.float64,
@@ -28,7 +28,7 @@ def keyed_dropout(
     row = tl.program_id(0) // num_blocks * B + tl.arange(0, B)
     column = tl.program_id(0) % num_blocks * C + tl.arange(0, C)
     exists = row < num_rows
-    word = word_of(tl.full((), key, tl.uint64), tl.load(rows + row, mask=exists, other=0))
+    word = word_of(key_at(key), tl.load(rows + row, mask=exists, other=0))
     number = tl.full((), first_column, tl.uint32) + column.to(tl.uint32)
     place = row.to(OFFSET)[:, None] * width + column[None, :]
     mask = exists[:, None] & (column < width)[None, :]

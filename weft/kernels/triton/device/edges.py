@@ -263,7 +263,7 @@ def edge_weights(
     source_ids,
     target_ids,
     copies,
-    key: tl.uint64,
+    key,
     first_head: tl.uint32,
     threshold: tl.uint32,
     H: tl.constexpr,
