@@ -3,7 +3,7 @@
     python benchmarks/epoch.py --model gcn --graph rmat:vertices=200k,edges=4.65m,features=128,classes=40 --out NAME
     python benchmarks/epoch.py --model sage --fanout 15,10,5 --contenders weft,dgl
 
-Every contender lives in a process of its own, with that library's own settings, and they take turns (A B C A B C ...),
+Every contender lives in a process of its own, with that library's own settings, and they take turns (A B C C B A ...),
 so that a machine that slows down slows all of them and peak memory is each one's own. Logits are compared first, and no
 ratio is reported where they differ. An epoch is forward, loss, backward and Adam. The first rounds warm up and do not
 count. With --fanout an epoch is of sampled mini-batches, by each library's own loader; logits are those of the whole

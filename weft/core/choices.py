@@ -19,14 +19,14 @@ from weft.core.errors import readable
 
 IMPLEMENTATIONS = {
     "map": ("torch", "mkl", "onednn"),
-    "map_weights": ("mkl", "onednn"),
+    "map_weights": ("mkl", "onednn", "onednn_transposed"),
     "sum": ("torch_sparse", "triton"),
 }
 """By kind, those that there may be.
 
 map: of rows of float32 on the CPU, with the rows' gradient: PyTorch's own as a whole, or a function of ours by MKL's
 product or oneDNN's inner one. map_weights: the gradient of its weights in that function, by MKL's product, the narrower
-side first, or as oneDNN's convolution has it. sum: over in-edges on a GPU, both ways, by cuSPARSE or our kernels.
+side first, or as oneDNN's convolution has it, or has the transposed one. sum: over in-edges on a GPU, both ways, by cuSPARSE or our kernels.
 """
 SIZES = {"map": 4, "map_weights": 4, "sum": 1}
 """By kind, of how many sizes: threads, multiplications, columns in and out; of a sum, columns."""
@@ -79,7 +79,8 @@ class Choices:
 
     def without_onednn(self, maps_by: str = "torch") -> Choices:
         """The same where PyTorch's product stands for oneDNN; maps_by: `torch`, or `mkl` for a function of ours."""
-        return self.replaced("map", "onednn", maps_by).replaced("map_weights", "onednn", "mkl")
+        found = self.replaced("map", "onednn", maps_by).replaced("map_weights", "onednn", "mkl")
+        return found.replaced("map_weights", "onednn_transposed", "mkl")
 
     def record(self) -> dict[str, Any]:
         """In values that JSON knows."""

@@ -46,7 +46,7 @@ class Trainer:
         lower = make_metrics(config, strategy.graph, own)[0].lower_is_better
         self.scheduler = make_scheduler(config, self.optimizer, own, lower_is_better=lower)
         self.progress = Progress(lower_is_better=lower)
-        self.pass_ = make_pass(config, strategy, task, own)
+        self.train_pass = make_pass(config, strategy, task, own)
         self.validation = validation_score(strategy.graph, config)
         self.best = checkpoint.model_tensors(self.model)
         self._timeline_until = 0
@@ -158,7 +158,7 @@ class Trainer:
 
     def _train(self, step: Step) -> float:
         self.optimizer.zero_grad()
-        loss = self.pass_(step)
+        loss = self.train_pass(step)
         with self.meter.timer("update"):
             if self.config.clip_norm:
                 clip(self.parameters, self.own_rows, self.group, self.config.clip_norm)
