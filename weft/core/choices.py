@@ -26,7 +26,8 @@ IMPLEMENTATIONS = {
 
 map: of rows of float32 on the CPU, with the rows' gradient: PyTorch's own as a whole, or a function of ours by MKL's
 product or oneDNN's inner one. map_weights: the gradient of its weights in that function, by MKL's product, the narrower
-side first, or as oneDNN's convolution has it, or has the transposed one. sum: over in-edges on a GPU, both ways, by cuSPARSE or our kernels.
+side first, or as oneDNN's convolution has it, or the transposed one. sum: over in-edges on a GPU, both ways, by
+cuSPARSE or our kernels.
 """
 SIZES = {"map": 4, "map_weights": 4, "sum": 1}
 """By kind, of how many sizes: threads, multiplications, columns in and out; of a sum, columns."""

@@ -212,8 +212,8 @@ def _weight_gradient(x: Tensor, grad_y: Tensor, by: str) -> Tensor:
     """The gradient `x^T grad_y` of the weight: x [n, in_width], grad_y [n, out_width] -> [in_width, out_width].
 
     oneDNN's is that of a 1 x 1 convolution's weight, which takes up to four times as long where n has no equal parts: a
-    few rows are apart. Of two sides it has one for the image and one for its gradient, and either may be the faster
-    way. In MKL's product the narrower one goes first: it takes up to twenty times as long where eight columns come last.
+    few rows are apart. One side is the image, the other its gradient, and either way may be the faster one. In MKL's
+    product the narrower one goes first: it takes up to twenty times as long where eight columns come last.
     """
     if by == "onednn_transposed":
         return _weight_gradient(grad_y, x, "onednn").t()
