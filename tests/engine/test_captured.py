@@ -14,7 +14,10 @@ from torch import Tensor, nn
 import weft
 from tests import captured as fake
 from tests.engine.running import losses
+from tests.strategies.cases import Case, cases, dropping_cases, typed_cases
 from tests.strategies.planted import replaced
+from tests.strategies.session import Session
+from weft.comm import Group
 from weft.core.config import Config
 from weft.core.optimisations import Optimisations
 from weft.engine import captured, trainer
@@ -50,6 +53,24 @@ def test_has_the_bits_of_one_that_is_not(model: str, labelled: float, tmp_path: 
     for one, other in zip(made.model.state_dict().values(), plain.model.state_dict().values(), strict=True):
         assert torch.equal(one, other)
     assert len(set(losses(made.folder))) == OPTIONS["epochs"]
+
+
+@pytest.mark.parametrize("case", [*cases(), *typed_cases(), *dropping_cases()], ids=lambda case: case.id)
+def test_passes_of_every_model(case: Case) -> None:
+    """Losses and gradients over some epochs."""
+    plain, own = (Session(case, "single", Group()) for _ in range(2))
+    passes = captured.Pass(plain.strategy, plain.task), captured.CapturedPass(own.strategy, own.task)
+    with replaced(captured, "capture", fake.capture):
+        for epoch in range(4):
+            found = []
+            for session, one in zip((plain, own), passes, strict=True):
+                session.model.zero_grad()
+                (step,) = session.strategy.steps(epoch)
+                found.append((one(step).item(), session.gradients()))
+            assert found[0][0] == found[1][0], epoch
+            assert found[0][1].keys() == found[1][1].keys()
+            assert all(torch.equal(grad, found[1][1][name]) for name, grad in found[0][1].items()), epoch
+    assert passes[1].recording is not None
 
 
 def test_counts_every_replay(tmp_path: Path) -> None:

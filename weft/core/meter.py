@@ -39,7 +39,7 @@ class Counts:
     durations: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds inside each collective, by a name that is the same on every rank that takes part."""
     stages: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds by timer: negatives, encode, decode, loss, captured (all of these at once), update, score."""
+    """Seconds by timer: negatives, encode, decode, loss, captured (encode and loss, as a CUDA graph), update, score."""
 
     def plain(self) -> dict[str, Any]:
         """The counts as values that JSON knows."""

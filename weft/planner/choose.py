@@ -28,7 +28,7 @@ MARGIN = 0.05
 TOLERANCE = 1e-4
 """Of the largest number: as far as two may round apart in float32."""
 MOST_ROWS = 1 << 17
-"""Of a map that is measured: no cache holds them, and of few columns more would take minutes."""
+"""Of a map that is measured: more than a cache holds; of few columns, a class's multiplications would take minutes."""
 PRODUCTS, SIDES, WIDTHS = (
     tuple(float(1 << power) for power in (12, 15, 18, 21, 24, 26)),
     (1.0, 16.0, 64.0, 192.0, 513.0),
