@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from weft.engine import probing
 from weft.kernels import ops, torch_sparse
 from weft.nn import dense, linear
 from weft.planner import choose, measured_choices
-from weft.planner.choose import Kernel, fastest, sum_classes
+from weft.planner.choose import Kernel, fastest, middles, rows_of, sum_classes
 from weft.planner.measure import Stopwatch
 
 X = torch.arange(6.0)
@@ -43,12 +44,27 @@ def choice(kernels: Mapping[str, Kernel], **seconds: float | Sequence[float]) ->
     return fastest(kernels, timer(kernels, planted))
 
 
-def test_the_fastest_by_medians() -> None:
+def test_the_fastest_by_its_best_turn() -> None:
     kernels = {name: gives(X) for name in ("a", "b", "c")}
     assert choice(kernels, a=3.0, b=1.0, c=2.0) == "b"
-    assert choice(kernels, a=3.0, b=[1.0, 9.0, 9.0], c=[9.0, 2.0, 2.0]) == "c"
+    assert choice(kernels, a=3.0, b=[9.0, 1.0, 9.0], c=[2.0, 2.0, 2.0]) == "b", "others on the machine held it up"
     assert choice(kernels, a=1.0, b=1 - choose.MARGIN / 2, c=1.0) == "a", "no faster as far as can be told"
     assert choice(kernels, a=1.0, b=1 - choose.MARGIN * 2, c=1.0) == "b"
+
+
+def test_maps_are_measured_on_as_many_rows_as_their_class_has() -> None:
+    """In the last one on more than a cache holds, in none on so many that it takes seconds."""
+    for products in middles(choose.PRODUCTS):
+        last = products > choose.PRODUCTS[-1]
+        for columns, width in product(*map(middles, (choose.SIDES, choose.SIDES))):
+            weights = round(columns) * round(width)
+            rows = rows_of(products, weights)
+            assert 1 <= rows <= choose.MOST_ROWS
+            assert rows * weights <= max(choose.MOST_PRODUCTS, weights) * 1.01
+            if last:
+                assert rows >= min(choose.ROWS, 0.99 * choose.MOST_PRODUCTS / weights)
+            elif rows < choose.MOST_ROWS:
+                assert abs(rows * weights - products) <= weights
 
 
 def test_they_take_turns_in_alternating_order() -> None:
