@@ -24,7 +24,7 @@ from tests.campaign.scene import (
 )
 from tests.campaign.settings import Placement, draw_placement, draw_setting
 from tests.engine.running import Command, handled, members, ranks
-from weft.engine.lock import NAME as LOCK
+from weft.engine.folder import UNBEGUN
 
 EPOCHS = 24
 BLOWS = 6
@@ -199,7 +199,7 @@ def go_on(random: Random, scene: Scene, graph: str, run: tuple[object, ...], out
 
 def begun(out: Path) -> bool:
     """Whether there is a run to resume; Broken if there is something else."""
-    names = sorted(path.name for path in out.iterdir() if path.name != LOCK) if out.exists() else []
+    names = sorted(path.name for path in out.iterdir() if path.name not in UNBEGUN) if out.exists() else []
     require(not names or "config.toml" in names, f"neither begun nor to be resumed: {names}")
     return bool(names)
 

@@ -19,6 +19,7 @@ import weft
 from tests.engine.running import finish, losses, start, wait_for_epoch
 from weft.core.errors import InputError
 from weft.engine import checkpoint
+from weft.engine.folder import RunFolder
 from weft.engine.lock import FolderLock
 
 OPTIONS: dict[str, Any] = {"hidden": 8, "checkpoint_every": 2, "quiet": True}
@@ -129,6 +130,17 @@ def hold(folder: Path, ready: Any, end: Any) -> None:
     ready.set()
     end.wait(60)
     lock.release()
+
+
+@pytest.mark.parametrize("left", [["choices.json"], ["choices.tmp"], ["choices.json", "config.tmp"]])
+def test_a_run_that_was_killed_before_it_had_begun_is_none(left: list[str], tmp_path: Path) -> None:
+    for name in left:
+        (tmp_path / name).write_text("half of")
+    RunFolder(tmp_path).require_empty()
+    weft.train("digits", out=tmp_path, epochs=1, **OPTIONS)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".tmp") == []
+    with pytest.raises(InputError, match="holds another run"):
+        RunFolder(tmp_path).require_empty()
 
 
 def test_one_run_at_a_time(tmp_path: Path, folder: Path) -> None:

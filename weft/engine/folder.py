@@ -27,6 +27,9 @@ from weft.engine.lock import FolderLock, require_unlocked
 
 FRAME = ("kind", "version")
 """What every line of a record begins with."""
+UNBEGUN = (LOCK, CHOICES, "choices.tmp", "config.tmp")
+"""What a run may leave that was killed before its config.toml was there: nothing of it goes on, and the next one writes
+it anew."""
 
 
 class RunFolder:
@@ -47,7 +50,9 @@ class RunFolder:
     def require_empty(self) -> None:
         """InputError if there is anything in the folder, which is to be that of a new run."""
         with self._usable():
-            if self.path.exists() and (not self.path.is_dir() or any(one.name != LOCK for one in self.path.iterdir())):
+            if self.path.exists() and not (
+                self.path.is_dir() and {one.name for one in self.path.iterdir()}.issubset(UNBEGUN)
+            ):
                 raise InputError(
                     f"--out {self.path} holds another run: give another folder, or --resume to continue it"
                 )
