@@ -20,7 +20,7 @@ from weft.core.streams import Captured, capture
 from weft.engine.blocks import block_bytes
 from weft.engine.metrics import Task
 from weft.engine.own import NOTHING_OWN, OwnFunctions
-from weft.kernels.ops import triton_backend
+from weft.kernels import triton_backend
 from weft.strategies import Placed, Step
 
 MOST_EDGES = 1_000_000
