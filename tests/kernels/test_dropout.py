@@ -49,6 +49,16 @@ def test_mask_is_the_one_defined(key, rows, width, first_column, p, dtype):
 
 
 @pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_key_of_64_bits_under_a_profiler_that_records_shapes(relu):
+    x, rows, key = torch.randn(9, 5, requires_grad=True), torch.arange(9), 2**64 - 1
+    expected = keyed_dropout(x, rows, key=key, p=0.5, relu=relu)
+    with torch.profiler.profile(record_shapes=True):
+        y = keyed_dropout(x, rows, key=key, p=0.5, relu=relu)
+    assert torch.equal(y, expected)
+
+
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_blocking_does_not_matter(dtype):
     x, rows = torch.rand(30, 41, dtype=dtype), torch.arange(30).flip(0) * 1_000_003

@@ -50,7 +50,8 @@ def mix64_each(values: Tensor) -> Tensor:
 
 
 def signed(value: int) -> int:
-    """The integer whose two's complement are these 64 bits."""
+    """The integer whose two's complement are these 64 bits; it is its own."""
+    value &= MASK64
     return value - (1 << 64) if value >> 63 else value
 
 

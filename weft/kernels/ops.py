@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.core.choices import chosen
 from weft.core.dtypes import is_narrow, sum_dtype
-from weft.core.random import RandomKey
+from weft.core.random import RandomKey, key_word
 from weft.data.adjacency import Adjacency
 from weft.kernels import native, torch_sparse
 from weft.kernels.backend import (
@@ -293,5 +293,6 @@ def keyed_dropout(
     if p == 0:
         return torch.relu(x) if relu else x
     dropout = ReluDropout if relu else KeyedDropout
-    y: Tensor = dropout.apply(x, rows, backend_of(x), key, p, first_column)  # type: ignore[no-untyped-call]
+    word = key_word(key)  # PyTorch's profiler, where it records shapes, takes no larger integer as an argument
+    y: Tensor = dropout.apply(x, rows, backend_of(x), word, p, first_column)  # type: ignore[no-untyped-call]
     return y
