@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 import weft
+from weft.core.lines import empty_on_lines
 from weft.core.native import _native
 from weft.data.adjacency import Adjacency
 from weft.kernels import Scale, attend, spmm
@@ -213,14 +214,17 @@ def measure(kind: str, width: int, contest: Contest, rounds: int) -> dict[str, A
 
 
 def by_width(adj: Adjacency, widths: list[int], rounds: int) -> list[dict[str, Any]]:
-    """weft's sum by width, of rows made anew in each round: where they come to lie changes its time by a tenth."""
+    """weft's sum by width, of rows that lie as a map lays them out for it.
+
+    They are made anew in each round: where they come to lie changes its time by a tenth.
+    """
     rows: list[dict[str, Any]] = []
     for width in widths:  # whole numbers, whose sums are exact
-        x = torch.randint(8, (adj.num_sources, width)).float()
+        x = empty_on_lines(torch.empty(0), adj.num_sources, width).random_(8)
         right = torch.equal(spmm(adj, x).double(), exact(adj.indptr, adj.indices, torch.ones(adj.num_edges), x))
         rows.append({"product": "sum", "width": width, "seconds": {"weft": []}, "differ": ["weft"] * (not right)})
     for row in rows * rounds:
-        x = torch.rand(adj.num_sources, row["width"])
+        x = empty_on_lines(torch.empty(0), adj.num_sources, row["width"]).uniform_()
         spmm(adj, x)
         start = time.perf_counter()
         spmm(adj, x)

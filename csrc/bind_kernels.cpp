@@ -97,11 +97,13 @@ void bind_spmm(nb::module_& module) {
   module.def(
       "spmm",
       [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, MaybeConst<T, 1> weight,
-         MaybeConst<T, 1> neighbour_scale, MaybeConst<T, 1> row_scale, MaybeConst<T, 1> loop_scale, ConstArray<R, 2> x,
-         Array<Y, 2> y, bool add, int num_threads) {
+         MaybeConst<T, 1> neighbour_scale, MaybeConst<T, 1> row_scale, MaybeConst<T, 1> loop_scale, ConstRows<R> x,
+         int64_t readable, Array<Y, 2> y, bool add, int num_threads) {
         check_rows(indptr, indices, num_threads);
         const int64_t num_rows = size(indptr, 0) - 1, width = size(x, 1), num_loops = length_or(loop_scale, 0);
         require(is(y, num_rows, width), "y must have a row per row of the matrix and the columns of x");
+        require((size(x, 0) < 2 || x.stride(0) >= readable) && (width < 2 || x.stride(1) == 1), "rows of x must be whole");
+        require(width <= readable, "readable must not be less than the columns of x");
         require(length_or(weight, size(indices, 0)) == size(indices, 0), "weight must have one number per entry");
         require(length_or(neighbour_scale, size(x, 0)) == size(x, 0),
                 "neighbour_scale must have one number per row of x");
@@ -109,6 +111,8 @@ void bind_spmm(nb::module_& module) {
         require(num_loops <= num_rows && num_loops <= size(x, 0), "loop_scale must not be longer than x or y");
         const Spmm<R, Y, I> args{num_rows,
                                  width,
+                                 x.stride(0),
+                                 readable,
                                  indptr.data(),
                                  indices.data(),
                                  data_or_null(weight),
@@ -130,7 +134,7 @@ void bind_spmm(nb::module_& module) {
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "weight"_a.noconvert().none(),
       "neighbour_scale"_a.noconvert().none(), "row_scale"_a.noconvert().none(), "loop_scale"_a.noconvert().none(),
-      "x"_a.noconvert(), "y"_a.noconvert(), "add"_a, "num_threads"_a);
+      "x"_a.noconvert(), "readable"_a, "y"_a.noconvert(), "add"_a, "num_threads"_a);
 }
 
 template <class T, class I>

@@ -1,4 +1,4 @@
-// How arrays cross from Python: C-contiguous, on the CPU, of exactly the dtype named, never copied or converted.
+// How arrays cross from Python: C-contiguous where nothing else is said, on the CPU, of exactly the dtype named, never copied or converted.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,6 +16,10 @@ using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
 
 template <class T, size_t Dims>
 using ConstArray = nb::ndarray<const T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
+
+// Rows that may be apart.
+template <class T>
+using ConstRows = nb::ndarray<const T, nb::ndim<2>, nb::device::cpu>;
 
 inline void require(bool holds, const char* message) {
   if (!holds) throw std::invalid_argument(message);

@@ -34,11 +34,11 @@ struct EdgeIds {
 };
 
 // y_r = row_scale_r * sum_e weight_e neighbour_scale_u x_u + loop_scale_r x_r, u = indices[e]; factors may be null. Y is R
-// or wider.
+// or wider. Rows of x begin x_stride numbers apart, and their columns before `readable`, at least `width`, may be read.
 template <class R, class Y, class I>
 struct Spmm {
   using T = Sum<R>;
-  int64_t num_rows, width;
+  int64_t num_rows, width, x_stride, readable;
   const int64_t* indptr;
   const I* indices;
   const T *weight, *neighbour_scale, *row_scale, *loop_scale;

@@ -19,13 +19,14 @@ struct SpmmRows {
     const int64_t last_entry = a.indptr[a.num_rows] - 1, last = columns.tail - columns.column + L - 1;
     for (int64_t row = first; row < end; ++row) {
       if (a.add && a.indptr[row] == a.indptr[row + 1] && row >= a.num_loops) continue;
-      if (a.add) prefetch<L * N>(a.y + row * a.width + columns.column, last);
+      Y* y = a.y + row * a.width;
+      if (a.add) prefetch<L * N>(y + columns.column, columns.end - columns.column - 1);
       Vector<T, L> sum[N] = {};
       for (int64_t entry = a.indptr[row]; entry < a.indptr[row + 1]; ++entry) {
         const int64_t ahead = entry + kAhead<R, L * N> < last_entry ? entry + kAhead<R, L * N> : last_entry;
-        prefetch<L * N>(a.x + a.indices[ahead] * a.width + columns.column, last);
+        prefetch<L * N>(a.x + a.indices[ahead] * a.x_stride + columns.column, last);
         const int64_t source = a.indices[entry];
-        const R* x = a.x + source * a.width;
+        const R* x = a.x + source * a.x_stride;
         T scale = 1;
         if (kWeight) scale *= a.weight[entry];
         if (kNeighbour) scale *= a.neighbour_scale[source];
@@ -35,33 +36,36 @@ struct SpmmRows {
           sum[i] += kWeight || kNeighbour ? value * scale : value;
         }
       }
+      // All vectors alike: a number's bits are not to depend on which it is in.
       const T row_scale = a.row_scale ? a.row_scale[row] : T{1};
-      const bool has_loop = row < a.num_loops;
-#pragma GCC unroll 16
-      for (int i = 0; i < N; ++i) {
-        const int64_t at = row * a.width + column_of<L, N>(i, columns);
-        sum[i] *= row_scale;
-        if (has_loop) sum[i] += load<L>(a.x + at) * a.loop_scale[row];
-        if (a.add) sum[i] += load<L>(a.y + at);  // all before the first is stored: the last two may overlap
+      for (int i = 0; i < N; ++i) sum[i] *= row_scale;
+      if (row < a.num_loops) {
+        const R* x = a.x + row * a.x_stride;
+        for (int i = 0; i < N; ++i) sum[i] += load<L>(x + column_of<L, N>(i, columns)) * a.loop_scale[row];
       }
-#pragma GCC unroll 16
-      for (int i = 0; i < N; ++i) store<L>(a.y + row * a.width + column_of<L, N>(i, columns), sum[i]);
+      const int64_t count = columns.end - columns.tail;
+      if (a.add) {  // all before the first is stored: the last two may overlap
+        for (int i = 0; i + 1 < N; ++i) sum[i] += load<L>(y + column_of<L, N>(i, columns));
+        sum[N - 1] += load_first<L>(y + columns.tail, count);
+      }
+      for (int i = 0; i + 1 < N; ++i) store<L>(y + column_of<L, N>(i, columns), sum[i]);
+      store_first<L>(y + columns.tail, sum[N - 1], count);
     }
   }
 };
 
-// Every row and every column by a family of loops over rows.
+// Every row and every column by a family of loops over rows, of which columns before `readable` may be read.
 template <class Family, class Arguments>
-void for_rows(const int64_t* indptr, int64_t num_rows, const Arguments& a) {
+void for_rows(const int64_t* indptr, int64_t num_rows, int64_t readable, const Arguments& a) {
   for_blocks<kLanes<typename Family::Scalar>>(
       indptr, num_rows, a.width, a.num_threads, [&](int64_t first, int64_t end, int64_t from, int64_t to) {
-        for_columns<Family>(from, to, [&](auto run, Columns columns) { run(a, first, end, columns); });
+        for_columns<Family>(from, to, readable, [&](auto run, Columns columns) { run(a, first, end, columns); });
       });
 }
 
 template <bool kWeight, bool kNeighbour, class R, class Y, class I>
 void spmm_as(const Spmm<R, Y, I>& a) {
-  for_rows<SpmmRows<R, Y, I, kWeight, kNeighbour>>(a.indptr, a.num_rows, a);
+  for_rows<SpmmRows<R, Y, I, kWeight, kNeighbour>>(a.indptr, a.num_rows, a.readable, a);
 }
 
 template <class R, class Y, class I>
@@ -112,7 +116,7 @@ struct MaxRows {
 
 template <class T, class I>
 void spmm_max(const SpmmMax<T, I>& a) {
-  for_rows<MaxRows<T, I>>(a.indptr, a.num_rows, a);
+  for_rows<MaxRows<T, I>>(a.indptr, a.num_rows, a.width, a);
 }
 
 template <class T, class I>
@@ -144,7 +148,7 @@ struct MaxBackwardRows {
 
 template <class T, class I>
 void spmm_max_backward(const SpmmMaxBackward<T, I>& a) {
-  for_rows<MaxBackwardRows<T, I>>(a.indptr_t, a.num_sources, a);
+  for_rows<MaxBackwardRows<T, I>>(a.indptr_t, a.num_sources, a.width, a);
 }
 
 }  // namespace weft::WEFT_ISA

@@ -83,6 +83,30 @@ WEFT_INLINE void store(R* to, Vector<Sum<R>, L> value) {
   }
 }
 
+// The first `count` of the lanes, of numbers that may end there; the others are 0.
+template <int L, class R>
+WEFT_INLINE Vector<Sum<R>, L> load_first(const R* from, int64_t count) {
+  if (count >= L) return load<L>(from);
+  Vector<Sum<R>, L> value{};
+  if constexpr (L > 1) {
+    Vector<Sum<R>, L / 2> halves[2] = {load_first<L / 2>(from, count)};
+    if (count > L / 2) halves[1] = load_first<L / 2>(from + L / 2, count - L / 2);
+    __builtin_memcpy(&value, halves, sizeof(value));
+  }
+  return value;
+}
+
+template <int L, class R>
+WEFT_INLINE void store_first(R* to, Vector<Sum<R>, L> value, int64_t count) {
+  if (count >= L) return store<L>(to, value);
+  if constexpr (L > 1) {
+    Vector<Sum<R>, L / 2> halves[2];
+    __builtin_memcpy(halves, &value, sizeof(value));
+    store_first<L / 2>(to, halves[0], count);
+    if (count > L / 2) store_first<L / 2>(to + L / 2, halves[1], count - L / 2);
+  }
+}
+
 // combine(...) of all lanes, by halves.
 template <int L, class T, class Combine>
 WEFT_INLINE T reduce_lanes(Vector<T, L> value, Combine combine) {
@@ -126,10 +150,11 @@ WEFT_INLINE void prefetch_row(const T* row, int64_t width) {
   for (int64_t column = 0; column < width; column += 64 / sizeof(T)) __builtin_prefetch(row + column);
 }
 
-// Columns [column, column + (N - 1) L) in whole vectors, then one that starts at `tail` and overlaps them where the
-// width is no multiple of L: it computes the same numbers again, and no loop has a remainder.
+// Columns [column, column + (N - 1) L) in whole vectors, then one that starts at `tail`, of which those before `end`
+// count. It overlaps the others where the width is no multiple of L and no column that could be read follows: it computes
+// the same numbers again, and no loop has a remainder.
 struct Columns {
-  int64_t column, tail;
+  int64_t column, tail, end;
 };
 
 template <int L, int N>
@@ -154,9 +179,9 @@ typename Family::Run find_run(int lanes, int num_vectors) {
 }
 
 // Cuts columns [begin, end) into blocks of at most max_vectors full vectors, of nearly equal size, and calls
-// visit(run, columns) for each.
+// visit(run, columns) for each. Those before `readable` may be read.
 template <class Family, class Visit>
-WEFT_INLINE void for_columns(int64_t begin, int64_t end, Visit visit) {
+WEFT_INLINE void for_columns(int64_t begin, int64_t end, int64_t readable, Visit visit) {
   constexpr int full = kLanes<typename Family::Scalar>;
   constexpr int64_t widest = int64_t{full} * Family::max_vectors;
   const int64_t num_blocks = (end - begin + widest - 1) / widest;
@@ -166,7 +191,8 @@ WEFT_INLINE void for_columns(int64_t begin, int64_t end, Visit visit) {
     int lanes = full;
     while (lanes > width) lanes /= 2;
     const int num_vectors = static_cast<int>((width + lanes - 1) / lanes);
-    visit(find_run<Family, full>(lanes, num_vectors), Columns{column, column + width - lanes});
+    const int64_t aligned = column + (num_vectors - 1) * lanes, last = readable - lanes;
+    visit(find_run<Family, full>(lanes, num_vectors), Columns{column, aligned < last ? aligned : last, column + width});
   }
 }
 

@@ -45,6 +45,7 @@ def spmm(
     row_scale: Tensor | None,
     loop_scale: Tensor | None,
     x: Tensor,
+    readable: int,
     y: Tensor,
     add: bool,
     num_threads: int,

@@ -83,11 +83,17 @@ def test_native_refuses_what_it_cannot_take():
     """The last line of defence: no copy, no conversion, no array of another size."""
     adj, y = graph(5, 5, 12), torch.empty(5, 4)
     with pytest.raises(TypeError, match="incompatible function arguments"):
-        _native.spmm(adj.indptr, adj.indices, None, None, None, None, torch.ones(4, 5).t(), y, False, 1)
+        _native.spmm(adj.indptr, adj.indices, None, None, None, None, X, 4, torch.ones(4, 5).t(), False, 1)
+    with pytest.raises(ValueError, match="rows of x must be whole"):
+        _native.spmm(adj.indptr, adj.indices, None, None, None, None, torch.ones(4, 5).t(), 4, y, False, 1)
+    with pytest.raises(ValueError, match="rows of x must be whole"):
+        _native.spmm(adj.indptr, adj.indices, None, None, None, None, X, 5, y, False, 1)
+    with pytest.raises(ValueError, match="readable"):
+        _native.spmm(adj.indptr, adj.indices, None, None, None, None, X, 3, y, False, 1)
     with pytest.raises(ValueError, match="y must have"):
-        _native.spmm(adj.indptr, adj.indices, None, None, None, None, X, y[:4], False, 1)
+        _native.spmm(adj.indptr, adj.indices, None, None, None, None, X, 4, y[:4], False, 1)
     with pytest.raises(ValueError, match="must end at"):
-        _native.spmm(adj.indptr, adj.indices[:3], None, None, None, None, X, y, False, 1)
+        _native.spmm(adj.indptr, adj.indices[:3], None, None, None, None, X, 4, y, False, 1)
 
 
 def test_unknown_instruction_set():

@@ -11,7 +11,7 @@ except ImportError as error:
     remedy = "install weft again, or, in a checkout, build it: pip install -e ."
     raise ImportError(f"weft's C++ extension did not load ({error}); {remedy}") from error
 
-INTERFACE = 13  # grows with every change to what _native offers; csrc/module.cpp has the same line
+INTERFACE = 14  # grows with every change to what _native offers; csrc/module.cpp has the same line
 
 if INTERFACE != _native.INTERFACE:
     raise ImportError(f"weft's C++ extension is of another version ({_native.__file__}); rebuild: pip install -e .")

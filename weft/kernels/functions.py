@@ -27,13 +27,13 @@ class Spmm(torch.autograd.Function):
         ctx: Any, x: Tensor, backend: Backend, adj: Adjacency, scale: Scale, weighted: bool, wide: bool
     ) -> Tensor:
         ctx.args = backend, adj, scale, weighted
-        return backend.spmm(adj, x.detach().contiguous(), scale, weighted, wide)
+        return backend.spmm(adj, x.detach(), scale, weighted, wide)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         backend, adj, scale, weighted = ctx.args
-        return backend.spmm_transposed(adj, grad_y.contiguous(), scale, weighted), None, None, None, None, None
+        return backend.spmm_transposed(adj, grad_y, scale, weighted), None, None, None, None, None
 
 
 class SpmmMax(torch.autograd.Function):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.core.dtypes import sum_dtype
+from weft.core.lines import empty_on_lines, on_lines, readable_width
 from weft.core.native import _native
 from weft.core.random import MASK64, RandomKey
 from weft.data.adjacency import Adjacency
@@ -18,7 +19,7 @@ def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, wide: bool = F
     y = x.new_empty(adj.num_targets, x.shape[1], dtype=sum_dtype(x.dtype) if wide else x.dtype)
     weight = adj.weight if weighted else None
     threads = torch.get_num_threads()
-    _native.spmm(adj.indptr, adj.indices, weight, scale.source, scale.target, scale.loop, x, y, False, threads)
+    _native.spmm(adj.indptr, adj.indices, weight, scale.source, scale.target, scale.loop, *_rows(x), y, False, threads)
     return y
 
 
@@ -29,8 +30,15 @@ def spmm_transposed(
     grad_x = grad_y.new_empty(adj.num_sources, grad_y.shape[1], dtype=dtype) if into is None else into
     edges, add, threads = adj.transpose, into is not None, torch.get_num_threads()
     weight, scales = edges.weight if weighted else None, (scale.target, scale.source, scale.loop)
-    _native.spmm(edges.indptr, edges.indices, weight, *scales, grad_y, grad_x, add, threads)
+    _native.spmm(edges.indptr, edges.indices, weight, *scales, *_rows(grad_y), grad_x, add, threads)
     return grad_x
+
+
+def _rows(x: Tensor) -> tuple[Tensor, int]:
+    """The rows that a sum reads, side by side or beginning at cache lines, and how many columns of them it may read."""
+    if not (x.is_contiguous() or on_lines(x)):
+        x = empty_on_lines(x, *x.shape).copy_(x)
+    return x, readable_width(x)
 
 
 def spmm_max(adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:

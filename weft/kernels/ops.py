@@ -126,7 +126,7 @@ def spmm_transposed(
     check_rows("grad_y", grad_y, adj, adj.num_targets, narrow=True)
     if into is not None:
         check_rows("into", into, adj, adj.num_sources, narrow=True)
-    return sum_backend_of(grad_y).spmm_transposed(adj, grad_y.contiguous(), scale, weighted, into, wide)
+    return sum_backend_of(grad_y).spmm_transposed(adj, grad_y, scale, weighted, into, wide)
 
 
 def spmm_max(adj: Adjacency, x: Tensor) -> Tensor:

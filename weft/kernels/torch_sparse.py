@@ -24,6 +24,7 @@ MAX_GATHERED = 1 << 24  # numbers gathered by edge at a time: 64 MiB of float32
 
 def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, wide: bool = False) -> Tensor:
     del wide  # rows are not narrow here
+    x = x.contiguous()
     y = _scaled_product(adj, adj.weight if weighted else None, x, scale.source, scale.target)
     if scale.loop is not None:
         y += x[: adj.num_targets] * scale.loop[:, None]
@@ -34,7 +35,7 @@ def spmm_transposed(
     adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None, wide: bool = False
 ) -> Tensor:
     del wide
-    edges = adj.transpose
+    edges, grad_y = adj.transpose, grad_y.contiguous()
     grad_x = _scaled_product(edges, edges.weight if weighted else None, grad_y, scale.target, scale.source)
     if scale.loop is not None:
         grad_x[: adj.num_targets] += grad_y * scale.loop[:, None]

@@ -50,7 +50,8 @@ class LinearConv(PhasedLayer):
             rows = {"own": x} if self.adds_own else {}
             return Boundary(request=Request(self.aggregate, {"x": x}), rows=rows, context=False)
         if self.weight_self is None:
-            return Boundary(request=Request(self.aggregate, {"x": view.linear(x, self.weight)}), context=True)
+            h = view.linear(x, self.weight, summed=True)
+            return Boundary(request=Request(self.aggregate, {"x": h}), context=True)
         both = view.linear(x, torch.cat([self.weight_self, self.weight], 1))  # one map reads and writes half as much
         own, h = both.split(self.out_width, 1)
         return Boundary(request=Request(self.aggregate, {"x": h}), rows={"own": own}, context=True)

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 from torch.nn.grad import conv2d_weight
 
 from weft.core.choices import chosen
 from weft.core.dtypes import is_narrow, sum_dtype
+from weft.core.lines import empty_on_lines, has_gaps, numbers_apart
 
 PART_ROWS = 16  # from measuring 4 to 256
 PARTS = 8
@@ -24,30 +26,36 @@ def has_onednn() -> bool:
     return _inner_product is not None
 
 
-def linear(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False) -> Tensor:
     """`x W` and what is added to it: x [n, in_width], weight [in_width, out_width] -> [n, out_width].
 
     added: rows [n, out_width], or one bias [out_width] for all. Where x is narrower than W, the result is as x is: made
-    in W's type and rounded once.
+    in W's type and rounded once. summed: sums over edges read the result, whose rows may have gaps then
+    (`weft.core.lines`).
 
     PyTorch's matrix product goes to MKL, which is slow where few columns come out, and on some processors leaves the
     widest vectors unused. oneDNN's inner product, by which PyTorch's compiler has such maps done, is not.
     """
     if weight.dtype != torch.float32 or x.device.type != "cpu":
-        return linear_by("torch", "mkl", x, weight, added)
+        return linear_by("torch", "mkl", x, weight, added, summed=summed)
     parts = PARTS if is_narrow(x.dtype) else 1
     sizes = (torch.get_num_threads(), x.numel() * weight.shape[1] / parts, *weight.shape)
-    return linear_by(chosen("map", *sizes), chosen("map_weights", *sizes), x, weight, added)
+    return linear_by(chosen("map", *sizes), chosen("map_weights", *sizes), x, weight, added, summed=summed)
 
 
-def linear_by(by: str, weights_by: str, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
+def linear_by(
+    by: str, weights_by: str, x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False
+) -> Tensor:
     """`linear` by some implementations of `map` and `map_weights`, see `weft.core.choices`."""
     narrow = is_narrower(x, weight)
-    if by != "torch" or narrow:
-        function = _NarrowMap if narrow else _Map
-        y: Tensor = function.apply(x, weight, added, by, weights_by)  # type: ignore[no-untyped-call]
-        return y
-    return x @ weight if added is None else torch.addmm(added, x, weight)
+    gaps = summed and added is None and not narrow and has_gaps(x, weight.shape[1])
+    if by == "torch" and not narrow and not gaps:
+        return x @ weight if added is None else torch.addmm(added, x, weight)
+    if narrow:
+        y: Tensor = _NarrowMap.apply(x, weight, added, by, weights_by)  # type: ignore[no-untyped-call]
+    else:
+        y = _Map.apply(x, weight, added, by, weights_by, gaps)  # type: ignore[no-untyped-call]
+    return y
 
 
 def map_rows(run: Callable[..., Tensor], rows: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
@@ -97,8 +105,12 @@ def _keep(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, by: str, we
 
 class _Map(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, by: str, weights_by: str) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, by: str, weights_by: str, gaps: bool
+    ) -> Tensor:
         _keep(ctx, x, weight, added, by, weights_by)
+        if gaps:
+            return _product_on_lines(x, weight, by)
         if ctx.one_for_all or added is None:
             return _product(x, weight, added, by)
         return _product(x, weight, None, by).add_(added)
@@ -113,6 +125,7 @@ class _Map(torch.autograd.Function):
             _product(grad_y, weight.t(), None, by) if needs_x else None,
             _weight_gradient(x, grad_y, weights_by) if needs_weight else None,
             grad_added if needs_added else None,
+            None,
             None,
             None,
         )
@@ -206,6 +219,15 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, by: str) -> Tensor:
         y: Tensor = _inner_product(x.contiguous(), weight.t().contiguous(), bias, "none", [], "")
         return y
     return x @ weight if bias is None else torch.addmm(bias, x, weight)
+
+
+def _product_on_lines(x: Tensor, weight: Tensor, by: str) -> Tensor:
+    """`x W` in rows that begin at cache lines, see `weft.core.lines`."""
+    width = weight.shape[1]
+    if by != "onednn":
+        return torch.mm(x, weight, out=empty_on_lines(x, len(x), width))
+    gap = numbers_apart(width, x.itemsize) - width
+    return _product(x, pad(weight, (0, gap)), None, by)[:, :width]
 
 
 def _weight_gradient(x: Tensor, grad_y: Tensor, by: str) -> Tensor:

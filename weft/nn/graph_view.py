@@ -179,10 +179,10 @@ class GraphView(View):
     def mask_key(self, p: float) -> MaskKey | None:
         return None if p == 0 else MaskKey(p, self._next_key())
 
-    def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False) -> Tensor:
         inputs = self.inputs
         if not (inputs.sparse and self.origin(x) == "inputs"):
-            return linear(x, weight, added)
+            return linear(x, weight, added, summed=summed)
         y = spmm(inputs.nonzeros, weight, weighted=True)
         return (y if added is None else y.add_(added)).to(x.dtype)
 

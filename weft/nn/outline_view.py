@@ -165,7 +165,8 @@ class OutlineView(GraphView):
         weight, size = super().edge_weight, self.block_size
         return weight if weight is None or size is None else weight.new_empty(size.edges)
 
-    def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False) -> Tensor:
+        del summed
         share = self.notes.transform_share
         if self.inputs.sparse and self.origin(x) == "inputs":  # by the nonzeros, which is no dense map
             self._note_sparse(x, weight)

@@ -147,8 +147,11 @@ class View(Protocol):
         """
         ...
 
-    def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
-        """`x W` and what is added to it, rows or one bias, as weft.nn.linear; constant features may be sparse."""
+    def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False) -> Tensor:
+        """`x W` and what is added to it, rows or one bias, as weft.nn.linear; constant features may be sparse.
+
+        summed: the layer asks for a sum over edges of the result, and does nothing else with it.
+        """
         ...
 
     def transform_first(self, x: Tensor, out_width: int) -> bool:

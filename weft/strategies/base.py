@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from weft.comm import Group, Route
 from weft.core.dtypes import dtype_name
 from weft.core.errors import InputError
+from weft.core.lines import empty_on_lines
 from weft.core.random import KeyTable
 from weft.cost import Machine, Steps, Trace
 from weft.data import Graph, Links
@@ -221,7 +222,7 @@ class Placed(ABC):
 
     def empty_rows(self, rows: Tensor) -> Tensor:
         """Memory for the gradient of the rows that `forward` gives, like them."""
-        return torch.empty_like(rows)
+        return empty_on_lines(rows, *rows.shape)
 
     @abstractmethod
     def backward(self, logits: Tensor, grad: Tensor) -> None:

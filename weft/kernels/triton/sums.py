@@ -19,7 +19,7 @@ from weft.kernels.triton.launch import MAX_LANES, columns_of, over_segments, typ
 def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, wide: bool = False) -> Tensor:
     y = x.new_empty(adj.num_targets, x.shape[1], dtype=sum_dtype(x.dtype) if wide else x.dtype)
     weight = adj.weight if weighted else None
-    return sum_into(adj, x, y, weight, before=scale.source, after=scale.target, loop=scale.loop)
+    return sum_into(adj, x.contiguous(), y, weight, before=scale.source, after=scale.target, loop=scale.loop)
 
 
 def spmm_transposed(
@@ -27,7 +27,7 @@ def spmm_transposed(
 ) -> Tensor:
     dtype = sum_dtype(grad_y.dtype) if wide else grad_y.dtype
     grad_x = grad_y.new_empty(adj.num_sources, grad_y.shape[1], dtype=dtype) if into is None else into
-    edges, add = adj.transpose, into is not None
+    edges, grad_y, add = adj.transpose, grad_y.contiguous(), into is not None
     weight = edges.weight if weighted else None
     return sum_into(edges, grad_y, grad_x, weight, before=scale.target, after=scale.source, loop=scale.loop, add=add)
 

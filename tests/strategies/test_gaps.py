@@ -1,0 +1,61 @@
+"""Rows with gaps, as sums over edges have them at some widths: here all maps' and all losses' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+
+import pytest
+from torch import Tensor
+
+from tests.ranks import on_ranks
+from tests.strategies.cases import MACHINE, Case
+from tests.strategies.session import Given, check_case, reference
+from weft.comm import Group
+from weft.core import lines
+from weft.kernels import native
+from weft.nn import dense
+
+CASES = [
+    Case(model="gcn", weighted=True),
+    Case(model="gcn", decoupled=True),
+    Case(model="sage", norm="batch", residual=True),
+    Case(model="gin"),
+    Case(model="gat"),
+]
+STRATEGIES = ["single", "tensor", "communicated", "hybrid", "pipeline", "offload"]
+
+
+@contextmanager
+def gaps() -> Iterator[list[Tensor]]:
+    """All rows a line and more apart; those that sums read so."""
+    found: list[Tensor] = []
+    readable = lines.readable_width
+
+    def seen(x: Tensor) -> int:
+        found.extend([x] * (not x.is_contiguous()))
+        return readable(x)
+
+    def apart(width: int, itemsize: int) -> int:
+        line = lines.LINE_BYTES // itemsize
+        return (width // line + 2) * line
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lines, "numbers_apart", apart)
+        patched.setattr(dense, "numbers_apart", apart)
+        patched.setattr(native, "readable_width", seen)
+        yield found
+
+
+@pytest.mark.parametrize(("case", "name"), [*product(CASES, STRATEGIES)], ids=lambda one: getattr(one, "id", str(one)))
+def test_equals_single(case: Case, name: str) -> None:
+    reference(case)
+    on_ranks(1 if name == "single" else 2, check_gaps, case, name)
+
+
+def check_gaps(group: Group, case: Case, name: str) -> None:
+    with gaps() as found:
+        check_case(group, case, name, Given(machine=MACHINE))
+    if case.model == "gcn" and not case.decoupled and name in ("single", "hybrid"):
+        assert found

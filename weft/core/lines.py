@@ -1,0 +1,51 @@
+"""Rows that begin at cache lines, where a sum over edges then reads fewer lines."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import gcd
+from statistics import fmean
+
+from torch import Tensor
+
+LINE_BYTES = 64
+LEAST_SAVED = 0.5
+"""Lines of a row, on the mean, for which its gaps pay: measured at 5 to 172 columns (`benchmarks/kernels.py`)."""
+
+
+@cache
+def numbers_apart(width: int, itemsize: int) -> int:
+    """How many numbers from the beginning of a row of `width` to the next one's: `width`, or up to a cache line."""
+    line = LINE_BYTES // itemsize
+    least = -(-width // line)
+    begins = range(0, line, gcd(width, line))  # of rows side by side, in their lines
+    saved = fmean(-(-(begin + width) // line) for begin in begins) - least
+    return least * line if least > 1 and saved >= LEAST_SAVED else width
+
+
+def has_gaps(like: Tensor, width: int) -> bool:
+    """Whether rows of a width, of a tensor's type and beside it, are to have gaps: on the CPU alone."""
+    return like.device.type == "cpu" and numbers_apart(width, like.itemsize) > width
+
+
+def empty_on_lines(like: Tensor, num_rows: int, width: int) -> Tensor:
+    """Rows [num_rows, width] without values, and with gaps of zeros where they are to have some."""
+    if not has_gaps(like, width):
+        return like.new_empty(num_rows, width)
+    rows = like.new_empty(num_rows, numbers_apart(width, like.itemsize))
+    rows[:, width:] = 0  # they are read, and some numbers take long
+    return rows[:, :width]
+
+
+def on_lines(x: Tensor) -> bool:
+    """Whether the rows of x [n, F] are whole, and begin at cache lines."""
+    whole = x.stride(1) == 1 and x.stride(0) >= x.shape[1]
+    return whole and x.stride(0) * x.itemsize % LINE_BYTES == 0 == x.data_ptr() % LINE_BYTES
+
+
+def readable_width(x: Tensor) -> int:
+    """How many columns of each row of x, of those from its first on, there are to be read: whole lines, or x's own."""
+    line = LINE_BYTES // x.itemsize
+    whole, end = -(-x.shape[1] // line) * line, x.untyped_storage().nbytes() // x.itemsize
+    fits = on_lines(x) and whole <= x.stride(0) and x.storage_offset() + (len(x) - 1) * x.stride(0) + whole <= end
+    return whole if fits else x.shape[1]
