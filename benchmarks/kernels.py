@@ -8,7 +8,7 @@ with a float64 product first, and no ratio is reported where one differs. `gathe
 
     python benchmarks/kernels.py --alone --shuffle --widths 4,8,12,16,20,24,28,32 --rounds 15 --out kernels-widths-NAME
 
-takes turns between the widths instead, of weft's sum by itself.
+takes turns between the widths instead, of weft's sum by itself, of rows as maps lay them out for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 import weft
-from weft.core.lines import empty_on_lines
+from weft.core.lines import empty_on_lines, has_gaps
 from weft.core.native import _native
 from weft.data.adjacency import Adjacency
 from weft.kernels import Scale, attend, spmm
@@ -214,22 +214,31 @@ def measure(kind: str, width: int, contest: Contest, rounds: int) -> dict[str, A
 
 
 def by_width(adj: Adjacency, widths: list[int], rounds: int) -> list[dict[str, Any]]:
-    """weft's sum by width, of rows that lie as a map lays them out for it.
+    """weft's sum by width, of rows that lie as a map lays them out for it, and of rows side by side where they do not.
 
     They are made anew in each round: where they come to lie changes its time by a tenth.
     """
     rows: list[dict[str, Any]] = []
-    for width in widths:  # whole numbers, whose sums are exact
-        x = empty_on_lines(torch.empty(0), adj.num_sources, width).random_(8)
-        right = torch.equal(spmm(adj, x).double(), exact(adj.indptr, adj.indices, torch.ones(adj.num_edges), x))
-        rows.append({"product": "sum", "width": width, "seconds": {"weft": []}, "differ": ["weft"] * (not right)})
+    for width in widths:
+        x = torch.randint(8, (adj.num_sources, width)).float()  # whole numbers, whose sums are exact
+        truth = exact(adj.indptr, adj.indices, torch.ones(adj.num_edges), x)
+        layouts = ["weft", "side by side"] if has_gaps(x, width) else ["weft"]
+        wrong = [layout for layout in layouts if not torch.equal(spmm(adj, laid(x, layout)).double(), truth)]
+        seconds: dict[str, list[float]] = {layout: [] for layout in layouts}
+        rows.append({"product": "sum", "width": width, "seconds": seconds, "differ": wrong})
     for row in rows * rounds:
-        x = empty_on_lines(torch.empty(0), adj.num_sources, row["width"]).uniform_()
-        spmm(adj, x)
-        start = time.perf_counter()
-        spmm(adj, x)
-        row["seconds"]["weft"].append(time.perf_counter() - start)
+        for layout, found in row["seconds"].items():
+            x = laid(torch.rand(adj.num_sources, row["width"]), layout)
+            spmm(adj, x)
+            start = time.perf_counter()
+            spmm(adj, x)
+            found.append(time.perf_counter() - start)
     return rows
+
+
+def laid(x: Tensor, layout: str) -> Tensor:
+    """The rows as a map lays them out, or side by side, as they are."""
+    return empty_on_lines(x, *x.shape).copy_(x) if layout == "weft" else x
 
 
 def error(y: Tensor, truth: Tensor) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -25,6 +26,14 @@ CASES = [
     Case(model="gat"),
 ]
 STRATEGIES = ["single", "tensor", "communicated", "hybrid", "pipeline", "offload"]
+
+
+def test_without() -> None:
+    case = replace(CASES[0], without="lines")
+    reference(case)
+    with gaps() as found:
+        check_case(Group(), case, "single")
+    assert not found
 
 
 @contextmanager

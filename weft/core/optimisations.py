@@ -15,6 +15,7 @@ class Optimisations:
     sparse: map constant features by their nonzeros where there are few.
     fuse: ReLU and dropout in one pass.
     onednn: maps of rows by oneDNN where it is chosen (weft.nn.dense).
+    lines: rows that sums over edges read begin at cache lines where that saves some (weft.core.lines).
     reach: leave out the rows on which no training vertex's loss depends, or no scored vertex's result.
     ring: fetch halos rank by rank, and add up what each sends as it arrives.
     overlap: multiply what is here while halos are on their way.
@@ -37,6 +38,7 @@ class Optimisations:
     sparse: bool = True
     fuse: bool = True
     onednn: bool = True
+    lines: bool = True
     reach: bool = True
     ring: bool = True
     overlap: bool = True

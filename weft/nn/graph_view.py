@@ -182,7 +182,7 @@ class GraphView(View):
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False) -> Tensor:
         inputs = self.inputs
         if not (inputs.sparse and self.origin(x) == "inputs"):
-            return linear(x, weight, added, summed=summed)
+            return linear(x, weight, added, summed=summed and inputs.optimisations.lines)
         y = spmm(inputs.nonzeros, weight, weighted=True)
         return (y if added is None else y.add_(added)).to(x.dtype)
 

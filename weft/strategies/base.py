@@ -222,7 +222,8 @@ class Placed(ABC):
 
     def empty_rows(self, rows: Tensor) -> Tensor:
         """Memory for the gradient of the rows that `forward` gives, like them."""
-        return empty_on_lines(rows, *rows.shape)
+        lines = self.work.optimisations.lines
+        return empty_on_lines(rows, *rows.shape) if lines else torch.empty_like(rows)
 
     @abstractmethod
     def backward(self, logits: Tensor, grad: Tensor) -> None:
