@@ -38,7 +38,7 @@ def test_without() -> None:
 
 @contextmanager
 def gaps() -> Iterator[list[Tensor]]:
-    """All rows a line and more apart; those that sums read so."""
+    """All rows on lines; those that sums read so."""
     found: list[Tensor] = []
     readable = lines.readable_width
 
@@ -48,7 +48,7 @@ def gaps() -> Iterator[list[Tensor]]:
 
     def apart(width: int, itemsize: int) -> int:
         line = lines.LINE_BYTES // itemsize
-        return (width // line + 2) * line
+        return -(-width // line) * line
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(lines, "numbers_apart", apart)

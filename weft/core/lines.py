@@ -38,14 +38,20 @@ def empty_on_lines(like: Tensor, num_rows: int, width: int) -> Tensor:
 
 
 def on_lines(x: Tensor) -> bool:
-    """Whether the rows of x [n, F] are whole, and begin at cache lines."""
-    whole = x.stride(1) == 1 and x.stride(0) >= x.shape[1]
-    return whole and x.stride(0) * x.itemsize % LINE_BYTES == 0 == x.data_ptr() % LINE_BYTES
+    """Whether the rows of x [n, F] begin at one cache line after the other. Rows that are farther apart are not meant.
+
+    Copies of those take less time than sums of them, where edges are many, and about as much else.
+    """
+    return x.stride() == (whole_lines(x), 1) and x.data_ptr() % LINE_BYTES == 0
 
 
 def readable_width(x: Tensor) -> int:
-    """How many columns of each row of x, of those from its first on, there are to be read: whole lines, or x's own."""
+    """How many columns of each row of x, from its first on, there are to be read: whole lines, or x's own."""
+    behind = x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()
+    return whole_lines(x) if on_lines(x) and len(x) * whole_lines(x) <= behind else x.shape[1]
+
+
+def whole_lines(x: Tensor) -> int:
+    """How many numbers the cache lines have that a row of x takes at least."""
     line = LINE_BYTES // x.itemsize
-    whole, end = -(-x.shape[1] // line) * line, x.untyped_storage().nbytes() // x.itemsize
-    fits = on_lines(x) and whole <= x.stride(0) and x.storage_offset() + (len(x) - 1) * x.stride(0) + whole <= end
-    return whole if fits else x.shape[1]
+    return -(-x.shape[1] // line) * line
