@@ -102,7 +102,8 @@ void bind_spmm(nb::module_& module) {
         check_rows(indptr, indices, num_threads);
         const int64_t num_rows = size(indptr, 0) - 1, width = size(x, 1), num_loops = length_or(loop_scale, 0);
         require(is(y, num_rows, width), "y must have a row per row of the matrix and the columns of x");
-        require((size(x, 0) < 2 || x.stride(0) >= readable) && (width < 2 || x.stride(1) == 1), "rows of x must be whole");
+        const bool apart = size(x, 0) < 2 || x.stride(0) >= readable, whole = width < 2 || x.stride(1) == 1;
+        require(size(x, 0) == 0 || (apart && whole), "rows of x must be whole");
         require(width <= readable, "readable must not be less than the columns of x");
         require(length_or(weight, size(indices, 0)) == size(indices, 0), "weight must have one number per entry");
         require(length_or(neighbour_scale, size(x, 0)) == size(x, 0),

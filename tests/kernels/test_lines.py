@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -92,6 +94,13 @@ def test_rows_on_lines_are_not_copied(monkeypatch):
     assert not copied
     spmm(adj, both[:, 64:])  # farther apart than they must be
     assert len(copied) == 1
+
+
+def test_no_rows_of_any_strides():
+    adj = graph(4, 4, 0)
+    assert spmm_transposed(
+        replace(adj, indptr=adj.indptr[:1]), torch.ones(4, 5)[:0].as_strided((0, 5), (0, 0))
+    ).shape == (4, 5)
 
 
 def test_one_row_that_stands_for_all():
