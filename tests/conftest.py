@@ -17,12 +17,13 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: its kernels then run on the CPU
 
-from tests.ranks import close_pools, forked
+from tests.ranks import close_pools, collect_seldom, forked
 from tests.strategies.session import REFERENCES
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Gives the references a folder that the workers of pytest-xdist and all ranks share; no machine has a profile."""
+    collect_seldom()
     if REFERENCES not in os.environ:
         folder = tempfile.TemporaryDirectory()
         os.environ[REFERENCES] = folder.name

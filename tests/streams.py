@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tests.strategies.planted import replaced
 from weft.chunks import placed
@@ -384,8 +383,11 @@ def adjacency_tensors(adjacency: Adjacency | None) -> list[Tensor]:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """Those in some value, however it holds them."""
-    return [one for one in tree_leaves(value) if isinstance(one, Tensor)]
+    """Those in some value, in whatever lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [one for each in inside for one in tensors(each)]
 
 
 def joined(*clocks: Counter[str]) -> Counter[str]:
