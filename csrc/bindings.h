@@ -1,4 +1,5 @@
-// How arrays cross from Python: C-contiguous where nothing else is said, on the CPU, of exactly the dtype named, never copied or converted.
+// How arrays cross from Python: on the CPU, of exactly the dtype named, never copied or converted, and C-contiguous
+// where nothing else is said.
 #pragma once
 
 #include <nanobind/nanobind.h>
