@@ -46,7 +46,7 @@ def forked() -> Any:
 
 
 def collect_seldom() -> None:
-    """Has Python look for cycles less often, which takes a twelfth of the tests' time among all that is imported."""
+    """Has Python look for cycles less often, which takes a tenth of some modules' time among all that is imported."""
     gc.set_threshold(50_000, 50, 100)
 
 

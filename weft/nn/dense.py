@@ -120,6 +120,7 @@ class _Map(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), (by, weights_by) = ctx.saved_tensors, ctx.by
         needs_x, needs_weight, needs_added = ctx.needs_input_grad[:3]
+        grad_y = grad_y.contiguous()  # once for all that it is multiplied with
         grad_added = grad_y.sum(0) if ctx.one_for_all else grad_y
         return (
             _product(grad_y, weight.t(), None, by) if needs_x else None,
