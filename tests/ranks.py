@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import socket
 import tempfile
 import time
 import traceback
@@ -40,6 +41,8 @@ _pools: dict[int, Pool] = {}
 
 def forked() -> Any:
     """The context of processes that are forked with what is preloaded."""
+    if torch.cuda.is_available():  # PyG, when imported, initialises CUDA's driver, which a forked process cannot use
+        return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
@@ -81,10 +84,14 @@ class Pool:
         context = forked()
         self.closed = False
         self._folder = tempfile.TemporaryDirectory()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
         pipes = [context.Pipe() for _ in range(size)]
         self._pipes = [ours for ours, _ in pipes]
         self._processes = [
-            context.Process(target=_serve, args=(rank, size, timeout_seconds, self._folder.name, theirs), daemon=True)
+            context.Process(
+                target=_serve, args=(rank, size, timeout_seconds, self._folder.name, port, theirs), daemon=True
+            )
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process, (_, theirs) in zip(self._processes, pipes, strict=True):
@@ -137,12 +144,13 @@ def _received(pipe: Connection) -> tuple[bool, Any]:
     return failed, value
 
 
-def _serve(rank: int, size: int, timeout_seconds: int, folder: str, pipe: Connection) -> None:
+def _serve(rank: int, size: int, timeout_seconds: int, folder: str, port: int, pipe: Connection) -> None:
     """A rank of a pool, until the other end of the pipe is closed. Ranks that a function has parted meet again."""
     torch.set_num_threads(1)
     collect_seldom()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))  # where ranks that go over to GPUs meet anew
     turn = 0
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Runs on a GPU: the CPU's losses, the same bits twice, and offload within its limit. Never run yet: there was none."""
+"""Runs on a GPU: the CPU's losses, the same bits twice, and offload within its limit. First run on an H100."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "offload": {"strategy": "offload"},
     "offload-pinned": {"strategy": "offload", **CHUNKS},
     "offload-files": {"strategy": "offload", **CHUNKS, "scratch": "."},
-    "tensor-pinned": {"strategy": "tensor", "device_memory": "150KB", "layers": 4},
+    "tensor-pinned": {"strategy": "tensor", "device_memory": "150KB", "layers": 4, "epochs": 4},
     "pipeline": {"strategy": "pipeline", "workers": 2, **CHUNKS},
     "split": BATCHES,
     "split-of-two": {"workers": 2, **BATCHES},
@@ -34,7 +34,9 @@ ROUNDED = 16 * 2**-8
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "bfloat16": ROUNDED}
 CASES = [
     *product(("single", "offload"), ("gcn", "sage", "gin", "gat", "gatv2"), ("float64", "float32")),
-    *product(list(WAYS)[2:], ("gcn", "gat"), ("float32",)),
+    *product(list(WAYS)[2:-2], ("gcn", "gat"), ("float32",)),
+    # In float32 the CPU itself is 3e-3 from its float64 here: Adam turns on the sign of tiny gradients.
+    *product(("split", "split-of-two"), ("gcn", "gat"), ("float64",)),
     *product(("single", "split", "split-of-two"), ("gcn", "gat"), ("bfloat16",)),
 ]
 gpu = pytest.mark.gpu

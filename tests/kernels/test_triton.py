@@ -273,10 +273,10 @@ def test_sums_of_half_precision(device: str, kernels: ModuleType) -> None:
         assert torch.equal(wide, wanted)
         torch.testing.assert_close(found.float(), wanted, rtol=2**-7, atol=1e-6)
     into = torch.ones(19, 8, device=device)
-    assert torch.equal(
-        kernels.spmm_transposed(adj, grad, scale, True, into),
-        kernels.spmm_transposed(adj, grad, scale, True, wide=True) + 1,
-    )
+    found = kernels.spmm_transposed(adj, grad, scale, True, into)
+    wanted = kernels.spmm_transposed(adj, grad, scale, True, wide=True) + 1
+    # A GPU multiplies by the scale and adds in one instruction, which rounds once instead of twice.
+    torch.testing.assert_close(found, wanted, rtol=2**-23, atol=2**-22)
 
 
 @pytest.mark.parametrize("steps", [1, 2])
