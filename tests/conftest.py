@@ -17,8 +17,8 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: its kernels then run on the CPU
 
-from tests.ranks import close_pools, collect_seldom, forked
-from tests.strategies.session import REFERENCES
+from tests.lib.ranks import close_pools, collect_seldom, forked
+from tests.lib.session import REFERENCES
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ranks import forked
+from tests.lib.ranks import forked
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 RUNS = {

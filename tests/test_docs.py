@@ -25,8 +25,8 @@ from pyarrow import parquet
 from torch.distributed import TCPStore
 
 import weft
-from tests.engine.running import said_by_ranks, start
-from tests.pages import PAGES, ROOT, RUN, Block, blocks, commands, write_datasets
+from tests.lib.pages import PAGES, ROOT, RUN, Block, blocks, commands, write_datasets
+from tests.lib.running import said_by_ranks, start
 
 EPOCHS = 2
 NUM_USERS = 1500  # of which so many train that a batch may be of 1,024

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.running import said_by_ranks
+from tests.lib.running import said_by_ranks
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, ROOT
+from tests.lib.pages import PAGES, ROOT
 
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.running import children, losses
+from tests.lib.running import children, losses
 from weft.core import record
 
 nbformat = pytest.importorskip("nbformat")

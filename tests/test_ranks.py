@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ranks import Pool, on_ranks
+from tests.lib.ranks import Pool, on_ranks
 from weft.comm import Group
 
 

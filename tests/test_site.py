@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.pages import ROOT
+from tests.lib.pages import ROOT
 
 pytest.importorskip("mkdocs", reason="no mkdocs: pip install 'weft[docs]'")
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: make browser")

@@ -16,7 +16,7 @@ from random import Random
 
 from tests.campaign.scene import Missed, Scene, epochs_recorded, require, require_same, until
 from tests.campaign.settings import Placement, Setting, draw_placement, draw_setting
-from tests.engine.running import keep_files_in
+from tests.lib.running import keep_files_in
 
 EPOCHS = 24
 CAPABILITIES = 0x20080522

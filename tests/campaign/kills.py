@@ -23,7 +23,7 @@ from tests.campaign.scene import (
     until,
 )
 from tests.campaign.settings import Placement, draw_placement, draw_setting
-from tests.engine.running import Command, handled, members, ranks
+from tests.lib.running import Command, handled, members, ranks
 from weft.engine.folder import UNBEGUN
 
 EPOCHS = 24

@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any
 
 from tests.campaign.settings import Placement, Setting
-from tests.engine.running import Command, members
-from tests.strategies.graphs import make_typed_graph
+from tests.lib.graphs import make_typed_graph
+from tests.lib.running import Command, members
 
 ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 120.0

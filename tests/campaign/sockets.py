@@ -7,7 +7,7 @@ from random import Random
 
 from tests.campaign.scene import Missed, Scene, require
 from tests.campaign.settings import draw_placement, draw_setting
-from tests.engine.running import LOOPBACK, listening, members
+from tests.lib.running import LOOPBACK, listening, members
 
 EPOCHS = 12
 

@@ -10,7 +10,7 @@ from random import Random
 
 from tests.campaign.scene import Done, Missed, Scene, epochs_recorded, losses, require, require_same, until
 from tests.campaign.settings import draw_placement, draw_setting
-from tests.engine.running import Command
+from tests.lib.running import Command
 
 EPOCHS = 100_000
 MORE = 3

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ranks import spawn
+from tests.lib.ranks import spawn
 from weft.comm import Group
 from weft.comm.connecting import threads_in_batch, without_gloo_lines
 

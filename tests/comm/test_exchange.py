@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ranks import on_ranks, spawn
+from tests.lib.ranks import on_ranks, spawn
 from weft.comm import (
     Group,
     Layout,

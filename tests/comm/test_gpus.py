@@ -15,9 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import on_ranks, spawn
-from tests.strategies.planted import replaced
-from tests.streams import DEVICE_NAME, FakeStreams, RaceError
+from tests.lib.planted import replaced
+from tests.lib.ranks import on_ranks, spawn
+from tests.lib.streams import DEVICE_NAME, FakeStreams, RaceError
 from weft.comm import Group, own_gpu
 from weft.comm.gpus import BOTH, each_has_its_own
 from weft.comm.group import Exchange

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ranks import spawn
+from tests.lib.ranks import spawn
 from weft.comm import Group, Key
 from weft.comm.group import Exchange
 from weft.core.errors import InputError

@@ -7,7 +7,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from tests.ranks import on_ranks
+from tests.lib.ranks import on_ranks
 from weft.comm import Group, Halo, make_route, slice_edges
 from weft.core.meter import Counts
 from weft.data import Adjacency

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 import torch
 
-from tests.ranks import spawn
+from tests.lib.ranks import spawn
 from weft.comm import Group
 from weft.core.clock import EventClock
 from weft.core.meter import Meter, Span

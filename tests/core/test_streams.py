@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.streams import DEVICE_NAME, LOADER, FakeStreams, RaceError
+from tests.lib.streams import DEVICE_NAME, LOADER, FakeStreams, RaceError
 from weft.core.streams import (
     COMPUTE,
     LOAD,

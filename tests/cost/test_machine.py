@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.graph_checks import assert_one_line
+from tests.lib.graph_checks import assert_one_line
 from weft.core.errors import InputError
 from weft.cost import Machine
 

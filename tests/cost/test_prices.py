@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.cost.profiles import flat, profile
-from tests.data.graph_checks import assert_one_line
+from tests.lib.graph_checks import assert_one_line
+from tests.lib.profiles import flat, profile
 from weft.core.errors import InputError
 from weft.core.kernel_call import KernelCall
 from weft.cost import Prices, Profile, Table

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.small_files import QUICK, THOROUGH, assert_graph_or_one_line, graph, write_npz, write_typed_npz
+from tests.lib.small_files import QUICK, THOROUGH, assert_graph_or_one_line, graph, write_npz, write_typed_npz
 from weft.data import load
 from weft.partition import PartitionBook, make_book
 

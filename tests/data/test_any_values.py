@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from tests.data.small_files import QUICK, THOROUGH, assert_graph_or_one_line, graph, write_npz, write_typed_npz
+from tests.lib.small_files import QUICK, THOROUGH, assert_graph_or_one_line, graph, write_npz, write_typed_npz
 from weft.data import Graph, load
 from weft.data.checks import UNSIGNED
 from weft.data.io.manifest import sha256

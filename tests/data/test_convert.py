@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from tests.data.graph_checks import CALM, assert_one_line, graphs, same_graph
+from tests.lib.graph_checks import CALM, assert_one_line, graphs, same_graph
 from weft.core.errors import InputError
 from weft.data import Graph, reorder
 from weft.data.typed import merge_features

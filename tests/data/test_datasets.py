@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.graph_checks import assert_one_line, same_graph
+from tests.lib.graph_checks import assert_one_line, same_graph
 from weft.core.errors import InputError
 from weft.data import Graph, load, require_trainable
 from weft.data.io.downloads import LOADERS

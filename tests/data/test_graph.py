@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from tests.data.graph_checks import CALM, assert_one_line, graphs
+from tests.lib.graph_checks import CALM, assert_one_line, graphs
 from weft.core.errors import InputError
 from weft.data import Adjacency, DataWarning, Graph, checks, require_trainable
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import weft
-from tests.data.graph_checks import assert_one_line, same_graph
+from tests.lib.graph_checks import assert_one_line, same_graph
 from weft.cli import main
 from weft.core.errors import InputError
 from weft.data import Graph, load

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from tests.data.graph_checks import CALM, assert_one_line, graphs
+from tests.lib.graph_checks import CALM, assert_one_line, graphs
 from weft.core.errors import InputError
 from weft.data import Graph, with_inverse_relations
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.graph_checks import CALM, assert_one_line, same_graph
+from tests.lib.graph_checks import CALM, assert_one_line, same_graph
 from weft.core.errors import InputError
 from weft.data import Graph
 from weft.data.imports import import_parts

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from tests.data.graph_checks import CALM, assert_one_line, graphs, same_graph
+from tests.lib.graph_checks import CALM, assert_one_line, graphs, same_graph
 from weft.cli import main
 from weft.core.errors import InputError
 from weft.data import Graph, load, open_store, save

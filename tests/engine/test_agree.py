@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import weft
-from tests.engine.running import losses
-from tests.ranks import on_ranks
+from tests.lib.ranks import on_ranks
+from tests.lib.running import losses
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.data import Adjacency, Graph

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import weft
-from tests.engine.running import losses
+from tests.lib.running import losses
 from weft.core.errors import InputError, RunError
 
 OPTIONS: dict[str, Any] = {"quiet": True, "hidden": 4, "lr": 0.05, "dtype": "float64"}

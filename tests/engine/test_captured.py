@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from tests import captured as fake
-from tests.engine.running import losses
-from tests.strategies.cases import Case, cases, dropping_cases, typed_cases
-from tests.strategies.planted import replaced
-from tests.strategies.session import Session
+from tests.lib import captured as fake
+from tests.lib.cases import Case, cases, dropping_cases, typed_cases
+from tests.lib.planted import replaced
+from tests.lib.running import losses
+from tests.lib.session import Session
 from weft.comm import Group
 from weft.core.config import Config
 from weft.core.optimisations import Optimisations

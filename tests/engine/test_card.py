@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import weft
-from tests.engine.running import train
-from tests.strategies.graphs import make_graph
+from tests.lib.graphs import make_graph
+from tests.lib.running import train
 from weft.cli import main
 from weft.engine.run import Run
 from weft.nn import Stack

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import weft
-from tests.cost.profiles import profile
-from tests.engine.running import losses, train
-from tests.ranks import on_ranks
+from tests.lib.profiles import profile
+from tests.lib.ranks import on_ranks
+from tests.lib.running import losses, train
 from weft.cli import main
 from weft.comm import Group
 from weft.core import choices, record

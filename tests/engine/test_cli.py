@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import weft
-from tests.engine.running import command, complaints, finish, handled, start
+from tests.lib.running import command, complaints, finish, handled, start
 from weft import cli
 from weft.cli import main
 from weft.core.stop import SIGNALS, handle_signals

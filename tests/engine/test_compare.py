@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import weft
-from tests.engine.running import losses, said_by_ranks
 from tests.engine.test_converted_runs import net
+from tests.lib.running import losses, said_by_ranks
 from weft.core.errors import InputError
 
 OPTIONS: dict[str, Any] = {"epochs": 3, "quiet": True}

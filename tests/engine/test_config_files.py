@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.running import losses
+from tests.lib.running import losses
 from weft.cli import main
 from weft.core.config import Config
 

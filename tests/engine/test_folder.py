@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import weft
-from tests.engine.running import finish, losses, start, wait_for_epoch
+from tests.lib.running import finish, losses, start, wait_for_epoch
 from weft.core.errors import InputError
 from weft.engine import checkpoint
 from weft.engine.folder import RunFolder

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import weft
-from tests.engine.running import losses, train
+from tests.lib.running import losses, train
 from weft.core.errors import InputError
 
 GRAPH = "sbm:vertices=600,degree=8,features=24,classes=4"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import weft
-from tests.cost.profiles import profile
-from tests.engine.running import train
-from tests.ranks import on_ranks
+from tests.lib.profiles import profile
+from tests.lib.ranks import on_ranks
+from tests.lib.running import train
 from weft.cli import main
 from weft.comm import Group
 from weft.core.choices import DEFAULT

@@ -22,7 +22,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.running import (
+from tests.lib.cases import EXACT
+from tests.lib.running import (
     LOOPBACK,
     children,
     finish,
@@ -34,7 +35,6 @@ from tests.engine.running import (
     start,
     wait_for_epoch,
 )
-from tests.strategies.cases import EXACT
 from weft.comm import join
 from weft.core import forkserver
 from weft.core.cores import share

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 import weft
 from tests.data.test_links import make
-from tests.engine.running import train
-from tests.ranks import on_ranks
-from tests.strategies.cases import EXACT, MACHINE, OWN, point, turn
-from tests.strategies.planted import replaced, too_large
-from tests.strategies.session import Given, check_close
+from tests.lib.cases import EXACT, MACHINE, OWN, point, turn
+from tests.lib.planted import replaced, too_large
+from tests.lib.ranks import on_ranks
+from tests.lib.running import train
+from tests.lib.session import Given, check_close
 from weft.cli import main
 from weft.comm import Group, halo
 from weft.core.config import Config

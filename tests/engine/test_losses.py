@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import weft
-from tests.engine.running import losses, said_by_ranks, train
-from tests.ranks import on_ranks
+from tests.lib.ranks import on_ranks
+from tests.lib.running import losses, said_by_ranks, train
 from weft.comm import Group
 from weft.core.config import Config
 from weft.core.errors import InputError

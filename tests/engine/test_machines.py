@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import weft
-from tests.cost.profiles import profile
-from tests.data.graph_checks import assert_one_line
+from tests.lib.graph_checks import assert_one_line
+from tests.lib.profiles import profile
 from weft.cli import main
 from weft.core.config import Config
 from weft.core.errors import InputError

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from tests.engine.running import losses, say
-from tests.ranks import spawn
+from tests.lib.ranks import spawn
+from tests.lib.running import losses, say
 
 SCRIPT = """
 import os, sys, weft

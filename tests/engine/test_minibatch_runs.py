@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import weft
-from tests.engine.running import command, complaints, finish, losses, ranks, start, train, wait_for_epoch
+from tests.lib.running import command, complaints, finish, losses, ranks, start, train, wait_for_epoch
 from weft.cli import main
 
 OPTIONS = {"model": "sage", "fanout": "4,3", "hidden": 16, "dtype": "float64"}

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import weft
-from tests.engine.running import train
 from tests.engine.test_cli import mistake
+from tests.lib.running import train
 from weft.core.errors import InputError
 from weft.engine import check
 from weft.nn import Stack

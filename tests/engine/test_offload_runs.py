@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 import weft
-from tests.engine.running import (
+from tests.lib.ranks import spawn
+from tests.lib.running import (
     command,
     complaints,
     finish,
@@ -28,7 +29,6 @@ from tests.engine.running import (
     train,
     wait_for_epoch,
 )
-from tests.ranks import spawn
 from weft.cli import main
 from weft.core import native
 from weft.core.errors import InputError, RunError

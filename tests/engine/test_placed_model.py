@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import weft
-from tests.engine.running import said_by_ranks
-from tests.strategies.graphs import make_typed_graph
+from tests.lib.graphs import make_typed_graph
+from tests.lib.running import said_by_ranks
 from weft.core.errors import InputError
 
 EPOCHS = 4

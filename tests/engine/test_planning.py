@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import weft
-from tests.cost.profiles import profile
-from tests.data.graph_checks import assert_one_line
-from tests.engine.running import train
+from tests.lib.graph_checks import assert_one_line
+from tests.lib.profiles import profile
+from tests.lib.running import train
 from weft.cli import main
 from weft.core.config import Config
 from weft.core.errors import InputError

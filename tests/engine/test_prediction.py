@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import weft
-from tests.engine.running import command, finish, said_by_ranks, start, train
 from tests.engine.test_cli import mistake
-from tests.ranks import on_ranks
-from tests.strategies.graphs import make_graph, with_few_labels
+from tests.lib.graphs import make_graph, with_few_labels
+from tests.lib.ranks import on_ranks
+from tests.lib.running import command, finish, said_by_ranks, start, train
 from weft.cli import main
 from weft.comm import Group
 from weft.core.optimisations import Optimisations
@@ -182,7 +182,7 @@ def test_a_graph_that_has_grown(run: Run, store: Path, tmp_path: Path) -> None:
 
 
 def test_typed_vertices(tmp_path: Path) -> None:
-    from tests.strategies.graphs import make_typed_graph
+    from tests.lib.graphs import make_typed_graph
 
     graph = make_typed_graph(23, "some")
     run = train(graph, "rgcn", out=tmp_path / "run", **OPTIONS)
@@ -207,7 +207,7 @@ def test_several_labels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("inverse", [False, True])
 def test_rows_of_a_link_model(inverse: bool, tmp_path: Path, store: Path) -> None:
-    from tests.strategies.graphs import make_typed_graph
+    from tests.lib.graphs import make_typed_graph
 
     graph = make_typed_graph(30, "none") if inverse else weft.load(str(store))
     graph.save(tmp_path / "graph")

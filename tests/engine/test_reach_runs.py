@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.running import train
-from tests.strategies.graphs import make_graph, with_few_labels
+from tests.lib.graphs import make_graph, with_few_labels
+from tests.lib.running import train
 from weft.data import Graph
 
 

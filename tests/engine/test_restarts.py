@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.running import children, losses, train
+from tests.lib.running import children, losses, train
 from weft.core import record
 
 RUN = ("train", "digits", "--hidden", "16", "--dtype", "float64", "--strategy", "communicated")

@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import load_file
 
 import weft
-from tests.engine.running import (
+from tests.lib.ranks import spawn
+from tests.lib.running import (
     complaints,
     finish,
     losses,
@@ -30,7 +31,6 @@ from tests.engine.running import (
     train,
     wait_for_epoch,
 )
-from tests.ranks import spawn
 from weft.comm import Group
 from weft.core import record
 from weft.core.errors import InputError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from tests.strategies.graphs import NUM_CLASSES, make_named_relations, make_typed_graph
+from tests.lib.graphs import NUM_CLASSES, make_named_relations, make_typed_graph
 from weft.core.errors import InputError
 
 pytest.importorskip("torch_geometric.nn")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import weft
-from tests.engine.running import train
-from tests.ranks import on_ranks
+from tests.lib.ranks import on_ranks
+from tests.lib.running import train
 from weft.comm import Group
 from weft.core.config import Config
 from weft.core.errors import InputError

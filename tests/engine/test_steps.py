@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from tests.engine.test_blocks import labelled
 from tests.engine.test_link import Case
-from tests.ranks import spawn
-from tests.strategies.session import NOTHING
+from tests.lib.ranks import spawn
+from tests.lib.session import NOTHING
 from weft.comm import Group
 from weft.engine.metrics import NodeTask
 from weft.nn import Workload

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.running import losses
+from tests.lib.running import losses
 from weft.cli import main
 from weft.core.config import Config
 from weft.engine import sweep

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.running import command
+from tests.lib.running import command
 from weft.core.timeline import STREAMS, Slice, write_timeline
 from weft.strategies import STRATEGIES
 

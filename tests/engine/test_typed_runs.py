@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 import weft
-from tests.engine.running import train
-from tests.strategies.graphs import make_typed_graph
+from tests.lib.graphs import make_typed_graph
+from tests.lib.running import train
 from weft.core.errors import InputError
 
 OPTIONS: dict[str, Any] = {

@@ -21,10 +21,10 @@ from torch.optim.lr_scheduler import (
 )
 
 import weft
-from tests.engine.running import said_by_ranks, train
 from tests.engine.test_typed_runs import OPTIONS, losses, weights
-from tests.ranks import on_ranks
-from tests.strategies.graphs import make_typed_graph
+from tests.lib.graphs import make_typed_graph
+from tests.lib.ranks import on_ranks
+from tests.lib.running import said_by_ranks, train
 from weft.comm import Group
 from weft.core.config import Config
 from weft.core.errors import InputError

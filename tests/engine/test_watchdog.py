@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.running import finish, ranks, start, wait_for_epoch
+from tests.lib.running import finish, ranks, start, wait_for_epoch
 from weft.core.meter import Meter
 from weft.engine.watchdog import Watchdog
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.kernel_cases import DTYPES
+from tests.lib.kernel_cases import DTYPES
 from weft.core.random import mix64
 from weft.kernels import keyed_dropout, reference
 

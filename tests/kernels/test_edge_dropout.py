@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.kernel_cases import DTYPES, edge_dropout, graph, randn
 from tests.kernels.test_dropout import bits_of
+from tests.lib.kernel_cases import DTYPES, edge_dropout, graph, randn
 from weft.core.random import mix64
 from weft.data import Adjacency
 from weft.kernels import EdgeDropout, attend, attend_edges, reference

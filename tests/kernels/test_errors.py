@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.kernels.kernel_cases import graph
+from tests.lib.kernel_cases import graph
 from weft.core.native import _native
 from weft.data.adjacency import Adjacency
 from weft.kernels import EdgeFeatures, Scale, attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.kernel_cases import graph, randn
+from tests.lib.kernel_cases import graph, randn
 from weft.core.lines import LINE_BYTES, empty_on_lines, numbers_apart, on_lines, readable_width
 from weft.kernels import Scale, native, spmm, spmm_transposed
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.kernel_cases import edge_dropout, graph, randn
+from tests.lib.kernel_cases import edge_dropout, graph, randn
 from weft.core.native import _native
 from weft.data.adjacency import Adjacency
 from weft.kernels import Scale, keyed_dropout, native, reference, spmm, spmm_transposed

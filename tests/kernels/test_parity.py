@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.kernel_cases import (
+from tests.lib.kernel_cases import (
     DTYPES,
     assert_same,
     attend_case,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.kernels.kernel_cases import (
+from tests.lib.kernel_cases import (
     DTYPES,
     Case,
     attend_case,

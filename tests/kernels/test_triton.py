@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import weft
-from tests.engine.running import losses
-from tests.kernels.kernel_cases import (
+from tests.lib.kernel_cases import (
     DTYPES,
     Case,
     assert_close,
@@ -40,6 +39,7 @@ from tests.kernels.kernel_cases import (
     spmm_case,
     truth,
 )
+from tests.lib.running import losses
 from weft.data.adjacency import Adjacency, transpose_by_sorting
 from weft.data.degrees import CompressedRows, DegreeClasses, Segments
 from weft.kernels import (
@@ -530,5 +530,5 @@ class TestOnGpu:
 def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     """Without one: what the interpreter runs need not be what the compiler takes."""
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "tests.kernels.compile_triton", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.lib.compile_triton", str(tmp_path)]
     subprocess.run(command, check=True, timeout=1700)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES, make_graph
+from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES, make_graph
 from weft.core.errors import InputError
 from weft.core.random import key
 from weft.data import Adjacency

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.strategies.graphs import make_named_relations, make_typed_graph
+from tests.lib.graphs import make_named_relations, make_typed_graph
 from weft.core.errors import InputError
 from weft.data import Graph, GraphShape
 from weft.nn import Converted, GraphView, convert

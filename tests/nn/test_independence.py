@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import weft
-from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES, make_graph, make_typed_graph
+from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES, make_graph, make_typed_graph
 from weft.core.errors import InputError
 from weft.nn import Stack, View, Workload, from_pyg, idle_parameters, make_model, require_independent_rows
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.strategies.graphs import make_graph
+from tests.lib.graphs import make_graph
 from weft.data import Graph
 from weft.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphView, SAGEConv, Topology
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.strategies.graphs import make_graph
+from tests.lib.graphs import make_graph
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.nn import (

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.strategies.cases import Case
-from tests.strategies.session import Session
+from tests.lib.cases import Case
+from tests.lib.session import Session
 from weft.comm import Group
 from weft.core.optimisations import OPTIMISATIONS, Optimisations
 from weft.kernels import spmm

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.strategies.cases import Case
-from tests.strategies.graphs import make_graph
-from tests.strategies.session import Session
+from tests.lib.cases import Case
+from tests.lib.graphs import make_graph
+from tests.lib.session import Session
 from weft.comm import Group
 from weft.nn import (
     BatchNorm,

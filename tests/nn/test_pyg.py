@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.engine.test_check import check_run
-from tests.strategies.graphs import make_graph
+from tests.lib.graphs import make_graph
 from weft.core.errors import InputError
 from weft.nn import GraphView, Stack, from_pyg
 from weft.nn.conv import mlp

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.strategies.graphs import make_typed_graph
+from tests.lib.graphs import make_typed_graph
 from weft.core.errors import InputError
 from weft.data import Graph, TypedShape
 from weft.nn import GAT, GCN, RGCN, GraphView, Inputs, OneHotRGCNConv, RGCNConv, Stack, Topology, TypedInput, typed_rows

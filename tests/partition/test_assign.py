@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.data.graph_checks import CALM, assert_one_line, graphs
+from tests.lib.graph_checks import CALM, assert_one_line, graphs
 from weft.cli import main
 from weft.core import native
 from weft.core.config import Config

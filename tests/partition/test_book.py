@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import weft
-from tests.data.graph_checks import assert_one_line
+from tests.lib.graph_checks import assert_one_line
 from weft.cli import main
 from weft.core.errors import InputError
 from weft.data import Graph, load, reorder

@@ -15,7 +15,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor
 
-from tests.data.graph_checks import CALM
+from tests.lib.graph_checks import CALM
 from weft.data import Adjacency, Graph, load
 from weft.kernels import spmm
 from weft.partition import Caching, Cover, Hop, make_book, make_dependencies

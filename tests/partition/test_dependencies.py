@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.data.graph_checks import CALM
+from tests.lib.graph_checks import CALM
 from weft.data import Adjacency, Graph, load
 from weft.partition import Caching, Dependencies, make_dependencies
 from weft.partition.dependencies import choose_cached

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.graph_checks import CALM, graphs
+from tests.lib.graph_checks import CALM, graphs
 from weft.data import Graph
 from weft.partition import Quality
 from weft.report import partition_table

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.data.graph_checks import CALM
-from tests.strategies.graphs import make_graph
+from tests.lib.graph_checks import CALM
+from tests.lib.graphs import make_graph
 from weft.data import Adjacency
 from weft.partition import Caching, Reach, make_dependencies
 

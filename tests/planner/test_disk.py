@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cost.profiles import profile
-from tests.strategies.cases import Case
+from tests.lib.cases import Case
+from tests.lib.profiles import profile
 from weft.core.errors import InputError
 from weft.cost import Disk
 from weft.nn import Workload

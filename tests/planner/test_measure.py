@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ranks import on_ranks
-from tests.strategies.cases import Case
+from tests.lib.cases import Case
+from tests.lib.ranks import on_ranks
 from weft.cli import main
 from weft.comm import Group
 from weft.core.kernel_call import KernelCall

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.running import train
+from tests.lib.running import train
 from tests.report.folders import make_run
 from weft.core.record import Recorder
 from weft.report.serve import ReportServer

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import weft
-from tests.engine.running import train
+from tests.lib.running import train
 from tests.report.folders import make_run
 from weft.core.errors import InputError
 from weft.report import epoch_columns, rank_columns

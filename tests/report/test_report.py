@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import weft
-from tests.engine.running import train
+from tests.lib.running import train
 from tests.report.folders import Elements, Line, make_run, rank_line, tables, text
 from weft.cli import main
 from weft.core.errors import InputError

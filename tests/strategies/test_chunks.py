@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ranks import on_ranks
-from tests.strategies.cases import SIZES, Case, cases, point, quick_cases, turn, typed_cases
-from tests.strategies.planted import check_planted, replaced
-from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
+from tests.lib.cases import SIZES, Case, cases, point, quick_cases, turn, typed_cases
+from tests.lib.planted import check_planted, replaced
+from tests.lib.ranks import on_ranks
+from tests.lib.session import Given, Session, check_case, check_close, check_on_ranks, reference
 from weft.chunks.chunking import AHEAD, Chunking, least_bytes, working_bytes
 from weft.chunks.columns import ColumnRounds
 from weft.chunks.placed import as_slice

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ranks import on_ranks
-from tests.strategies.cases import MACHINE, Case
-from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
-from tests.strategies.session import NOTHING, Given, check_close, check_counts, check_on_ranks, workload
+from tests.lib.cases import MACHINE, Case
+from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES
+from tests.lib.ranks import on_ranks
+from tests.lib.session import NOTHING, Given, check_close, check_counts, check_on_ranks, workload
 from weft.comm import Group
 from weft.nn import Stack, Workload
 from weft.nn.conv import GATConv, GCNConv, SAGEConv

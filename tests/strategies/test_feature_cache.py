@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import weft
-from tests.ranks import on_ranks
-from tests.strategies.cases import Case
-from tests.strategies.graphs import NUM_FEATURES
-from tests.strategies.session import Given, part_by, workload
+from tests.lib.cases import Case
+from tests.lib.graphs import NUM_FEATURES
+from tests.lib.ranks import on_ranks
+from tests.lib.session import Given, part_by, workload
 from weft.comm import Group
 from weft.core import memory
 from weft.core.errors import InputError

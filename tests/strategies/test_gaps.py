@@ -10,9 +10,9 @@ from itertools import product
 import pytest
 from torch import Tensor
 
-from tests.ranks import on_ranks
-from tests.strategies.cases import MACHINE, Case
-from tests.strategies.session import Given, check_case, reference
+from tests.lib.cases import MACHINE, Case
+from tests.lib.ranks import on_ranks
+from tests.lib.session import Given, check_case, reference
 from weft.comm import Group
 from weft.core import lines
 from weft.kernels import native

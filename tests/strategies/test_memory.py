@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import weft
-from tests.ranks import on_ranks
-from tests.strategies.cases import Case
+from tests.lib.cases import Case
+from tests.lib.ranks import on_ranks
 from weft.chunks.column_memory import PassSizes
 from weft.chunks.placed import Runtime
 from weft.comm import Group

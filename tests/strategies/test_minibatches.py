@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from tests.engine.test_link import CASES as LINK_CASES
 from tests.engine.test_link import WIDTH
 from tests.engine.test_link import Case as LinkCase
-from tests.ranks import on_ranks
-from tests.strategies.cases import (
+from tests.lib.cases import (
     Case,
     cases,
     chosen,
@@ -25,8 +24,9 @@ from tests.strategies.cases import (
     turn,
     typed_cases,
 )
-from tests.strategies.graphs import NUM_FEATURES
-from tests.strategies.session import Flops, Given, check_close, check_counts, check_flops, part_by, reference, workload
+from tests.lib.graphs import NUM_FEATURES
+from tests.lib.ranks import on_ranks
+from tests.lib.session import Flops, Given, check_close, check_counts, check_flops, part_by, reference, workload
 from weft.comm import Group, Route
 from weft.core.errors import InputError
 from weft.cost import Trace

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.ranks import on_ranks
-from tests.strategies.cases import MACHINE, RESIDENT, Case
-from tests.strategies.session import Flops, Given, Session, check_counts, check_flops, workload
+from tests.lib.cases import MACHINE, RESIDENT, Case
+from tests.lib.ranks import on_ranks
+from tests.lib.session import Flops, Given, Session, check_counts, check_flops, workload
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.data import Graph

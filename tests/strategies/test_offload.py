@@ -21,8 +21,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.ranks import on_ranks
-from tests.strategies.cases import (
+from tests.lib.cases import (
     Case,
     cases,
     chosen,
@@ -33,9 +32,10 @@ from tests.strategies.cases import (
     turn,
     typed_cases,
 )
-from tests.strategies.graphs import NUM_FEATURES
-from tests.strategies.planted import check_planted, replaced
-from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, reference
+from tests.lib.graphs import NUM_FEATURES
+from tests.lib.planted import check_planted, replaced
+from tests.lib.ranks import on_ranks
+from tests.lib.session import Given, Session, check_case, check_close, check_on_ranks, reference
 from weft.chunks import placed as chunks_placed
 from weft.chunks.aggregates import ChunkAggregates, Loaded
 from weft.chunks.rank import ChunkShape

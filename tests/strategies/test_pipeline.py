@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.ranks import on_ranks, spawn
-from tests.strategies.cases import Case, cases, converted_cases, point, pyg_cases, quick_cases, turn, typed_cases
-from tests.strategies.planted import check_planted, replaced
-from tests.strategies.session import Given, Session, check_on_ranks, part_by
+from tests.lib.cases import Case, cases, converted_cases, point, pyg_cases, quick_cases, turn, typed_cases
+from tests.lib.planted import check_planted, replaced
+from tests.lib.ranks import on_ranks, spawn
+from tests.lib.session import Given, Session, check_on_ranks, part_by
 from weft.chunks.aggregates import ChunkAggregates
 from weft.comm import Group, Messages
 from weft.core.errors import RunError

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.strategies.cases import Case, typed_cases
-from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
-from tests.strategies.session import Session
+from tests.lib.cases import Case, typed_cases
+from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES
+from tests.lib.session import Session
 from weft.chunks.program import Program, Segment
 from weft.chunks.slots import spread, with_loops
 from weft.chunks.tracer import ProgramTracer

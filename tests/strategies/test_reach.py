@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ranks import on_ranks
-from tests.strategies.cases import MACHINE, RESIDENT, Case, chosen, point
-from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
-from tests.strategies.session import Given, Session, check_case, check_close, check_on_ranks, part_by, workload
+from tests.lib.cases import MACHINE, RESIDENT, Case, chosen, point
+from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES
+from tests.lib.ranks import on_ranks
+from tests.lib.session import Given, Session, check_case, check_close, check_on_ranks, part_by, workload
 from weft.comm import Group
 from weft.engine.metrics import NodeTask
 from weft.nn import MODELS, Dot, Inputs, LinkModel, SAGEConv, Stack, View, Workload

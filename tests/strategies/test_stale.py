@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ranks import on_ranks
-from tests.strategies.cases import Case, point
-from tests.strategies.session import Flops, Given, Session, check_counts, check_flops
+from tests.lib.cases import Case, point
+from tests.lib.ranks import on_ranks
+from tests.lib.session import Flops, Given, Session, check_counts, check_flops
 from weft.comm import Group, make_route
 from weft.core.meter import Counts
 from weft.strategies.vertex.stale import StaleHalo

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ranks import on_ranks
-from tests.strategies.cases import (
+from tests.lib.cases import (
     EXACT,
     MACHINE,
     PARTS_OF_LOGITS,
@@ -30,9 +29,10 @@ from tests.strategies.cases import (
     turn,
     typed_cases,
 )
-from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
-from tests.strategies.planted import PLANTED, check_planted
-from tests.strategies.session import (
+from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES
+from tests.lib.planted import PLANTED, check_planted
+from tests.lib.ranks import on_ranks
+from tests.lib.session import (
     NOTHING,
     Given,
     Session,

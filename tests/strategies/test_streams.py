@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import on_ranks
-from tests.strategies.cases import Case
-from tests.strategies.planted import replaced
-from tests.strategies.session import Given, Planned, Session, check_case, part_by, reference
-from tests.streams import DEVICE_NAME, FakeStreams, RaceError
+from tests.lib.cases import Case
+from tests.lib.planted import replaced
+from tests.lib.ranks import on_ranks
+from tests.lib.session import Given, Planned, Session, check_case, part_by, reference
+from tests.lib.streams import DEVICE_NAME, FakeStreams, RaceError
 from weft.chunks import placed
 from weft.comm import Group
 from weft.core.streams import COMPUTE, LOAD, STORE, pinned_bytes

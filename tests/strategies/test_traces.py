@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
-from tests.strategies.cases import MACHINE, Case
-from tests.strategies.graphs import NUM_CLASSES, NUM_FEATURES
-from tests.strategies.session import NOTHING, Given, check_case, workload
+from tests.lib.cases import MACHINE, Case
+from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES
+from tests.lib.session import NOTHING, Given, check_case, workload
 from weft.comm import Group
 from weft.core.errors import InputError
 from weft.cost import Trace

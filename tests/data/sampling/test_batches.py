@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.data.graph_checks import assert_one_line
+from tests.lib.graph_checks import assert_one_line
 from weft.core.errors import InputError
 from weft.data.sampling import ALL, check_fanouts, epoch_batches, layer_key, parse_fanouts
 

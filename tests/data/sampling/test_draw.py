@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.data.graph_checks import CALM
 from tests.data.sampling.reference import sample
+from tests.lib.graph_checks import CALM
 from weft.core.errors import InputError
 from weft.data import Adjacency
 from weft.data.sampling import ALL, METHODS, SampledEdges, Turn, sample_layer, turning

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.data.graph_checks import CALM
+from tests.lib.graph_checks import CALM
 from weft.data.sampling import Relabeller
 
 

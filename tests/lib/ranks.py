@@ -31,8 +31,8 @@ PRELOADED = [
     "torch._dynamo",
     "torch._refs",
     "weft.engine",
-    "tests.strategies.planted",
-    "tests.strategies.warm",
+    "tests.lib.planted",
+    "tests.lib.warm",
 ]
 """What ranks import, which takes seconds of each otherwise; what is not there is passed over."""
 

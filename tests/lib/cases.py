@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import examples.broadcast  # noqa: F401  # a strategy of one's own, which registers itself
-from tests.strategies.graphs import (
+from tests.lib.graphs import (
     NUM_CLASSES,
     NUM_FEATURES,
     NUM_FEATURES_SPARSE,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import weft
-from tests.ranks import forked, on_ranks
+from tests.lib.ranks import forked, on_ranks
 from weft.cli import main
 from weft.comm import Group
 from weft.core import record

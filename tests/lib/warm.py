@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.strategies.cases import pyg_cases
+from tests.lib.cases import pyg_cases
 
 threads = torch.get_num_threads()
 torch.set_num_threads(1)  # a process that is forked later hangs on threads which it does not have

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.strategies.planted import replaced
-from tests.streams import tensors
+from tests.lib.planted import replaced
+from tests.lib.streams import tensors
 from weft.kernels import native, ops
 
 T = TypeVar("T")

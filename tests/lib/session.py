@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from tests.ranks import on_ranks
-from tests.strategies.cases import Case
+from tests.lib.cases import Case
+from tests.lib.ranks import on_ranks
 from weft.comm import Group
 from weft.core.meter import Counts
 from weft.core.optimisations import Optimisations

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.strategies.planted import replaced
+from tests.lib.planted import replaced
 from weft.chunks import placed
 from weft.core import native as host_native
 from weft.core.streams import COMPUTE, Mark

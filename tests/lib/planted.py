@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ranks import on_ranks
-from tests.strategies.cases import Case
-from tests.strategies.session import Given, check_case, reference
+from tests.lib.cases import Case
+from tests.lib.ranks import on_ranks
+from tests.lib.session import Given, check_case, reference
 from weft.chunks.halos import GradFlow, RowFlow
 from weft.comm import Group, exchange, halo
 from weft.nn import Attend, EdgeSoftmax, RelationRows, SubTopology, embedding_rows, typed

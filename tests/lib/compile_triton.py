@@ -1,6 +1,6 @@
 """Compiles every kernel in Triton for a GPU of compute capability 9.0, where there is none.
 
-`python -m tests.kernels.compile_triton CACHE`. The operations are called on CPU tensors, and each launch compiles and
+`python -m tests.lib.compile_triton CACHE`. The operations are called on CPU tensors, and each launch compiles and
 runs nothing, so results are void.
 """
 
@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from tests.kernels.kernel_cases import attend_case, attend_edges_case, graph, max_case, pair_case, spmm_case
+from tests.lib.kernel_cases import attend_case, attend_edges_case, graph, max_case, pair_case, spmm_case
 from weft.data.degrees import DegreeClasses
 from weft.kernels import ops
 from weft.kernels import triton as kernels

@@ -1,0 +1,1 @@
+"""What several tests share: graphs and models, ranks that are kept, faked devices, planted errors."""
