@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
+import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -122,3 +125,76 @@ def test_papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert figures["totals"]["ratio"] == {"cells_right": 1, "cells": 2, "right": 1, "of": 2}  # no ratio is 500
     assert figures["totals"]["memory"] == {"cells_right": 2, "cells": 3, "right": 5, "of": 6}  # all of it fits
     assert "Graph GCN 2" in capsys.readouterr().out
+
+
+class TestAgainst:
+    """The statistics and the mistakes of against.py, whose measurements need an idle machine."""
+
+    @pytest.fixture
+    def against(self, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+        monkeypatch.syspath_prepend(BENCHMARKS)
+        return importlib.import_module("against")
+
+    @pytest.mark.parametrize(("count", "rank"), [(6, 1), (8, 1), (9, 2), (12, 3), (30, 10)])
+    def test_interval_as_tables_have_it(self, count: int, rank: int, against: ModuleType) -> None:
+        """The ranks of the 95 % interval of a median, as tables of the sign test list them."""
+        ratios = [float(number) for number in range(1, count + 1)]
+        assert against.interval(ratios[::-1]) == (rank, count + 1 - rank)
+
+    def test_interval_covers_the_median(self, against: ModuleType) -> None:
+        """At least 95 % of the intervals of skewed samples hold the median, and not nearly all."""
+        draws = torch.empty(2000, 12).exponential_(generator=torch.Generator().manual_seed(0)).tolist()
+        covered = [low <= math.log(2) <= high for low, high in map(against.interval, draws)]
+        assert 0.95 <= sum(covered) / len(covered) <= 0.975
+
+    def test_too_few_ratios(self, against: ModuleType) -> None:
+        with pytest.raises(ValueError, match="5 ratios have no interval: give 6 or more"):
+            against.interval([1.0] * 5)
+
+    @pytest.mark.parametrize(
+        ("low", "high", "verdict"),
+        [(0.99, 1.05, "not slower"), (1.02, 1.04, "not slower"), (1.01, 1.06, "slower"), (0.99, 1.06, "unsettled")],
+    )
+    def test_verdict(self, low: float, high: float, verdict: str, against: ModuleType) -> None:
+        assert against.judge(low, high) == verdict
+
+    def test_losses_that_differ(self, against: ModuleType) -> None:
+        assert against.agree([1.0, 2.0], [1.0009, 2.0])
+        assert not against.agree([1.0, 2.0], [1.002, 2.0])
+        assert not against.agree([1.0, 2.0], [1.0])
+        assert not against.agree([math.nan], [math.nan])
+
+    @pytest.mark.parametrize("shift", [0.0, 0.1])
+    def test_planted_slowdown(self, shift: float, against: ModuleType, tmp_path: Path) -> None:
+        """A slowdown of 10 % is found under noise of 2 %, by times that are drawn; none is found where none is."""
+        noise = random.Random(0)
+        slow = {"current": 1 + shift, "baseline": 1.0}
+        case = SimpleNamespace(
+            measure=lambda role, _case, _folder: against.Outcome(slow[role] * noise.lognormvariate(0, 0.02), [1.0])
+        )
+        row = against.compare(case, {role: role for role in slow}, SimpleNamespace(least=8, most=60), tmp_path)
+        assert row["high"] - row["low"] < against.WIDTH
+        assert row["low"] <= 1 + shift <= row["high"]
+        assert row["verdict"] == ("slower" if shift else "not slower")
+
+    @pytest.mark.parametrize(
+        ("arguments", "problem"),
+        [
+            ("no-such-commit", "no commit no-such-commit: give a commit of this repository, or the path of a checkout"),
+            ("HEAD --cases gcn,gnc", "no case gnc: choose of gcn, sage"),
+            ("HEAD --least 4", "--least 4 --most 30: give at least 6"),
+            ("HEAD --most 9", "--least 8 --most 9: give at least 6"),
+        ],
+    )
+    def test_mistakes(
+        self,
+        arguments: str,
+        problem: str,
+        against: ModuleType,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setattr("sys.argv", ["against.py", *arguments.split()])
+        assert against.main() == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"against: {problem}")
