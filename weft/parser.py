@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from weft.core.config import Config, PartitionOptions
 from weft.core.errors import InputError, nearest
-from weft.core.option import FORMER, help_text
+from weft.core.migrate import FORMER_OPTIONS
+from weft.core.option import help_text
 
 COMMAND_FLAGS = (
     "--config",
@@ -103,7 +104,7 @@ def add_options(
         else:
             groups[section].add_argument(flag, type=kind_of(spec), default=argparse.SUPPRESS, metavar="X", help=text)
     specs = {spec.name: spec for spec in dataclasses.fields(schema)}
-    for former, name in FORMER.items():
+    for former, name in FORMER_OPTIONS.items():
         if name in specs and (only is None or name in only):
             flag, kind = "--" + former.replace("_", "-"), kind_of(specs[name])
             parser.add_argument(flag, dest=name, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -43,7 +43,7 @@ def test_every_option_survives(name: str, explained: bool, tmp_path: Path) -> No
 def test_what_is_not_given_is_there_with_its_default(tmp_path: Path) -> None:
     """Also as a value, once the # before it is gone; and each has its help."""
     text = options_text(Config, {}, explained=True)
-    assert tomllib.loads(text) == {spec.metadata["section"]: {} for spec in FIELDS.values()}
+    assert tomllib.loads(text) == {"version": 1} | {spec.metadata["section"]: {} for spec in FIELDS.values()}
     path = tmp_path / "run.toml"
     path.write_text(re.sub(r"^#(?=\w)", "", text, flags=re.MULTILINE))
     assert read_options(path, Config) == {name: spec.default for name, spec in FIELDS.items()}

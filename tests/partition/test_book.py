@@ -155,7 +155,7 @@ def other_seconds(path: Path) -> None:
         (cut_short, "cannot be read"),
         (flip_a_bit, "is damaged"),
         (other_seconds, "is damaged"),
-        (lambda path: rewrite(path, version="2"), "is of version 2, not 1: update weft"),
+        (lambda path: rewrite(path, version="2"), "is of version 2, and this weft reads up to version 1: upgrade weft"),
         (lambda path: rewrite(path, format="weft-graph"), "is no book"),
         (lambda path: save_file({"parts": torch.zeros(60)}, path), "cannot be read"),
     ],
@@ -166,7 +166,7 @@ def test_a_damaged_book(graph: Graph, tmp_path: Path, damage: Callable[[Path], N
     damage(path)
     with pytest.raises(InputError) as error:
         PartitionBook.open(path, graph)
-    assert_one_line(error, path, said, "weft partition" if "version" not in said else "update weft")
+    assert_one_line(error, path, said, "weft partition" if "version" not in said else "upgrade weft")
 
 
 def test_the_command(

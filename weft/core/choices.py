@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
+from weft.core import migrate
 from weft.core.errors import readable
 
 IMPLEMENTATIONS = {
@@ -94,13 +95,13 @@ class Choices:
 
     def text(self) -> str:
         """What `read` takes, as JSON."""
-        return json.dumps(self.record()) + "\n"
+        return json.dumps(migrate.versioned("choices", self.record())) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Those in a file; InputError if it holds none."""
         with readable(path, REMEDY):
-            return cls.from_record(json.loads(path.read_text()))
+            return cls.from_record(migrate.choices(json.loads(path.read_text()), path))
 
 
 DEFAULT = Choices(

@@ -9,9 +9,6 @@ from typing import Any
 
 from weft.core.errors import InputError, unknown
 
-FORMER = {"without": "disable", "bins": "chunks", "metric": "metrics"}
-"""Fields by the names that they had before, or have elsewhere: saved runs, scripts and commands may say these."""
-
 
 def option(
     default: Any,

@@ -13,8 +13,9 @@ from typing import Any
 
 import tomli_w
 
+from weft.core import migrate
 from weft.core.errors import InputError, readable, unknown
-from weft.core.option import FORMER, checked, help_text
+from weft.core.option import checked, help_text
 
 WIDTH = 100
 MENTIONED = re.compile(r"^unknown (\w+)(?= ')|--([a-z][a-z-]*)")
@@ -39,19 +40,19 @@ def read_options(path: Path, schema: type, *, several: bool = False) -> dict[str
     is none.
     """
     with readable(path, "mend it, or give another file"):
-        tables = tomllib.loads(path.read_text())
+        tables = migrate.options(tomllib.loads(path.read_text()), path)
     specs = {spec.name: spec for spec in dataclasses.fields(schema)}
     found: dict[str, Any] = {}
     for section, name, value in _entries(path, tables, {spec.metadata["section"] for spec in specs.values()}):
-        place, known = f"{path}:{f' [{section}]' if section else ''}", FORMER.get(name, name)
-        if known not in specs:
+        place = f"{path}:{f' [{section}]' if section else ''}"
+        if name not in specs:
             raise InputError(f"{place} {unknown('option', name, specs)}")
-        if section not in ("", specs[known].metadata["section"]):
-            raise InputError(f"{place} {name} belongs to [{specs[known].metadata['section']}]: move it there")
-        if known in found:
+        if section not in ("", specs[name].metadata["section"]):
+            raise InputError(f"{place} {name} belongs to [{specs[name].metadata['section']}]: move it there")
+        if name in found:
             raise InputError(f"{place} {name} is given twice: leave one out")
-        with named_by(path, schema, [known], bare=not section):
-            found[known] = _value(specs[known], value, several=several)
+        with named_by(path, schema, [name], bare=not section):
+            found[name] = _value(specs[name], value, several=several)
     return found
 
 
@@ -110,4 +111,5 @@ def options_text(schema: type, values: Mapping[str, Any], *, explained: bool = F
             lines += [f"# {line}" for line in textwrap.wrap(help_text(spec), WIDTH, break_on_hyphens=False)]
         line = tomli_w.dumps({spec.name: values.get(spec.name, spec.default)}).strip()
         lines.append(line if spec.name in values else f"#{line}")
-    return "\n".join("\n".join([f"[{section}]", *lines, ""]) for section, lines in sections.items())
+    version = f"version = {migrate.VERSIONS['options']}  # of this file's format\n"
+    return "\n".join([version, *("\n".join([f"[{section}]", *lines, ""]) for section, lines in sections.items())])

@@ -1,4 +1,4 @@
-"""A run's records: `metrics.jsonl`, one JSON object a line, each with its `kind` and the schema version."""
+"""A run's records: `metrics.jsonl`, one JSON object a line, each with its `kind` and the version of the format."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from weft.core import migrate
 from weft.core.errors import InputError, RunError
-
-VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +41,7 @@ class Recorder:
 
     def write(self, kind: str, **values: Any) -> dict[str, Any]:
         """Appends one line and returns it. RunError if it cannot be written or, at an epoch's, nobody would find it."""
-        line = {"kind": kind, "version": VERSION, **values}
+        line = {"kind": kind, **migrate.versioned("record", values)}
         text = json.dumps(line).encode() + b"\n"
         try:
             if self._file.write(text) < len(text):
@@ -79,7 +78,9 @@ def _parsed(data: bytes, path: Path) -> list[dict[str, Any]]:
             found = json.loads(line)
             if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
                 raise ValueError("no object with a kind")
-            records.append(found)
+            records.append(migrate.record(found, path))
+        except migrate.NewerFile:
+            raise
         except (ValueError, RecursionError) as error:
             if number + 1 < len(lines):
                 raise InputError(f"{path}: line {number + 1} is damaged ({error}): remove it") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.core.clock import Clock
+from weft.core.migrate import VERSIONS
 
 STREAMS = ("compute", "send", "receive", "load", "store")
 MICROSECONDS = 1e6
@@ -73,7 +74,8 @@ def write_timeline(path: Path, ranks: Sequence[Iterable[Slice]]) -> None:
                 thread = {"pid": rank, "tid": next(numbers)}
                 events.append({"ph": "M", **thread, "name": "thread_name", "args": {"name": stream}})
                 events += ({"ph": "X", **thread, **_event(one, begun)} for one in those)
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    drawing = {"traceEvents": events, "displayTimeUnit": "ms"}
+    path.write_text(json.dumps(drawing | {"version": VERSIONS["timeline"]}))  # last, since viewers do not know it
 
 
 def _from_its_send(one: Slice, sent: dict[tuple[int, int, str], deque[float]], rank: int) -> Slice:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from weft.core import migrate
 from weft.core.errors import InputError, readable
 
 REMEDY = "give the probe.json of a hybrid run, or a profile of weft probe"
@@ -46,20 +47,19 @@ class Machine:
 
     @classmethod
     def from_record(cls, values: dict[str, Any]) -> Self:
-        """Those of a record; rates may be missing. KeyError, TypeError or ValueError for what is none."""
+        """Those of a record. KeyError, TypeError or ValueError for what is none."""
         factors = {spec.name: float(values[spec.name]) for spec in fields(cls) if spec.name != "rates"}
-        rates = values.get("rates", NOMINAL_RATES._asdict())
-        return cls(**factors, rates=Rates(**{name: float(rates[name]) for name in Rates._fields}))
+        return cls(**factors, rates=Rates(**{name: float(values["rates"][name]) for name in Rates._fields}))
 
     def save(self, path: Path) -> None:
         """Writes the numbers as JSON."""
-        path.write_text(json.dumps(self.record(), indent=2) + "\n")
+        path.write_text(json.dumps(migrate.versioned("factors", self.record()), indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """The machine in a file; InputError if it holds none."""
         with readable(path, REMEDY):
-            machine = cls.from_record(json.loads(path.read_text()))
+            machine = cls.from_record(migrate.factors(json.loads(path.read_text()), path))
         for name, value in {**asdict(machine), **machine.rates._asdict()}.items():
             if name != "rates" and not (math.isfinite(value) and value >= 0):
                 raise InputError(f"{path}: {name} is {value}, not a number of at least 0: {REMEDY}")

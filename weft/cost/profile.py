@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from weft.core import migrate
 from weft.core.choices import DEFAULT, Choices
 from weft.core.errors import InputError, readable
 from weft.cost.prices import REMEDY, Network, Prices, Table
@@ -132,7 +133,7 @@ class Profile:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            draft.write_text(json.dumps(self.record(), indent=1) + "\n")
+            draft.write_text(json.dumps(migrate.versioned("profile", self.record()), indent=1) + "\n")
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
@@ -141,13 +142,13 @@ class Profile:
     def read(cls, path: Path) -> Self:
         """The machine in a file; InputError if it holds none."""
         with readable(path, REMEDY):
-            known = json.loads(path.read_text())
+            known = migrate.profile(json.loads(path.read_text()), path)
             return cls(
                 host=_host(known["host"]),
                 prices=[Prices(**_priced(one)) for one in known["prices"]],
                 networks=[Network(**_priced(one, COLLECTIVES)) for one in known["networks"]],
-                choices=Choices.from_record(known["choices"]) if "choices" in known else DEFAULT,
-                learned=[_ratios(one) for one in known.get("learned", [])],
+                choices=Choices.from_record(known["choices"]),
+                learned=[_ratios(one) for one in known["learned"]],
             )
 
 

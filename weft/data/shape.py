@@ -53,5 +53,5 @@ class GraphShape:
         """What `record` has said."""
         typed = dict(values["typed"])
         featured = tuple((int(count), int(width)) for count, width in typed.pop("featured"))
-        names = {name: tuple(values.get(name, ())) for name in ("relations", "featured_types")}
+        names = {name: tuple(values[name]) for name in ("relations", "featured_types")}
         return cls(**values | names | {"typed": TypedShape(featured=featured, **typed)})

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from weft.core import migrate
 from weft.core.config import Config
 from weft.core.errors import InputError, RunError, readable
 from weft.core.record import Mark
@@ -98,36 +98,47 @@ def _write(draft: Path, checkpoint: Checkpoint) -> None:
         "record": asdict(checkpoint.record),
         "tensors": _sha256(draft / "state.safetensors"),
     }
-    text = json.dumps(state)
+    text = json.dumps(migrate.versioned("checkpoint", state))
     (draft / "state.json").write_text(f'{{"sha256": "{_digest(text)}", "state": {text}}}')
     for path in (*draft.iterdir(), draft):
         _sync(path)
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None if there is none at all. InputError if all are damaged."""
+    """Return the newest checkpoint that is whole, or None if there is none at all.
+
+    InputError if all are damaged, and NewerFile for one that this program is too old for, which is not passed over.
+    """
     found = _newest_first(folder)
     for path in found:
-        with suppress(InputError), readable(path, "it is passed over"):
-            found_here = json.loads((path / "state.json").read_text())
-            state: dict[str, Any] = found_here["state"]
-            whole = found_here["sha256"] == _digest(json.dumps(state))
-            if (
-                whole
-                and state["progress"]["epoch"] == _epoch_of(path)
-                and state["tensors"] == _sha256(path / "state.safetensors")
-            ):
-                return Checkpoint(
-                    config=Config.from_dict(state["config"], str(path)),
-                    fingerprint=state["fingerprint"],
-                    progress=Progress(**state["progress"]),
-                    tensors=load_file(path / "state.safetensors"),
-                    updates=state.get("updates", {}),
-                    record=Mark(**state["record"]),
-                )
+        try:
+            with readable(path, "it is passed over"):
+                return _read(path)
+        except migrate.NewerFile:
+            raise
+        except InputError:
+            continue
     if found:
         raise InputError(f"{folder}: no checkpoint is as it was written; give a new --out to start again")
     return None
+
+
+def _read(path: Path) -> Checkpoint:
+    """Read the checkpoint in a folder. Raise any error where it is damaged, NewerFile where it is of a later weft."""
+    content = json.loads((path / "state.json").read_text())
+    if content["sha256"] != _digest(json.dumps(content["state"])):
+        raise ValueError("its state is not as it was written")
+    state = migrate.checkpoint(content["state"], path / "state.json")
+    if state["progress"]["epoch"] != _epoch_of(path) or state["tensors"] != _sha256(path / "state.safetensors"):
+        raise ValueError("it is of another epoch, or its tensors are not as they were written")
+    return Checkpoint(
+        config=Config.from_dict(state["config"], str(path)),
+        fingerprint=state["fingerprint"],
+        progress=Progress(**state["progress"]),
+        tensors=load_file(path / "state.safetensors"),
+        updates=state["updates"],
+        record=Mark(**state["record"]),
+    )
 
 
 def drop_after(folder: Path, epoch: int) -> None:

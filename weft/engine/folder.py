@@ -18,6 +18,7 @@ from weft.core import record
 from weft.core.choices import DEFAULT, Choices
 from weft.core.config import Config
 from weft.core.errors import InputError
+from weft.core.migrate import NewerFile
 from weft.core.option_file import CHOICES
 from weft.core.record import Mark
 from weft.engine import checkpoint
@@ -69,6 +70,7 @@ class RunFolder:
         if not self.config.exists():
             raise InputError(f"--resume: {self.path} holds no run (no config.toml): leave out --resume to start one")
         self._require_same(config.changed(Config.read(self.config)))
+        has_ended = self._has_summary()  # in any case, so that no record of a later weft is taken back or made again
         found = checkpoint.newest(self.checkpoints)
         if found and (changed := config.changed(found.config)):
             flags = ", ".join("--" + name.replace("_", "-") for name in changed)
@@ -77,7 +79,7 @@ class RunFolder:
             raise InputError(
                 f"--resume: the graph is not the one that {self.path} was trained on: give that, or a new --out"
             )
-        if found and found.progress.is_over(config) and self._has_summary():
+        if found and found.progress.is_over(config) and has_ended:
             epochs = found.progress.epoch
             raise InputError(
                 f"--resume: {self.path} has finished its {epochs} epochs: give more --epochs, --patience or --until"
@@ -115,6 +117,8 @@ class RunFolder:
         """Whether the record says that the run has ended."""
         try:
             return bool(self.summary())
+        except NewerFile:
+            raise
         except InputError:  # damaged: it is made again
             return False
 

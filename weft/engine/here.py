@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from weft.core import migrate
 from weft.core.choices import DEFAULT, REMEDY, Choices
 from weft.core.config import Config
 from weft.core.cores import cores_each
@@ -63,6 +64,8 @@ def known_machine(
     if resumed and resumed.probe.exists() and config.probe in ("", Config.read(resumed.config).probe):
         try:
             return Machine.read(resumed.probe)
+        except migrate.NewerFile:
+            raise
         except InputError:
             print(f"weft: {resumed.probe} is damaged: factors are found as in a new run", file=sys.stderr)
     elif resumed and not config.probe:
@@ -115,11 +118,13 @@ def known_choices(config: Config, resumed: RunFolder | None = None) -> Choices:
 
 
 def begun_with(folder: RunFolder) -> Choices:
-    """The implementations of a run that goes on; of one of an earlier weft the default ones, which it had."""
+    """Return the implementations that a run which goes on began with; NewerFile for those of a later weft."""
     if not folder.choices.exists():
-        return DEFAULT
+        return Choices.from_record(migrate.FORMER_CHOICES)
     try:
         return Choices.read(folder.choices)
+    except migrate.NewerFile:
+        raise
     except InputError:
         print(f"weft: {folder.choices} is damaged: the default implementations are used", file=sys.stderr)
         return DEFAULT

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from weft.core import migrate
 from weft.core.config import Config
 from weft.core.errors import InputError, readable
 from weft.engine.hindsight import Epoch, Told
@@ -21,7 +22,8 @@ DECIDED = {spec.name for spec in dataclasses.fields(Config)} - {"graph", "model"
 
 def record(found: Sequence[Foreseen], fingerprint: str, notes: Sequence[str] = ()) -> dict[str, Any]:
     """All as JSON knows it, the graph that it is of ('': one that is only described), and what was not measured."""
-    return {"fingerprint": fingerprint, "plans": [dataclasses.asdict(one) for one in found], "notes": [*notes]}
+    plans = [dataclasses.asdict(one) for one in found]
+    return migrate.versioned("plan", {"fingerprint": fingerprint, "plans": plans, "notes": [*notes]})
 
 
 def as_planned(config: Config, work: Workload, path: Path) -> tuple[Config, Told, str]:
@@ -41,7 +43,7 @@ def planned_options(path: Path, fingerprint: str) -> tuple[dict[str, Any], Epoch
     InputError where it is of another graph.
     """
     with readable(path, "write it by: weft plan GRAPH --json > FILE"):
-        known = json.loads(path.read_text())
+        known = migrate.plan(json.loads(path.read_text()), path)
         of, fitting = known["fingerprint"], [one for one in known["plans"] if one["fits"]]
         found = [
             ({"strategy": one["strategy"], "workers": one["workers"], **one["options"]}, Epoch.of(one))

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from weft.core import record
+from weft.core import migrate, record
 from weft.core.config import Config
 from weft.core.dtypes import dtype_name
 from weft.core.errors import InputError, readable
@@ -71,7 +71,7 @@ class Description:
     def metadata(self, progress: Progress) -> dict[str, str]:
         """What model.safetensors says of its weights: JSON under one name, since several would have no fixed order."""
         best = {"best_epoch": progress.best_epoch, "scores": progress.best_scores or {}}
-        return {METADATA: json.dumps(self.record() | best)}
+        return {METADATA: json.dumps(migrate.versioned("model", self.record() | best))}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,19 +92,15 @@ class SavedModel:
             raise no_run(folder)
         if folder.summary():
             with readable(folder.model, "train again, in a new folder"), safe_open(folder.model, "pt") as file:
-                known: dict[str, Any] = json.loads((file.metadata() or {}).get(METADATA, "{}"))
+                known = migrate.model(json.loads((file.metadata() or {}).get(METADATA, "{}")), folder.model)
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
         else:
             found = checkpoint.newest(folder.checkpoints)
             if found is None:
                 raise InputError(f"{folder.path} has no weights yet: its run has neither ended nor left a checkpoint")
-            known = next((line for line in reversed(record.read(folder.metrics)) if line["kind"] == "config"), {})
+            lines = [line for line in record.read(folder.metrics) if line["kind"] == "config"]
+            known = migrate.described(lines[-1] if lines else {}, folder.path)
             weights = checkpoint.named("best.", found.tensors)
-        if "shape" not in known:
-            raise InputError(
-                f"{folder.path} does not say how its model is made, as runs of an earlier weft: train again, or go on "
-                "for an epoch with --resume"
-            )
         with readable(folder.path, "train again, in a new folder"):
             return cls(folder=folder, described=Description.from_record(known), weights=weights)
 

@@ -176,15 +176,15 @@ def load_updates(
 ) -> None:
     """Gives an optimiser and a schedule the state that others had: `optimizer_tensors` and `plain_state`.
 
-    InputError where these were of another kind.
+    InputError where these were of another kind. Where no groups are kept, theirs stay as they were made.
     """
     known = optimizer.state_dict()
-    state: dict[int, dict[str, Any]] = {int(number): dict(some) for number, some in plain.get("values", {}).items()}
-    for key, value in tensors.items():
-        number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = value
-    groups = alike(known["param_groups"], plain.get("groups", known["param_groups"]))
     try:
+        state: dict[int, dict[str, Any]] = {int(number): dict(some) for number, some in plain["values"].items()}
+        for key, value in tensors.items():
+            number, name = key.split(".", 1)
+            state.setdefault(int(number), {})[name] = value
+        groups = alike(known["param_groups"], plain["groups"] or known["param_groups"])
         kept = [
             {**options, "params": one["params"]} for options, one in zip(groups, known["param_groups"], strict=True)
         ]

@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from weft.core import migrate
 from weft.core.config import PartitionOptions
 from weft.core.errors import InputError, readable, unknown
 from weft.core.tensor_file import save_tensors
@@ -22,7 +23,7 @@ from weft.data.io.store import sync
 from weft.partition.assign import METHODS
 from weft.partition.quality import Quality
 
-FORMAT, VERSION = "weft-book", 1
+FORMAT = "weft-book"
 REMEDY = "make it again with 'weft partition'"
 
 
@@ -60,7 +61,8 @@ class PartitionBook:
                 "quality": self.quality.record(),
             }
         )
-        metadata = {"format": FORMAT, "version": str(VERSION), "about": about, "sha256": checksum(about, self.part)}
+        version = str(migrate.VERSIONS["book"])
+        metadata = {"format": FORMAT, "version": version, "about": about, "sha256": checksum(about, self.part)}
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         try:
@@ -82,10 +84,7 @@ class PartitionBook:
             metadata, part = read(path)
             if metadata.get("format") != FORMAT:
                 raise InputError(f"{path}: is no book: give a file written by 'weft partition'")
-            if metadata.get("version") != str(VERSION):
-                raise InputError(
-                    f"{path}: is of version {metadata.get('version')}, not {VERSION}: update weft, or {REMEDY}"
-                )
+            metadata = migrate.book(metadata, path)
             if metadata.get("sha256") != checksum(metadata.get("about", ""), part):
                 raise InputError(f"{path}: is damaged, its checksum is another: {REMEDY}")
             about = json.loads(metadata["about"])

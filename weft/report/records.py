@@ -135,10 +135,9 @@ def _rank_summary(rank: int, lines: list[Line]) -> Line:
         "bytes_received": sum(last["bytes_received"].values()),
         "collectives": last["collectives"],
         "edges": last["edges"],
-        "sampled": last.get("sampled", {}),
+        "sampled": last["sampled"],
         "stages": {
-            stage: statistics.median(line["stages"].get(stage, 0.0) for line in lines)
-            for stage in last.get("stages", {})
+            stage: statistics.median(line["stages"].get(stage, 0.0) for line in lines) for stage in last["stages"]
         },
         "peak_memory_bytes": max(line["peak_memory_bytes"] for line in lines),
     }

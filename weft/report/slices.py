@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weft.core import migrate
 from weft.core.errors import readable
 
 MICROSECONDS = 1e3
@@ -38,7 +39,7 @@ class Drawn(NamedTuple):
 def read_slices(path: Path) -> list[Drawn]:
     """The slices of a timeline by rank and stream, each in the order of its start. InputError for a damaged file."""
     with readable(path, "remove it, or train again with --timeline"):
-        events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+        events: list[dict[str, Any]] = migrate.timeline(json.loads(path.read_text()), path)["traceEvents"]
         streams = {(one["pid"], one["tid"]): str(one["args"]["name"]) for one in events if one["name"] == "thread_name"}
         slices = [
             Drawn(

@@ -97,7 +97,7 @@ def memory(runs: Runs) -> Section:
             rank, alike = one["rank"], {"who": rank_name(run, one["rank"], runs)}
             process.append(Group(alike=alike, columns={"what": ["process"], "bytes": [one["peak_memory_bytes"]]}))
             forecast = placed[rank].get("forecast", {}) if rank < len(placed) else {}
-            working = max(line.get("working_bytes", 0) for line in run.rank_lines if line["rank"] == rank)
+            working = max(line["working_bytes"] for line in run.rank_lines if line["rank"] == rank)
             found = {"working set, seen": working} | {f"{what}, forecast": forecast.get(what, 0) for what in PLACES}
             known = {what: amount for what, amount in found.items() if amount}
             if known:

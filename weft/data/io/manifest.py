@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.core import migrate
 from weft.core.errors import InputError, readable
 from weft.data.io.arrays import map_array
 
-FORMAT, VERSION = "weft-graph", 2  # 2: names of vertices
+FORMAT = "weft-graph"
 MANIFEST = "manifest.json"
 DTYPES = ("|b1", "|u1", "<i2", "<i4", "<i8", "<f4", "<f8")  # others would be copied, and no longer be the file
 REMEDY = "import the graph again"
@@ -29,7 +30,7 @@ Item = TypeVar("Item", int, str)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a store folder. Raises InputError if there is none, or none that this version reads."""
+    """Return the manifest of a store folder, in today's form. InputError if there is none, or of a later weft."""
     if not folder.exists():
         raise InputError(f"{folder}: no such folder: check the path, or write it with 'weft data import'")
     if not folder.is_dir():
@@ -43,12 +44,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(path)
     if not isinstance(manifest, dict) or entry(manifest, "format", str, path) != FORMAT:
         raise InputError(f"{path}: field 'format' is not '{FORMAT}': give a folder written by 'weft data import'")
-    version = entry(manifest, "version", int, path)
-    if version > VERSION:
-        raise InputError(
-            f"{path}: field 'version' is {version}, this weft reads up to {VERSION}: update weft, or {REMEDY}"
-        )
-    return manifest
+    entry(manifest, "version", int, path)  # which every store has had
+    with readable(path, REMEDY):
+        return migrate.graph(manifest, path)
 
 
 def read_json(path: Path) -> Any:

@@ -15,21 +15,12 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
+from weft.core.migrate import versioned
 from weft.data.adjacency import Adjacency, Transpose
 from weft.data.checks import LINKS, MASKS
 from weft.data.fields import GraphFields
 from weft.data.io.array_writer import write_array
-from weft.data.io.manifest import (
-    FORMAT,
-    MANIFEST,
-    REMEDY,
-    VERSION,
-    entries,
-    entry,
-    is_store,
-    read_arrays,
-    read_manifest,
-)
+from weft.data.io.manifest import FORMAT, MANIFEST, REMEDY, entries, entry, is_store, read_arrays, read_manifest
 from weft.data.names import NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN, VertexNames
 from weft.store.files import note_mapped
 
@@ -131,7 +122,7 @@ def no_types() -> dict[str, Any]:
 
 def write_manifest(described: dict[str, Any], files: dict[str, Any], folder: Path) -> None:
     """Writes the manifest, and flushes it and the folder. files: the entries of the arrays that were written."""
-    manifest = {"format": FORMAT, "version": VERSION, **described, "files": files}
+    manifest = {"format": FORMAT, **versioned("graph", described), "files": files}
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
         json.dump(manifest, file, indent=2)
         file.flush()
