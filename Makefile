@@ -1,4 +1,5 @@
 # make demo   sets everything up and trains on two ranks; make test   sets the same up and runs the tests.
+# make test-all   runs every case, which takes most of an hour; make coverage   prints which lines of weft the quick tests run.
 # make test-docs   runs what the documentation and the notebooks show, which make test leaves out.
 # make docs   builds the documentation's site into site/; broken links and anchors fail it.
 # make browser   sets up what tests of the report's page need, which are left out without: Debian's chromium, and playwright.
@@ -14,7 +15,7 @@ PACKAGES := $(shell find weft -name __init__.py)
 # Also where the environment says not to, since each of many processes would compile all sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-docs docs browser wheel gpu campaign lint clean
+.PHONY: demo test test-all coverage test-docs docs browser wheel gpu campaign lint clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -22,6 +23,15 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+# All cases, without a limit of time: the full product of the matrix, the campaign's seeds, docs and notebooks.
+test-all: $(VENV)/ready
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m ""
+
+# Lines of each file of weft that the quick tests run, ranks included.
+coverage: $(VENV)/ready
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check coverage
+	$(BIN)/python -m tests.covered
 
 test-docs: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m slow tests/test_docs.py tests/test_notebooks.py

@@ -8,17 +8,24 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: graphs are too small for more
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: its kernels then run on the CPU
 
 from tests.lib.ranks import close_pools, collect_seldom, forked
 from tests.lib.session import REFERENCES
+
+LONG = ("strategies", "engine", "planner")
+"""Folders of tests that take a second or more."""
+settings.register_profile("dev", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,6 +37,20 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder.name) / "cache")
         config.add_cleanup(folder.cleanup)
         config.add_cleanup(lambda: os.environ.pop(REFERENCES))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run folders whose tests take long first, so that no long test is left for one worker at the end."""
+    items.sort(key=lambda item: not any(f"tests/{folder}/" in item.nodeid for folder in LONG))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to a failure the command that runs the case alone."""
+    report = yield
+    if report.failed:
+        report.sections.append(("to run it alone", f".venv/bin/python -m pytest -m '' '{item.nodeid}'"))
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

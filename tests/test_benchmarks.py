@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from tests.lib.pairwise import param
 from tests.lib.ranks import forked
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -57,8 +58,12 @@ def test_it_can_be_imported(script: str, monkeypatch: pytest.MonkeyPatch) -> Non
     importlib.import_module(script)
 
 
+SLOW_RUNS = ("gpu", "memory", "transfers", "offload", "reach", "seeds", "converted", "minibatches")
+"""Benchmarks that start processes or train for seconds."""
+
+
 @pytest.mark.usefixtures("_quick_processes")
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [param(name, name=name, quick=name not in SLOW_RUNS) for name in RUNS])
 def test_benchmark(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

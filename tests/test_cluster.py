@@ -53,6 +53,7 @@ def test_trains(cluster: ModuleType, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_names_the_rank_that_fails(cluster: ModuleType) -> None:
     with cluster.Cluster(ranks=2, rate="1gbit") as two:
         two.set_rate("200mbit")

@@ -20,6 +20,7 @@ def run_example(path: Path, folder: Path) -> None:
     runpy.run_path(str(path), run_name="__main__")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_example(name: str, tmp_path: Path) -> None:
     said = said_by_ranks(2, run_example, EXAMPLES / name, tmp_path)

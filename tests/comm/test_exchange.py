@@ -106,6 +106,6 @@ def lose_a_peer(group: Group) -> str:
 
 
 def test_a_lost_peer_is_named() -> None:
-    first, _ = spawn(2, lose_a_peer, timeout_seconds=5)
+    first, _ = spawn(2, lose_a_peer, timeout_seconds=2)
     assert first.startswith("rank 0 lost rank 1 in epoch 3, training, all_reduce 'gradients', after")
     assert "\n" not in first

@@ -51,6 +51,7 @@ def run(heap: dict[str, str], script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_an_array_takes_the_place_of_one_that_was_freed(heap: dict[str, str]) -> None:
     """Whatever small ones were made meanwhile; neighbours that are free are one block, and what is over is kept."""
     run(
@@ -71,6 +72,7 @@ assert allocated(8 * MB, 1 << 21) % (1 << 21) == 0  # which is the C library's
     )
 
 
+@pytest.mark.slow
 def test_what_a_plan_takes_it_for(heap: dict[str, str]) -> None:
     """Arrays of whole pages come to lie where a model of it says."""
     run(
@@ -91,6 +93,7 @@ for turn in range(3000):
     )
 
 
+@pytest.mark.slow
 def test_numbers_stay_whatever_is_allocated(heap: dict[str, str]) -> None:
     run(
         heap,
@@ -111,6 +114,7 @@ with ThreadPoolExecutor(3) as pool:
     )
 
 
+@pytest.mark.slow
 def test_a_process_is_forked_while_others_allocate(heap: dict[str, str]) -> None:
     run(
         heap,
@@ -135,6 +139,7 @@ assert all(os.waitpid(child, 0)[1] == 0 for child in children)
     )
 
 
+@pytest.mark.slow
 def test_what_else_is_asked_of_an_array(heap: dict[str, str]) -> None:
     run(
         heap,
@@ -166,6 +171,7 @@ assert bool((torch.zeros(64 * MB, dtype=torch.uint8) == 0).all())
     )
 
 
+@pytest.mark.slow
 def test_a_process_that_may_have_no_such_range_has_none(heap: dict[str, str]) -> None:
     run(
         heap,
@@ -191,6 +197,7 @@ def test_a_command_starts_itself_anew_for_it(heap: dict[str, str], monkeypatch: 
     assert len(started) == 1
 
 
+@pytest.mark.slow
 def test_ranks_have_it(heap: dict[str, str], tmp_path: Path) -> None:
     """And the process that they are forked from, and the one that is waited for."""
     words = ["train", "digits", "--strategy", "tensor", "--workers", "2", "--epochs", "1000000", "--quiet"]

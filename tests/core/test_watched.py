@@ -23,6 +23,7 @@ def seen(folder: Path, *lines: str, limit: int | None = None) -> Seen:
     return watch([sys.executable, "-c", "\n".join([BARE, *lines, WAIT])], folder, limit=limit)
 
 
+@pytest.mark.slow
 def test_pages_that_processes_share_count_once(tmp_path: Path) -> None:
     """Own ones in each, those from before a fork once, those of a file once, whoever reads which part of it."""
     bare = seen(tmp_path / "bare").memory
@@ -50,6 +51,7 @@ def test_pages_that_others_have_too_count(tmp_path: Path) -> None:
         assert (seen(tmp_path / "both", read).memory - bare) / MEBIBYTE == pytest.approx(64, abs=10)
 
 
+@pytest.mark.slow
 def test_what_is_there_for_a_moment_is_seen(tmp_path: Path) -> None:
     """A twentieth of a second: looks at all that a process has, one after the other, may miss it."""
     bare = seen(tmp_path / "bare", WAIT).memory

@@ -81,6 +81,7 @@ def test_a_loop_of_ones_own_has_the_choices_of_its_options(tmp_path: Path, machi
         weft.place("digits", choices=str(tmp_path / "nowhere.json"))
 
 
+@pytest.mark.slow
 @needs_onednn
 def test_kernels_that_were_not_priced_teach_nothing(tmp_path: Path, machine: Path) -> None:
     def taught(**options: Any) -> int:

@@ -133,6 +133,7 @@ def test_balanced_classes_count_as_much() -> None:
 OPTIONS: dict[str, Any] = {"quiet": True, "hidden": 8, "dtype": "float64", "lr": 0.02, "epochs": 4, "dropout": 0.0}
 
 
+@pytest.mark.slow
 def test_the_same_under_every_strategy(tmp_path: Path) -> None:
     """In batches of all vertices as well, and in smaller ones on any number of ranks."""
     options = {**OPTIONS, "loss": partial(focal, gamma=1.5)}
@@ -167,6 +168,7 @@ def test_a_loss_of_a_ranks_mean_is_seen(tmp_path: Path) -> None:
     assert losses(two.folder) != pytest.approx(losses(one.folder), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_values_train(tmp_path: Path) -> None:
     """A regression of two values, on one rank and three, by each loss; weights of the least validation error."""
     digits = weft.load("digits")

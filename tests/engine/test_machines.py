@@ -133,6 +133,7 @@ def test_more_of_anything_is_never_slower() -> None:
         assert told[0].compute_seconds == pytest.approx(told[1].compute_seconds)
 
 
+@pytest.mark.slow
 def test_memory_decides_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.engine.described.MOST_VERTICES", 1 << 11)
     found = rows(PAPERS, "4xT4@10gbit")
@@ -279,6 +280,7 @@ def test_hybrid_is_told_no_dearer_than_what_it_chooses_from() -> None:
     assert hybrid.epoch_seconds < 1.1 * min(cached.epoch_seconds, communicated.epoch_seconds)
 
 
+@pytest.mark.slow
 def test_a_large_graph_takes_no_more_to_plan_than_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """No graph larger than the largest that may be drawn is, and no plan for more ranks than may be."""
     subject = subject_of(Config(graph=PAPERS), None, None)

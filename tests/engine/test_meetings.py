@@ -67,7 +67,8 @@ def run_script(script: Path, out: Path, port: int) -> None:
     exec(script.read_text(), {"__name__": "__main__"})
 
 
-@pytest.mark.parametrize("ranks", [by_ranks_that_are_there, pytest.param(by_torchrun, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [by_ranks_that_are_there, by_torchrun])
 def test_ranks_meet_again(ranks: Callable[[Path, Path], list[list[str]]], tmp_path: Path) -> None:
     """One whose callback fails parts at once, so the other hears of it and both meet anew; so do unlike calls."""
     script = tmp_path / "script.py"

@@ -24,6 +24,7 @@ SHARE = 0.06
 """Of what is seen, that what is left out takes at least."""
 
 
+@pytest.mark.slow
 def test_memory_is_as_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Adam's moments, or without the features, it would not be."""
     config = Config(graph=GRAPH, hidden=HIDDEN)

@@ -24,7 +24,8 @@ def words(options: dict[str, Any]) -> list[str]:
     return ["train", "digits", *(word for pair in flags for word in pair)]
 
 
-@pytest.mark.parametrize("task", ["node", pytest.param("link", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["node", "link"])
 def test_killed_in_an_epoch_and_resumed(task: str, tmp_path: Path) -> None:
     """While a thread draws batches: one line, nothing left; resumed on as many ranks bit for bit, on one to 1e-9."""
     out, options = tmp_path / "killed", OPTIONS | BATCHES[task]

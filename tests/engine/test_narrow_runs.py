@@ -52,10 +52,10 @@ def test_losses_are_near_those_of_float32(model: str, norm: str) -> None:
     ("strategy", "options"),
     [
         ("tensor", {}),
-        ("communicated", {"partition": "random"}),
-        ("cached", {"partition": "random"}),
+        pytest.param("communicated", {"partition": "random"}, marks=pytest.mark.slow),
+        pytest.param("cached", {"partition": "random"}, marks=pytest.mark.slow),
         ("hybrid", {"cache_ratio": 0.5, "partition": "random"}),
-        ("stale", {"refresh_every": 1, "partition": "random"}),
+        pytest.param("stale", {"refresh_every": 1, "partition": "random"}, marks=pytest.mark.slow),
     ],
 )
 def test_losses_are_near_those_of_one_rank(strategy: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_losses_are_near_those_of_one_rank(strategy: str, options: dict[str, Any
     assert torch.equal(several, again)
 
 
-@pytest.mark.parametrize("strategy", ["split", "sampled"])
+@pytest.mark.parametrize("strategy", [pytest.param("split", marks=pytest.mark.slow), "sampled"])
 def test_mini_batches(strategy: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {"batch_size": "64", "fanout": "5", "strategy": strategy, "cache_memory": "4KB"}
     narrow, wide = (

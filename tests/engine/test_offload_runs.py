@@ -129,6 +129,7 @@ def refusal(capsys: pytest.CaptureFixture[str], out: Path, *arguments: str | Pat
     return code, line.removeprefix("weft: error: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=SLOW), 2])
 def test_too_little_device_memory_is_refused_with_what_works(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, workers: int
@@ -253,6 +254,7 @@ def test_a_disk_that_fails_under_the_loader(monkeypatch: pytest.MonkeyPatch, tmp
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_refused_limit_leaves_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import weft
 from tests.lib.graphs import make_typed_graph
+from tests.lib.pairwise import param
 from tests.lib.running import said_by_ranks
 from weft.core.errors import InputError
 
@@ -56,7 +57,7 @@ def trained(strategy: str, options: dict[str, Any], out: Path) -> None:
     weft.train("digits", strategy=strategy, epochs=EPOCHS, out=out, quiet=True, **OPTIONS, **options)
 
 
-@pytest.mark.parametrize("size", [1, 2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 4))])
+@pytest.mark.parametrize("size", [param(size, name=f"P{size}", quick=size == 2) for size in (1, 2, 3, 4)])
 @pytest.mark.parametrize("strategy", CASES)
 def test_equals_train_bit_for_bit(strategy: str, size: int, tmp_path: Path) -> None:
     if strategy == "single" and size > 1:

@@ -112,7 +112,7 @@ def test_they_give_the_scores_of_the_run(run: Run, store: Path) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "workers"), [("single", 1), ("tensor", 2), ("communicated", 2), ("offload", 2)])
-@pytest.mark.parametrize("layer", [1, 2, 3])
+@pytest.mark.parametrize("layer", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 def test_embeddings_are_what_a_hook_sees(strategy: str, workers: int, layer: int, run: Run, store: Path) -> None:
     found = predict(run.folder, workers=workers, strategy=strategy, what="embeddings", layer=layer)
     torch.testing.assert_close(found, hooked(run, weft.load(str(store)), layer), rtol=1e-9, atol=1e-9)
@@ -489,7 +489,7 @@ def hold() -> None:
     TableFile.put = lambda *_: time.sleep(100)  # type: ignore[assignment, method-assign, return-value]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_a_signal(workers: int, number: signal.Signals, run: Run, tmp_path: Path) -> None:
     """What is told to stop leaves nothing; what is killed, no file of the name, and nobody."""
@@ -542,6 +542,7 @@ def test_rows_that_a_step_leaves_out_would_be_seen(run: Run, monkeypatch: pytest
         predict(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["sage", pytest.param("gat", marks=pytest.mark.slow)])
 def test_stays_within_the_devices_memory(
     model: str,

@@ -74,6 +74,7 @@ def test_a_finished_run(whole: Path) -> None:
         torch.testing.assert_close(value, load_file(single.folder / "model.safetensors")[name], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_real_graph_gives_the_same_scores(weft_data: Callable[[str], Path], tmp_path: Path) -> None:
     """Cora reordered and on 3 ranks, which divides neither rows nor columns: every score, digit for digit."""
     path = weft_data("cora")
@@ -94,6 +95,7 @@ def test_a_real_graph_gives_the_same_scores(weft_data: Callable[[str], Path], tm
     assert scores[0] == scores[1]
 
 
+@pytest.mark.slow
 def test_kept_pages_change_nothing(tmp_path: Path) -> None:
     """The settings of the process that a run changes: its losses are the same bits without them."""
     for without in ("", "pages"):
@@ -102,6 +104,7 @@ def test_kept_pages_change_nothing(tmp_path: Path) -> None:
     assert losses(tmp_path / "without-") == losses(tmp_path / "without-pages")
 
 
+@pytest.mark.slow
 def test_kill_and_resume(whole: Path, tmp_path: Path) -> None:
     """kill -9 of a rank: one line, nothing left running; resumed on 2 ranks bit for bit, on 3 and on 1 to 1e-9."""
     folder = tmp_path / "killed"
@@ -158,7 +161,7 @@ def test_kill_and_resume(whole: Path, tmp_path: Path) -> None:
     assert losses(folder) == wanted
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_told_to_stop(tmp_path: Path, workers: int) -> None:
     """SIGTERM, and Ctrl-C in a terminal: every rank stops, a checkpoint is left, nothing is."""
     number = signal.SIGTERM if workers == 2 else signal.SIGINT
@@ -372,6 +375,7 @@ def test_a_rank_killed_among_others(tmp_path: Path) -> None:
     assert "in epoch" in said
 
 
+@pytest.mark.slow
 def test_dependencies(tmp_path: Path) -> None:
     """A run by a book that measures, its choice again from its probe, under a memory limit, and resumed with others."""
     options = {"hidden": 16, "dtype": "float64", "norm": "batch", "layers": 3, "workers": 2, "quiet": True}

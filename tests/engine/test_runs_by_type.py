@@ -74,7 +74,7 @@ def test_equals_a_script_of_pyg(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(losses(run)), torch.tensor(expected), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["x", "some"])
+@pytest.mark.parametrize("kind", [pytest.param("x", marks=pytest.mark.slow), "some"])
 def test_trains_and_predicts_on_several_ranks(kind: str, tmp_path: Path) -> None:
     """With features of one width and of several; logits are the model's, and zero where it gives none."""
     widths = {"features": {"a": 4, "b": 3}} if kind == "some" else {}

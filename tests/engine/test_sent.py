@@ -83,6 +83,7 @@ def test_what_a_rank_does_not_find_is_said_in_a_line() -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     script, out = tmp_path / "script.py", tmp_path / "run"
     script.write_text(f"import weft\nweft.train('digits', strategy='tensor', workers=2, epochs=1, out={str(out)!r})\n")

@@ -100,6 +100,7 @@ def test_hybrid_probes_a_typed_graph(tmp_path: Path) -> None:
     assert run.summary["loss"] > 0
 
 
+@pytest.mark.slow
 def test_real_graphs(weft_data: Callable[[str], Path], tmp_path: Path) -> None:
     """The same losses on one rank and on three; docs/typed.md has the accuracy over ten seeds."""
     options: dict[str, Any] = {"hidden": 16, "dropout": 0.0, "weight_decay": 0.0, "inverse_relations": True}

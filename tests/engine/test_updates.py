@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import (
 import weft
 from tests.engine.test_typed_runs import OPTIONS, losses, weights
 from tests.lib.graphs import make_typed_graph
+from tests.lib.pairwise import param
 from tests.lib.ranks import on_ranks
 from tests.lib.running import said_by_ranks, train
 from weft.comm import Group
@@ -64,7 +65,7 @@ def rates(run: weft.Run) -> list[float]:
     return [line["lr"] for line in run.records if line["kind"] == "epoch"]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", [param(setting, name=setting, quick=setting == "own") for setting in SETTINGS])
 def test_a_resumed_run_is_the_uninterrupted_one(setting: str, tmp_path: Path) -> None:
     """Bit for bit where it was, to 1e-9 on other ranks under another strategy; embeddings included."""
     graph, options = validated(), {**OPTIONS, **SETTINGS[setting]}

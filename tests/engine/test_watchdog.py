@@ -30,6 +30,7 @@ def test_what_takes_too_long_is_named_once(capsys: pytest.CaptureFixture[str]) -
     )
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_ends_the_run_and_stacks_are_printed(tmp_path: Path) -> None:
     options = "train digits --strategy tensor --workers 2 --epochs 1000000 --timeout 3 --out"
     run = start(*options.split(), tmp_path / "run")

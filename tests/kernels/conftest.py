@@ -10,8 +10,11 @@ from torch import Tensor
 from weft.core.native import _native
 from weft.kernels import native, ops, torch_sparse
 
+ISAS = _native.supported_isas()
+BACKENDS = [pytest.param(isa, marks=() if isa in (ISAS[0], ISAS[-1]) else pytest.mark.slow) for isa in ISAS]
 
-@pytest.fixture(params=[*_native.supported_isas(), "torch_sparse"])
+
+@pytest.fixture(params=[*BACKENDS, "torch_sparse"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Every build of the native kernels, then the other backend, all on CPU tensors."""
     best = _native.current_isa()

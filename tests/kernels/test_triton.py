@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,6 +40,7 @@ from tests.lib.kernel_cases import (
     spmm_case,
     truth,
 )
+from tests.lib.pairwise import param
 from tests.lib.running import losses
 from weft.data.adjacency import Adjacency, transpose_by_sorting
 from weft.data.degrees import CompressedRows, DegreeClasses, Segments
@@ -140,8 +142,13 @@ CASES: dict[str, Callable[[Adjacency], Case]] = {
 every_case = pytest.mark.parametrize("name", CASES)
 
 
-@every_case
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("name", "turned"),
+    [
+        param(name, turned, name=f"{turned}-{name}", quick=HAS_GPU or (number + turned) % 2 == 0)
+        for (number, name), turned in product(enumerate(CASES), (False, True))
+    ],
+)
 def test_parity(name: str, turned: bool, device: str) -> None:
     """Results and gradients, both types of rows and of indices, hubs among targets and among sources."""
     one, two = (block(device, torch.int32), square(device, torch.int64))[:: -1 if turned else 1]
@@ -217,7 +224,7 @@ def test_heads_of_several_blocks_of_columns(name: str, device: str, monkeypatch:
     launch.columns_of.cache_clear()
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "with" in name or "under" in name or name == "maximum"])
+@pytest.mark.parametrize("name", ["maximum", "attention under dropout", "logits of pairs with features"])
 def test_two_runs_have_the_same_bits(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where offsets are int64, as of tensors with more numbers than int32 counts."""
     from weft.kernels.triton import launch
@@ -435,7 +442,9 @@ def test_rows_are_moved(places: Tensor | None, device: str, kernels: ModuleType)
     assert torch.equal(table.cpu(), added)
 
 
-@pytest.mark.parametrize(("strategy", "model"), [("single", "gatv2"), ("offload", "gat")])
+@pytest.mark.parametrize(
+    ("strategy", "model"), [("single", "gatv2"), pytest.param("offload", "gat", marks=pytest.mark.slow)]
+)
 def test_a_run_has_the_losses_of_the_cpus_kernels(
     strategy: str, model: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

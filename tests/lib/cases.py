@@ -1,18 +1,14 @@
-"""Graphs and models that strategies are tested on, and which of the tests are quick."""
+"""Graphs and models that strategies are tested on."""
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise, product
 from typing import Any
 
-import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import examples.broadcast  # noqa: F401  # a strategy of one's own, which registers itself
 from tests.lib.graphs import (
@@ -26,19 +22,34 @@ from tests.lib.graphs import (
 )
 from weft.cost import Machine
 from weft.data import Graph, GraphShape, reorder
-from weft.nn import MODELS, Stack, convert, from_pyg, make_model
+from weft.nn import MODELS, Linear, Stack, View, convert, from_pyg, make_model
 from weft.nn.conv import mlp
 from weft.strategies import STRATEGIES, ResidentPlan
 
 EXACT = [name for name, plan in STRATEGIES.items() if plan.exact and name != "single"]
 RESIDENT = [name for name in EXACT if issubclass(STRATEGIES[name], ResidentPlan)]
-"""Those whose rows stay where they are; test_offload.py and test_pipeline.py have the matrices of the others."""
+"""Strategies whose rows stay on the device."""
 OWN = [name for name in RESIDENT if not STRATEGIES[name].__module__.startswith("weft.")]
-"""Those of the examples, of whose tests an eighth is quick."""
-SIZES = (1, 2, 3, 4)
-"""The numbers of ranks that cases are tested on."""
+"""Strategies of the examples."""
 MACHINE = Machine(seconds_per_flop=1e-10, seconds_per_edge=1e-9, seconds_per_byte=8e-10)
 """Such that hybrid caches some of the sources and fetches others."""
+
+
+OPTIONS = (
+    "decoupled",
+    "norm",
+    "residual",
+    "input_dropout",
+    "edge_attention",
+    "attention_dropout",
+    "frozen",
+    "bases",
+    "blocks",
+    "one_hot",
+    "without",
+)
+GRAPH_KINDS = ("weighted", "edge_features", "multilabel", "sparse", "order", "labels", "typed")
+"""Fields of a case that are options, and those that say what the graph is like."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +82,6 @@ class Case:
     """Training vertices, and as many that are scored besides; 0: two of three, and all the others."""
     typed: str = ""
     """What vertices of a typed graph have, see make_typed_graph; '' for a graph without types."""
-    steps: int = 2
-    """Adam steps whose losses are compared. An error in a moment shows in the second, in a decay perhaps later."""
 
     @cached_property
     def id(self) -> str:
@@ -80,11 +89,33 @@ class Case:
         words = [self.model]
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("model", "steps") or value == field.default:
+            if field.name == "model" or value == field.default:
                 continue
             joint = "_" if isinstance(value, str) else ""
             words.append(field.name if value is True else f"{field.name}{joint}{value}".replace(",", "+"))
         return "-".join(words)
+
+    @property
+    def family(self) -> str:
+        """The model without its variant: `pyg-gat-dropout` is `pyg-gat`."""
+        return "-".join(self.model.split("-")[:2]) if self.model.startswith("pyg-") else self.model
+
+    @property
+    def options(self) -> list[str]:
+        """Options of the model and its training that differ from the defaults."""
+        words = self._set(OPTIONS)
+        if self.model != self.family:
+            words.append(self.model.removeprefix(self.family))
+        return [*words, "narrow"] if self.hidden < 4 else words
+
+    @property
+    def graph_kinds(self) -> list[str]:
+        """Properties of the graph that differ from the default graph's."""
+        kinds = self._set(GRAPH_KINDS)
+        return [*kinds, "tiny"] if self.num_vertices < 8 else kinds or ["plain"]
+
+    def _set(self, names: tuple[str, ...]) -> list[str]:
+        return [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) not in (False, 0, "", "none")]
 
     @property
     def reads_edges(self) -> bool:
@@ -177,12 +208,9 @@ PYG = ("SAGEConv", "GATv2Conv", "TransformerConv", "PNAConv", "GraphConv", "GENC
 
 def pyg_cases() -> list[Case]:
     """Every convolution, those that can with edge features, and GraphConv with edge weights."""
-    found = [
-        Case(model=name, layers=2, hidden=8, norm="batch" if name == "SAGEConv" else "none", steps=5)
-        for name in PYG[:-1]
-    ]
+    found = [Case(model=name, layers=2, hidden=8, norm="batch" if name == "SAGEConv" else "none") for name in PYG[:-1]]
     for name in ("GINEConv", "GATv2Conv", "TransformerConv", "PNAConv", "GENConv"):
-        found.append(Case(model=name, layers=2, hidden=8, edge_features=3, steps=5 if name == "GINEConv" else 2))
+        found.append(Case(model=name, layers=2, hidden=8, edge_features=3))
     found.append(Case(model="GATv2Conv", layers=2, hidden=8, edge_features=3, order="bfs"))
     found.append(Case(model="GINEConv", layers=2, num_vertices=3, edge_features=3))  # P = 4: a rank has no edge
     found.append(Case(model="GraphConv", layers=2, hidden=8, weighted=True))
@@ -210,18 +238,15 @@ def converted_cases() -> list[Case]:
 
 def cases() -> list[Case]:
     """Every model, coupled and decoupled, and each option at least once."""
-    found = [
-        Case(model=model, decoupled=decoupled, steps=2 if decoupled else 5)
-        for model, decoupled in product(MODELS, (False, True))
-    ]
-    for model in MODELS:
+    found = [Case(model=model, decoupled=decoupled) for model, decoupled in product(MODELS, (False, True))]
+    for model in MODELS:  # each with every option that all have, several at once
         found.append(Case(model=model, norm="batch", residual=True, input_dropout=0.3, layers=2))
         found.append(Case(model=model, hidden=2, heads=2, layers=2, without="reuse"))  # P beyond the width
         found.append(Case(model=model, num_vertices=3, layers=2))  # P = 4: a rank answers for no row
+        found.append(Case(model=model, norm="layer", multilabel=True, weighted=True, order="bfs", layers=2))
+        found.append(Case(model=model, sparse=True, layers=2, frozen=True, order="degree"))
     found.append(Case(model="gcn", weighted=True, input_dropout=0.3, hidden=4, layers=2))
-    found.append(Case(model="sage", frozen=True, layers=2))
     found.append(Case(model="gcn", decoupled=True, norm="layer", multilabel=True, layers=4))
-    found += [Case(model=model, sparse=True, layers=2) for model in MODELS]
     found.append(Case(model="sage", sparse=True, decoupled=True))
     found.append(Case(model="gat", hidden=20, heads=5, layers=3, norm="layer"))  # heads that no P in 2..4 divides
     found.append(Case(model="gcn", order="bfs", weighted=True, input_dropout=0.3, layers=2))
@@ -261,7 +286,7 @@ PARTS_OF_LOGITS = Case(model="gatv2", hidden=120, heads=1, layers=2, edge_featur
 def typed_cases() -> list[Case]:
     """Relations with every kind of maps, and vertices with and without features."""
     return [
-        Case(model="rgcn", typed="some", hidden=8, layers=3, blocks=2, steps=5),
+        Case(model="rgcn", typed="some", hidden=8, layers=3, blocks=2),
         Case(model="rgcn", typed="some", layers=2, bases=2),
         Case(model="rgcn", typed="none", layers=2, hidden=6, input_dropout=0.3, norm="batch", residual=True),
         Case(model="rgcn", typed="x", layers=2),
@@ -272,39 +297,54 @@ def typed_cases() -> list[Case]:
     ]
 
 
-def turn(name: str, turns: int) -> int:
-    """Which of so many turns a name has, by its hash: the same whatever other names there are."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % turns
+class DropsItself(nn.Module):
+    """A custom layer without phases that draws dropout masks."""
+
+    def __init__(self, in_width: int, out_width: int) -> None:
+        super().__init__()
+        self.map, self.out_width = Linear(in_width, out_width), out_width
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        h = view.dropout(self.map(x), 0.4 if self.training else 0.0, relu=True)
+        return view.propagate(h, reduce="mean") + view.targets(self.map(x))
 
 
-def quick_size(name: str, case: Case) -> int | None:
-    """The one number of ranks on which a case is quickly tested under a strategy; None: it is not.
+@dataclass(frozen=True, kw_only=True)
+class OwnLayers(Case):
+    """A model of custom layers, between which masks are drawn as well."""
 
-    Four for a case so small that one of them has nothing of it, else any of the first three.
-    """
-    if name in OWN and turn(case.id, 8):
-        return None
-    small = case.num_vertices < 8 or case.hidden < 4
-    return SIZES[-1] if small else SIZES[turn(f"{name}-{case.id}", 3)]
+    def make_model(self, graph: Graph) -> nn.Module:
+        del graph
+        return Stack([DropsItself(NUM_FEATURES, 6), DropsItself(6, NUM_CLASSES)], dropout=self.dropout)
 
 
-def quick_cases(of: list[Case], shares: dict[int, float]) -> list[tuple[Case, int]]:
-    """A share of the cases by number of ranks, and on the first of these numbers one of each model that is left."""
-    found = []
-    for size, share in shares.items():
-        quick = chosen([f"{case.id}-P{size}" for case in of], share)
-        found += [(case, size) for case in of if f"{case.id}-P{size}" in quick]
-    models = {case.model for case, _ in found}
-    left = {case.model: case for case in of if case.model not in models}
-    return found + [(case, next(iter(shares))) for case in left.values()]
+def own_cases() -> list[Case]:
+    """Return models in which one view draws a mask in each of several parts."""
+    return [
+        Case(model="gcn", decoupled=True, norm="batch", input_dropout=0.3, residual=True),
+        Case(model="gat", decoupled=True, norm="batch"),
+        OwnLayers(model="own"),
+    ]
 
 
-def chosen(names: Collection[str], share: float) -> set[str]:
-    """A share of the names, rounded up, by their hashes; another name changes one of them at most."""
-    ranked = sorted(names, key=lambda name: turn(name, 1 << 60))
-    return set(ranked[: math.ceil(share * len(ranked))])
+FEW_LABELS: dict[str, Any] = {"num_vertices": 150, "labels": 4}
+"""A graph in which the receptive field of the labels, over three layers, leaves vertices out at every layer."""
 
 
-def point(*values: Any, name: str, quick: bool) -> Any:
-    """The parameters of one test; those that are not quick run with `pytest -m ""`."""
-    return pytest.param(*values, id=name, marks=() if quick else pytest.mark.slow)
+def labelled_cases() -> list[Case]:
+    """Return cases of few labels: every model, coupled and decoupled, and what depends on which rows there are."""
+    few = FEW_LABELS
+    found = [Case(model=model, decoupled=decoupled, **few) for model, decoupled in product(MODELS, (False, True))]
+    found += [Case(model=model, layers=2, input_dropout=0.3, **few) for model in ("gcn", "sage")]
+    found.append(Case(model="sage", layers=2, norm="batch", residual=True, **few))
+    found.append(Case(model="gin", norm="layer", residual=True, multilabel=True, without="reuse", **few))
+    found.append(Case(model="gcn", order="bfs", weighted=True, **few))
+    found.append(Case(model="sage", sparse=True, layers=2, **few))
+    found.append(Case(model="gat", edge_features=3, edge_attention=True, layers=2, **few))
+    found += [Case(model=model, attention_dropout=0.5, layers=2, **few) for model in ("gat", "gatv2")]
+    found.append(Case(model="SAGEConv", layers=2, hidden=8, **few))
+    found.append(Case(model="GINEConv", layers=2, edge_features=3, **few))
+    found.append(Case(model="rgcn", typed="some", layers=2, blocks=2, hidden=8, **few))
+    found.append(Case(model="rgcn", typed="none", layers=2, bases=2, **few))
+    found.append(Case(model="gcn", num_vertices=150, labels=1, layers=2))  # ranks without a labelled vertex
+    return found

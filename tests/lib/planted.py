@@ -166,11 +166,11 @@ The last column of what it moves is 0.1 % too large; where it moves no rows, a m
 
 def check_planted(size: int, error: str, case: Case, given: Given, *, shows: str = r"logits|gradient") -> None:
     """Every one of `size` ranks finds the error, in what matches `shows`."""
-    reference(case)
+    reference(case, full=True)
     on_ranks(size, _finds, error, case, given, shows)
 
 
 def _finds(group: Group, error: str, case: Case, given: Given, shows: str) -> None:
     name, planted = PLANTED[error]
     with planted(), pytest.raises(AssertionError, match=shows):
-        check_case(group, case, name, given)
+        check_case(group, case, name, given, full=True)

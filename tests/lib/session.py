@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -24,6 +25,7 @@ from weft.comm import Group
 from weft.core.meter import Counts
 from weft.core.optimisations import Optimisations
 from weft.cost import Trace
+from weft.data import Graph
 from weft.engine.metrics import NodeTask
 from weft.nn import GraphOperation, Inputs, MapFlops, Workload, embeddings
 from weft.nn.workload import MapsKey, OutlineKey
@@ -34,6 +36,9 @@ from weft.strategies.offload.plan import OffloadPlan
 REFERENCES = "WEFT_TEST_REFERENCES"
 """The environment's name of the folder of references, which all processes of a session share."""
 TOLERANCE = 1e-9
+STEPS = 5
+"""Adam steps of a case in full depth. An error in a moment shows in the second, in a weight decay perhaps later."""
+RESULTS = ("logits", "losses", "evaluation", "input_gradient")
 
 
 class Given(dict[str, Any]):
@@ -182,80 +187,104 @@ class Session:
 
 
 @cache
+def built(case: Case) -> tuple[Graph, nn.Module]:
+    """Return graph and model of a case without `case.without`; nobody changes them."""
+    assert not case.without
+    return case.build()
+
+
+@cache
 def workload(case: Case) -> Workload:
-    """That of a case, with what plans of other strategies have found out of it. Placing it leaves it as it is."""
-    graph, model = case.build()
+    """Return the workload of a case, with what plans of other strategies have found out about it."""
+    graph, model = built(replace(case, without=""))
     return Workload(model, graph, Optimisations.without(case.without))
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What `single` gives for all vertices of a case, as they were first numbered, with every other optimisation."""
+    """Results of `single` for all vertices of a case, as they were first numbered, with every other optimisation."""
 
     logits: Tensor
+    losses: Tensor
+    """Loss of each step, float64 [1] in core depth, [STEPS] in full depth."""
+    gradients: dict[str, Tensor]
     evaluation: Tensor
     input_gradient: Tensor
-    losses: Tensor
-    gradients: dict[str, Tensor]
+    """Gradient of the loss with respect to the features [N, F]; [0] in core depth."""
 
     @classmethod
-    def of(cls, case: Case) -> Reference:
+    def of(cls, case: Case, *, full: bool) -> Reference:
         whole = Session(replace(case, order="none", without="reach"), "single", Group())
         logits, loss = whole.step(0)
-        gradients, input_gradient = whole.gradients(), whole.input_gradient()
-        assert input_gradient is not None
+        gradients, losses, input_gradient = whole.gradients(), [loss], torch.empty(0)
+        if full:
+            of_inputs = whole.input_gradient()
+            assert of_inputs is not None
+            input_gradient = of_inputs
         evaluation = whole.evaluation()
-        whole.restore(gradients)
-        losses = torch.tensor(whole.losses(case.steps, loss), dtype=torch.float64)
-        return cls(logits, evaluation, input_gradient, losses, gradients)
+        if full:
+            whole.restore(gradients)
+            losses = whole.losses(STEPS, loss)
+        return cls(logits, torch.tensor(losses, dtype=torch.float64), gradients, evaluation, input_gradient)
 
     @classmethod
     def read(cls, path: Path) -> Reference:
         tensors = load_file(path)
-        rest = {name: tensors.pop(name) for name in ("logits", "evaluation", "input_gradient", "losses")}
+        rest = {name: tensors.pop(name) for name in RESULTS}
         return cls(**rest, gradients={name.removeprefix("gradient of "): value for name, value in tensors.items()})
 
     def write(self, path: Path) -> None:
-        """Whole or not at all, since others may read, or write the same."""
+        """Write all or nothing, since other processes may read the file, or write it too."""
         tensors = {f"gradient of {name}": value for name, value in self.gradients.items()}
-        tensors |= {name: getattr(self, name) for name in ("logits", "evaluation", "input_gradient", "losses")}
+        tensors |= {name: getattr(self, name) for name in RESULTS}
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             save_file({name: value.detach().contiguous() for name, value in tensors.items()}, file.name)
         Path(file.name).rename(path)
 
 
-def reference(case: Case) -> Reference:
-    """The reference of a case, computed once a session."""
+def reference(case: Case, *, full: bool = False) -> Reference:
+    """Return the reference of a case, computed once for all processes of a session."""
     if REFERENCES not in os.environ:
-        return Reference.of(case)
-    path = Path(os.environ[REFERENCES]) / f"{hashlib.sha256(repr(case).encode()).hexdigest()}.safetensors"
+        return Reference.of(case, full=full)
+    key = hashlib.sha256(repr((case, full)).encode()).hexdigest()
+    path = Path(os.environ[REFERENCES]) / f"{key}.safetensors"
     if not path.exists():
-        Reference.of(case).write(path)
+        Reference.of(case, full=full).write(path)
     return Reference.read(path)
 
 
-def check_on_ranks(size: int, case: Case, name: str, given: Given = NOTHING) -> None:
-    """`check_case` on `size` ranks, which find the reference, and the plan where there are several."""
-    reference(case)
+def check_on_ranks(size: int, case: Case, name: str, given: Given = NOTHING, *, full: bool = False) -> None:
+    """Run `check_case` on `size` ranks. They read the reference and, where there are several, the plan made here."""
+    reference(case, full=full)
     planned = Planned.of(case, name, given, size) if size > 1 else None
-    on_ranks(size, _check_rank, case, name, given, planned)
+    on_ranks(size, _check_rank, case, name, given, planned, full)
 
 
-def _check_rank(group: Group, case: Case, name: str, given: Given, planned: Planned | None) -> None:
-    check_case(group, case, name, given, planned)
+def _check_rank(group: Group, case: Case, name: str, given: Given, planned: Planned | None, full: bool) -> None:
+    check_case(group, case, name, given, planned, full=full)
 
 
-def check_case(group: Group, case: Case, name: str, given: Given = NOTHING, planned: Planned | None = None) -> Session:
-    """Logits, every gradient, losses and scores of `name` equal single's; its counts equal its trace."""
-    expected, placed = reference(case), Session(case, name, group, given, planned, traced=True)
+def check_case(
+    group: Group,
+    case: Case,
+    name: str,
+    given: Given = NOTHING,
+    planned: Planned | None = None,
+    *,
+    full: bool = False,
+) -> Session:
+    """Compare a strategy with `single`, and what it counts with its trace.
+
+    In core depth: one training step and one evaluation: logits, gradients, loss, counts. In full depth also the
+    gradient of the features, FLOPs, kernel calls, and the losses of `STEPS` steps of Adam.
+    """
+    expected, placed = reference(case, full=full), Session(case, name, group, given, planned, traced=True)
     ids = placed.strategy.topology.ids
 
     placed.meter.take("train")
-    with Flops() as flops:
+    with Flops() if full else nullcontext() as flops:
         logits, loss = placed.step(0)
-    check_counts(placed.meter.take("train"), placed.trace(training=True), case)
-    check_flops(flops, placed.trace(training=True), case)
-    check_calls(placed.trace(training=True), case)
+    check_trace(placed, flops, training=True)
     check_close(logits, expected.logits[ids[placed.rows(training=True)]], f"{case}: logits")
     gradients = placed.gradients()
     assert gradients.keys() == expected.gradients.keys(), f"{case}: other parameters have gradients"
@@ -263,21 +292,28 @@ def check_case(group: Group, case: Case, name: str, given: Given = NOTHING, plan
         if parameter in embeddings(placed.model):  # single's rows are in the order of the original ids
             gradient = gradient[placed.strategy.embedded]
         check_close(gradients[parameter], gradient, f"{case}: gradient of {parameter}")
-    input_gradient = placed.input_gradient()
-    if input_gradient is not None:
+    if full and (input_gradient := placed.input_gradient()) is not None:
         check_close(input_gradient, expected.input_gradient, f"{case}: gradient of the features")
 
     placed.meter.take("eval")
-    with Flops() as flops:
+    with Flops() if full else nullcontext() as flops:
         evaluation = placed.evaluation()
     check_close(evaluation, expected.evaluation[ids[placed.rows(training=False)]], f"{case}: evaluation")
-    check_counts(placed.meter.take("eval"), placed.trace(training=False), case)
-    check_flops(flops, placed.trace(training=False), case)
-    check_calls(placed.trace(training=False), case)
+    check_trace(placed, flops, training=False)
 
     placed.restore(gradients)
-    check_close(placed.all_losses(case.steps, loss), expected.losses, f"{case}: losses of Adam steps")
+    steps = STEPS if full else 1
+    check_close(placed.all_losses(steps, loss), expected.losses, f"{case}: losses")
     return placed
+
+
+def check_trace(placed: Session, flops: Flops | None, *, training: bool) -> None:
+    """Compare what was counted with the trace; with `flops` given, also FLOPs and the calls of kernels."""
+    trace = placed.trace(training=training)
+    check_counts(placed.meter.take("train" if training else "eval"), trace, placed.case)
+    if flops is not None:
+        check_flops(flops, trace, placed.case)
+        check_calls(trace, placed.case)
 
 
 def check_counts(counts: Counts, trace: Trace, case: Case) -> None:
@@ -327,5 +363,5 @@ def check_close(actual: Tensor, expected: Tensor, what: str) -> None:
 
 def part_by(method: str, case: Case, size: int) -> Tensor:
     """The part of every vertex of a case's graph."""
-    graph, _ = case.build()
+    graph = workload(case).graph if isinstance(case, Case) else case.build()[0]
     return make_book(graph, min(size, graph.num_vertices), method=method).part

@@ -1,13 +1,15 @@
-"""What ranks have beside imports: PyG writes and compiles a convolution's code where the first of a kind is made."""
+"""What ranks share from the start: graphs and models of the quick cases, built in the process that they fork from."""
 
 from __future__ import annotations
 
 import torch
 
-from tests.lib.cases import pyg_cases
+from tests.lib.matrix import quick
+from tests.lib.session import built
 
-threads = torch.get_num_threads()
-torch.set_num_threads(1)  # a process that is forked later hangs on threads which it does not have
-for case in pyg_cases():
-    case.build()
-torch.set_num_threads(threads)
+num_threads = torch.get_num_threads()
+torch.set_num_threads(1)  # a process that is forked later would wait for threads that it does not have
+for case in {point.case for point in quick().values()}:
+    if not case.without:
+        built(case)
+torch.set_num_threads(num_threads)

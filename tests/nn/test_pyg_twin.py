@@ -77,7 +77,10 @@ def test_has_the_same_numbers(model: str, options: dict[str, Any], edge_width: i
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "gatv2"])
-@pytest.mark.parametrize("given", [False, True], ids=["edges", "weights or features"])
+@pytest.mark.parametrize(
+    "given",
+    [pytest.param(False, id="edges", marks=pytest.mark.slow), pytest.param(True, id="weights or features")],
+)
 def test_exports(model: str, given: bool) -> None:
     """As docs/predict.md has it: for any number of vertices and edges, also none, by PyTorch's own operators alone."""
     if given and model in ("sage", "gin"):

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.lib.cases import Case
+from tests.lib.pairwise import param
 from tests.lib.ranks import on_ranks
 from weft.cli import main
 from weft.comm import Group
@@ -145,8 +147,17 @@ def test_a_sample_of_few_targets_has_all_the_sources(monkeypatch: pytest.MonkeyP
     assert measure.aggregate((1000.0, 1.0, 4.0), 8.0, make, backward=True)[:2] == (32000.0, 10.0)
 
 
-@pytest.mark.parametrize("strategy", ["single", "tensor", "hybrid", "offload", "pipeline", "split"])
-@pytest.mark.parametrize("model", ["gcn", "sage", "gat", "gatv2", "pyg-sage-max", "rgcn", "PNAConv"])
+PRICED = ("single", "tensor", "hybrid", "offload", "pipeline", "split")
+PRICED_MODELS = ("gcn", "sage", "gat", "gatv2", "pyg-sage-max", "rgcn", "PNAConv")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model"),
+    [
+        param(strategy, model, name=f"{strategy}-{model}", quick=(first + second) % 3 == 0)
+        for (first, strategy), (second, model) in product(enumerate(PRICED), enumerate(PRICED_MODELS))
+    ],
+)
 def test_every_step_has_a_price(strategy: str, model: str) -> None:
     if (strategy, model) == ("tensor", "PNAConv"):
         pytest.skip("is refused")

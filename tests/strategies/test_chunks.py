@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.lib.cases import SIZES, Case, cases, point, quick_cases, turn, typed_cases
+from tests.lib.cases import Case, typed_cases
+from tests.lib.matrix import least_limit
+from tests.lib.pairwise import param
 from tests.lib.planted import check_planted, replaced
 from tests.lib.ranks import on_ranks
-from tests.lib.session import Given, Session, check_case, check_close, check_on_ranks, reference
+from tests.lib.session import STEPS, Given, Session, check_case, check_close, reference
 from weft.chunks.chunking import AHEAD, Chunking, least_bytes, working_bytes
 from weft.chunks.columns import ColumnRounds
 from weft.chunks.placed import as_slice
@@ -20,8 +22,7 @@ from weft.chunks.ranges import RankSide
 from weft.chunks.schedule import Sides
 from weft.comm import Group
 from weft.core.errors import InputError
-from weft.nn import MODELS, Aggregate, Attend, Max, Sum, WorkingSet, Workload
-from weft.strategies.tensor.plan import TensorPlan
+from weft.nn import MODELS, Aggregate, Attend, Max, Sum, WorkingSet
 
 COUNTS = (1, 2, 7, 32)
 WITHOUT = ("", "pipeline")
@@ -46,38 +47,23 @@ def test_vertices_in_a_row_are_not_copied(indices: list[int], expected: slice | 
     assert found is given if expected is None else found == expected
 
 
-def all_cases() -> list[Case]:
-    return [*cases(), *typed_cases()]
+LIMITED_CASES = [Case(model=model, decoupled=model == "sage") for model in MODELS] + typed_cases()[:1]
 
 
-def least(case: Case, size: int) -> int:
-    graph, model = case.build()
-    return TensorPlan(Workload(model, graph), size).least_bytes()
-
-
-def ways() -> list[Any]:
-    """Every case under one of the ways to cut it; quick for a share of the cases, and for every model."""
-    points, quick = [], quick_cases(all_cases(), {3: 1 / 8, 1: 1 / 4})
-    every = list(product((*COUNTS[1:], "limit"), WITHOUT))
-    for size, case in product(SIZES, all_cases()):
-        chunks, saving = every[turn(f"{case.id}-P{size}", len(every))]
-        way = "limit" if chunks == "limit" else f"{chunks}chunks"
-        name = "-".join(filter(None, ("tensor", case.id, way, saving and f"no_{saving}", f"P{size}")))
-        points.append(point(case.without_saving(saving), chunks, size, name=name, quick=(case, size) in quick))
-    return points
-
-
-@pytest.mark.parametrize(("case", "chunks", "size"), ways())
-def test_chunks_equal_single(case: Case, chunks: int | str, size: int) -> None:
-    if isinstance(chunks, int):
-        check_on_ranks(size, case, "tensor", Given(chunks=chunks))
-    else:
-        reference(case)
-        on_ranks(size, check_limit, case, 2 * least(case, size))
+@pytest.mark.parametrize(
+    ("case", "size"),
+    [
+        param(case, size, name=f"{case.id}-P{size}", quick=(number + size // 2) % 2 == 0)
+        for (number, case), size in product(enumerate(LIMITED_CASES), (1, 3))
+    ],
+)
+def test_the_working_set_stays_within_the_limit(case: Case, size: int) -> None:
+    reference(case, full=True)
+    on_ranks(size, check_limit, case, 2 * least_limit(case, size))
 
 
 def check_limit(group: Group, case: Case, limit: int) -> None:
-    placed = check_case(group, case, "tensor", Given(device_memory=limit))
+    placed = check_case(group, case, "tensor", Given(device_memory=limit), full=True)
     assert 0 < placed.meter.take("train").working_bytes <= limit
 
 
@@ -93,7 +79,7 @@ def test_what_moves_is_told(size: int) -> None:
 
 def check_moves(group: Group) -> None:
     for case, (times, chunks) in product(MOVED, ((1, 0), (8, 3), (100, 0))):
-        given = Given(device_memory=times * least(case, group.size), chunks=chunks)
+        given = Given(device_memory=times * least_limit(case, group.size), chunks=chunks)
         placed = Session(case, "tensor", group, given, traced=True)
         placed.step(0)
         trace, counts = placed.trace(training=True), placed.meter.take("train")
@@ -113,7 +99,7 @@ def test_gradients_that_are_not_counted_are_seen(way: str, uncounted: str, monke
 
     monkeypatch.setattr(ColumnRounds, way, wrong)
     with pytest.raises(AssertionError, match=uncounted):
-        check_limit(Group(), case, 2 * least(case, 1))
+        check_limit(Group(), case, 2 * least_limit(case, 1))
 
 
 def test_in_memory_nothing_moves() -> None:
@@ -144,7 +130,7 @@ def check_counts(group: Group, case: Case, chunks: int) -> None:
         placed = Session(case.without_saving(saving), "tensor", group, Given(chunks=chunks))
         logits, loss = placed.step(0)
         runs.append([logits, *placed.gradients().values()])
-        check_close(placed.all_losses(case.steps, loss), reference(case).losses, f"{case} {chunks}")
+        check_close(placed.all_losses(STEPS, loss), reference(case, full=True).losses, f"{case} {chunks}")
     assert all(map(torch.equal, *runs)), "the pipeline changes bits"
 
 
@@ -157,7 +143,7 @@ COUNTED = [Case(model=one, decoupled=decoupled, layers=2) for one, decoupled in 
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.id)
 def test_every_count_equals_single(case: Case, chunks: int, size: int) -> None:
     """Every model in 1, 2, 7 and 32 chunks."""
-    reference(case)
+    reference(case, full=True)
     on_ranks(size, check_counts, case, chunks)
 
 
@@ -232,7 +218,7 @@ def test_rows_are_dealt_evenly_and_cross_once() -> None:
 
 @pytest.mark.parametrize("case", [Case(model="gat", heads=3), typed_cases()[3]], ids=["gat", "rgcn"])
 def test_a_limit_that_nothing_fits_in_is_refused_with_the_least(case: Case) -> None:
-    bytes_needed = least(case, 1)
+    bytes_needed = least_limit(case, 1)
     placed = Session(case, "tensor", Group(), Given(device_memory=bytes_needed))
     placed.step(0)
     assert 0 < placed.meter.take("train").working_bytes <= bytes_needed

@@ -13,6 +13,7 @@ import torch
 
 import weft
 from tests.lib.cases import Case
+from tests.lib.pairwise import param
 from tests.lib.ranks import on_ranks
 from weft.chunks.column_memory import PassSizes
 from weft.chunks.placed import Runtime
@@ -139,10 +140,16 @@ SMALL = "rmat:vertices=600,edges=4k,features=7,classes=3"
 
 
 CHUNKS = [{"chunks": 1}, {"chunks": 9}, {"chunks": 30}, {"limit": 4}, {"limit": 1000}]
-OTHERS = [pytest.param(size, asked, marks=pytest.mark.slow) for size, asked in product((2, 3), CHUNKS[::2])]
+QUICK = [(1, CHUNKS[1]), (1, CHUNKS[3])]
 
 
-@pytest.mark.parametrize(("size", "asked"), [*product((1,), CHUNKS), *product((2,), CHUNKS[1::2]), *OTHERS], ids=str)
+@pytest.mark.parametrize(
+    ("size", "asked"),
+    [
+        param(size, asked, name=f"P{size}-{asked}", quick=(size, asked) in QUICK)
+        for size, asked in product((1, 2, 3), CHUNKS)
+    ],
+)
 def test_chunks_are_told(size: int, asked: dict[str, int]) -> None:
     """Of sums, maxima and attention, of one step and several, what is kept and what is made again."""
     for one in on_ranks(size, chunk_ratios, asked):

@@ -13,20 +13,12 @@ from torch import Tensor, nn
 from tests.engine.test_link import CASES as LINK_CASES
 from tests.engine.test_link import WIDTH
 from tests.engine.test_link import Case as LinkCase
-from tests.lib.cases import (
-    Case,
-    cases,
-    chosen,
-    converted_cases,
-    point,
-    pyg_cases,
-    quick_cases,
-    turn,
-    typed_cases,
-)
+from tests.lib.cases import Case, cases, pyg_cases, typed_cases
 from tests.lib.graphs import NUM_FEATURES
+from tests.lib.matrix import MINIBATCH, Point, params
+from tests.lib.pairwise import hash_of, param
 from tests.lib.ranks import on_ranks
-from tests.lib.session import Flops, Given, check_close, check_counts, check_flops, part_by, reference, workload
+from tests.lib.session import STEPS, Flops, Given, check_close, check_counts, check_flops, part_by, reference, workload
 from weft.comm import Group, Route
 from weft.core.errors import InputError
 from weft.cost import Trace
@@ -43,7 +35,8 @@ from weft.strategies.split import sampler
 from weft.strategies.split.batch import SampledBlock
 from weft.strategies.vertex.blocks import Block
 
-STEPS = 5
+SHORT = 2
+"""Steps in core depth; `STEPS` in full depth."""
 EPOCHS = 8
 DRAWS = 300
 CASE = Case(model="gcn")
@@ -60,8 +53,8 @@ class Seen:
     losses: Tensor
 
 
-def train(group: Group, case: AnyCase, name: str, given: Given) -> Seen:
-    """Some steps of Adam, whose counts are held against the trace of each."""
+def train(group: Group, case: AnyCase, name: str, given: Given, num_steps: int = STEPS) -> Seen:
+    """Run steps of Adam, and compare what each counts with its trace."""
     of_links = isinstance(case, LinkCase)
     work = link_workload(case) if of_links else workload(case)
     plan = given.plan(name, work, group.size)
@@ -73,7 +66,7 @@ def train(group: Group, case: AnyCase, name: str, given: Given) -> Seen:
     meter.take("train")
     for epoch in range(EPOCHS):
         steps = iter(placed.steps(epoch))
-        while len(losses) < STEPS:
+        while len(losses) < num_steps:
             model.zero_grad()
             with meter.during("train"), Flops() as flops:
                 if (step := next(steps, None)) is None:
@@ -119,48 +112,34 @@ def check_same(seen: Seen, expected: Seen, what: str) -> None:
 
 
 def check_rank(group: Group, case: AnyCase, name: str, given: Given, expected: Seen) -> None:
-    check_same(train(group, case, name, given), expected, f"{name}-{case.id}-P{group.size}")
+    seen = train(group, case, name, given, len(expected.losses))
+    check_same(seen, expected, f"{name}-{case.id}-P{group.size}")
 
 
-def check(case: AnyCase, name: str, size: int, given: Given) -> None:
-    expected = train(Group(), case, "split", Given(**{**given, "partition": None}))
+def check(case: AnyCase, name: str, size: int, given: Given, num_steps: int = STEPS) -> None:
+    expected = train(Group(), case, "split", Given(**{**given, "partition": None}), num_steps)
     on_ranks(size, check_rank, case, name, given, expected)
-
-
-def matrix() -> list[Any]:
-    """Quick on three ranks: every model under split by one way to draw, and some cases under sampled."""
-    every = [*cases(), *pyg_cases(), *typed_cases(), *converted_cases()]
-    named = {
-        f"{name}-{case.id}-{sampling}-P{size}": (name, case, sampling, size)
-        for name, size, sampling, case in product(("split", "sampled"), (1, 2, 3, 4), ("uniform", "labor"), every)
-        if not case.decoupled or sampling == "uniform"
-    }
-    quick = chosen([one for one, (name, *_, size) in named.items() if name == "sampled" and size == 3], 1 / 48)
-    for case, _ in quick_cases(every, {3: 1 / 32}):
-        sampling = "uniform" if case.decoupled or turn(case.id, 2) else "labor"
-        quick.add(f"split-{case.id}-{sampling}-P3")
-    return [point(*one, name=name, quick=name in quick) for name, one in named.items()]
 
 
 def has_batch_norm(case: Case) -> bool:
     return any(isinstance(part, BatchNorm) for part in case.build()[1].modules())
 
 
-@pytest.mark.parametrize(("name", "case", "sampling", "size"), matrix())
-def test_equals_one_rank(name: str, case: Case, sampling: str, size: int) -> None:
-    part = part_by("random", case, size) if size > 1 else None
+@pytest.mark.parametrize(("point", "full"), params(MINIBATCH))
+def test_equals_one_rank(point: Point, full: bool) -> None:
+    name, size, (case, options) = point.strategy, point.size, point.resolved()
+    num_steps = STEPS if full else SHORT
     given = Given(
-        batch_size="3" if case.num_vertices > 9 else "1",
+        **{"partition": part_by("random", case, size), **options},
+        batch_size="3" if case.num_vertices > 9 and case.labels != 1 else "1",
         fanout="2",
-        sampling=sampling,
         seed=5,
-        partition=part,
         prefetch_batches=0,
     )
     if case.model == "pyg-to-hetero":
         with pytest.raises(InputError, match=r"sums them by relation: give --fanout all"):
             given.plan(name, workload(case), size)
-        check(case, name, size, Given(**given | {"fanout": "all"}))
+        check(case, name, size, Given(**given | {"fanout": "all"}), num_steps)
         return
     embedded = case.typed in ("some", "none", "one") and not case.by_type
     if name == "sampled" and size > 1 and (has_batch_norm(case) or embedded):
@@ -171,22 +150,26 @@ def test_equals_one_rank(name: str, case: Case, sampling: str, size: int) -> Non
         with pytest.raises(InputError, match="no --decoupled model with attention"):
             given.plan(name, workload(case), size)
         return
-    check(case, name, size, given)
+    check(case, name, size, given, num_steps)
 
 
-WHOLE = [case for case in [*cases(), *pyg_cases(), *typed_cases()] if case.norm != "batch"]
+def whole_cases() -> list[Any]:
+    """Return every case that one batch can hold as it is; the first of each model is quick."""
+    every = [case for case in [*cases(), *pyg_cases(), *typed_cases()] if case.norm != "batch"]
+    first = {case.model: case for case in reversed(every)}
+    return [param(case, name=case.id, quick=case is first[case.model]) for case in every]
 
 
-@pytest.mark.parametrize("case", WHOLE, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", whole_cases())
 def test_one_batch_of_everything_is_single(case: Case) -> None:
     """Dropout included: the first step of an epoch draws a full-graph step's masks."""
     given = Given(batch_size="all", fanout="all", seed=5, prefetch_batches=0)
-    seen, expected = train(Group(), case, "split", given), reference(case)
+    seen, expected = train(Group(), case, "split", given), reference(case, full=True)
     vertices = seen.logits[0].abs().sum(1).nonzero().view(-1)
     ids = workload(case).graph.ids
     rows = vertices if ids is None else ids[vertices]
     check_close(seen.logits[0][vertices], expected.logits[rows], "logits")
-    check_close(seen.losses[: case.steps], expected.losses[: case.steps], "losses")
+    check_close(seen.losses, expected.losses, "losses")
     for name, gradient in expected.gradients.items():
         check_close(seen.gradients[name], gradient, f"gradient of {name}")
 
@@ -207,8 +190,10 @@ def link_matrix() -> list[Any]:
         f"{name}-{case.id}-P{size}": (name, case, size)
         for name, size, case in product(("split", "sampled"), (1, 2, 3, 4), link_cases())
     }
-    quick = chosen([one for one, (*_, size) in named.items() if size in (2, 3)], 1 / 12)
-    return [point(*one, name=name, quick=name in quick) for name, one in named.items()]
+    return [
+        param(*values, name=name, quick=values[2] in (2, 3) and hash_of(name, 12) == 0)
+        for name, values in named.items()
+    ]
 
 
 @pytest.mark.parametrize(("name", "case", "size"), link_matrix())
@@ -304,7 +289,7 @@ UNBIASED = list(product((None, "gcn", "mean"), ("uniform", "labor", "weighted"))
 
 @pytest.mark.parametrize(
     ("norm", "sampling"),
-    [point(*one, name=f"{one[0]}-{one[1]}", quick=number % 4 == 0) for number, one in enumerate(UNBIASED)],
+    [param(*one, name=f"{one[0]}-{one[1]}", quick=number == 4) for number, one in enumerate(UNBIASED)],
 )
 def test_sums_over_samples_have_no_bias(norm: Norm, sampling: str) -> None:
     case = Case(model="gcn", weighted=True, num_vertices=60)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.lib.cases import MACHINE, RESIDENT, Case
+from tests.lib.cases import MACHINE, OWN, RESIDENT, Case
+from tests.lib.pairwise import param
 from tests.lib.ranks import on_ranks
 from tests.lib.session import Flops, Given, Session, check_counts, check_flops, workload
 from weft.comm import Group
@@ -66,9 +68,16 @@ def of_single(case: NarrowCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     return logits, whole.gradients(), whole.evaluation()
 
 
-@pytest.mark.parametrize(
-    ("case", "name", "size"), [*product(CASES, RESIDENT, (2, 3))], ids=lambda one: getattr(one, "id", str(one))
-)
+def pairs() -> list[Any]:
+    """Return every case under every strategy on two and three ranks; half of the pairs are quick, on one number."""
+    params = []
+    for (first, case), (second, name), size in product(enumerate(CASES), enumerate(RESIDENT), (2, 3)):
+        quick = name not in OWN and (first + second) % 4 == size - 2
+        params.append(param(case, name, size, name=f"{name}-{case.id}-P{size}", quick=quick))
+    return params
+
+
+@pytest.mark.parametrize(("case", "name", "size"), pairs())
 def test_near_single(case: NarrowCase, name: str, size: int) -> None:
     """What differs is where rows are rounded: at most so often on the way through a layer, by so much each time."""
     on_ranks(size, check_near, case, name)

@@ -21,18 +21,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.lib.cases import (
-    Case,
-    cases,
-    chosen,
-    converted_cases,
-    point,
-    pyg_cases,
-    quick_cases,
-    turn,
-    typed_cases,
-)
+from tests.lib.cases import Case, cases
 from tests.lib.graphs import NUM_FEATURES
+from tests.lib.matrix import IN_FILES, all_cases
+from tests.lib.pairwise import hash_of, param
 from tests.lib.planted import check_planted, replaced
 from tests.lib.ranks import on_ranks
 from tests.lib.session import Given, Session, check_case, check_close, check_on_ranks, reference
@@ -57,78 +49,9 @@ from weft.strategies.offload.plan import MARGIN, OffloadPlan
 CHUNKS = (1, 3, 8)
 """On three ranks the last is one for each row."""
 INTERMEDIATES = ("auto", "recompute", "keep")
-WITHOUT = ("", "share", "keep", "reorder", "prefetch")
 SLOW = pytest.mark.slow
 SCRATCH = Path(tempfile.gettempdir())
 """Rows in files, without a limit that chunks would be tried for."""
-IN_FILES = 1 << 40
-"""A limit of the device's memory that is no limit, under which rows are in files, not in memory."""
-
-
-class DropsItself(nn.Module):
-    """A layer of one's own, without phases, that draws masks."""
-
-    def __init__(self, in_width: int, out_width: int) -> None:
-        super().__init__()
-        self.map, self.out_width = Linear(in_width, out_width), out_width
-
-    def forward(self, view: View, x: Tensor) -> Tensor:
-        h = view.dropout(self.map(x), 0.4 if self.training else 0.0, relu=True)
-        return view.propagate(h, reduce="mean") + view.targets(self.map(x))
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnLayers(Case):
-    """A model of such layers, between which masks are drawn as well."""
-
-    def make_model(self, typed: TypedShape) -> nn.Module:
-        del typed
-        return Stack([DropsItself(7, 6), DropsItself(6, 5)], dropout=self.dropout)
-
-
-SEVERAL_MASKS = [
-    Case(model="gcn", decoupled=True, norm="batch", input_dropout=0.3, residual=True),
-    Case(model="gat", decoupled=True, norm="batch"),
-    OwnLayers(model="own"),
-]
-"""One view draws a mask in each of several parts."""
-
-
-def all_cases() -> list[Case]:
-    return [*cases(), *typed_cases(), *pyg_cases(), *converted_cases(), *SEVERAL_MASKS]
-
-
-WAYS = list(product(CHUNKS, INTERMEDIATES, WITHOUT))
-SHARES = {1: 1 / 16, 3: 1 / 16}
-"""Of the cases that are quickly tested by P, each in one of the ways."""
-
-
-def given(case: Case, chunks: int, intermediates: str, saving: str, size: int) -> tuple[str, Any]:
-    """A test's name and its parameters; half have rows in files, a fourth cache half of the other ranks' rows."""
-    name = "-".join(filter(None, (case.id, f"{chunks}chunks", intermediates, saving and f"no_{saving}", f"P{size}")))
-    cache_ratio = 0.5 if turn(name, 4) == 0 else None
-    limit = IN_FILES if turn(name, 2) else None
-    placement = Given(chunks=chunks, intermediates=intermediates, cache_ratio=cache_ratio, device_memory=limit)
-    return f"offload-{name}", (case.without_saving(saving), placement, size)
-
-
-def matrix() -> list[Any]:
-    """Some cases in one of the ways; and every case in every number of chunks, an optimisation left out in turn."""
-    points: dict[str, Any] = {}
-    quick = quick_cases(all_cases(), SHARES)
-    for case, size in product(all_cases(), SHARES):
-        name, values = given(case, *WAYS[turn(f"{case.id}-P{size}", len(WAYS))], size)
-        points[name] = point(*values, name=name, quick=(case, size) in quick)
-    for size, case, chunks, intermediates in product((1, 2, 3, 4), all_cases(), CHUNKS, INTERMEDIATES):
-        saving = WITHOUT[turn(f"{case.id}-{chunks}-{intermediates}-P{size}", len(WITHOUT))]
-        name, values = given(case, chunks, intermediates, saving, size)
-        points.setdefault(name, point(*values, name=name, quick=False))
-    return list(points.values())
-
-
-@pytest.mark.parametrize(("case", "placement", "size"), matrix())
-def test_equals_single(case: Case, placement: Given, size: int) -> None:
-    check_on_ranks(size, case, "offload", placement)
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=SLOW), 3, pytest.param(4, marks=SLOW)])
@@ -158,7 +81,7 @@ def check_prefetch(group: Group) -> None:
         assert all(map(torch.equal, *runs)), f"{case}: prefetch changes bits"
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=SLOW)])
 def test_prefetch_changes_no_bit(size: int) -> None:
     on_ranks(size, check_prefetch)
 
@@ -211,7 +134,7 @@ def shapes() -> list[Any]:
         for shape, model, num_vertices in product(("none", "star", "isolated"), models, counts):
             case = Shaped(model=model, shape=shape, num_vertices=num_vertices, layers=2, hidden=6)
             name = f"{model}-{shape}{num_vertices}-P{size}"
-            points.append(point(case, size, name=name, quick=size == 1 and turn(name, 2) == 0))
+            points.append(param(case, size, name=name, quick=size == 1 and hash_of(name, 4) == 0))
     return points
 
 
@@ -524,7 +447,7 @@ LIMITED = [
 
 def limited(*quick: str) -> list[Any]:
     """The cases, of which those of some models are quick: a limit is found by many plans."""
-    return [point(case, name=case.model, quick=case.model in quick) for case in LIMITED]
+    return [param(case, name=case.model, quick=case.model in quick) for case in LIMITED]
 
 
 SHAPES = (
@@ -535,7 +458,7 @@ SHAPES = (
 )
 
 
-@pytest.mark.parametrize("case", limited("gat", "sage", "rgcn"))
+@pytest.mark.parametrize("case", limited("sage"))
 def test_small_chunks_tell_what_others_take(case: Case) -> None:
     """Of other proportions as well, and the most of several: told by those that are worked on, and then seen."""
     for options in ({}, {"device_memory": IN_FILES}):
@@ -573,7 +496,7 @@ def test_a_step_that_does_more_on_larger_chunks_is_told_by_its_most(monkeypatch:
     assert plan_of(LIMITED[1]).memory_probe.bytes(ChunkShape(1, 50_000, 100_000)) == 7 + 3 * 50_000
 
 
-@pytest.mark.parametrize("case", limited("gat", "sage"))
+@pytest.mark.parametrize("case", limited("sage"))
 def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
     """What 8 chunks take is a limit that more than one chunk keeps, by what is foreseen and by what is then alive."""
     plan = plan_of(case, device_memory=IN_FILES)
@@ -589,7 +512,7 @@ def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
     assert limit / 4 < peak(placed) <= limit
 
 
-@pytest.mark.parametrize("case", limited("sage", "rgcn"))
+@pytest.mark.parametrize("case", limited("sage"))
 def test_a_limit_that_nothing_fits_is_refused_with_one_that_works(case: Case) -> None:
     with pytest.raises(InputError, match=r"^--device-memory 100 B: a chunk takes at least ") as caught:
         Session(case, "offload", Group(), Given(device_memory=100))
@@ -612,18 +535,15 @@ def rows_made() -> Iterator[list[int]]:
         yield made
 
 
-def foreseen() -> list[Any]:
-    """A quarter of the cases on one rank, and a twelfth on two, a quarter of which are quick."""
-    points = []
-    for size, share in ((1, 1 / 4), (2, 1 / 12)):
-        cases = {f"{case.id}-P{size}": case for case in all_cases()}
-        quick = chosen(cases, share / 4)
-        for name in sorted(chosen(cases, share)):
-            chunks, intermediates = list(product(CHUNKS, INTERMEDIATES))[turn(name, 9)]
-            placement = Given(chunks=chunks, intermediates=intermediates, device_memory=IN_FILES)
-            whole = f"{chunks}chunks-{intermediates}-{name}"
-            points.append(point(cases[name], placement, size, name=whole, quick=name in quick))
-    return points
+def in_files() -> list[Any]:
+    """Return every case with rows in files, on one rank or two; every eighth is quick."""
+    params = []
+    for number, case in enumerate(all_cases()):
+        chunks, intermediates = list(product(CHUNKS, INTERMEDIATES))[number % 9]
+        placement = Given(chunks=chunks, intermediates=intermediates, device_memory=IN_FILES)
+        name, size = f"{chunks}chunks-{intermediates}-{case.id}", 1 + number % 2
+        params.append(param(case, placement, size, name=f"{name}-P{size}", quick=number % 24 == 0))
+    return params
 
 
 def check_forecast(group: Group, case: Case, placement: Given) -> None:
@@ -642,7 +562,7 @@ def check_forecast(group: Group, case: Case, placement: Given) -> None:
     assert foreseen["network"] == counts.bytes_sent.total()
 
 
-@pytest.mark.parametrize(("case", "placement", "size"), foreseen())
+@pytest.mark.parametrize(("case", "placement", "size"), in_files())
 def test_what_is_foreseen_is_what_is_taken_and_moved(case: Case, placement: Given, size: int) -> None:
     """What is foreseen of files and moves is what a training step and an evaluation make and count."""
     on_ranks(size, check_forecast, case, placement)

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.lib.cases import Case, cases, converted_cases, point, pyg_cases, quick_cases, turn, typed_cases
+from tests.lib.cases import Case
 from tests.lib.planted import check_planted, replaced
 from tests.lib.ranks import on_ranks, spawn
-from tests.lib.session import Given, Session, check_on_ranks, part_by
+from tests.lib.session import Given, Session, part_by
 from weft.chunks.aggregates import ChunkAggregates
 from weft.comm import Group, Messages
 from weft.core.errors import RunError
@@ -26,42 +26,7 @@ from weft.partition import METHODS
 from weft.strategies.pipeline.order import halo_plan, order_ranks
 from weft.strategies.vertex.plan import CommunicatedPlan, VertexOptions
 
-CHUNKS = (1, 3, 8)
-"""On three ranks the last is one for each row."""
-WITHOUT = ("", "inter", "intra", "priority", "eager", "keep")
 SLOW = pytest.mark.slow
-SHARES = {1: 1 / 32, 2: 1 / 32, 3: 1 / 10}
-"""Of the cases that are quickly tested by P, each in one of the ways."""
-
-
-def all_cases() -> list[Case]:
-    return [*cases(), *typed_cases(), *pyg_cases(), *converted_cases()]
-
-
-def given(case: Case, chunks: int, saving: str, size: int) -> tuple[str, Any]:
-    """A test's name and its parameters; the partition is another one from name to name."""
-    name = "-".join(filter(None, (case.id, f"{chunks}chunks", saving and f"no_{saving}", f"P{size}")))
-    method = sorted(METHODS)[turn(name, len(METHODS))]
-    return f"pipeline-{name}", (case.without_saving(saving), Given(chunks=chunks), method, size)
-
-
-def matrix() -> list[Any]:
-    """Some cases in one of the ways; and every case in every number of chunks, an optimisation left out in turn."""
-    points: dict[str, Any] = {}
-    ways = list(product(CHUNKS, WITHOUT))
-    quick = quick_cases(all_cases(), SHARES)
-    for case, size in product(all_cases(), SHARES):
-        name, values = given(case, *ways[turn(f"{case.id}-P{size}", len(ways))], size)
-        points[name] = point(*values, name=name, quick=(case, size) in quick)
-    for size, case, chunks, saving in product((1, 2, 3, 4), all_cases(), CHUNKS, WITHOUT):
-        name, values = given(case, chunks, saving, size)
-        points.setdefault(name, point(*values, name=name, quick=False))
-    return list(points.values())
-
-
-@pytest.mark.parametrize(("case", "placement", "method", "size"), matrix())
-def test_equals_single(case: Case, placement: Given, method: str, size: int) -> None:
-    check_on_ranks(size, case, "pipeline", Given(**placement, partition=part_by(method, case, size)))
 
 
 @pytest.mark.parametrize(("error", "shows"), [("rows_flow", "logits"), ("grads_flow", "gradient")])
@@ -130,7 +95,7 @@ def lose_a_sender(group: Group, number: int) -> str:
 
 @pytest.mark.parametrize("number", [pytest.param(0, marks=SLOW), 4, pytest.param(10, marks=SLOW)])
 def test_a_peer_lost_while_it_sends_is_named(number: int) -> None:
-    said, _ = spawn(2, lose_a_sender, number, timeout_seconds=5)
+    said, _ = spawn(2, lose_a_sender, number, timeout_seconds=2)
     assert said.startswith("rank 0 lost rank 1 in "), said
     assert "messages 'halo'" in said
     assert "\n" not in said

@@ -5,82 +5,40 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.lib.cases import MACHINE, RESIDENT, Case, chosen, point
+from tests.lib.cases import FEW_LABELS, MACHINE, RESIDENT, Case, labelled_cases
 from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES
 from tests.lib.ranks import on_ranks
-from tests.lib.session import Given, Session, check_case, check_close, check_on_ranks, part_by, workload
+from tests.lib.session import Given, Session, check_case, check_close, workload
 from weft.comm import Group
 from weft.engine.metrics import NodeTask
-from weft.nn import MODELS, Dot, Inputs, LinkModel, SAGEConv, Stack, View, Workload
+from weft.nn import Dot, Inputs, LinkModel, SAGEConv, Stack, View, Workload
 from weft.partition import Reach
 from weft.strategies import STRATEGIES, ResidentPlaced, Step
 
 HAVING = [name for name in RESIDENT if "reach" in STRATEGIES[name].optimisations] + ["single"]
-FEW: dict[str, Any] = {"num_vertices": 150, "labels": 4}
-"""Of a graph where a step of three hops leaves rows of every level out."""
-CASE = Case(model="gcn", **FEW)
+CASE = Case(model="gcn", **FEW_LABELS)
 
 
-def cases() -> list[Case]:
-    """Every model, coupled and decoupled, and whatever depends on which rows there are."""
-    found = [Case(model=model, decoupled=decoupled, **FEW) for model, decoupled in product(MODELS, (False, True))]
-    found += [Case(model=model, layers=2, input_dropout=0.3, **FEW) for model in ("gcn", "sage")]
-    found.append(Case(model="sage", layers=2, norm="batch", residual=True, **FEW))
-    found.append(Case(model="gin", norm="layer", residual=True, multilabel=True, without="reuse", **FEW))
-    found.append(Case(model="gcn", order="bfs", weighted=True, **FEW))
-    found.append(Case(model="sage", sparse=True, layers=2, **FEW))
-    found.append(Case(model="gat", edge_features=3, edge_attention=True, layers=2, **FEW))
-    found += [Case(model=model, attention_dropout=0.5, layers=2, **FEW) for model in ("gat", "gatv2")]
-    found.append(Case(model="SAGEConv", layers=2, hidden=8, **FEW))
-    found.append(Case(model="GINEConv", layers=2, edge_features=3, **FEW))
-    found.append(Case(model="rgcn", typed="some", layers=2, blocks=2, hidden=8, **FEW))
-    found.append(Case(model="rgcn", typed="none", layers=2, bases=2, **FEW))
-    found.append(Case(model="gcn", num_vertices=150, labels=1, layers=2))  # ranks without a labelled vertex
-    return found
-
-
-def matrix() -> list[Any]:
-    named = {
-        f"{name}-{case.id}-P{size}": (name, case, size)
-        for size, name, case in product((1, 2, 3, 4), HAVING, cases())
-        if size == 1 or STRATEGIES[name].max_ranks != 1
-    }
-    quick = {one for one, (*_, size) in named.items() if size == 1 and one.startswith("single")}
-    quick |= chosen([one for one, (*_, size) in named.items() if size == 3], 1 / 8)
-    return [point(*one, name=name, quick=name in quick) for name, one in named.items()]
-
-
-@pytest.mark.parametrize(("name", "case", "size"), matrix())
-def test_equals_single_on_all_rows(name: str, case: Case, size: int) -> None:
-    """And what is counted is its trace."""
-    given = Given(machine=MACHINE, partition=part_by("random", case, size))
-    if case.reads_edges and STRATEGIES[name].traits.block_error:
-        return
-    found, of_types = given.plan(name, workload(case), size).reaches, name == "tensor" and case.typed
-    assert isinstance(found[False], str if of_types else Reach)
-    assert isinstance(found[True], str if of_types or case.norm == "batch" else Reach)
-    check_on_ranks(size, case, name, given)
-
-
-def offloaded() -> list[Any]:
-    named = {f"{case.id}-P{size}": (case, size) for size, case in product((1, 2, 3, 4), cases()) if not case.typed}
-    quick = chosen([one for one, (_, size) in named.items() if size in (1, 3)], 1 / 6)
-    return [point(*one, name=name, quick=name in quick) for name, one in named.items()]
-
-
-@pytest.mark.parametrize(("case", "size"), offloaded())
-def test_offload_has_one_set_of_rows(case: Case, size: int) -> None:
-    """Those that any step reaches."""
-    given = Given(chunks=3, partition=part_by("random", case, size))
-    assert isinstance(given.plan("offload", workload(case), size).reach, str if case.norm == "batch" else Reach)
-    check_on_ranks(size, case, "offload", given)
+@pytest.mark.parametrize("case", labelled_cases(), ids=lambda case: case.id)
+def test_steps_are_restricted_wherever_they_can_be(case: Case) -> None:
+    """tests/lib/matrix.py has their numbers; here, whether a plan restricts steps at all."""
+    for name in HAVING:
+        if case.reads_edges and STRATEGIES[name].traits.block_error:
+            continue
+        size = STRATEGIES[name].max_ranks or 3
+        reaches = Given(machine=MACHINE).plan(name, workload(case), size).reaches
+        of_types = name == "tensor" and case.typed
+        assert isinstance(reaches[False], str if of_types else Reach)
+        assert isinstance(reaches[True], str if of_types or case.norm == "batch" else Reach)
+    if not case.typed:
+        plan = Given(chunks=3).plan("offload", workload(case), 3)
+        assert isinstance(plan.reach, str if case.norm == "batch" else Reach)
 
 
 @pytest.mark.parametrize("name", [*HAVING, "offload"])

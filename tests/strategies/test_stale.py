@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.lib.cases import Case, point
+from tests.lib.cases import Case
+from tests.lib.pairwise import param
 from tests.lib.ranks import on_ranks
 from tests.lib.session import Flops, Given, Session, check_counts, check_flops
 from weft.comm import Group, make_route
@@ -179,6 +180,6 @@ def test_rows_that_change_much_are_refreshed() -> None:
     on_ranks(2, check_bound)
 
 
-@pytest.mark.parametrize("case", [point(case, name=case.id, quick=case in CASES[::3]) for case in CASES])
+@pytest.mark.parametrize("case", [param(case, name=case.id, quick=case in CASES[::3]) for case in CASES])
 def test_training_with_old_halos(case: Case) -> None:
     on_ranks(2, check_case, case)

@@ -1,7 +1,6 @@
-"""The parity matrix: every resident strategy x every model x P, each a test: `pytest -k "tensor and gat"`.
+"""The parity matrix: each exact strategy x model x option x number of ranks is a test: `pytest -k "tensor and gat"`.
 
-Half of the cases under each strategy are quick, on one number of ranks, chosen by a hash of the names; `pytest -m ""`
-runs all.
+The quick tests contain each pair of properties at least once (tests/lib/matrix.py); `pytest -m ""` runs all.
 """
 
 from __future__ import annotations
@@ -9,27 +8,14 @@ from __future__ import annotations
 import tempfile
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.lib.cases import (
-    EXACT,
-    MACHINE,
-    PARTS_OF_LOGITS,
-    RESIDENT,
-    SIZES,
-    Case,
-    cases,
-    converted_cases,
-    point,
-    pyg_cases,
-    quick_size,
-    turn,
-    typed_cases,
-)
+from tests.lib.cases import EXACT, MACHINE, PARTS_OF_LOGITS, Case, cases
 from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES
+from tests.lib.matrix import SIZES, Point, all_cases, params
+from tests.lib.pairwise import param
 from tests.lib.planted import PLANTED, check_planted
 from tests.lib.ranks import on_ranks
 from tests.lib.session import (
@@ -49,24 +35,14 @@ from weft.partition import METHODS
 from weft.strategies import STRATEGIES, Step
 
 
-def matrix(of: list[Case], turns: int = 1) -> list[Any]:
-    """turns: of the tests that are quick, one in so many is."""
-    named = {f"{name}-{case.id}-P{size}": (name, case, size) for case, name, size in product(of, RESIDENT, SIZES)}
-    return [
-        point(*one, name=said, quick=one[2] == quick_size(*one[:2]) and not turn(said, turns))
-        for said, one in named.items()
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "case", "size"), [*matrix(cases(), 2), *matrix(pyg_cases()), *matrix(converted_cases(), 3)]
-)
-def test_equals_single(name: str, case: Case, size: int) -> None:
+@pytest.mark.parametrize(("point", "full"), params(EXACT))
+def test_equals_single(point: Point, full: bool) -> None:
     """Or says in a sentence that a strategy has no edges for the layers that ask for them."""
-    if case.reads_edges and STRATEGIES[name].traits.block_error:
-        on_ranks(size, check_refused, name, case)
-    else:
-        check_on_ranks(size, case, name, Given(machine=MACHINE))
+    if point.case.reads_edges and STRATEGIES[point.strategy].traits.block_error:
+        on_ranks(point.size, check_refused, point.strategy, point.case)
+        return
+    case, given = point.resolved()
+    check_on_ranks(point.size, case, point.strategy, given, full=full)
 
 
 def check_refused(group: Group, name: str, case: Case) -> None:
@@ -74,12 +50,7 @@ def check_refused(group: Group, name: str, case: Case) -> None:
         Session(case, name, group)
 
 
-@pytest.mark.parametrize(("name", "case", "size"), matrix(typed_cases()))
-def test_typed_graphs_equal_single(name: str, case: Case, size: int) -> None:
-    check_on_ranks(size, case, name, Given(machine=MACHINE))
-
-
-ONE_OR_THREE = [point(size, name=f"P{size}", quick=size in (1, 3)) for size in SIZES]
+ONE_OR_THREE = [param(size, name=f"P{size}", quick=size in (1, 3)) for size in SIZES]
 SEVERAL = ONE_OR_THREE[1:]
 EMBEDDED = Case(model="rgcn", typed="some", layers=2, bases=2)
 
@@ -95,27 +66,17 @@ def test_embedded_rows_of_which_some_are_cached(size: int) -> None:
     check_on_ranks(size, EMBEDDED, "hybrid", Given(partition=part_by("random", EMBEDDED, size), cache_ratio=0.5))
 
 
-def partitions() -> list[Any]:
-    """Every model under every method; quick on three ranks under one of them."""
-    points = []
-    for model, decoupled, method, size in product(MODELS, (False, True), METHODS, SIZES[1:]):
-        case = Case(model=model, decoupled=decoupled, input_dropout=0.3, weighted=True)
-        quick = size == 3 and method == sorted(METHODS)[turn(case.id, len(METHODS))]
-        points.append(point(case, method, size, name=f"{case.id}-{method}-P{size}", quick=quick))
-    return points
-
-
-@pytest.mark.parametrize(("case", "method", "size"), partitions())
-def test_hybrid_under_partitioners_equals_single(case: Case, method: str, size: int) -> None:
-    check_on_ranks(size, case, "hybrid", Given(partition=part_by(method, case, size), machine=MACHINE))
+PARTITIONED = [
+    (Case(model=model, decoupled=decoupled, input_dropout=0.3, weighted=True), method)
+    for model, decoupled, method in product(MODELS, (False, True), METHODS)
+]
 
 
 @pytest.mark.parametrize("size", SEVERAL)
 def test_the_factors_decide_what_is_cached(size: int) -> None:
     """Under many partitions hybrid caches some sources of a later hop, and fetches others."""
-    points = [one.values for one in partitions() if one.values[2] == size and (size != 3 or not one.marks)]
-    mixed = [is_mixed(*values) for values in points]
-    assert sum(mixed) > 20 * len(mixed) // 50
+    mixed = [is_mixed(case, method, size) for case, method in PARTITIONED[::5]]
+    assert sum(mixed) > 2 * len(mixed) // 5
 
 
 def is_mixed(case: Case, method: str, size: int) -> bool:
@@ -131,12 +92,6 @@ def is_mixed(case: Case, method: str, size: int) -> bool:
 def test_all_vertices_are_rank_0s(size: int, name: str) -> None:
     empty = torch.zeros(23, dtype=torch.int32)
     check_on_ranks(size, Case(model="sage", norm="batch"), name, Given(partition=empty, cache_ratio=0.5))
-
-
-@pytest.mark.parametrize("ratio", [0.25, 0.75])
-@pytest.mark.parametrize("size", SEVERAL)
-def test_hybrid_with_a_given_share_equals_single(size: int, ratio: float) -> None:
-    check_on_ranks(size, Case(model="gat", layers=4), "hybrid", Given(cache_ratio=ratio))
 
 
 def check_limited(group: Group) -> None:
@@ -241,6 +196,6 @@ def test_single_equals_itself_in_another_order(case: Case) -> None:
     check_on_ranks(1, case, "single")
 
 
-@pytest.mark.parametrize("of", [[*cases(), *pyg_cases()], typed_cases()], ids=["untyped", "typed"])
-def test_cases_have_names_of_their_own(of: list[Case]) -> None:
-    assert len({case.id for case in of}) == len(of)
+def test_cases_have_names_of_their_own() -> None:
+    every = all_cases()
+    assert len({case.id for case in every}) == len(every)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.lib.cases import Case
+from tests.lib.pairwise import param
 from tests.lib.planted import replaced
 from tests.lib.ranks import on_ranks
 from tests.lib.session import Given, Planned, Session, check_case, part_by, reference
@@ -57,11 +58,16 @@ def fake_group(streams: FakeStreams, group: Group | None = None) -> Group:
     return group
 
 
-@pytest.mark.parametrize(
-    ("case", "rows", "late"),
-    [*product(CASES, ("pinned", "files"), (False, True))],
-    ids=lambda one: getattr(one, "id", str(one)),
-)
+def races() -> list[Any]:
+    """Return every case, place of rows and speed of copies; the quick ones contain each pair of these."""
+    return [
+        param(case, rows, late, name=f"{case.id}-{rows}-{late}", quick=(number + (rows == "files") + late) % 2 == 0)
+        for number, case in enumerate(CASES)
+        for rows, late in product(("pinned", "files"), (False, True))
+    ]
+
+
+@pytest.mark.parametrize(("case", "rows", "late"), races())
 def test_offload_has_no_race(case: Case, rows: str, late: bool, tmp_path: Path) -> None:
     given = given_for(rows, tmp_path)
     planned, _ = Planned.of(case, "offload", given, 1), reference(case)
@@ -73,7 +79,7 @@ def test_offload_has_no_race(case: Case, rows: str, late: bool, tmp_path: Path) 
         assert set(streams.places) <= {*WAITS, *REDUNDANT}, "a wait that no planted error takes out"
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("place", WAITS)
 def test_a_wait_that_is_taken_out_of_offload_is_found(place: str, late: bool, tmp_path: Path) -> None:
     case, given = Case(model="gcn"), given_for(WAITS[place], tmp_path)
@@ -117,8 +123,13 @@ def check_rank(group: Group, case: Case, strategy: str, given: Given, planned: P
     assert {COMPUTE, LOAD, STORE} <= set(streams.streams)
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("strategy", ["offload", "pipeline"])
+@pytest.mark.parametrize(
+    ("strategy", "late"),
+    [
+        param(strategy, late, name=f"{strategy}-{late}", quick=late == (strategy == "pipeline"))
+        for strategy, late in product(("offload", "pipeline"), (False, True))
+    ],
+)
 def test_ranks_have_no_race(strategy: str, late: bool) -> None:
     """Nor does anything of the device reach gloo."""
     case, given = Case(model="gcn"), Given(**PINNED, partition=part_by("random", Case(model="gcn"), 2))
@@ -138,16 +149,20 @@ def check_chunks_of_tensor(group: Group, case: Case, given: Given, planned: Plan
     assert streams.streams[COMPUTE]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+CHUNKED = [
+    Case(model="gcn", layers=4),
+    Case(model="gcn", layers=4, residual=True),
+    Case(model="sage", layers=4, hidden=6),
+    Case(model="gat", layers=4),
+]
+
+
 @pytest.mark.parametrize(
-    "case",
+    ("case", "size"),
     [
-        Case(model="gcn", layers=4),
-        Case(model="gcn", layers=4, residual=True),
-        Case(model="sage", layers=4, hidden=6),
-        Case(model="gat", layers=4),
+        param(case, size, name=f"{case.id}-P{size}", quick=number % 2 == size - 1)
+        for (number, case), size in product(enumerate(CHUNKED), (1, 2))
     ],
-    ids=lambda case: case.id,
 )
 def test_chunks_of_tensor_have_no_race(case: Case, size: int) -> None:
     """Where rows are the host's, and aggregates a device's; layers of one width use memory again."""

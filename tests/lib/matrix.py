@@ -1,0 +1,227 @@
+"""The matrix of cases: strategy x case x number of ranks x settings, and the few of them that contain every pair.
+
+Everything is generated from the registries: strategies and their options and optimisations, models, partitioners. A
+new one is in the matrix without a change here; a new option of a strategy needs values to try, in `VALUES`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tests.lib.cases import (
+    EXACT,
+    MACHINE,
+    OWN,
+    Case,
+    cases,
+    converted_cases,
+    labelled_cases,
+    own_cases,
+    pyg_cases,
+    typed_cases,
+)
+from tests.lib.pairwise import PAIRS, Properties, choose, hash_of, param
+from tests.lib.session import Given, part_by, workload
+from weft.core.optimisations import Optimisations
+from weft.nn import MODELS
+from weft.partition import METHODS
+from weft.strategies import STRATEGIES, get_strategy
+from weft.strategies.tensor.plan import TensorPlan
+
+MINIBATCH = ["split", "sampled"]
+"""Strategies that are compared with `split` on one rank, see test_minibatches.py."""
+SIZES = (1, 2, 3, 4)
+"""Numbers of ranks."""
+VALUES: dict[str, tuple[Any, ...]] = {
+    "chunks": (None, 1, 3, 8),  # on three ranks, eight chunks are about one for each row
+    "device_memory": (*[None] * 15, "limit"),  # resolved when the test runs; a plan under a limit takes a second
+    "intermediates": (None, "recompute", "keep"),
+    "partition": (None, *sorted(METHODS)),
+    "cache_ratio": (None, 0.25, 0.75),
+    "cache_memory": (*[None] * 3, 2000),
+}
+"""Values of each strategy's options that are tried. None is the default."""
+BATCH_VALUES: dict[str, tuple[Any, ...]] = {"sampling": (None, "labor"), "partition": (None, "metis")}
+"""Values of the options of mini-batches."""
+IN_CHUNKS = {"offload": 3, "pipeline": 3}
+"""Number of chunks in place of the default of strategies that would run so small a graph in one."""
+FIXED = {"device", "scratch"}
+"""Options that are no numbers: where rows and files are. tests/store and tests/engine/test_gpu.py vary them."""
+WITHOUT_EFFECT = {"capture", "pages"}
+"""Optimisations that these tests cannot observe: CUDA graphs, and which memory is reused."""
+
+
+IN_FILES = 1 << 40
+"""A limit of device memory that is no limit, under which strategies in chunks keep rows in files instead of memory."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A case under a strategy, on so many ranks, with values of options that are not the default."""
+
+    strategy: str
+    case: Case
+    size: int
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Identifier of the test."""
+        words = [f"{option}_{value}" for option, value in self.options]
+        return "-".join([self.strategy, self.case.id, *words, f"P{self.size}"])
+
+    @property
+    def cost(self) -> float:
+        """Which of two points with equally many new pairs to take: four ranks find little more than three."""
+        return float(self.size if self.strategy in IN_CHUNKS else self.size == 4)
+
+    def resolved(self) -> tuple[Case, Given]:
+        """Return the case, without the optimisation that is left out, and the options as a plan takes them."""
+        options = dict(self.options)
+        case = without(self.case, options.pop("without", None))
+        if "partition" in options:
+            options["partition"] = part_by(options["partition"], case, self.size)
+        if "device_memory" in options:
+            options["device_memory"] = 2 * least_limit(case, self.size) if self.strategy == "tensor" else IN_FILES
+        return case, Given(machine=MACHINE, **options)
+
+    def properties(self) -> Properties:
+        """Return what `choose` combines. On one rank nothing is exchanged, so only the number of ranks counts."""
+        if self.size == 1:
+            return {"strategy": [self.strategy], "ranks": ["1"]}
+        if self.strategy in OWN and self.case.model not in MODELS:
+            return {}  # an example shows how a strategy is written; weft's own models suffice for it
+        words = [f"{option} {value}" for option, value in self.options]
+        left_out = [word for word in words if word.startswith("without")]
+        return {
+            "strategy": [self.strategy],
+            "model": [self.case.family],
+            "option": [*self.case.options, *left_out],
+            "setting": [word for word in words if word not in left_out],
+            "ranks": [str(self.size)],
+            "graph": self.case.graph_kinds,
+        }
+
+
+def all_cases() -> list[Case]:
+    """Return every case that an exact strategy is compared on."""
+    return [*cases(), *typed_cases(), *pyg_cases(), *converted_cases(), *own_cases(), *labelled_cases()]
+
+
+def settings(strategy: str) -> dict[str, tuple[Any, ...]]:
+    """Return the values of each option of a strategy; the default is None. `without` names an optimisation left out.
+
+    Raises:
+        AssertionError: an option has no values here; the message names it.
+    """
+    kind = get_strategy(strategy)
+    values = BATCH_VALUES if strategy in MINIBATCH else VALUES
+    varied = {}
+    for field in fields(kind.options_type):
+        if field.name in values:
+            varied[field.name] = values[field.name]
+        else:
+            assert strategy in MINIBATCH or field.name in FIXED, f"tests/lib/matrix.py: VALUES lacks {field.name!r}"
+    of_strategies = {name for plan in STRATEGIES.values() for name in plan.optimisations}
+    of_all = [field.name for field in fields(Optimisations) if field.name not in of_strategies]
+    left_out = [name for name in (*kind.optimisations, *of_all) if name not in WITHOUT_EFFECT]
+    return {**varied, "without": (None, *left_out)}
+
+
+def points_of(strategy: str) -> Iterator[Point]:
+    """Yield every case on every number of ranks, once as a user would run it and once with values drawn by a hash."""
+    kind, varied = get_strategy(strategy), settings(strategy)
+    for case, size in product(all_cases(), SIZES):
+        if size > (kind.max_ranks or size) or (strategy in MINIBATCH and size == 1):
+            continue
+        usual = {"chunks": IN_CHUNKS[strategy]} if strategy in IN_CHUNKS else {}
+        yield Point(strategy, case, size, tuple(usual.items()))
+        key = f"{strategy}-{case.id}-P{size}"
+        drawn = {option: values[hash_of(f"{key}-{option}", len(values))] for option, values in varied.items()}
+        if size == 1:
+            drawn.pop("partition", None)
+        options = usual | {option: value for option, value in drawn.items() if value is not None}
+        if options != usual:
+            yield Point(strategy, case, size, tuple(options.items()))
+
+
+@cache
+def universe() -> dict[str, Point]:
+    """Return all points by name: what `pytest -m ""` runs."""
+    return {point.name: point for strategy in (*EXACT, *MINIBATCH) for point in points_of(strategy)}
+
+
+@cache
+def quick() -> dict[str, Point]:
+    """Return the points of the quick set: each pair of properties occurs in one of them at least."""
+    every = universe()
+    properties = {name: point.properties() for name, point in every.items()}
+    costs = {name: point.cost for name, point in every.items()}
+    return {name: every[name] for name in choose(properties, costs)}
+
+
+@cache
+def full() -> set[str]:
+    """Return the names of the points that are tested in full depth: one for each pair of strategy and model."""
+    first: dict[tuple[str, str], str] = {}
+    for name, point in quick().items():
+        if point.size > 1 and point.strategy != "sampled":  # which is `split` without exchanges
+            first.setdefault((point.strategy, point.case.family), name)
+    return set(first.values())
+
+
+def params(strategies: list[str]) -> list[Any]:
+    """Return a test's parameters (point, full) for some strategies; those that are not quick are marked slow."""
+    return [
+        param(point, name in full(), name=name, quick=name in quick())
+        for name, point in universe().items()
+        if point.strategy in strategies
+    ]
+
+
+def without(case: Case, optimisation: str | None) -> Case:
+    """Return the case without one more optimisation, if any."""
+    return replace(case, without=",".join(filter(None, (case.without, optimisation))))
+
+
+def least_limit(case: Case, size: int) -> int:
+    """Return the smallest limit of device memory under which `tensor` can run a case in chunks."""
+    return TensorPlan(workload(case), size).least_bytes()
+
+
+def page() -> str:
+    """Return a page that lists, for each strategy, the values of every property in the quick set."""
+    lines = [
+        "# Quick cases of the matrix",
+        "",
+        "Generated by `python -m tests.lib.matrix`; do not edit. `make test` runs, of all combinations of strategy, case,",
+        f"number of ranks and settings ({len(universe()):,}), the {len(quick()):,} cases that contain each pair of",
+        "",
+        *[f"- {first} and {second}," for first, second in PAIRS],
+        "",
+        f"at least once. {len(full())} cases, one for each pair of strategy and model, run in full depth.",
+        "The number of cases stands behind each value.",
+    ]
+    for strategy in (*EXACT, *MINIBATCH):
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for point in quick().values():
+            if point.strategy == strategy:
+                for kind, values in point.properties().items():
+                    counts[kind].update(values)
+        lines += ["", f"## {strategy}", ""]
+        for kind in ("model", "option", "setting", "ranks", "graph"):
+            values = ", ".join(f"{value} {count}" for value, count in sorted(counts[kind].items()))
+            lines.append(f"- {kind}: {values or 'none'}")
+    return "\n".join(lines) + "\n"
+
+
+PAGE = Path(__file__).parents[1] / "MATRIX.md"
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

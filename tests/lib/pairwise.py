@@ -1,0 +1,70 @@
+"""Choose few cases out of many such that each pair of properties that occurs in any of them occurs in one chosen."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Collection, Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+
+PAIRS = (
+    ("strategy", "model"),
+    ("strategy", "option"),
+    ("strategy", "setting"),
+    ("strategy", "ranks"),
+    ("model", "option"),
+    ("strategy", "graph"),
+)
+"""Pairs of properties whose values are combined. A case has one value of a property, or several options at once."""
+
+Properties = Mapping[str, Collection[str]]
+"""Values of each property of a case, by the property's name."""
+Pair = tuple[str, str, str, str]
+"""A property and its value, and another property and its value."""
+
+
+def pairs_of(properties: Properties) -> Iterator[Pair]:
+    """Yield the pairs of values that a case with these properties contains."""
+    for first, second in PAIRS:
+        for pair in product(properties.get(first, ()), properties.get(second, ())):
+            yield first, pair[0], second, pair[1]
+
+
+def choose(candidates: Mapping[str, Properties], costs: Mapping[str, float]) -> list[str]:
+    """Return names of candidates that together contain every pair that any candidate contains.
+
+    Greedy set cover: take the candidate with the most pairs that are not yet covered, until none has any. A count only
+    falls while others are taken, so a heap of old counts gives the largest as soon as its top is still up to date.
+    Of candidates with equal counts the cheapest is taken, and of those the first by a hash of their names, which
+    spreads them over all values.
+    """
+    pairs = {name: set(pairs_of(properties)) for name, properties in candidates.items()}
+    heap = [(-len(contained), (costs[name], hash_of(name)), name) for name, contained in pairs.items()]
+    heapq.heapify(heap)
+    covered: set[Pair] = set()
+    names = []
+    while heap:
+        count, order, name = heapq.heappop(heap)
+        uncovered = len(pairs[name] - covered)
+        if uncovered < -count:
+            if uncovered:
+                heapq.heappush(heap, (-uncovered, order, name))
+            continue
+        if not uncovered:
+            break
+        covered |= pairs[name]
+        names.append(name)
+    return names
+
+
+def hash_of(name: str, below: int = 1 << 60) -> int:
+    """Return a number from 0 to `below` - 1 that depends on the name alone, in every process."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % below
+
+
+def param(*values: Any, name: str, quick: bool) -> Any:
+    """Return the parameters of one test; those that are not quick run with `pytest -m ""`."""
+    return pytest.param(*values, id=name, marks=() if quick else pytest.mark.slow)

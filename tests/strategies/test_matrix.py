@@ -1,0 +1,40 @@
+"""The quick set contains every pair that any case contains; what is new is in it without being named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lib.matrix import PAGE, VALUES, full, page, quick, settings, universe
+from tests.lib.pairwise import choose, pairs_of
+
+
+def test_the_quick_set_contains_every_pair() -> None:
+    every = {pair for point in universe().values() for pair in pairs_of(point.properties())}
+    assert every == {pair for point in quick().values() for pair in pairs_of(point.properties())}
+    assert full() <= quick().keys()
+    exact = {(point.strategy, point.case.family) for point in universe().values() if point.properties().get("model")}
+    assert {(quick()[name].strategy, quick()[name].case.family) for name in full()} == {
+        pair for pair in exact if pair[0] != "sampled"
+    }
+
+
+def test_a_pair_that_only_one_candidate_contains_is_chosen() -> None:
+    candidates = {
+        f"{strategy}-{model}": {"strategy": [strategy], "model": [model], "option": ["x"] if model == "m3" else []}
+        for strategy in ("a", "b")
+        for model in ("m1", "m2", "m3")
+    }
+    costs = dict.fromkeys(candidates, 0.0)
+    assert set(choose(candidates, costs)) == set(candidates)
+    same = {"cheap": {"strategy": ["a"], "model": ["m"]}, "dear": {"strategy": ["a"], "model": ["m"]}}
+    assert choose(same, {"cheap": 0.0, "dear": 1.0}) == ["cheap"]
+
+
+def test_an_option_without_values_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(VALUES, "chunks")
+    with pytest.raises(AssertionError, match=r"VALUES lacks 'chunks'"):
+        settings("offload")
+
+
+def test_the_page_lists_todays_cases() -> None:
+    assert PAGE.read_text() == page(), "run `python -m tests.lib.matrix`"
