@@ -156,6 +156,7 @@ libc.free(less); libc.free(moved); libc.free(None)
     )
 
 
+@pytest.mark.slow
 def test_memory_goes_back_when_that_is_asked_for(heap: dict[str, str]) -> None:
     run(
         heap,

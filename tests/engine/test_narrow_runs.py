@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import weft
 from tests.engine.test_cli import mistake
+from tests.lib.pairwise import param
 from tests.lib.running import train
 from weft.core.errors import InputError
 from weft.engine import check
@@ -37,7 +38,7 @@ def test_never_the_default() -> None:
     assert weft.Config().dtype == "float32"
 
 
-@pytest.mark.parametrize("norm", ["none", "batch", "layer"])
+@pytest.mark.parametrize("norm", [param(norm, name=norm, quick=norm == "batch") for norm in ("none", "batch", "layer")])
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_are_near_those_of_float32(model: str, norm: str) -> None:
     """Each within what as many roundings change, where rows are as wide as by default: in narrow ones, one number that
@@ -51,7 +52,7 @@ def test_losses_are_near_those_of_float32(model: str, norm: str) -> None:
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [
-        ("tensor", {}),
+        pytest.param("tensor", {}, marks=pytest.mark.slow),
         pytest.param("communicated", {"partition": "random"}, marks=pytest.mark.slow),
         pytest.param("cached", {"partition": "random"}, marks=pytest.mark.slow),
         ("hybrid", {"cache_ratio": 0.5, "partition": "random"}),

@@ -151,6 +151,7 @@ surprise.higher_is_better = False  # type: ignore[attr-defined]
 OPTIONS: dict[str, Any] = {"quiet": True, "hidden": 8, "dtype": "float64", "lr": 0.05}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("metric", "best"), [(worst_class, max), pytest.param(surprise, min, marks=pytest.mark.slow)])
 def test_the_first_metric_chooses_the_best_weights(
     metric: Callable[[Tensor, Tensor], float], best: Callable[..., float], tmp_path: Path

@@ -98,7 +98,8 @@ class Case:
     @property
     def family(self) -> str:
         """The model without its variant: `pyg-gat-dropout` is `pyg-gat`."""
-        return "-".join(self.model.split("-")[:2]) if self.model.startswith("pyg-") else self.model
+        words = self.model.split("-")
+        return "-".join(words[:2]) if words[0] == "pyg" and words[1] != "to" else self.model
 
     @property
     def options(self) -> list[str]:

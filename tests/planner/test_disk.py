@@ -33,6 +33,7 @@ def cluster(*, beside: float, size: int = 1, measured: bool = True) -> Cluster:
     return replace(found, memory_bytes=held.host + round(beside * held.disk))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_memory_has_no_room_for_is_waited_for(size: int) -> None:
     trace = plan(size).trace(training=True)

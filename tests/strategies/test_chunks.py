@@ -71,7 +71,7 @@ MOVED = [Case(model=one, decoupled=two) for one, two in product(("gcn", "gat", "
 MOVED += [Case(model="pyg-sage-max"), *typed_cases()[3:4]]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=SLOW)])
 def test_what_moves_is_told(size: int) -> None:
     """From the least limit to one in which all fits, in as few chunks as it allows and in more."""
     on_ranks(size, check_moves)

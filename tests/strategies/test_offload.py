@@ -542,7 +542,7 @@ def in_files() -> list[Any]:
         chunks, intermediates = list(product(CHUNKS, INTERMEDIATES))[number % 9]
         placement = Given(chunks=chunks, intermediates=intermediates, device_memory=IN_FILES)
         name, size = f"{chunks}chunks-{intermediates}-{case.id}", 1 + number % 2
-        params.append(param(case, placement, size, name=f"{name}-P{size}", quick=number % 24 == 0))
+        params.append(param(case, placement, size, name=f"{name}-P{size}", quick=number % 48 == 0))
     return params
 
 
