@@ -18,6 +18,7 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: its kernels then run on the CPU
 
+from tests.lib.matrix import EVERY_CASE
 from tests.lib.ranks import close_pools, collect_seldom, forked
 from tests.lib.session import REFERENCES
 
@@ -31,6 +32,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 def pytest_configure(config: pytest.Config) -> None:
     """Gives the references a folder that the workers of pytest-xdist and all ranks share; no machine has a profile."""
     collect_seldom()
+    if config.option.markexpr != "not slow":
+        os.environ[EVERY_CASE] = "1"
     if REFERENCES not in os.environ:
         folder = tempfile.TemporaryDirectory()
         os.environ[REFERENCES] = folder.name

@@ -89,6 +89,7 @@ def test_memory_stays_below_the_limit(tmp_path: Path) -> None:
     assert torch.cuda.memory_stats()["active_bytes.all.peak"] - before <= 4_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "dtype"), sorted({(way, dtype) for way, _, dtype in CASES}))
 def test_every_way_is_one_of_the_cpu(way: str, dtype: str, tmp_path: Path) -> None:
     """So that a GPU's first hour is not spent on options."""

@@ -155,7 +155,14 @@ def test_what_cannot_be_told_is_refused(capsys: pytest.CaptureFixture[str]) -> N
 BATCHES = {"split", "sampled"}
 
 
-@pytest.mark.parametrize("flag", [{"batch_size": "60"}, {"fanout": "5"}, {"prefetch_batches": 1}], ids=str)
+@pytest.mark.parametrize(
+    "flag",
+    [
+        {"batch_size": "60"},
+        *(pytest.param(flag, marks=pytest.mark.slow) for flag in ({"fanout": "5"}, {"prefetch_batches": 1})),
+    ],
+    ids=str,
+)
 def test_mini_batches_come_when_asked_for(flag: dict[str, Any]) -> None:
     assert {one.strategy for one in foreseen(workers=2, **flag)} == BATCHES
     config = Config(graph="digits", workers=2)

@@ -6,6 +6,7 @@ new one is in the matrix without a change here; a new option of a strategy needs
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -51,6 +52,8 @@ BATCH_VALUES: dict[str, tuple[Any, ...]] = {"sampling": (None, "labor"), "partit
 """Values of the options of mini-batches."""
 IN_CHUNKS = {"offload": 3, "pipeline": 3}
 """Number of chunks in place of the default of strategies that would run so small a graph in one."""
+EVERY_CASE = "WEFT_TEST_EVERY_CASE"
+"""The environment's name that tests/conftest.py sets where slow tests are requested as well."""
 FIXED = {"device", "scratch"}
 """Options that are no numbers: where rows and files are. tests/store and tests/engine/test_gpu.py vary them."""
 WITHOUT_EFFECT = {"capture", "pages"}
@@ -81,11 +84,6 @@ class Point:
         """Identifier of the test."""
         words = [f"{option}_{value}" for option, value in self.options]
         return "-".join([self.strategy, self.case.id, *words, f"P{self.size}"])
-
-    @property
-    def cost(self) -> float:
-        """Which of two points with equally many new pairs to take: four ranks find little more than three."""
-        return float(self.size if self.strategy in IN_CHUNKS else self.size == 4)
 
     def resolved(self) -> tuple[Case, Given]:
         """Return the case, without the optimisation that is left out, and the options as a plan takes them."""
@@ -166,7 +164,9 @@ def quick() -> dict[str, Point]:
     """Return the points of the quick set: each pair of properties occurs in one of them at least."""
     every = universe()
     properties = {name: point.properties() for name, point in every.items()}
-    costs = {name: point.cost for name, point in every.items()}
+    costs = {
+        name: float(point.size if point.strategy in IN_CHUNKS else point.size == 4) for name, point in every.items()
+    }
     return {name: every[name] for name in choose(properties, costs)}
 
 
@@ -186,10 +186,14 @@ def full() -> set[str]:
 
 
 def params(strategies: list[str]) -> list[Any]:
-    """Return a test's parameters (point, full) for some strategies; those that are not quick are marked slow."""
+    """Return a test's parameters (point, full) for some strategies; those that are not quick are marked slow.
+
+    They are left out where only quick tests run, since collecting thousands of cases takes seconds.
+    """
+    points = universe() if EVERY_CASE in os.environ else quick()
     return [
         param(point, name in full(), name=name, quick=name in quick())
-        for name, point in universe().items()
+        for name, point in points.items()
         if point.strategy in strategies
     ]
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from tests.lib.pairwise import param
 from weft.core.errors import InputError
 from weft.data import Graph
-from weft.nn import GraphView, RowLayer, Stack, Topology, convert, from_pyg, make_model, to_pyg
+from weft.nn import MODELS, GraphView, RowLayer, Stack, Topology, convert, from_pyg, make_model, to_pyg
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
@@ -76,7 +77,7 @@ def test_has_the_same_numbers(model: str, options: dict[str, Any], edge_width: i
     assert not any(type(part).__module__.startswith("weft") for part in twin.modules())
 
 
-@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "gatv2"])
+@pytest.mark.parametrize("model", [param(model, name=model, quick=model in ("gcn", "gatv2")) for model in MODELS])
 @pytest.mark.parametrize(
     "given",
     [pytest.param(False, id="edges", marks=pytest.mark.slow), pytest.param(True, id="weights or features")],

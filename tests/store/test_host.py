@@ -52,7 +52,7 @@ def some_rows(num_rows: int, kind: str) -> Tensor:
 
 # The widths make rows of a few bytes, of odd sizes, and larger than what is read at once.
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("num_rows", "width"), [(20011, 7), (3001, 65), (3, 150001), (0, 5), (40, 0), (1, 1)])
 def test_equals_a_tensor(make: Make, dtype: torch.dtype, num_rows: int, width: int) -> None:
     random = torch.Generator().manual_seed(0)

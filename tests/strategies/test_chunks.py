@@ -53,7 +53,7 @@ LIMITED_CASES = [Case(model=model, decoupled=model == "sage") for model in MODEL
 @pytest.mark.parametrize(
     ("case", "size"),
     [
-        param(case, size, name=f"{case.id}-P{size}", quick=(number + size // 2) % 2 == 0)
+        param(case, size, name=f"{case.id}-P{size}", quick=(number + 2 * (size // 2)) % 4 == 0)
         for (number, case), size in product(enumerate(LIMITED_CASES), (1, 3))
     ],
 )

@@ -77,9 +77,9 @@ def is_same(one: Seen, other: Seen) -> bool:
 @pytest.mark.parametrize(
     ("name", "case", "rows", "size"),
     [
-        ("split", PLAIN, 3, 1),
+        pytest.param("split", PLAIN, 3, 1, marks=pytest.mark.slow),
         ("split", PLAIN, 7, 2),
-        ("split", PLAIN, 100, 3),
+        pytest.param("split", PLAIN, 100, 3, marks=pytest.mark.slow),
         ("sampled", PLAIN, 9, 2),
         ("split", TYPED, 4, 2),
     ],

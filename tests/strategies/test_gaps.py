@@ -11,6 +11,7 @@ import pytest
 from torch import Tensor
 
 from tests.lib.cases import MACHINE, Case
+from tests.lib.pairwise import param
 from tests.lib.ranks import on_ranks
 from tests.lib.session import Given, check_case, reference
 from weft.comm import Group
@@ -57,7 +58,13 @@ def gaps() -> Iterator[list[Tensor]]:
         yield found
 
 
-@pytest.mark.parametrize(("case", "name"), [*product(CASES, STRATEGIES)], ids=lambda one: getattr(one, "id", str(one)))
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        param(case, name, name=f"{name}-{case.id}", quick=(first + second) % 2 == 0)
+        for (first, case), (second, name) in product(enumerate(CASES), enumerate(STRATEGIES))
+    ],
+)
 def test_equals_single(case: Case, name: str) -> None:
     reference(case)
     on_ranks(1 if name == "single" else 2, check_gaps, case, name)

@@ -36,7 +36,7 @@ from weft.strategies.split import sampler
 from weft.strategies.split.batch import SampledBlock
 from weft.strategies.vertex.blocks import Block
 
-SHORT = 2
+SHORT = 1
 """Steps in core depth; `STEPS` in full depth."""
 EPOCHS = 8
 DRAWS = 300
@@ -289,9 +289,10 @@ def estimate(case: Case, model: Stack, number: int, fanout: str, sampling: str) 
 UNBIASED = list(product((None, "gcn", "mean"), ("uniform", "labor", "weighted")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "sampling"),
-    [param(*one, name=f"{one[0]}-{one[1]}", quick=number == 4) for number, one in enumerate(UNBIASED)],
+    UNBIASED,
 )
 def test_sums_over_samples_have_no_bias(norm: Norm, sampling: str) -> None:
     case = Case(model="gcn", weighted=True, num_vertices=60)
