@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: its kernels then run on the CPU
 
 from tests.lib.matrix import EVERY_CASE
-from tests.lib.ranks import close_pools, collect_seldom, forked
+from tests.lib.ranks import close_pools, collect_seldom, forked, keep_digits
 from tests.lib.session import REFERENCES
 
 LONG = ("strategies", "engine", "planner")
@@ -32,6 +32,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 def pytest_configure(config: pytest.Config) -> None:
     """Gives the references a folder that the workers of pytest-xdist and all ranks share; no machine has a profile."""
     collect_seldom()
+    keep_digits()
     if config.option.markexpr != "not slow":
         os.environ[EVERY_CASE] = "1"
     if REFERENCES not in os.environ:

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import closing
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ import torch
 
 from weft.comm import Group, join
 from weft.core.meter import Meter
+from weft.data.datasets import BUILT_IN
+from weft.data.io.digits import digits
 
 LIMIT_SECONDS = 240
 PRELOADED = [
@@ -46,6 +49,11 @@ def forked() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
+
+
+def keep_digits() -> None:
+    """Build the graph `digits` once a process: hundreds of tests load it, and nobody changes it."""
+    BUILT_IN["digits"] = cache(digits)
 
 
 def collect_seldom() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,11 @@ CHOICES: dict[str, Collection[str]] = {
 """The names of these fields that are weft's; flags that what is a person's own does not read are refused elsewhere."""
 
 
-def own_flags(plan: type[Plan]) -> set[str]:
-    """The fields of Config that a strategy has and that not all have."""
+@cache  # every run asks for each flag of each strategy
+def own_flags(plan: type[Plan]) -> frozenset[str]:
+    """Return the fields of Config that a strategy has and that not all have."""
     every = {"device", "seed", "task", "negatives"}  # also where they are options
-    return {*configured_options(plan), *plan.flags} - every
+    return frozenset({*configured_options(plan), *plan.flags} - every)
 
 
 def configured_options(plan: type[Plan]) -> list[str]:
