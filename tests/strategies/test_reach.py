@@ -165,6 +165,11 @@ def test_a_run_repeated_is_the_same_to_the_bit(size: int) -> None:
     on_ranks(size, check_twice, "single" if size == 1 else "hybrid")
 
 
+def test_steps_with_different_numbers_of_edges_are_counted_exactly() -> None:
+    """The sum of the edges of three steps need not be a multiple of three."""
+    check_case(Group(), Case(model="sage", decoupled=True, **FEW_LABELS), "tensor")
+
+
 def test_a_planted_error_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that stand in another order than those whose features they have."""
     right = ResidentPlaced.make_inputs

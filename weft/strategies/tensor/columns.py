@@ -166,11 +166,15 @@ def operations(
             apart = Operation(kind="collective", tag="logits", bytes_sent=sent, bytes_received=received)
             made += [apart, apart.mirrored()]
         brought, taken = ([], []) if sizes is None else moved(sizes, number)
-        made += [
-            *brought,
-            aggregate(op, num_edges // op.steps, whole, steps=op.steps, width=widths[rank], recomputed=recomputed),
-            *taken,
+        # Steps on a receptive field have different numbers of edges, so their sum need not be a multiple of the steps.
+        edges_per_step, num_larger = divmod(num_edges, op.steps)
+        steps_by_edges = {edges_per_step: op.steps - num_larger, edges_per_step + 1: num_larger}
+        aggregates = [
+            aggregate(op, num_edges, whole, steps=steps, width=widths[rank], recomputed=recomputed)
+            for num_edges, steps in steps_by_edges.items()
+            if steps
         ]
+        made += [*brought, *aggregates, *taken]
         if leaving.rows and size > 1:
             made.append(exchanged("rows_to_cols", leaving, widths, rank, itemsize).mirrored())
     return made
