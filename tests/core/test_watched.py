@@ -42,6 +42,7 @@ def test_pages_that_processes_share_count_once(tmp_path: Path) -> None:
     assert mapped.disk / MEBIBYTE == pytest.approx(64, abs=1)
 
 
+@pytest.mark.slow
 def test_pages_that_others_have_too_count(tmp_path: Path) -> None:
     bare = seen(tmp_path / "bare").memory
     (tmp_path / "one").write_bytes(b"x" * (64 << 20))

@@ -68,7 +68,8 @@ def test_losses_are_near_those_of_one_rank(strategy: str, options: dict[str, Any
     assert torch.equal(several, again)
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("split", marks=pytest.mark.slow), "sampled"])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["split", "sampled"])
 def test_mini_batches(strategy: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {"batch_size": "64", "fanout": "5", "strategy": strategy, "cache_memory": "4KB"}
     narrow, wide = (

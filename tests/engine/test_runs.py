@@ -375,7 +375,6 @@ def test_a_rank_killed_among_others(tmp_path: Path) -> None:
     assert "in epoch" in said
 
 
-@pytest.mark.slow
 def test_dependencies(tmp_path: Path) -> None:
     """A run by a book that measures, its choice again from its probe, under a memory limit, and resumed with others."""
     options = {"hidden": 16, "dtype": "float64", "norm": "batch", "layers": 3, "workers": 2, "quiet": True}

@@ -71,7 +71,8 @@ MOVED = [Case(model=one, decoupled=two) for one, two in product(("gcn", "gat", "
 MOVED += [Case(model="pyg-sage-max"), *typed_cases()[3:4]]
 
 
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2])
 def test_what_moves_is_told(size: int) -> None:
     """From the least limit to one in which all fits, in as few chunks as it allows and in more."""
     on_ranks(size, check_moves)

@@ -289,10 +289,9 @@ def estimate(case: Case, model: Stack, number: int, fanout: str, sampling: str) 
 UNBIASED = list(product((None, "gcn", "mean"), ("uniform", "labor", "weighted")))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "sampling"),
-    UNBIASED,
+    [param(*pair, name=f"{pair[0]}-{pair[1]}", quick=pair == ("mean", "weighted")) for pair in UNBIASED],
 )
 def test_sums_over_samples_have_no_bias(norm: Norm, sampling: str) -> None:
     case = Case(model="gcn", weighted=True, num_vertices=60)

@@ -93,8 +93,7 @@ def lose_a_sender(group: Group, number: int) -> str:
     return str(caught.value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 4, 10])
+@pytest.mark.parametrize("number", [pytest.param(0, marks=SLOW), 4, pytest.param(10, marks=SLOW)])
 def test_a_peer_lost_while_it_sends_is_named(number: int) -> None:
     said, _ = spawn(2, lose_a_sender, number, timeout_seconds=2)
     assert said.startswith("rank 0 lost rank 1 in "), said
