@@ -1,1 +1,1 @@
-"""What several tests share: graphs and models, ranks that are kept, faked devices, planted errors."""
+"""Helpers of several tests: graphs and models, pools of ranks, faked devices, planted errors."""

@@ -47,19 +47,17 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache_ratio": (None, 0.25, 0.75),
     "cache_memory": (*[None] * 3, 2000),
 }
-"""Values of each strategy's options that are tried. None is the default."""
+"""Values to try for each option of a strategy. None: the default."""
 BATCH_VALUES: dict[str, tuple[Any, ...]] = {"sampling": (None, "labor"), "partition": (None, "metis")}
 """Values of the options of mini-batches."""
 IN_CHUNKS = {"offload": 3, "pipeline": 3}
-"""Number of chunks in place of the default of strategies that would run so small a graph in one."""
+"""Number of chunks for strategies whose default would run so small a graph in one chunk."""
 EVERY_CASE = "WEFT_TEST_EVERY_CASE"
-"""The environment's name that tests/conftest.py sets where slow tests are requested as well."""
+"""Environment variable that tests/conftest.py sets if slow tests are requested as well."""
 FIXED = {"device", "scratch"}
-"""Options that are no numbers: where rows and files are. tests/store and tests/engine/test_gpu.py vary them."""
+"""Options that change where rows and files are, not the results. tests/store and tests/engine/test_gpu.py vary them."""
 WITHOUT_EFFECT = {"capture", "pages"}
 """Optimisations that these tests cannot observe: CUDA graphs, and which memory is reused."""
-
-
 OF_ALL_STRATEGIES = [
     field.name
     for field in fields(Optimisations)
@@ -67,7 +65,7 @@ OF_ALL_STRATEGIES = [
 ]
 """Optimisations of the model, which every strategy has. The others are settings of their strategies."""
 IN_FILES = 1 << 40
-"""A limit of device memory that is no limit, under which strategies in chunks keep rows in files instead of memory."""
+"""A limit of device memory that is never reached: with any limit, strategies in chunks keep rows in files, not in memory."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +99,13 @@ class Point:
             return {"strategy": [self.strategy], "ranks": ["1"]}
         if self.strategy in OWN and self.case.model not in MODELS:
             return {}  # an example shows how a strategy is written; weft's own models suffice for it
-        settings = [f"{option} {value}" for option, value in self.options]
+        chosen = [f"{option} {value}" for option, value in self.options]
         of_all = [f"without {name}" for name in OF_ALL_STRATEGIES if ("without", name) in self.options]
         return {
             "strategy": [self.strategy],
             "model": [self.case.family],
             "option": [*self.case.options, *of_all],
-            "setting": settings,
+            "setting": chosen,
             "ranks": [str(self.size)],
             "graph": self.case.graph_kinds,
         }

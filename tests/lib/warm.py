@@ -1,4 +1,4 @@
-"""What ranks share from the start: graphs and models of the quick cases, built in the process that they fork from."""
+"""Build the graphs and models of the quick cases once, in the process that all ranks are forked from."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Machine:
 
     @classmethod
     def from_record(cls, values: dict[str, Any]) -> Self:
-        """Those of a record. KeyError, TypeError or ValueError for what is none."""
+        """Read the factors from a record. KeyError, TypeError or ValueError if a field is missing or no number."""
         factors = {spec.name: float(values[spec.name]) for spec in fields(cls) if spec.name != "rates"}
         return cls(**factors, rates=Rates(**{name: float(values["rates"][name]) for name in Rates._fields}))
 
