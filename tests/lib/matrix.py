@@ -65,7 +65,7 @@ OF_ALL_STRATEGIES = [
 ]
 """Optimisations of the model, which every strategy has. The others are settings of their strategies."""
 IN_FILES = 1 << 40
-"""A limit of device memory that is never reached: with any limit, strategies in chunks keep rows in files, not in memory."""
+"""A limit of device memory that is never reached. With any limit, strategies in chunks keep rows in files."""
 
 
 @dataclass(frozen=True)
