@@ -1,38 +1,36 @@
-"""Fixtures for all tests, and what a session has: one thread a process, references, ranks that are kept."""
+"""Fixtures for all tests, and what a session has: one thread a process, references, ranks that are kept.
+
+PyTorch and weft are imported by what runs tests. The process that only hands tests out to workers does without them.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: graphs are too small for more
-
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from hypothesis import settings
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: its kernels then run on the CPU
+from tests.lib import fork_server
+from tests.lib.environment import EVERY_CASE, REFERENCES
 
-from tests.lib.matrix import EVERY_CASE
-from tests.lib.ranks import close_pools, collect_seldom, forked, keep_digits
-from tests.lib.session import REFERENCES
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: graphs are too small for more
 
 LONG = ("strategies", "engine", "planner")
 """Folders of tests that take a second or more."""
+SERVER = "fork_server"
+"""Key of the address of the process that all ranks are forked from, in what a worker is given."""
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives the references a folder that the workers of pytest-xdist and all ranks share; no machine has a profile."""
-    collect_seldom()
-    keep_digits()
+    """Give the references a folder that the workers of pytest-xdist and all ranks share; no machine has a profile."""
     if config.option.markexpr != "not slow":
         os.environ[EVERY_CASE] = "1"
     if REFERENCES not in os.environ:
@@ -41,6 +39,24 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder.name) / "cache")
         config.add_cleanup(folder.cleanup)
         config.add_cleanup(lambda: os.environ.pop(REFERENCES))
+    if config.getoption("numprocesses", None):
+        return
+    import torch
+
+    from tests.lib.ranks import collect_seldom, keep_digits
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: its kernels then run on the CPU
+    collect_seldom()
+    keep_digits()
+    if SERVER in (given := getattr(config, "workerinput", {})):
+        fork_server.use(given[SERVER])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give a worker of pytest-xdist the process that the ranks of all workers are forked from."""
+    node.workerinput[SERVER] = fork_server.start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,6 +76,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.fixture(scope="session", autouse=True)
 def _ranks() -> Iterator[None]:
     """Ends the ranks that are kept with the session."""
+    from tests.lib.ranks import close_pools
+
     yield
     close_pools()
 
@@ -67,6 +85,8 @@ def _ranks() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _local_ranks() -> Iterator[None]:
     """Has runs started here fork their local ranks, as a command does: as of a script, each would import all anew."""
+    from tests.lib.ranks import forked
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("weft.engine.launch.start_method", lambda: forked().get_start_method())
         yield

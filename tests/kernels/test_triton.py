@@ -286,7 +286,7 @@ def test_sums_of_half_precision(device: str, kernels: ModuleType) -> None:
     torch.testing.assert_close(found, wanted, rtol=2**-23, atol=2**-22)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", [param(1, name="1", quick=HAS_GPU), param(2, name="2", quick=True)])
 def test_gradients_of_attention_of_half_precision(steps: int, device: str) -> None:
     """Those of the same rows in float32, up to the rows that forward keeps, which are rounded once by each step."""
     adj, bounds = square(device), (0, 3, 8)

@@ -27,6 +27,7 @@ from tests.lib.cases import (
     pyg_cases,
     typed_cases,
 )
+from tests.lib.environment import EVERY_CASE
 from tests.lib.pairwise import PAIRS, Properties, choose, hash_of, param
 from tests.lib.session import Given, part_by, workload
 from weft.core.optimisations import Optimisations
@@ -52,8 +53,6 @@ BATCH_VALUES: dict[str, tuple[Any, ...]] = {"sampling": (None, "labor"), "partit
 """Values of the options of mini-batches."""
 IN_CHUNKS = {"offload": 3, "pipeline": 3}
 """Number of chunks for strategies whose default would run so small a graph in one chunk."""
-EVERY_CASE = "WEFT_TEST_EVERY_CASE"
-"""Environment variable that tests/conftest.py sets if slow tests are requested as well."""
 FIXED = {"device", "scratch"}
 """Options that change where rows and files are, not the results. tests/store and tests/engine/test_gpu.py vary them."""
 WITHOUT_EFFECT = {"capture", "pages"}
@@ -92,6 +91,12 @@ class Point:
         if "device_memory" in options:
             options["device_memory"] = 2 * least_limit(case, self.size) if self.strategy == "tensor" else IN_FILES
         return case, Given(machine=MACHINE, **options)
+
+    @property
+    def cost(self) -> float:
+        """About how long the case takes, in units of a case on two ranks of which each does a part of the work."""
+        several = self.strategy in (*IN_CHUNKS, *MINIBATCH)
+        return (1.8, 2.0, 2.8, 3.6)[self.size - 1] if several else (0.8, 1.0, 1.2, 2.0)[self.size - 1]
 
     def properties(self) -> Properties:
         """Return what `choose` combines. On one rank nothing is exchanged, so only the number of ranks counts."""
@@ -162,10 +167,7 @@ def quick() -> dict[str, Point]:
     """Return the points of the quick set: each pair of properties occurs in one of them at least."""
     every = universe()
     properties = {name: point.properties() for name, point in every.items()}
-    costs = {
-        name: float(point.size if point.strategy in IN_CHUNKS else point.size == 4) for name, point in every.items()
-    }
-    return {name: every[name] for name in choose(properties, costs)}
+    return {name: every[name] for name in choose(properties, {name: point.cost for name, point in every.items()})}
 
 
 @cache

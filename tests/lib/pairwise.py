@@ -36,27 +36,23 @@ def pairs_of(properties: Properties) -> Iterator[Pair]:
 def choose(candidates: Mapping[str, Properties], costs: Mapping[str, float]) -> list[str]:
     """Return names of candidates that together contain every pair that any candidate contains.
 
-    Greedy set cover: take the candidate with the most pairs that are not yet covered, until none has any. A count only
-    falls while others are taken, so a heap of old counts gives the largest as soon as its top is still up to date.
-    Of candidates with equal counts the cheapest is taken, and of those the first by a hash of their names, which
-    spreads them over all values.
+    Greedy weighted set cover: take the candidate with the most pairs for its cost that are not yet covered, until none
+    has any. The number only falls while others are taken, so a heap of old numbers gives the largest as soon as its top
+    is still up to date. Of equal ones, the first by a hash of their names is taken, which spreads them over all values.
     """
     pairs = {name: set(pairs_of(properties)) for name, properties in candidates.items()}
-    heap = [(-len(contained), (costs[name], hash_of(name)), name) for name, contained in pairs.items()]
+    heap = [(-len(contained) / costs[name], hash_of(name), name) for name, contained in pairs.items() if contained]
     heapq.heapify(heap)
     covered: set[Pair] = set()
     names = []
     while heap:
-        count, order, name = heapq.heappop(heap)
-        uncovered = len(pairs[name] - covered)
-        if uncovered < -count:
-            if uncovered:
-                heapq.heappush(heap, (-uncovered, order, name))
-            continue
-        if not uncovered:
-            break
-        covered |= pairs[name]
-        names.append(name)
+        old, order, name = heapq.heappop(heap)
+        new = -len(pairs[name] - covered) / costs[name]
+        if new == old:
+            covered |= pairs[name]
+            names.append(name)
+        elif new:
+            heapq.heappush(heap, (new, order, name))
     return names
 
 

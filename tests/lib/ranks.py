@@ -22,23 +22,13 @@ from typing import Any
 
 import torch
 
+from tests.lib import fork_server
 from weft.comm import Group, join
 from weft.core.meter import Meter
 from weft.data.datasets import BUILT_IN
 from weft.data.io.digits import digits
 
 LIMIT_SECONDS = 240
-PRELOADED = [
-    "pytest",
-    "torch_geometric.nn",
-    "torch._dynamo",
-    "torch._refs",
-    "weft.engine",
-    "tests.lib.planted",
-    "tests.lib.warm",
-]
-"""What ranks import, which takes seconds of each otherwise; what is not there is passed over."""
-
 _pools: dict[int, Pool] = {}
 
 
@@ -46,9 +36,7 @@ def forked() -> Any:
     """The context of processes that are forked with what is preloaded."""
     if torch.cuda.is_available():  # PyG, when imported, initialises CUDA's driver, which a forked process cannot use
         return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    return context
+    return fork_server.context()
 
 
 def keep_digits() -> None:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from tests.lib.cases import Case
+from tests.lib.environment import REFERENCES
 from tests.lib.ranks import on_ranks
 from weft.comm import Group
 from weft.core.meter import Counts
@@ -33,8 +34,6 @@ from weft.partition import make_book
 from weft.strategies import Placed, ResidentPlaced, get_strategy
 from weft.strategies.offload.plan import OffloadPlan
 
-REFERENCES = "WEFT_TEST_REFERENCES"
-"""The environment's name of the folder of references, which all processes of a session share."""
 TOLERANCE = 1e-9
 STEPS = 5
 """Adam steps of a case in full depth. An error in a moment shows in the second, in a weight decay perhaps later."""

@@ -32,10 +32,13 @@ def test_a_pair_that_only_one_candidate_contains_is_chosen() -> None:
         for strategy in ("a", "b")
         for model in ("m1", "m2", "m3")
     }
-    costs = dict.fromkeys(candidates, 0.0)
+    costs = dict.fromkeys(candidates, 1.0)
     assert set(choose(candidates, costs)) == set(candidates)
+
+
+def test_of_two_that_contain_the_same_the_cheaper_is_chosen() -> None:
     same = {"cheap": {"strategy": ["a"], "model": ["m"]}, "dear": {"strategy": ["a"], "model": ["m"]}}
-    assert choose(same, {"cheap": 0.0, "dear": 1.0}) == ["cheap"]
+    assert choose(same, {"cheap": 1.0, "dear": 2.0}) == ["cheap"]
 
 
 def test_an_option_without_values_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

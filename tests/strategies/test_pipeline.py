@@ -66,7 +66,9 @@ def check_delays(group: Group, case: Case, given: Given) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [Case(model="gat", norm="batch"), Case(model="gcn", decoupled=True)], ids=lambda c: c.id
+    "case",
+    [Case(model="gat", norm="batch"), pytest.param(Case(model="gcn", decoupled=True), marks=SLOW)],
+    ids=lambda c: c.id,
 )
 def test_delays_change_no_bit(case: Case) -> None:
     on_ranks(3, check_delays, case, Given(chunks=4, partition=part_by("random", case, 3)))
