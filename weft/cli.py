@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weft.core.config import PLACING, Config, PartitionOptions
+from weft.core.config import PLACING, Config, PartitionOptions, is_imported
 from weft.core.errors import InputError, RunError, Stopped, printable
 from weft.core.explain import explained
 from weft.core.forkserver import start_forkserver
@@ -289,6 +289,19 @@ def _config(options: argparse.Namespace, **defaults: Any) -> Config:
     return config
 
 
+def _require_named(options: argparse.Namespace, model: object) -> None:
+    """InputError where the model is code that a file names, and not the command line: importing it would run it.
+
+    model: its name, or the list of them that a sweep has.
+    """
+    for name in model if isinstance(model, list) else [model]:
+        if is_imported(str(name)) and name != given(options, Config).get("model"):
+            raise InputError(
+                f"the model {name} is code that a file names, and weft imports only what the command line names: "
+                f"give --model {name} as well, if it is to be run"
+            )
+
+
 def _require_graph(graph: object) -> None:
     if not graph:
         raise InputError("no graph is named: give one, or a --config with one (see --help)")
@@ -344,6 +357,7 @@ def _train(options: argparse.Namespace) -> int:
         strategy = _given(options).get("strategy", before.strategy)
         saved = dataclasses.asdict(without_foreign_flags(before, strategy))
     config = _config(options, **saved)
+    _require_named(options, config.model)
     with _named_by_files(options):
         done = run(config, None, None, out=options.out, resume=options.resume, quiet=options.quiet, plan=options.plan)
     if is_main_process():
@@ -381,6 +395,7 @@ def _compare(options: argparse.Namespace) -> int:
     from weft.engine.torchrun import is_main_process
 
     config = _config(options)
+    _require_named(options, config.model)
     with _named_by_files(options):
         if options.ablate:
             runs = ablate(config, options.out, quiet=options.quiet)
@@ -400,6 +415,7 @@ def _sweep(options: argparse.Namespace) -> int:
 
     values, out = _given(options), options.out or Path("runs") / options.sweep.stem
     _require_graph(values.get("graph"))
+    _require_named(options, values.get("model", ""))
     with _named_by_files(options):
         runs = sweep(values, out, quiet=options.quiet)
     points = over_seeds(runs)
@@ -413,6 +429,7 @@ def _plan(options: argparse.Namespace) -> int:
     from weft.engine.forecast import Where, planned
 
     config = _config(options)
+    _require_named(options, config.model)
     where = Where(machine=options.machine or "", hosts=options.hosts, machines=options.machines)
     with _named_by_files(options), _imports_frozen():
         found, values = planned(config, None, None, where, approximate=options.approximate)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -137,10 +142,65 @@ def test_a_failed_rename_puts_the_old_store_back(tmp_path: Path, monkeypatch: py
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(store, "exchange", lambda *_: False)
     with pytest.raises(OSError, match="no"):
         sample().save(tmp_path / "old", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     same_graph(open_store(tmp_path / "old"), sample())
+
+
+def stopped_at(step: str, folder: Path, *, can_exchange: bool) -> None:
+    """Replace the store in a process that is killed right before a step, such as the second rename."""
+    pid = os.fork()
+    if pid:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+        return
+    try:
+        steps = Counter[str]()
+
+        def before(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*arguments: Any, **options: Any) -> Any:
+                steps[name] += 1
+                if f"{name} {steps[name]}" == step:
+                    os._exit(9)
+                return function(*arguments, **options)
+
+            return run
+
+        Path.rename = before("rename", Path.rename)  # type: ignore[method-assign]
+        store.exchange = before("exchange", store.exchange if can_exchange else lambda *_: False)
+        shutil.rmtree = before("remove", shutil.rmtree)
+        replace(sample(), name="newer").save(folder, overwrite=True)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.parametrize(("step", "name"), [("exchange 1", "sample"), ("remove 1", "newer")])
+def test_a_store_is_there_whenever_the_process_that_replaces_it_is_killed(step: str, name: str, tmp_path: Path) -> None:
+    sample().save(tmp_path / "g")
+    stopped_at(step, tmp_path / "g", can_exchange=True)
+    assert open_store(tmp_path / "g").name == name
+
+
+@pytest.mark.parametrize(("step", "name"), [("rename 1", "sample"), ("rename 2", ""), ("remove 1", "newer")])
+def test_what_was_put_aside_is_named_where_names_cannot_be_exchanged(step: str, name: str, tmp_path: Path) -> None:
+    sample().save(tmp_path / "g")
+    stopped_at(step, tmp_path / "g", can_exchange=False)
+    if name:
+        assert open_store(tmp_path / "g").name == name
+        return
+    with pytest.raises(InputError, match=r"was stopped while it replaced the store: rename .*\.old to it"):
+        open_store(tmp_path / "g")
+    (aside,) = tmp_path.glob(".g.*.old")
+    aside.rename(tmp_path / "g")
+    same_graph(open_store(tmp_path / "g"), sample())
+
+
+def test_python_without_assertions_writes_the_same_store(tmp_path: Path) -> None:
+    (tmp_path / "edges.csv").write_text("source,target\n0,1\n1,2\n2,0\n")
+    command = [sys.executable, "-O", "-m", "weft", "data", "import", "--edges", str(tmp_path / "edges.csv")]
+    subprocess.run([*command, "--out", str(tmp_path / "g")], check=True, capture_output=True, timeout=120)
+    assert open_store(tmp_path / "g").num_edges == 3
 
 
 def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:

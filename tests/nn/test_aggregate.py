@@ -37,6 +37,33 @@ OPS: list[Aggregate] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda view, x: view.propagate(x, reduce="avg"), "unknown reduce 'avg': choose one of max, mean, sum"),
+        (lambda view, x: view.propagate(x, reduce="Mean"), "unknown reduce 'Mean': did you mean 'mean'"),
+        (lambda view, x: view.propagate(x, reduce="min"), "unknown reduce 'min'"),
+        (lambda view, x: view.propagate(x, norm="GCN"), "unknown norm 'GCN'"),
+        (lambda view, x: view.propagate(x, norm="mean"), "unknown norm 'mean'"),
+        (lambda view, x: view.propagate(x, reduce="mean", norm="gcn"), "norm='gcn' has no effect on reduce='mean'"),
+        (lambda view, x: view.propagate(x, reduce="max", norm="gcn"), "norm='gcn' has no effect on reduce='max'"),
+        (lambda view, x: view.propagate(x, reduce="max", weighted=True), "weighted=True has no effect on reduce='max'"),
+        (lambda view, x: view.relate(x, torch.ones(RELATIONS, 1, 6, 6), reduce="max"), "unknown reduce 'max'"),
+    ],
+)
+def test_words_without_a_meaning_are_refused(ask: Callable[[GraphView, Tensor], Tensor], said: str) -> None:
+    topology, x = topology_of(0, 7, 20), torch.ones(7, WIDTH, dtype=torch.float64)
+    with pytest.raises(InputError, match=said):
+        ask(GraphView(topology), x)
+
+
+def test_a_word_that_is_planned_with_is_refused_as_well() -> None:
+    with pytest.raises(InputError, match="unknown reduce 'median'"):
+        ByRelation.reducing("median")
+    with pytest.raises(InputError, match="unknown norm 'both'"):
+        Sum(norm="both")  # type: ignore[arg-type]
+
+
 def topology_of(seed: int, num_vertices: int, num_edges: int) -> Topology:
     """Random edges with weights, features and relations; duplicates, loops and vertices without any."""
     random = torch.Generator().manual_seed(seed)

@@ -310,6 +310,11 @@ class Config:
         return [name for name in fixed if getattr(self, name) != getattr(other, name)]
 
 
+def is_imported(model: str) -> bool:
+    """Return whether a model's name says where its code is, as package.module:Class, which is imported and called."""
+    return ":" in model
+
+
 PLACING = (
     "strategy",
     "workers",

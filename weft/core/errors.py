@@ -56,6 +56,12 @@ def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
     return InputError(f"unknown {what} '{name}': {hint}")
 
 
+def require_word(what: str, word: str, known: Iterable[str]) -> None:
+    """Raise InputError for a value of an argument that is none of the words it may be, with the nearest one."""
+    if word not in known:
+        raise unknown(what, str(word), known)
+
+
 def nearest(name: str, known: Sequence[str]) -> str | None:
     """The known name that was probably meant by another one, if any is."""
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=NEAR)), None)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core.errors import InputError, printable
+from weft.core.errors import InputError, printable, require_word
 from weft.core.shown import facts_table
 from weft.data.adjacency import Adjacency
 from weft.data.checks import (
@@ -144,6 +144,7 @@ class Graph(GraphFields):
 
     def labelled(self, split: str) -> Tensor | None:
         """The vertices of a split, 'train', 'val' or 'test', that have a label: bool [N]; None: not known."""
+        require_word("split", split, ("train", "val", "test"))
         mask: Tensor | None = getattr(self, f"{split}_mask")
         if mask is None or self.y is None:
             return None

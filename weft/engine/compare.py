@@ -23,7 +23,7 @@ from weft.engine.own import NOTHING_OWN, OwnFunctions, taken_functions
 from weft.engine.progress import waiting
 from weft.engine.rank import make_plan, make_workload, prepare_process
 from weft.engine.run import Run, asked, make_job, prepared_graph, run_checked
-from weft.engine.tasks import task_model
+from weft.engine.tasks import asked_model, task_model
 from weft.engine.torchrun import is_main_process, on_present_ranks, under_torchrun
 from weft.nn import Workload
 from weft.strategies import Plan, get_strategy
@@ -144,7 +144,8 @@ def run_all(
     with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
         whole = made_by_all(config, lambda: prepared_graph(config, graph, model))
     shape = GraphShape.of(whole)
-    given = None if model is None else task_model(copy.deepcopy(model), shape, config)
+    given = asked_model(model, config)
+    given = None if given is None else task_model(copy.deepcopy(given), shape, config)
     made: dict[str, tuple[Workload, Plan | None]] = {}
     for name, one in contenders.items():
         prepare_process(one)

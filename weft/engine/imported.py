@@ -15,15 +15,11 @@ from weft.core.errors import InputError
 from weft.data import GraphShape
 
 
-def is_imported(name: str) -> bool:
-    """Whether a model's name says where it is defined."""
-    return ":" in name
-
-
 def imported_model(name: str, shape: GraphShape, out_width: int, config: Config) -> nn.Module:
     """The module that a class, or a function, makes of (num_features, out_width), from the seed and of the dtype.
 
-    name: `package.module:Class`, found where Python finds modules, and in this folder.
+    name: `package.module:Class`, found where Python finds modules, and in this folder. Importing runs code: the name
+    has to be one that the person gives, and none that a file does.
     InputError where there is none, and where it cannot be called so.
     """
     where, _, attribute = name.partition(":")

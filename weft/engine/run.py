@@ -15,7 +15,7 @@ from torch import nn
 from weft import report
 from weft.comm import Group
 from weft.core import record
-from weft.core.config import Config
+from weft.core.config import Config, is_imported
 from weft.core.dtypes import dtype_name
 from weft.core.errors import InputError, RunError, Stopped, printable, unknown
 from weft.core.extra import extra
@@ -26,7 +26,6 @@ from weft.engine.checkpoint import Checkpoint
 from weft.engine.folder import RunFolder, new_folder
 from weft.engine.foretold import as_foreseen, foretold
 from weft.engine.here import known_choices
-from weft.engine.imported import is_imported
 from weft.engine.joined import joined, made_by_all, parting, plan_together
 from weft.engine.launch import require_guard
 from weft.engine.local import on_local_ranks
@@ -41,7 +40,7 @@ from weft.engine.planning import AUTO
 from weft.engine.progress import waiting
 from weft.engine.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
 from weft.engine.saved import load_model, no_run
-from weft.engine.tasks import prepared, task_model
+from weft.engine.tasks import asked_model, prepared, task_model
 from weft.engine.torchrun import is_main_process, on_present_ranks, restarted, under_torchrun
 from weft.nn import Workload, require_model, row_dtype
 from weft.nn.convert import takes_types
@@ -258,7 +257,7 @@ def prepared_workload(config: Config, graph: Graph | None, model: nn.Module | No
     if own_class(config, model):
         options_of_families(config, model)
     graph = prepared_graph(config, graph, model)
-    return make_workload(config, graph, task_model(model, GraphShape.of(graph), config))
+    return make_workload(config, graph, task_model(asked_model(model, config), GraphShape.of(graph), config))
 
 
 def prepared_graph(config: Config, graph: Graph | None, model: nn.Module | None) -> Graph:
@@ -304,8 +303,14 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
             folder.release()
     if isinstance(ended, int):
         name = signal.Signals(ended).name
-        raise Stopped(f"stopped by {name}; continue with --resume --out {folder.path}", ended)
+        raise Stopped(f"stopped by {name}; continue with {how_to_resume(job, folder)}", ended)
     return Run(folder=folder.path, summary=ended)
+
+
+def how_to_resume(job: Job, folder: RunFolder) -> str:
+    """Return the flags that go on with a run. Code that is imported has to be named each time."""
+    model = f" --model {job.config.model}" if is_imported(job.config.model) else ""
+    return f"--resume --out {folder.path}{model}"
 
 
 def with_forecast(job: Job, plan: Plan) -> Job:
@@ -406,7 +411,7 @@ def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:
     try:
         ended = on_local_ranks(job.config, partial(run_rank, job, folder), plan, quiet=job.quiet)
     except RunError as error:
-        raise RunError(f"{error}; continue with --resume --out {folder.path}") from None
+        raise RunError(f"{error}; continue with {how_to_resume(job, folder)}") from None
     if not isinstance(ended, int):
         model.load_state_dict(load_file(folder.model))
     return ended

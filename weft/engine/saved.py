@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from weft.core import migrate, record
-from weft.core.config import Config
+from weft.core.config import Config, is_imported
 from weft.core.dtypes import dtype_name
 from weft.core.errors import InputError, readable
 from weft.data import GraphShape, TypedShape
@@ -105,25 +105,25 @@ class SavedModel:
             return cls(folder=folder, described=Description.from_record(known), weights=weights)
 
     def model(self, module: nn.Module | str | None = None, typed: TypedShape | None = None) -> nn.Module:
-        """The model with these weights: a module of one's own, or made as the configuration says.
+        """The model with these weights: a module of one's own, or one of weft's as the configuration says.
+
+        Nothing is imported that the files of the run name: they may come from anybody.
 
         module: may say where it is defined, as --model does. typed: of the graph that it is for, if it is another one.
         InputError for a module of another structure or type, and where there has to be one.
         """
-        path, own = self.folder.path, self.described.own_model
+        path, config = self.folder.path, self.described.config
+        own = self.described.own_model or (config.model if is_imported(config.model) else "")
         if module is None and own:
             raise InputError(
                 f"{path}: its model is a {own}, a class that weft does not import: make one as it was made for the "
                 "run, and give it, as in weft.load_model(run, model) or weft.predict(run, model=model), or say where "
                 "it is defined, as in --model package.module:Class"
             )
-        config, shape = self.described.config, self.described.shape
-        shape = shape if typed is None else replace(shape, typed=typed)
-        if isinstance(module, str):
-            config, module = replace(config, model=module), None
+        shape = self.described.shape if typed is None else replace(self.described.shape, typed=typed)
         model = task_model(module, shape, config)
-        if dtype_name(row_dtype(model)) != self.described.config.dtype:
-            raise InputError(f"{path} was trained in {self.described.config.dtype}: convert the model to that")
+        if dtype_name(row_dtype(model)) != config.dtype:
+            raise InputError(f"{path} was trained in {config.dtype}: convert the model to that")
         try:
             model.load_state_dict(self.weights)
         except RuntimeError as error:

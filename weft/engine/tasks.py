@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from weft.core.config import Config
+from weft.core.config import Config, is_imported
 from weft.core.random import key
 from weft.data import (
     Graph,
@@ -16,7 +16,7 @@ from weft.data import (
     with_held_out_links,
     with_inverse_relations,
 )
-from weft.engine.imported import imported_model, is_imported
+from weft.engine.imported import imported_model
 from weft.engine.link import LinkTask
 from weft.engine.losses import make_loss, num_logits
 from weft.engine.metrics import NodeTask, Task
@@ -42,14 +42,22 @@ def prepared(graph: Graph, config: Config) -> Graph:
     return graph
 
 
-def task_model(model: nn.Module | None, shape: GraphShape, config: Config) -> nn.Module:
+def asked_model(model: nn.Module | None, config: Config) -> nn.Module | str | None:
+    """Return a person's module, where there is one, or where the configuration that they gave says it is defined."""
+    return config.model if model is None and is_imported(config.model) else model
+
+
+def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config) -> nn.Module:
     """The model that the task trains: a person's, converted if it is PyG's, or the configuration's.
 
-    For links, with a decoder.
+    For links, with a decoder. model: a string says where a person's model is defined, and is imported. The name in the
+    configuration never is, since a file may have given it.
     """
     width = (num_logits(config, shape) or shape.num_classes) if config.task == "node" else config.hidden
-    if model is None:
-        model = _named(config, shape, width)
+    if isinstance(model, str):
+        model = imported_model(model, shape, width, config)
+    elif model is None:
+        model = from_config(config, shape.num_features, width, shape.num_edge_features, shape.typed)
     if is_pyg(model):
         model = convert(model, given=known_edges(shape), shape=shape)
     if config.task == "node" or isinstance(model, LinkModel):
@@ -68,12 +76,6 @@ def known_edges(shape: GraphShape) -> list[str]:
         "edge_type": shape.typed.num_relations,
     }
     return [name for name, value in known.items() if value]
-
-
-def _named(config: Config, shape: GraphShape, out_width: int) -> nn.Module:
-    if is_imported(config.model):
-        return imported_model(config.model, shape, out_width, config)
-    return from_config(config, shape.num_features, out_width, shape.num_edge_features, shape.typed)
 
 
 def validation_score(graph: Graph, config: Config) -> str | None:

@@ -116,7 +116,7 @@ class OutlineView(GraphView):
                 f"the model has maps for {len(weight)} relations, and the graph has {self.notes.num_relations}: "
                 "make it with the graph's graph.typed"
             )
-        rows = self.aggregate(ByRelation(mean=reduce == "mean"), {"x": x})
+        rows = self.aggregate(ByRelation.reducing(reduce), {"x": x})
         levels, hop = self.notes.levels, self.notes.operations[-1].hop
         num_related = levels.relation_rows[hop] if levels else max(1, round(self.notes.rows_per_vertex * len(rows)))
         related = rows.new_empty(num_related, rows.shape[1])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.core import native
+from weft.core.errors import require_word
 from weft.data import Adjacency
 from weft.kernels import Scale, spmm, spmm_max, spmm_max_places, spmm_transposed
 from weft.nn.aggregate import SLOT_BYTES, TARGET_BYTES, Aggregate, Rows, WorkingSet
@@ -27,6 +28,10 @@ class Sum(Aggregate):
     norm: Norm = None
     weighted: bool = False
     linear = can_save = True
+
+    def __post_init__(self) -> None:
+        if self.norm is not None:
+            require_word("norm", self.norm, ("gcn", "mean"))
 
     @property
     def loops(self) -> bool:
@@ -98,6 +103,12 @@ class ByRelation(Aggregate):
 
     mean: bool = True
     linear = can_save = True
+
+    @classmethod
+    def reducing(cls, reduce: str) -> ByRelation:
+        """Return the aggregate for a word, "mean" or "sum". InputError for another."""
+        require_word("reduce", reduce, ("sum", "mean"))
+        return cls(mean=reduce == "mean")
 
     def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:
         assert steps == 1, "the results are no rows of vertices"

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from weft.core.errors import InputError, require_word
 from weft.nn.aggregate import Aggregate, Rows
 from weft.nn.attention import Attend, AttendEdges, MaskKey
 from weft.nn.reduce import ByRelation, Max, Sum
@@ -54,10 +55,20 @@ class View(Protocol):
         """`A^steps x`: the sum, mean or maximum over in-neighbours, zero where there are none.
 
         norm 'gcn' is D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, eq. 2). weighted uses the graph's edge weights.
+
+        Raises:
+            InputError: an unknown word, or a norm or weights that `reduce` does not use.
         """
-        mean: Literal["mean"] | None = "mean" if reduce == "mean" else None
-        op = Max() if reduce == "max" else Sum(norm=norm or mean, weighted=weighted)
-        return self.aggregate(op, {"x": x}, steps)
+        require_word("reduce", reduce, ("sum", "mean", "max"))
+        if norm is not None:
+            require_word("norm", norm, ("gcn",))
+            if reduce != "sum":
+                raise InputError(f"norm='{norm}' has no effect on reduce='{reduce}': leave it out, or take a sum")
+        if reduce != "max":
+            return self.aggregate(Sum(norm="mean" if reduce == "mean" else norm, weighted=weighted), {"x": x}, steps)
+        if weighted:
+            raise InputError("weighted=True has no effect on reduce='max': leave it out, or take a sum or mean")
+        return self.aggregate(Max(), {"x": x}, steps)
 
     def attend(
         self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1, dropout: float = 0.0
@@ -96,8 +107,11 @@ class View(Protocol):
         """Over relations r, the sum of `W_r` times the mean, or sum, of x [n, B i] over in-neighbours by r: [n, B o].
 
         weight: [R, B, i, o], for each relation a block-diagonal matrix with B blocks.
+
+        Raises:
+            InputError: an unknown word for `reduce`.
         """
-        return self.relation_rows.map(self.aggregate(ByRelation(mean=reduce == "mean"), {"x": x}), weight)
+        return self.relation_rows.map(self.aggregate(ByRelation.reducing(reduce), {"x": x}), weight)
 
     @property
     def typed_rows(self) -> TypedRows:

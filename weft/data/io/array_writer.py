@@ -45,7 +45,9 @@ class ArrayWriter:
     def finish(self) -> dict[str, Any]:
         """Flushes the file; its manifest entry, with the sha256 of the data after the header."""
         self._file.seek(0)
-        assert self._write_header() == self._header_bytes, "numpy leaves room for a longer shape"
+        header_bytes = self._write_header()
+        if header_bytes != self._header_bytes:  # numpy leaves room for a longer shape
+            raise RuntimeError(f"{self.path}: the header of {self.num_rows} rows has no room before the data")
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()

@@ -21,6 +21,8 @@ FORMAT = "weft-graph"
 MANIFEST = "manifest.json"
 DTYPES = ("|b1", "|u1", "<i2", "<i4", "<i8", "<f4", "<f8")  # others would be copied, and no longer be the file
 REMEDY = "import the graph again"
+ASIDE = ".old"
+"""What the name of a store ends with that was put aside while another one was to take its place."""
 
 # Hashed and written together: small enough to stay in the cache between the two.
 CHUNK_BYTES = 1 << 22
@@ -32,6 +34,8 @@ Item = TypeVar("Item", int, str)
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a store folder, in today's form. InputError if there is none, or of a later weft."""
     if not folder.exists():
+        if aside := set_aside(folder):
+            raise InputError(f"{folder}: a process was stopped while it replaced the store: rename {aside} to it")
         raise InputError(f"{folder}: no such folder: check the path, or write it with 'weft data import'")
     if not folder.is_dir():
         raise InputError(f"{folder}: is a file, not a graph store: load it as a data file, or give the store's folder")
@@ -47,6 +51,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     entry(manifest, "version", int, path)  # which every store has had
     with readable(path, REMEDY):
         return migrate.graph(manifest, path)
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Return the store that was put aside when another one was to take its place, and a process was stopped."""
+    return next(folder.parent.glob(f".{folder.name}.*{ASIDE}"), None)
 
 
 def read_json(path: Path) -> Any:

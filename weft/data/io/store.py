@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import os
 import secrets
@@ -20,10 +22,22 @@ from weft.data.adjacency import Adjacency, Transpose
 from weft.data.checks import LINKS, MASKS
 from weft.data.fields import GraphFields
 from weft.data.io.array_writer import write_array
-from weft.data.io.manifest import FORMAT, MANIFEST, REMEDY, entries, entry, is_store, read_arrays, read_manifest
+from weft.data.io.manifest import (
+    ASIDE,
+    FORMAT,
+    MANIFEST,
+    REMEDY,
+    entries,
+    entry,
+    is_store,
+    read_arrays,
+    read_manifest,
+)
 from weft.data.names import NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN, VertexNames
 from weft.store.files import note_mapped
 
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+"""Constants of Linux's renameat2: paths from the current folder, and the exchange of two names."""
 TENSORS = ("edge_type", "edge_features", "x", "y", "ids", *MASKS, *LINKS)
 """The fields of a graph that are an array each, of the same name."""
 
@@ -62,20 +76,38 @@ def new_store(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 def replace_folder(new: Path, folder: Path) -> None:
-    """Renames `new` to `folder`, whose former content is put aside first and then removed."""
-    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.old")
-    replaces = folder.exists()
-    if replaces:
-        folder.rename(aside)
-    try:
+    """Rename `new` to `folder`, and remove what was there.
+
+    The two are exchanged at once, so that a process that is stopped at any moment leaves the old or the new one under
+    the name. Where the file system cannot do that, the old one is renamed first, and named by `set_aside` until the
+    new one is there.
+    """
+    old = new
+    if not folder.exists():
         new.rename(folder)
-    except BaseException:
-        if replaces:
-            aside.rename(folder)
-        raise
+    elif not exchange(new, folder):
+        old = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}{ASIDE}")
+        folder.rename(old)
+        try:
+            new.rename(folder)
+        except BaseException:
+            old.rename(folder)
+            raise
     sync(folder.parent)
-    if replaces:
-        shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders in one step. Return whether the system and the file system can."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
 
 
 def write_store(graph: GraphFields, folder: Path) -> None:
