@@ -20,6 +20,7 @@ import torch
 from hypothesis import given
 
 from tests.lib.graph_checks import CALM, assert_one_line, graphs, same_graph
+from tests.lib.ranks import forked
 from weft.cli import main
 from weft.core.errors import InputError
 from weft.data import Graph, load, open_store, save
@@ -151,28 +152,28 @@ def test_a_failed_rename_puts_the_old_store_back(tmp_path: Path, monkeypatch: py
 
 def stopped_at(step: str, folder: Path, *, can_exchange: bool) -> None:
     """Replace the store in a process that is killed right before a step, such as the second rename."""
-    pid = os.fork()
-    if pid:
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
-        return
-    try:
-        steps = Counter[str]()
+    process = forked().Process(target=replace_until, args=(step, folder, can_exchange))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 9
 
-        def before(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*arguments: Any, **options: Any) -> Any:
-                steps[name] += 1
-                if f"{name} {steps[name]}" == step:
-                    os._exit(9)
-                return function(*arguments, **options)
 
-            return run
+def replace_until(step: str, folder: Path, can_exchange: bool) -> None:
+    steps = Counter[str]()
 
-        Path.rename = before("rename", Path.rename)  # type: ignore[method-assign]
-        store.exchange = before("exchange", store.exchange if can_exchange else lambda *_: False)
-        shutil.rmtree = before("remove", shutil.rmtree)
-        replace(sample(), name="newer").save(folder, overwrite=True)
-    finally:
-        os._exit(1)
+    def before(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            steps[name] += 1
+            if f"{name} {steps[name]}" == step:
+                os._exit(9)
+            return function(*arguments, **options)
+
+        return run
+
+    Path.rename = before("rename", Path.rename)  # type: ignore[method-assign]
+    store.exchange = before("exchange", store.exchange if can_exchange else lambda *_: False)
+    shutil.rmtree = before("remove", shutil.rmtree)
+    replace(sample(), name="newer").save(folder, overwrite=True)
 
 
 @pytest.mark.parametrize(("step", "name"), [("exchange 1", "sample"), ("remove 1", "newer")])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import weft
@@ -157,3 +159,50 @@ def test_a_loss_without_logits_is_refused() -> None:
     placed(batch)
     with pytest.raises(InputError, match="does not depend on the logits"):
         placed.backward(torch.zeros(()))
+
+
+def test_what_would_train_nothing_or_too_much_is_refused() -> None:
+    placed = weft.place("digits", **OPTIONS)
+    (batch,) = placed.batches(0)
+
+    def loss() -> Tensor:
+        return cross_entropy(placed(batch)[batch.rows], batch.y, reduction="sum") / batch.size
+
+    with pytest.raises(InputError, match=r"call placed\.backward\(loss\) instead of loss\.backward\(\)"):
+        loss().backward()
+    two = loss() + loss()
+    with pytest.raises(InputError, match=r"the logits of an earlier batch: call placed\.backward for each batch"):
+        placed.backward(two)
+    with pytest.raises(InputError, match="count once for each rank: give it apart"):
+        placed.backward(loss() + penalty(placed))
+    assert all(parameter.grad is None for parameter in placed.model.parameters())
+
+
+def penalty(placed: weft.PlacedModel) -> Tensor:
+    return 0.1 * torch.stack([parameter.square().sum() for parameter in placed.model.parameters()]).sum()
+
+
+def penalised_gradients(strategy: str, options: dict[str, Any], path: Path) -> None:
+    """Gradients of two batches, or two epochs, which add up, and of a penalty at each."""
+    with weft.place("digits", strategy=strategy, **OPTIONS, **options) as placed:
+        for batch in islice((batch for epoch in range(2) for batch in placed.batches(epoch)), 2):
+            loss = cross_entropy(placed(batch)[batch.rows], batch.y, reduction="sum") / batch.size
+            placed.backward(loss, penalty=penalty(placed))
+        found = {name: one.grad for name, one in placed.model.named_parameters() if one.grad is not None}
+        if placed.rank == 0:
+            torch.save(found, path)
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "hybrid", "offload", "pipeline", "split"])
+def test_gradients_add_up_and_a_penalty_counts_once(strategy: str, tmp_path: Path) -> None:
+    """On any number of ranks; and the gradient is that of a penalty added to the loss of a loop without weft."""
+    options = {name: value for name, value in CASES[strategy].items() if name != "chunks"}
+    if strategy in ("offload", "pipeline"):
+        options["chunks"] = 3
+    for size in (1, 2, 3):
+        said_by_ranks(size, penalised_gradients, strategy, options, tmp_path / f"{size}.pt")
+    one, *others = (torch.load(tmp_path / f"{size}.pt", weights_only=True) for size in (1, 2, 3))
+    for other in others:
+        assert one.keys() == other.keys()
+        for name, gradient in one.items():
+            torch.testing.assert_close(other[name], gradient, rtol=1e-9, atol=1e-9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,9 @@ class PlacedModel:
                     optimizer.step()
                 scores = placed.evaluate()
 
+    A loss is trained by `placed.backward(loss)`, not by `loss.backward()`, which raises InputError: the logits come
+    from other ranks, or from chunks, whose backward pass only `placed` knows.
+
     model: the rank's own copy, whose parameters are the same on all ranks. rank, size: this rank, and how many there
     are. vertices: int64 [n], those that the rank answers for. Every rank makes the same calls.
     """
@@ -73,6 +77,10 @@ class PlacedModel:
         assert isinstance(task, NodeTask)
         self.task = task
         self._made: tuple[Tensor, Tensor] | None = None
+        self._calls = 0
+        """Number of `__call__`s so far."""
+        self._reaching = 0
+        """The call whose logits a loss may reach now; 0: none."""
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """The steps of an epoch: one for the whole graph, or one for each mini-batch of `split` and `sampled`."""
@@ -83,24 +91,69 @@ class PlacedModel:
         """Logits [n, C] of the rows that this rank answers for in a step, of which a loss is to be made."""
         made = self.placed.forward(batch.step)
         logits = made.detach().requires_grad_()
+        self._calls += 1
+        logits.register_hook(partial(self._require_reaching, self._calls))
         self._made = made, logits
         return logits
 
-    def backward(self, loss: Tensor) -> None:
-        """Leaves every parameter's gradient of the sum of all ranks' losses. loss: this rank's, of the last logits.
+    def backward(self, loss: Tensor, penalty: Tensor | None = None) -> None:
+        """Add to every parameter's `grad` the gradient of the sum of all ranks' losses, and of the penalty.
 
-        InputError where there are no logits, or the loss is not of them.
+        Call it in the place of `loss.backward()`, which would end at the logits and give no parameter a gradient.
+
+        Args:
+            loss: This rank's part of the loss, a function of the logits that the last `placed(batch)` gave.
+            penalty: A function of the parameters, such as an L2 penalty, which every rank computes and which counts
+                once.
+
+        Raises:
+            InputError: There are no logits since the last call, the loss does not depend on them, or it depends on
+                those of an earlier batch or on the parameters themselves, where it would count once for each rank.
         """
         if self._made is None:
             raise InputError("backward: there are no logits since the last one: call placed(batch) before")
         (made, logits), self._made = self._made, None
-        if loss.requires_grad:
-            loss.backward()
-        elif len(logits):
-            raise InputError("backward: the loss does not depend on the logits that placed(batch) gave")
-        grad = self.placed.empty_rows(made)
-        grad.zero_() if logits.grad is None else grad.copy_(logits.grad)
-        self.placed.backward(made, grad)
+        parameters = [*self.model.parameters()]
+        before = [parameter.grad for parameter in parameters]
+        try:
+            self.model.zero_grad(set_to_none=True)
+            if loss.requires_grad:
+                self._reaching = self._calls
+                loss.backward()
+            elif len(logits):
+                raise InputError("backward: the loss does not depend on the logits that placed(batch) gave")
+            if any(parameter.grad is not None for parameter in parameters):
+                raise InputError(
+                    "backward: the loss depends on the model's parameters besides the logits, and that part would "
+                    "count once for each rank: give it apart, as in placed.backward(loss, penalty=penalty)"
+                )
+            grad = self.placed.empty_rows(made)
+            grad.zero_() if logits.grad is None else grad.copy_(logits.grad)
+            self.placed.backward(made, grad)
+            if penalty is not None:
+                self._reaching = 0
+                penalty.backward()
+        except BaseException:
+            self.model.zero_grad(set_to_none=True)
+            raise
+        finally:
+            self._reaching = 0
+            for parameter, gradient in zip(parameters, before, strict=True):
+                if gradient is not None:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+    def _require_reaching(self, call: int, _: Tensor) -> None:
+        """InputError where a backward pass reaches logits whose gradient goes no further."""
+        if not self._reaching:
+            raise InputError(
+                "a backward pass from the logits of placed(batch) ends there, and gives the parameters no gradient: "
+                "call placed.backward(loss) instead of loss.backward()"
+            )
+        if call != self._reaching:
+            raise InputError(
+                "backward: the loss depends on the logits of an earlier batch: call placed.backward for each batch; "
+                "gradients add up until optimizer.zero_grad()"
+            )
 
     @torch.no_grad()
     def logits(self) -> Tensor:
