@@ -261,6 +261,49 @@ class Custom(nn.Module):
         return self.conv2(F.relu(self.conv1(x, edge_index)), edge_index)
 
 
+class EdgeFeatures(pyg.MessagePassing):
+    """A layer of one's own that is handed the edges' features, of a width that no attribute of it says."""
+
+    def __init__(self, in_width: int, out_width: int, edge_width: int) -> None:
+        super().__init__(aggr="mean")
+        self.of_row, self.of_edge = nn.Linear(in_width, out_width), nn.Linear(edge_width, out_width)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        y: Tensor = self.propagate(edge_index, x=x, edge_attr=edge_attr)
+        return y
+
+    def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        return torch.tanh(self.of_row(x_j) + self.of_edge(edge_attr))
+
+
+class OwnEdges(nn.Module):
+    """Two of them, of which a part of the first one's rows has no gradient."""
+
+    def __init__(self, widths: Widths = SMALL) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = EdgeFeatures(*widths[:2], 3), EdgeFeatures(widths.hidden, widths.classes, 3)
+        self.map = nn.Linear(widths.hidden, widths.hidden)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        h = self.conv1(x, edge_index, edge_attr)
+        with torch.no_grad():
+            constant = F.relu(self.map(h))
+        return self.conv2(h + constant, edge_index, edge_attr)
+
+
+class ConstantFirst(nn.Module):
+    """A first convolution that is not trained, since it runs without gradients."""
+
+    def __init__(self, widths: Widths = SMALL) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = pyg.GCNConv(*widths[:2]), pyg.GCNConv(widths.hidden, widths.classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = F.relu(self.conv1(x, edge_index))
+        return self.conv2(h, edge_index)
+
+
 def mixed(widths: Widths = SMALL) -> nn.Module:
     """PyG's Sequential, and convolutions that share their weights."""
     shared = pyg.GraphConv(widths.hidden, widths.hidden, aggr="mean")
@@ -300,6 +343,7 @@ NATIVE: dict[str, Any] = {
     "pyg-jk-lstm": partial(JK, mode="lstm"),
     "pyg-mixed": mixed,
     "pyg-basic": basic,
+    "pyg-constant": ConstantFirst,
 }
 """Those that become weft's aggregates."""
 TYPED: dict[str, Any] = {
@@ -320,6 +364,7 @@ BY_BLOCKS: dict[str, Any] = {
     "pyg-transformer": Transformer,
     "pyg-deeper": DeeperGCN,
     "pyg-custom": Custom,
+    "pyg-own-edges": OwnEdges,
 }
 """Those with convolutions that run as they are."""
 PYG_MODELS = NATIVE | TYPED | BY_TYPE | BY_BLOCKS

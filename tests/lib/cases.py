@@ -218,15 +218,16 @@ def pyg_cases() -> list[Case]:
     return found
 
 
-BY_BLOCKS = ("pyg-pna", "pyg-transformer", "pyg-deeper", "pyg-custom")
+BY_BLOCKS = ("pyg-pna", "pyg-transformer", "pyg-deeper", "pyg-custom", "pyg-own-edges")
 """Models of PyG's with convolutions that run by blocks, see benchmarks.pyg_models."""
 
 
 def converted_cases() -> list[Case]:
     """Models written for PyG, converted."""
-    names = ("gcn", "gat", "gatv2", "sage", "sage-max", "gin", "gcnii", "appnp", "jk", "jk-lstm", "mixed", "basic")
+    names = ["gcn", "gat", "gatv2", "sage", "sage-max", "gin", "gcnii", "appnp", "jk", "jk-lstm", "mixed", "basic"]
+    names.append("constant")
     found = [Case(model=f"pyg-{name}") for name in names]
-    found += [Case(model=name) for name in BY_BLOCKS]
+    found += [Case(model=name, edge_features=3 if "edges" in name else 0) for name in BY_BLOCKS]
     found += [Case(model=f"pyg-{name}-edges", edge_features=3) for name in ("gat", "gatv2")]
     found += [Case(model=f"pyg-{name}-dropout") for name in ("gat", "gatv2")]
     found += [Case(model=f"pyg-rgcn{kind}", typed="x") for kind in ("", "-bases", "-blocks")]

@@ -357,3 +357,34 @@ def planted_sum(self: Aggregated, _model: nn.Module, _view: Any, x: Tensor) -> B
 def same_without(name: str) -> None:
     data, converted = Data.make(), convert(made(name), given=given_of(name))
     torch.testing.assert_close(data.of_weft(converted.train()), data.of_weft(converted.eval()))
+
+
+class UnderAutocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.GCNConv(NUM_FEATURES, NUM_CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y: Tensor = self.conv(x, edge_index)
+        return y
+
+
+class ChangedUnderNoGrad(UnderAutocast):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        y: Tensor = self.conv(x, edge_index)
+        with torch.no_grad():
+            y.clamp_(0)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (UnderAutocast, r"self\.conv\(x, edge_index\)\): torch\.autocast cannot be followed"),
+        (ChangedUnderNoGrad, r"y\.clamp_\(0\)\): a tensor is changed in place under torch\.no_grad"),
+    ],
+)
+def test_contexts_that_cannot_be_followed_are_named(model: type[nn.Module], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        convert(model())

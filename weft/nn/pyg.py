@@ -20,11 +20,13 @@ class PyGConv(nn.Module):
     """A PyG convolution over a view's block: sources, of which the targets are the first, and edges between them.
 
     It gets the graph's edge features where it was made for some, and its edge weights where it takes any.
+
+    reads_edge_attr: whether the model that it is of hands it the edges' features: then it gets them, whatever it says.
     """
 
-    def __init__(self, conv: Any, out_width: int) -> None:
+    def __init__(self, conv: Any, out_width: int, *, reads_edge_attr: bool = False) -> None:
         super().__init__()
-        self.conv, self.out_width = conv, out_width
+        self.conv, self.out_width, self.reads_edge_attr = conv, out_width, reads_edge_attr
         self.register_state_dict_post_hook(name_as_pyg)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(name_as_wrapped)  # type: ignore[no-untyped-call]
         self.takes_pair = takes_pair(conv)
@@ -50,7 +52,7 @@ class PyGConv(nn.Module):
         if "edge_attr" in self.takes:
             features = view.edge_features
             found = 0 if features is None else features.shape[1]
-            wanted = edge_width(self.conv, in_width, found)
+            wanted = found or 1 if self.reads_edge_attr else edge_width(self.conv, in_width, found)
             if wanted and features is None:
                 raise InputError(
                     f"{type(self.conv).__name__} needs edge features, and the graph has none: give the graph "
@@ -79,17 +81,19 @@ def name_as_wrapped(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> 
             state[prefix + "conv." + name] = state.pop(prefix + name)
 
 
-def from_pyg(conv: Any) -> PyGConv:
+def from_pyg(conv: Any, *, reads_edge_attr: bool = False) -> PyGConv:
     """A layer for weft.nn.Stack from a PyG convolution such as SAGEConv, GATv2Conv or TransformerConv.
 
     It runs under every strategy that gives a rank all in-edges of its vertices, with the numbers of one device.
+    reads_edge_attr: see PyGConv.
+
     Raises InputError for a convolution that reads more of the graph than that (GCNConv: the degrees of sources), and
     for dropout or a batch norm of its own, which would depend on the number of ranks.
     """
     name = type(conv).__name__
     if getattr(conv, "cached", False):
         raise InputError(f"{name} with cached=True keeps the first edges that it sees: leave cached out")
-    tried = None if takes_pair(conv) and out_width_of(conv) else Trial.of(conv)
+    tried = None if takes_pair(conv) and out_width_of(conv) else Trial.of(conv, reads_edge_attr=reads_edge_attr)
     if not takes_pair(conv) and not (tried and tried.reads_sources_alone):
         raise InputError(
             f"{name} reads more of the graph than the rows of in-neighbours, such as their degrees, and a rank has a "
@@ -114,7 +118,7 @@ def from_pyg(conv: Any) -> PyGConv:
     width = out_width_of(conv) or (tried.out_width if tried else 0)
     if not width:
         raise InputError(f"{name} names no out_channels: use weft.nn.PyGConv(conv, out_width)")
-    return PyGConv(conv, width)
+    return PyGConv(conv, width, reads_edge_attr=reads_edge_attr)
 
 
 def out_width_of(conv: Any) -> int:
@@ -147,7 +151,7 @@ class Trial(NamedTuple):
     out_width: int
 
     @classmethod
-    def of(cls, conv: Any) -> Trial | None:
+    def of(cls, conv: Any, *, reads_edge_attr: bool = False) -> Trial | None:
         """None where it cannot be run on rows of any width that its parameters' first two dimensions tell."""
         random = torch.Generator().manual_seed(0)
         targets, num_vertices = 6, 12
@@ -157,19 +161,24 @@ class Trial(NamedTuple):
         dtype = next((one.dtype for one in conv.parameters()), torch.float32)
         sizes = [size for one in conv.parameters() for size in reversed(one.shape[:2])]
         widths = [size // rows for rows in (1, 2, 3) for size in sizes]  # a map may read both ends of an edge
-        for width in dict.fromkeys([getattr(conv, "in_channels", 0), *widths]):
-            if not isinstance(width, int) or width < 1:
-                continue
+        known = dict.fromkeys(one for one in [getattr(conv, "in_channels", 0), *widths] if isinstance(one, int) and one)
+        tries = ((width, n) for width in known for n in edge_widths(conv, width, reads_edge_attr, sizes))
+        for width, columns in tries:
             x = torch.randn(num_vertices, width, dtype=dtype, generator=random)
-            columns = edge_width(conv, width, 0)
-            known = [{"edge_attr": x.new_ones(one.shape[1], columns)} if columns else {} for one in (edge_index, few)]
+            given = [{"edge_attr": x.new_ones(one.shape[1], columns)} if columns else {} for one in (edge_index, few)]
             try:
                 with torch.no_grad():
-                    whole, part = (conv(x, one, **said) for one, said in zip((edge_index, few), known, strict=True))
+                    whole, part = (conv(x, one, **said) for one, said in zip((edge_index, few), given, strict=True))
             except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
                 continue
             return cls(torch.allclose(whole[:targets], part[:targets], rtol=1e-4, atol=1e-6), whole.shape[1])
         return None
+
+
+def edge_widths(conv: Any, in_width: int, reads_edge_attr: bool, sizes: list[int]) -> list[int]:
+    """The widths of edge features to try a convolution with: what it says, or the sizes of its parameters."""
+    said = edge_width(conv, in_width, 0)
+    return [said] if said or not reads_edge_attr else [*dict.fromkeys([1, in_width, *sizes])]
 
 
 def edge_width(conv: Any, in_width: int, found: int) -> int:

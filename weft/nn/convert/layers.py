@@ -110,7 +110,7 @@ class WithView(GraphStep):
 
 def by_blocks(conv: Any, given: frozenset[str]) -> PyGConv:
     """A convolution as it is; given: what of the graph's edges the model gives it."""
-    layer = from_pyg(conv)
+    layer = from_pyg(conv, reads_edge_attr="edge_attr" in given)
     layer.takes &= given
     return layer
 

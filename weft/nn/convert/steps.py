@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -24,6 +24,8 @@ IN_PLACE = {operator.iadd: operator.add, operator.isub: operator.sub, operator.i
 IN_PLACE[operator.itruediv] = operator.truediv
 LAYER = "layer"
 """Marks the node of what a convolution gives."""
+CONSTANT = "constant"
+"""Marks a node of which no gradient goes further, as it was called under torch.no_grad."""
 ROOT = "model."
 """What paths begin with below the module that was traced."""
 
@@ -33,6 +35,7 @@ def make_program(graph: fx.Graph, root: nn.Module, *, training: bool, num_relati
     for node in graph.nodes:
         _require_plain(node)
     _without_in_place(graph, root)
+    _without_gradients(graph)
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     return _program(graph, root, training, num_relations)
 
@@ -65,9 +68,35 @@ def _without_in_place(graph: fx.Graph, root: nn.Module) -> None:
             root.get_submodule(node.target).inplace = False  # type: ignore[assignment]
         else:
             continue
+        if node.meta.get(CONSTANT):
+            raise InputError(
+                f"{node.meta.get('line', '')}: a tensor is changed in place under torch.no_grad, unknown to its "
+                "gradient: make a new tensor, or leave torch.no_grad out"
+            )
         if isinstance(node.args[0], fx.Node):
             behind = partial(_is_behind, order, node)
             node.args[0].replace_all_uses_with(node, behind)
+
+
+def _without_gradients(graph: fx.Graph) -> None:
+    """Cut results of torch.no_grad off from the gradient, where what has one reads them."""
+    for node in [one for one in graph.nodes if one.meta.get(CONSTANT) and one.op.startswith("call_")]:
+        readers = [one for one in node.users if not one.meta.get(CONSTANT)]
+        if readers:
+            with graph.inserting_after(node):
+                cut = graph.call_function(detached, (node,))
+            cut.meta.update(node.meta)
+            cut.meta.pop(LAYER, None)
+            node.replace_all_uses_with(cut, readers.__contains__)
+
+
+def detached(value: Any) -> Any:
+    """A value whose tensors have no gradient."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, tuple | list):
+        return type(value)(detached(one) for one in value)
+    return value
 
 
 def _is_behind(order: dict[fx.Node, int], node: fx.Node, user: fx.Node) -> bool:

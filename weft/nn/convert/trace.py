@@ -18,7 +18,7 @@ from weft.core.errors import InputError
 from weft.nn.convert import typed
 from weft.nn.convert.layers import RULES, GlobalNorm, WithView, by_blocks
 from weft.nn.convert.program import GraphStep, Program
-from weft.nn.convert.steps import LAYER, ROOT, make_program, run_step
+from weft.nn.convert.steps import CONSTANT, LAYER, ROOT, make_program, run_step
 from weft.nn.convert.where import blamed, first_line, line_of
 
 EDGES = {
@@ -40,7 +40,8 @@ def trace(model: nn.Module, given: frozenset[str], types: typed.Types | None = N
     """
     root: Root = Root(model, given) if types is None else RootByType(model, types)
     try:
-        graph = Tracer(types).trace(root)
+        with torch.enable_grad():
+            graph = Tracer(types).trace(root)
     except InputError:
         raise
     except Exception as error:
@@ -213,6 +214,12 @@ class Tracer(fx.Tracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         node.meta["line"] = line_of(sys._getframe(1))
+        node.meta[CONSTANT] = not torch.is_grad_enabled()
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise InputError(
+                f"{node.meta['line']}: torch.autocast cannot be followed: leave it out; dtype='bfloat16' has weft keep "
+                "rows in half the bytes"
+            )
         types = {one.meta[typed.TYPE] for one in node.all_input_nodes if typed.TYPE in one.meta}
         if len(types) > 1 and node.op != "output" and node.target is not typed.logits_by_number:
             raise InputError(
