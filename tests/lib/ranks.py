@@ -147,10 +147,11 @@ def _serve(rank: int, size: int, timeout_seconds: int, folder: str, port: int, p
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))  # where ranks that go over to GPUs meet anew
-    turn = 0
+    turn, group = 0, Group()
     while True:
         try:
-            function, arguments = pipe.recv()
+            function, arguments = pipe.recv()  # when all ranks have done what was before
+            group.close_made()
         except EOFError:
             return
         except BaseException:

@@ -164,12 +164,21 @@ class Group:
         return self.streams.to_device(values) if self.staged and self.streams.holds(like) else values
 
     def close(self) -> None:
-        """Leaves the process group, and those of the axes: when all ranks are done, or this one cannot go on."""
+        """Leaves the process group, and those made from it: when all ranks are done, or this one cannot go on."""
+        self.close_made()
+        self._leave()
+
+    def close_made(self) -> None:
+        """Leave the groups of the axes and the one `beside`, whose threads wake up many times a second."""
+        beside = vars(self).pop("beside", None)
+        for made in (*self._axes.values(), *([beside] if beside else [])):
+            made._leave()
+        self._axes.clear()
+
+    def _leave(self) -> None:
         if self.process_group is not None and dist.is_initialized():
             dist.destroy_process_group(self.process_group)
-        beside = vars(self).get("beside")
-        for one in (self, *self._axes.values(), *([beside] if beside else [])):
-            one.process_group = None  # the last hold on connections, whose end the others see
+        self.process_group = None  # the last hold on connections, whose end the others see
 
     def synchronize(self) -> None:
         """Waits for the device."""
