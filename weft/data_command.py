@@ -65,8 +65,9 @@ def add_data_commands(commands: Any) -> None:
     command.add_argument("--out", type=Path, required=True, help="folder of the graph")
     command.add_argument("--overwrite", action="store_true", help="replace the graph that is there")
     command.set_defaults(command=import_graph)
-    command = commands.add_parser("info", help="what a graph holds; verifies a folder's checksums")
+    command = commands.add_parser("info", help="what a graph holds")
     command.add_argument("graph", help="a graph folder, a file or a dataset name")
+    command.add_argument("--verify", action="store_true", help="read all of a graph folder, and compare checksums")
     command.set_defaults(command=_info)
 
 
@@ -210,7 +211,12 @@ def said_at_times() -> Callable[[str], None]:
 def _info(options: argparse.Namespace) -> int:
     from weft import data
 
-    _describe(data.load(options.graph))
+    graph = data.load(options.graph, verify=options.verify or None)
+    if options.verify and graph.path is None:
+        raise InputError(f"--verify has no effect on {options.graph}, which is no graph folder: leave it out")
+    _describe(graph)
+    if options.verify:
+        print(f"{'checksums':17} all as written")
     return 0
 
 

@@ -64,6 +64,8 @@ def test_the_same_store_as_of_a_gathered_graph(parts: GraphParts, tmp_path_facto
     import_parts(parts, folder / "parts")
     same_graph(Graph.open(folder / "parts"), graph)
     manifests = [json.loads((folder / name / "manifest.json").read_text()) for name in ("whole", "parts")]
+    for entry in (entry for manifest in manifests for entry in manifest["files"].values()):
+        del entry["modified"]
     assert manifests[0] == manifests[1]
     assert not list(folder.glob(".*"))
 

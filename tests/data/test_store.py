@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -26,7 +27,6 @@ from weft.core.errors import InputError
 from weft.data import Graph, load, open_store, save
 from weft.data.io import store
 from weft.data.io.arrays import map_array
-from weft.data.io.manifest import sha256
 from weft.store.files import release
 
 
@@ -246,7 +246,8 @@ def replaced(key: str, array: np.ndarray) -> Callable[[Path], object]:
 
     def damage(folder: Path) -> None:
         np.save(folder / f"{key}.npy", array)
-        about = {"dtype": array.dtype.str, "shape": list(array.shape), "sha256": sha256(array)}
+        checksum = hashlib.sha256(array.tobytes()).hexdigest()
+        about = {"dtype": array.dtype.str, "shape": list(array.shape), "sha256": checksum}
         edit(lambda m: m["files"].update({key: about}))(folder)
 
     return damage

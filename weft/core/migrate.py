@@ -16,7 +16,7 @@ VERSIONS = {
     "options": 1,  # config.toml, and any file for --config or of a sweep
     "choices": 1,  # choices.json
     "record": 1,  # each line of metrics.jsonl
-    "checkpoint": 1,  # state.json of a checkpoint
+    "checkpoint": 2,  # state.json of a checkpoint; 2: digests of the graph's data
     "model": 1,  # metadata of model.safetensors
     "factors": 1,  # probe.json
     "timeline": 1,  # timeline.json
@@ -91,7 +91,9 @@ def record(line: dict[str, Any], path: Path) -> dict[str, Any]:
 def checkpoint(state: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return a checkpoint's state; while Adam was the only optimiser, it kept nothing of it but tensors."""
     version = _version("checkpoint", state, path)
-    return state if version else _with(state, updates={"groups": [], "values": {}})
+    if version < 1:
+        state = _with(state, updates={"groups": [], "values": {}})
+    return state if version > 1 else _with(state, data={})
 
 
 def model(values: dict[str, Any], path: Path) -> dict[str, Any]:

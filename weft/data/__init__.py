@@ -8,6 +8,8 @@ from weft.data.datasets import load as load
 from weft.data.datasets import read_edges as read_edges
 from weft.data.described import DescribedGraph as DescribedGraph
 from weft.data.described import is_described as is_described
+from weft.data.digests import changed_data as changed_data
+from weft.data.digests import data_digests as data_digests
 from weft.data.graph import Graph as Graph
 from weft.data.graph import open_store as open_store
 from weft.data.inverse import forward_relations as forward_relations

@@ -37,7 +37,7 @@ def load(
     normalize_features: bool = False,
     inverse_relations: bool = False,
     order: str = "none",
-    verify: bool = True,
+    verify: bool | None = None,
 ) -> Graph:
     """A graph by name, path or recipe; the first of these that fits:
 
@@ -90,7 +90,7 @@ def as_asked(
     return reorder(graph, order)
 
 
-def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool) -> Graph:
+def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool | None) -> Graph:
     """The graph itself, as it is stored, fetched or generated."""
     if name.partition(":")[0] in generate.GENERATORS and ":" in name:
         refuse_split(name, split)
@@ -123,7 +123,7 @@ def is_path(name: str, path: Path) -> bool:
     return known or is_store(path) or ogb.is_ogb(path)
 
 
-def load_path(path: Path, seed: int, split: int, verify: bool) -> Graph:
+def load_path(path: Path, seed: int, split: int, verify: bool | None) -> Graph:
     """The graph in a file or a store folder."""
     if path.is_dir() and ogb.is_ogb(path):
         return Graph.of(gathered(ogb.ogb_parts(path, split=split)))

@@ -403,14 +403,15 @@ class Graph(GraphFields):
         return to_pyg(self)
 
     @classmethod
-    def open(cls, folder: str | Path, *, verify: bool = True) -> Graph:
+    def open(cls, folder: str | Path, *, verify: bool | None = True) -> Graph:
         """A graph from a store folder, memory-mapped; see weft.data.io.store.
 
         `verify` reads every file once, compares checksums and checks the values; without it the files are trusted.
+        None: checksums of the files alone whose size or modification time is not as when they were written.
         """
         stored = read_store(folder, verify=verify)
         with located(stored.folder):
-            graph = cls.of(stored.fields, trusted=not verify)
+            graph = cls.of(stored.fields, trusted=verify is False)
         object.__setattr__(graph, "path", stored.folder)
         for array in stored.arrays:
             release(array)  # verifying has read them all

@@ -62,6 +62,8 @@ class Checkpoint:
     """What is known of the optimiser and the schedule that is no tensor; plain JSON values."""
     record: Mark = field(default_factory=Mark)
     """How far metrics.jsonl had come."""
+    data: dict[str, str] = field(default_factory=dict)
+    """Digests of the graph's arrays, see weft.data.data_digests; empty where an earlier weft wrote none."""
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
@@ -95,6 +97,7 @@ def _write(draft: Path, checkpoint: Checkpoint) -> None:
         "fingerprint": checkpoint.fingerprint,
         "progress": asdict(checkpoint.progress),
         "updates": checkpoint.updates,
+        "data": checkpoint.data,
         "record": asdict(checkpoint.record),
         "tensors": _sha256(draft / "state.safetensors"),
     }
@@ -138,6 +141,7 @@ def _read(path: Path) -> Checkpoint:
         tensors=load_file(path / "state.safetensors"),
         updates=state["updates"],
         record=Mark(**state["record"]),
+        data=state["data"],
     )
 
 

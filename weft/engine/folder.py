@@ -21,6 +21,7 @@ from weft.core.errors import InputError
 from weft.core.migrate import NewerFile
 from weft.core.option_file import CHOICES
 from weft.core.record import Mark
+from weft.data import Graph, changed_data
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Checkpoint
 from weft.engine.lock import NAME as LOCK
@@ -58,15 +59,15 @@ class RunFolder:
                     f"--out {self.path} holds another run: give another folder, or --resume to continue it"
                 )
 
-    def resumed(self, config: Config, fingerprint: str) -> Checkpoint | None:
+    def resumed(self, config: Config, graph: Graph) -> Checkpoint | None:
         """The newest checkpoint of a stopped run, from which it goes on; None if it had not got that far.
 
         InputError if there is no run, if it has finished, or if an option that decides its numbers has changed.
         """
         with self._usable():
-            return self._resumed(config, fingerprint)
+            return self._resumed(config, graph)
 
-    def _resumed(self, config: Config, fingerprint: str) -> Checkpoint | None:
+    def _resumed(self, config: Config, graph: Graph) -> Checkpoint | None:
         if not self.config.exists():
             raise InputError(f"--resume: {self.path} holds no run (no config.toml): leave out --resume to start one")
         self._require_same(config.changed(Config.read(self.config)))
@@ -75,9 +76,14 @@ class RunFolder:
         if found and (changed := config.changed(found.config)):
             flags = ", ".join("--" + name.replace("_", "-") for name in changed)
             raise InputError(f"--resume: {flags} differs from the checkpoint in {self.path}, which is of another run")
-        if found and found.fingerprint != fingerprint:
+        if found and found.fingerprint != graph.fingerprint:
             raise InputError(
                 f"--resume: the graph is not the one that {self.path} was trained on: give that, or a new --out"
+            )
+        if found and found.data and (changed := changed_data(graph, found.data)):
+            raise InputError(
+                f"--resume: the graph has other {' and '.join(changed)} than when {self.path} was trained: give those, "
+                "or a new --out"
             )
         if found and found.progress.is_over(config) and has_ended:
             epochs = found.progress.epoch
@@ -154,6 +160,12 @@ class RunFolder:
 
     def take_back(self, found: Checkpoint | None) -> None:
         """Removes what a stopped run wrote after the checkpoint that it goes on from; None: after its begin."""
+        if found and not found.data:
+            print(
+                f"weft: {self.path} is of an earlier weft and has no digests of its data: only the graph's edges are "
+                "known to be the same",
+                file=sys.stderr,
+            )
         with self._usable():
             checkpoint.drop_after(self.checkpoints, found.progress.epoch if found else 0)
             kept = record.restore(self.metrics, found.record if found else Mark())

@@ -23,7 +23,15 @@ from weft.core.extra import require_extra
 from weft.core.forkserver import temporary_folder
 from weft.core.optimisations import Optimisations
 from weft.core.table_file import HEADERS, TableFile
-from weft.data import Graph, GraphShape, VertexNames, as_asked, forward_relations, with_inverse_relations
+from weft.data import (
+    Graph,
+    GraphShape,
+    VertexNames,
+    as_asked,
+    changed_data,
+    forward_relations,
+    with_inverse_relations,
+)
 from weft.engine.blocks import row_blocks
 from weft.engine.check import check_placing
 from weft.engine.folder import RunFolder
@@ -277,6 +285,12 @@ def find_graph(saved: SavedModel, config: Config, graph: Graph | str | Path | No
     if described.shape.featured_types:
         found = found.by_type()
     require_alike(described.shape, found)
+    recorded = described.graph.get("data")
+    if graph is None and recorded and (changed := changed_data(found, recorded)):
+        raise InputError(
+            f"{config.graph} has other {' and '.join(changed)} than when {path} was trained: name it, as in weft "
+            "predict RUN GRAPH, if it is to be predicted on as it is now"
+        )
     return found
 
 

@@ -349,7 +349,7 @@ def _check_folder(job: Job, graph: Graph) -> None:
 def _found(job: Job, folder: RunFolder, graph: Graph) -> tuple[bool, Checkpoint | None]:
     """Whether a run in the folder goes on, and from what. InputError where the folder is not for that."""
     if job.resume and (folder.config.exists() or not restarted()):
-        return True, folder.resumed(job.config, graph.fingerprint)
+        return True, folder.resumed(job.config, graph)
     folder.require_empty()
     return False, None
 

@@ -15,7 +15,7 @@ from weft.core import migrate, record
 from weft.core.config import Config, is_imported
 from weft.core.dtypes import dtype_name
 from weft.core.errors import InputError, readable
-from weft.data import GraphShape, TypedShape
+from weft.data import GraphShape, TypedShape, data_digests
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Progress
 from weft.engine.folder import RunFolder
@@ -36,7 +36,7 @@ class Description:
     """Whether the graph was given as an object, so that the configuration's name of it need not be one to load."""
     shape: GraphShape
     graph: dict[str, Any]
-    """Its vertices, edges and fingerprint."""
+    """Its vertices, edges and fingerprint, and the digests of its other arrays as `data`."""
     num_parameters: int
     """Of the model, an embedding with all its rows."""
     weft: str = version("weft")
@@ -50,7 +50,12 @@ class Description:
             own_model=own_model,
             own_graph=own_graph,
             shape=GraphShape.of(graph),
-            graph={"vertices": graph.num_vertices, "edges": graph.num_edges, "fingerprint": graph.fingerprint},
+            graph={
+                "vertices": graph.num_vertices,
+                "edges": graph.num_edges,
+                "fingerprint": graph.fingerprint,
+                "data": data_digests(graph),
+            },
             num_parameters=sum(parameter.numel() for parameter in work.model.parameters()),
         )
 

@@ -11,6 +11,7 @@ from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.memory import peak_memory_bytes
 from weft.core.stop import StopRequest
+from weft.data import data_digests
 from weft.engine import checkpoint, embedded
 from weft.engine.captured import make_pass
 from weft.engine.checkpoint import Checkpoint, Progress
@@ -72,6 +73,7 @@ class Trainer:
         return Checkpoint(
             config=self.config,
             fingerprint=self.strategy.graph.fingerprint,
+            data={} if self.group.rank else data_digests(self.strategy.graph),
             progress=self.progress,
             tensors=embedded.gather(tensors, self.strategy, self.optimizer),
             updates=plain_state(self.optimizer, self.scheduler),

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from weft.data.io.manifest import CHUNK_BYTES
+from weft.data.digests import CHUNK_BYTES
+from weft.data.io.manifest import file_state
 
 
 class ArrayWriter:
@@ -43,7 +44,7 @@ class ArrayWriter:
         self.num_rows += len(array)
 
     def finish(self) -> dict[str, Any]:
-        """Flushes the file; its manifest entry, with the sha256 of the data after the header."""
+        """Flushes the file; its manifest entry, with the sha256 of the data after the header, and the file's state."""
         self._file.seek(0)
         header_bytes = self._write_header()
         if header_bytes != self._header_bytes:  # numpy leaves room for a longer shape
@@ -51,7 +52,8 @@ class ArrayWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return {"dtype": self.dtype.str, "shape": [self.num_rows, *self._columns], "sha256": self._digest.hexdigest()}
+        described = {"dtype": self.dtype.str, "shape": [self.num_rows, *self._columns]}
+        return {**described, "sha256": self._digest.hexdigest(), **file_state(self.path)}
 
     def _write_header(self) -> int:
         shape = (self.num_rows, *self._columns)

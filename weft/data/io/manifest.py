@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.core import migrate
 from weft.core.errors import InputError, readable
+from weft.data.digests import digest_of, note_digest
 from weft.data.io.arrays import map_array
 
 FORMAT = "weft-graph"
@@ -23,9 +21,6 @@ DTYPES = ("|b1", "|u1", "<i2", "<i4", "<i8", "<f4", "<f8")  # others would be co
 REMEDY = "import the graph again"
 ASIDE = ".old"
 """What the name of a store ends with that was put aside while another one was to take its place."""
-
-# Hashed and written together: small enough to stay in the cache between the two.
-CHUNK_BYTES = 1 << 22
 
 Value = TypeVar("Value", int, str, bool, list[Any], dict[str, Any])
 Item = TypeVar("Item", int, str)
@@ -92,7 +87,7 @@ def entries(fields: dict[str, Any], name: str, kind: type[Item], path: Path) -> 
     return tuple(values)
 
 
-def read_arrays(folder: Path, manifest: dict[str, Any], verify: bool) -> dict[str, Tensor]:
+def read_arrays(folder: Path, manifest: dict[str, Any], verify: bool | None) -> dict[str, Tensor]:
     """The arrays that a manifest lists, by name. Raises InputError for a name that is no plain file name."""
     path = folder / MANIFEST
     files = entry(manifest, "files", dict, path)
@@ -102,8 +97,11 @@ def read_arrays(folder: Path, manifest: dict[str, Any], verify: bool) -> dict[st
     return {name: read_array(folder / f"{name}.npy", entry(files, name, dict, path), verify) for name in files}
 
 
-def read_array(path: Path, fields: dict[str, Any], verify: bool) -> Tensor:
-    """A .npy file, memory-mapped, copy on write; InputError where header, size or checksum are not the manifest's."""
+def read_array(path: Path, fields: dict[str, Any], verify: bool | None) -> Tensor:
+    """A .npy file, memory-mapped, copy on write; InputError where header, size or checksum are not the manifest's.
+
+    verify: whether to compute the checksum; None: only where the file was changed, or copied, after it was written.
+    """
     if not path.is_file():
         raise InputError(f"{path}: missing, though the manifest lists it: {REMEDY}")
     manifest = path.with_name(MANIFEST)
@@ -112,19 +110,18 @@ def read_array(path: Path, fields: dict[str, Any], verify: bool) -> Tensor:
     for field, stated, found in (("dtype", stated_dtype, array.dtype.str), ("shape", stated_shape, list(array.shape))):
         if stated != found:
             raise InputError(f"{path}: field '{field}' is {found}, the manifest says {stated}: {REMEDY}")
-    if verify:
-        checksum = entry(fields, "sha256", str, manifest)
-        if sha256(array) != checksum:
-            raise InputError(f"{path}: field 'sha256' of the data is not the manifest's {checksum[:12]}...: {REMEDY}")
     if array.dtype.str not in DTYPES or not array.ndim:
         raise InputError(f"{path}: holds {array.dtype} of shape {list(array.shape)}, which no store has: {REMEDY}")
-    return torch.from_numpy(array)
+    tensor, checksum = torch.from_numpy(array), entry(fields, "sha256", str, manifest)
+    if verify is None:
+        verify = not file_state(path).items() <= fields.items()
+    if verify and digest_of(tensor) != checksum:
+        raise InputError(f"{path}: field 'sha256' of the data is not the manifest's {checksum[:12]}...: {REMEDY}")
+    note_digest(tensor, checksum)
+    return tensor
 
 
-def sha256(array: NDArray[Any]) -> str:
-    """The checksum of an array's data, 64 hex digits."""
-    digest = hashlib.sha256()
-    data = array.reshape(-1).view(np.uint8).data
-    for start in range(0, len(data), CHUNK_BYTES):
-        digest.update(data[start : start + CHUNK_BYTES])
-    return digest.hexdigest()
+def file_state(path: Path) -> dict[str, int]:
+    """Return the fields of a manifest by which a reader sees that nobody has written to a file since."""
+    found = path.stat()
+    return {"bytes": found.st_size, "modified": found.st_mtime_ns}

@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.core.migrate import versioned
 from weft.data.adjacency import Adjacency, Transpose
-from weft.data.checks import LINKS, MASKS
+from weft.data.digests import FIELDS
 from weft.data.fields import GraphFields
 from weft.data.io.array_writer import write_array
 from weft.data.io.manifest import (
@@ -38,8 +38,6 @@ from weft.store.files import note_mapped
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Constants of Linux's renameat2: paths from the current folder, and the exchange of two names."""
-TENSORS = ("edge_type", "edge_features", "x", "y", "ids", *MASKS, *LINKS)
-"""The fields of a graph that are an array each, of the same name."""
 
 
 def save(graph: GraphFields, folder: str | Path, *, overwrite: bool = False) -> None:
@@ -122,7 +120,7 @@ def write_store(graph: GraphFields, folder: Path) -> None:
         "transpose_indices": None if symmetric else transpose.indices,
         "transpose_edge_ids": transpose.edge_ids,
         "transpose_weight": transpose.weight,
-        **{name: getattr(graph, name) for name in TENSORS},
+        **{name: getattr(graph, name) for name in FIELDS},
         **({} if graph.vertex_names is None else graph.vertex_names.arrays()),
         **{feature_key(graph.vertex_types, name): tensor for name, tensor in graph.features.items()},
     }
@@ -187,11 +185,11 @@ class StoreContents(NamedTuple):
     """Every array, memory-mapped; whoever has read them may `release` their pages."""
 
 
-def read_store(folder: str | Path, *, verify: bool = True) -> StoreContents:
+def read_store(folder: str | Path, *, verify: bool | None = True) -> StoreContents:
     """A store folder, memory-mapped: what is not touched is not read, and ranks of one host share pages.
 
-    `verify` reads every file once and compares checksums. Dtypes, shapes and sizes are always compared. Writing to a
-    tensor does not reach the files.
+    `verify` reads every file once and compares checksums; None: only the files whose size or modification time is not
+    what the manifest says. Dtypes, shapes and sizes are always compared. Writing to a tensor does not reach the files.
 
     Raises InputError with the file, the field and the remedy for a store that is damaged, newer, or none at all.
     """
@@ -208,7 +206,7 @@ def read_store(folder: str | Path, *, verify: bool = True) -> StoreContents:
         type_offsets=entries(manifest, "type_offsets", int, path),
         vertex_names=open_names(arrays, manifest, path),
         features={name: arrays[key] for name in vertex_types if (key := feature_key(vertex_types, name)) in arrays},
-        **{name: arrays.get(name) for name in TENSORS},
+        **{name: arrays.get(name) for name in FIELDS},
     )
     for array in arrays.values():
         note_mapped(array, private=True)
