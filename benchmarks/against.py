@@ -172,6 +172,8 @@ def compare(case: Case, sides: dict[str, Tree], options: argparse.Namespace, fol
         if not agree(*(outcome.outputs for outcome in outcomes.values())):
             return row | {"verdict": "differs", "outputs": {role: outcomes[role].outputs for role in sides}}
         pairs.append({role: outcomes[role].seconds for role in sides})
+        measured = " ".join(f"{role} {outcomes[role].seconds:.4f}" for role in sides)
+        print(f"  pair {len(pairs)}: {measured}", file=sys.stderr, flush=True)
         ratios = [pair["current"] / pair["baseline"] for pair in pairs]
         # An even number, so that each side has come first as often: what comes second may find another machine.
         if len(pairs) >= options.least and len(pairs) % 2 == 0:

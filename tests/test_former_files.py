@@ -198,7 +198,7 @@ def test_a_run_goes_on(name: str, folder: Path, whole: Path, capsys: pytest.Capt
     before = {file: (folder / name / file).read_text() for file in ("metrics.jsonl", "choices.json")}
     assert main([*GO_ON, name, "--workers", "1"]) == 0
     (line,) = complaints(capsys.readouterr().err)
-    assert line.startswith(f"weft: {name} is of an earlier weft and has no digests of its data")
+    assert line.startswith(f"weft: {name} is of an earlier weft and has no digests of the data")
     assert losses(folder / name) == pytest.approx(losses(whole), rel=1e-9, abs=1e-9)
     epochs = before["metrics.jsonl"].partition('{"kind": "event"')[0]
     assert (folder / name / "metrics.jsonl").read_text().startswith(epochs)

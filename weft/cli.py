@@ -294,11 +294,14 @@ def _require_named(options: argparse.Namespace, model: object) -> None:
 
     model: its name, or the list of them that a sweep has.
     """
+    files = [path for path, values in _files(options).items() if "model" in values]
     for name in model if isinstance(model, list) else [model]:
         if is_imported(str(name)) and name != given(options, Config).get("model"):
+            place = files[-1] if files else options.out / "config.toml"
+            instead = ", which replaces the list" if isinstance(model, list) else ""
             raise InputError(
-                f"the model {name} is code that a file names, and weft imports only what the command line names: "
-                f"give --model {name} as well, if it is to be run"
+                f"{place}: the model {name} is code, which weft imports only if the command line names it: add --model "
+                f"{name}{instead}"
             )
 
 

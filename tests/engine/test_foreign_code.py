@@ -27,7 +27,7 @@ def Net(num_features, num_classes):
     return Stack([GCNConv(num_features, num_classes)])
 """
 FOREIGN = "foreign_module:Net"
-NAMED = "the model foreign_module:Net is code that a file names"
+NAMED = "the model foreign_module:Net is code, which weft imports only if the command line names it"
 
 
 @pytest.fixture

@@ -173,9 +173,25 @@ def test_what_would_train_nothing_or_too_much_is_refused() -> None:
     two = loss() + loss()
     with pytest.raises(InputError, match=r"the logits of an earlier batch: call placed\.backward for each batch"):
         placed.backward(two)
-    with pytest.raises(InputError, match="count once for each rank: give it apart"):
+    with pytest.raises(InputError, match=r"that term would count once for each rank: pass it as penalty"):
         placed.backward(loss() + penalty(placed))
+    logits = placed(batch)
+    with pytest.raises(InputError, match="the penalty depends on the logits: put that term into the loss"):
+        placed.backward(logits.square().mean(), penalty=logits.sum())
     assert all(parameter.grad is None for parameter in placed.model.parameters())
+
+
+def test_an_optimizer_of_another_model_is_seen() -> None:
+    model = weft.nn.GCN(64, out_width=10).double()
+    placed = weft.place("digits", model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    (batch,) = placed.batches(0)
+    placed.backward(cross_entropy(placed(batch)[batch.rows], batch.y, reduction="sum") / batch.size)
+    optimizer.step()
+    for epoch in (1, 2):
+        list(placed.batches(epoch))
+    with pytest.warns(UserWarning, match=r"no parameter of placed\.model has changed since the first placed\.backward"):
+        list(placed.batches(3))
 
 
 def penalty(placed: weft.PlacedModel) -> Tensor:

@@ -388,3 +388,34 @@ class ChangedUnderNoGrad(UnderAutocast):
 def test_contexts_that_cannot_be_followed_are_named(model: type[nn.Module], said: str) -> None:
     with pytest.raises(InputError, match=said):
         convert(model())
+
+
+class ConstantEncoder(nn.Module):
+    """Changes in place, under torch.no_grad, what was made there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(NUM_FEATURES, NUM_FEATURES), nn.ReLU(inplace=True))
+        self.conv = pyg.GCNConv(NUM_FEATURES, NUM_CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = self.encoder(x)
+        y: Tensor = self.conv(h, edge_index)
+        return y
+
+
+def test_a_change_in_place_of_what_has_no_gradient_is_followed() -> None:
+    data, model = Data.make(), ConstantEncoder().double()
+    torch.testing.assert_close(data.of_weft(convert(model)), data.of_pyg(model, []), rtol=1e-9, atol=1e-9)
+
+
+class TakesEdgeAttr(UnderAutocast):
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        y: Tensor = self.conv(x, edge_index)
+        return y
+
+
+def test_edge_features_that_became_weights_are_named() -> None:
+    with pytest.raises(InputError, match="takes edge_attr, and the graph has edge weights instead"):
+        convert(TakesEdgeAttr(), given=["edge_weight"])

@@ -164,9 +164,11 @@ class Group:
         return self.streams.to_device(values) if self.staged and self.streams.holds(like) else values
 
     def close(self) -> None:
-        """Leaves the process group, and those made from it: when all ranks are done, or this one cannot go on."""
-        self.close_made()
-        self._leave()
+        """Leave the process group and those made from it: when all ranks are done, or this one cannot go on."""
+        try:
+            self.close_made()
+        finally:
+            self._leave()
 
     def close_made(self) -> None:
         """Leave the groups of the axes and the one `beside`, whose threads wake up many times a second."""

@@ -16,7 +16,7 @@ from weft.data.inverse import with_inverse_relations
 from weft.data.io import edgelist, generate, npz, ogb
 from weft.data.io.digits import digits
 from weft.data.io.downloads import LOADERS, download
-from weft.data.io.manifest import is_store
+from weft.data.io.manifest import is_store, require_not_set_aside
 from weft.data.io.npz_arrays import REMEDY
 from weft.data.io.parts import gathered
 from weft.data.order import reorder
@@ -113,6 +113,7 @@ def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool
         return Graph.of(download(known, folder, seed=seed))
     if path.is_dir():
         return load_path(path, seed, split, verify)
+    require_not_set_aside(path)
     raise unknown("dataset", name, {*BUILT_IN, *files, *LOADERS, *(f"{kind}:" for kind in generate.GENERATORS)})
 
 
@@ -132,6 +133,7 @@ def load_path(path: Path, seed: int, split: int, verify: bool | None) -> Graph:
     if path.is_dir():
         return Graph.open(path, verify=verify)
     if not path.exists():
+        require_not_set_aside(path)
         raise InputError(f"{path}: no such file or folder: check the path")
     if path.suffix == ".npz":
         return load_npz(path, seed, split)

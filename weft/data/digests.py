@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import NamedTuple
 
 import numpy as np
@@ -14,51 +15,59 @@ from weft.data.fields import GraphFields
 from weft.store.files import release
 
 CHUNK_BYTES = 1 << 22
-"""Bytes that are hashed at once: few enough to stay in the cache, where they are written as well."""
+"""Bytes that are hashed at once: few enough to stay in the processor's cache, where a writer has them as well."""
 FIELDS = ("edge_type", "edge_features", "x", "y", "ids", *MASKS, *LINKS)
-"""The fields of a graph that are an array each. The edges themselves have a fingerprint."""
+"""Fields of a graph that are one array each. The edges themselves have a fingerprint."""
 
 
-class Known(NamedTuple):
-    """The digest of a tensor."""
+class Noted(NamedTuple):
+    """The digest of an array that was read from a file."""
 
     digest: str
     version: int
-    """How often the tensor had been changed in place."""
+    """PyTorch's count of changes in place, by which a later change is seen."""
 
 
-_known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_noted: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def note_digest(array: Tensor, digest: str) -> None:
-    """Note the digest of an array that was read from a file which states it, so that it is not computed again."""
-    _known[array] = Known(digest, array._version)
+    """Note the digest of an array whose file states it, so that `digest_of` need not read the array."""
+    _noted[array] = Noted(digest, version_of(array))
+
+
+def version_of(array: Tensor) -> int:
+    """Return PyTorch's count of changes in place; tensors made under torch.inference_mode have none."""
+    return 0 if array.is_inference() else array._version
 
 
 def digest_of(array: Tensor) -> str:
-    """Return the sha256 of an array's data, 64 hex digits. It is computed once, unless the array is changed."""
-    known: Known | None = _known.get(array)
-    if known is None or known.version != array._version:
-        digest, flat = hashlib.sha256(), array.detach().cpu().contiguous().view(-1)
-        for part in flat.split(max(1, CHUNK_BYTES // max(array.itemsize, 1))):
-            digest.update(part.numpy().view(np.uint8).data)
-            release(part)
-        note_digest(array, digest.hexdigest())
-    found: Known = _known[array]
-    return found.digest
+    """Return the sha256 of an array's data, 64 hex digits: the noted one, unless the array was changed since."""
+    noted: Noted | None = _noted.get(array)
+    if noted is not None and noted.version == version_of(array):
+        return noted.digest
+    digest, flat = hashlib.sha256(), array.detach().cpu().contiguous().view(-1)
+    for part in flat.split(max(1, CHUNK_BYTES // max(array.itemsize, 1))):
+        digest.update(part.numpy().view(np.uint8).data)
+        release(part)
+    return digest.hexdigest()
 
 
 def data_digests(graph: GraphFields) -> dict[str, str]:
-    """Return the digest of each array that a graph has beside its edges, by the name of its field.
+    """Return the digests of what a graph has apart from its edges, by the names of its fields.
 
-    Reads every array of which none is noted.
+    Reads every array that was not read from a graph folder.
     """
     arrays = {"edge weights": graph.in_edges.weight} | {name: getattr(graph, name) for name in FIELDS}
     arrays |= {f"features of {name}": x for name, x in graph.features.items()}
-    return {name: digest_of(array) for name, array in arrays.items() if array is not None}
+    if graph.vertex_names is not None:
+        arrays |= graph.vertex_names.arrays()
+    digests = {name: digest_of(array) for name, array in arrays.items() if array is not None}
+    types = [graph.relations, graph.vertex_types, graph.type_offsets]
+    return digests | {"types": hashlib.sha256(json.dumps(types).encode()).hexdigest()}
 
 
 def changed_data(graph: GraphFields, recorded: dict[str, str]) -> list[str]:
-    """Return the names of the arrays that are other ones than those of which the digests were recorded."""
-    found = data_digests(graph)
-    return sorted(name for name in found.keys() | recorded.keys() if found.get(name) != recorded.get(name))
+    """Return the names of the fields whose digests are not those that were recorded."""
+    digests = data_digests(graph)
+    return sorted(name for name in digests.keys() | recorded.keys() if digests.get(name) != recorded.get(name))

@@ -29,6 +29,8 @@ from weft.engine.lock import FolderLock, require_unlocked
 
 FRAME = ("kind", "version")
 """What every line of a record begins with."""
+NO_DIGESTS = "weft: {} is of an earlier weft and has no digests of the data: only its edges are known to be unchanged"
+"""What is printed of a run that cannot tell whether its data have changed."""
 UNBEGUN = (LOCK, CHOICES, "choices.tmp", "config.tmp")
 """What a run may leave that was killed before its config.toml was there: nothing of it goes on, and the next one writes
 it anew."""
@@ -82,8 +84,8 @@ class RunFolder:
             )
         if found and found.data and (changed := changed_data(graph, found.data)):
             raise InputError(
-                f"--resume: the graph has other {' and '.join(changed)} than when {self.path} was trained: give those, "
-                "or a new --out"
+                f"--resume: the graph has changed since {self.path} was trained ({', '.join(changed)}): restore it, or "
+                "train in a new --out without --resume"
             )
         if found and found.progress.is_over(config) and has_ended:
             epochs = found.progress.epoch
@@ -161,11 +163,7 @@ class RunFolder:
     def take_back(self, found: Checkpoint | None) -> None:
         """Removes what a stopped run wrote after the checkpoint that it goes on from; None: after its begin."""
         if found and not found.data:
-            print(
-                f"weft: {self.path} is of an earlier weft and has no digests of its data: only the graph's edges are "
-                "known to be the same",
-                file=sys.stderr,
-            )
+            print(NO_DIGESTS.format(self.path), file=sys.stderr)
         with self._usable():
             checkpoint.drop_after(self.checkpoints, found.progress.epoch if found else 0)
             kept = record.restore(self.metrics, found.record if found else Mark())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
@@ -48,6 +49,10 @@ class Batch:
     step: Step
 
 
+PENALTY = -1
+"""Stands for a call while the gradient of a penalty is computed."""
+
+
 class PlacedModel:
     """A model on this rank's part of a graph.
 
@@ -80,10 +85,25 @@ class PlacedModel:
         self._calls = 0
         """Number of `__call__`s so far."""
         self._reaching = 0
-        """The call whose logits a loss may reach now; 0: none."""
+        """The call whose logits a loss may depend on now; 0: none."""
+        self._versions: list[int] = []
+        """PyTorch's counts of changes of the parameters, at the first `backward`."""
+        self._unchanged_epochs = 0
+        """Calls of `batches` since then in which these were the same."""
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        """The steps of an epoch: one for the whole graph, or one for each mini-batch of `split` and `sampled`."""
+        """The steps of an epoch: one for the whole graph, or one for each mini-batch of `split` and `sampled`.
+
+        Warns where no parameter changes in three epochs with a `backward`, as with an optimizer of another model.
+        """
+        if self._versions == [parameter._version for parameter in self.model.parameters()]:
+            self._unchanged_epochs += 1
+        if self._unchanged_epochs == 3:
+            warnings.warn(
+                "no parameter of placed.model has changed since the first placed.backward: make the optimizer of "
+                "placed.model.parameters(), not of the model that weft.place was given",
+                stacklevel=2,
+            )
         for step in self.placed.steps(epoch):
             yield Batch(**self.task.examples(step)._asdict(), step=step)
 
@@ -103,18 +123,19 @@ class PlacedModel:
 
         Args:
             loss: This rank's part of the loss, a function of the logits that the last `placed(batch)` gave.
-            penalty: A function of the parameters, such as an L2 penalty, which every rank computes and which counts
-                once.
+            penalty: A function of the parameters alone, such as an L2 penalty, which every rank computes and which
+                counts once. A rank has some rows of an embedding, so it has to be a sum over rows.
 
         Raises:
             InputError: There are no logits since the last call, the loss does not depend on them, or it depends on
-                those of an earlier batch or on the parameters themselves, where it would count once for each rank.
+                those of an earlier batch or directly on the parameters; or the penalty depends on logits.
         """
         if self._made is None:
             raise InputError("backward: there are no logits since the last one: call placed(batch) before")
         (made, logits), self._made = self._made, None
         parameters = [*self.model.parameters()]
         before = [parameter.grad for parameter in parameters]
+        self._versions = self._versions or [parameter._version for parameter in parameters]
         try:
             self.model.zero_grad(set_to_none=True)
             if loss.requires_grad:
@@ -124,14 +145,14 @@ class PlacedModel:
                 raise InputError("backward: the loss does not depend on the logits that placed(batch) gave")
             if any(parameter.grad is not None for parameter in parameters):
                 raise InputError(
-                    "backward: the loss depends on the model's parameters besides the logits, and that part would "
-                    "count once for each rank: give it apart, as in placed.backward(loss, penalty=penalty)"
+                    "backward: the loss depends directly on parameters, and that term would count once for each rank: "
+                    "pass it as penalty: placed.backward(loss, penalty=...)"
                 )
             grad = self.placed.empty_rows(made)
             grad.zero_() if logits.grad is None else grad.copy_(logits.grad)
             self.placed.backward(made, grad)
             if penalty is not None:
-                self._reaching = 0
+                self._reaching = PENALTY
                 penalty.backward()
         except BaseException:
             self.model.zero_grad(set_to_none=True)
@@ -144,6 +165,8 @@ class PlacedModel:
 
     def _require_reaching(self, call: int, _: Tensor) -> None:
         """InputError where a backward pass reaches logits whose gradient goes no further."""
+        if self._reaching == PENALTY:
+            raise InputError("backward: the penalty depends on the logits: put that term into the loss")
         if not self._reaching:
             raise InputError(
                 "a backward pass from the logits of placed(batch) ends there, and gives the parameters no gradient: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ from weft.data import (
 )
 from weft.engine.blocks import row_blocks
 from weft.engine.check import check_placing
-from weft.engine.folder import RunFolder
+from weft.engine.folder import NO_DIGESTS, RunFolder
 from weft.engine.joined import joined, made_by_all, parting, planned_with_choices
 from weft.engine.launch import require_guard
 from weft.engine.local import on_local_ranks
@@ -285,12 +286,15 @@ def find_graph(saved: SavedModel, config: Config, graph: Graph | str | Path | No
     if described.shape.featured_types:
         found = found.by_type()
     require_alike(described.shape, found)
-    recorded = described.graph.get("data")
-    if graph is None and recorded and (changed := changed_data(found, recorded)):
-        raise InputError(
-            f"{config.graph} has other {' and '.join(changed)} than when {path} was trained: name it, as in weft "
-            "predict RUN GRAPH, if it is to be predicted on as it is now"
-        )
+    if graph is None:
+        recorded = described.graph.get("data")
+        if recorded is None and is_main_process():
+            print(NO_DIGESTS.format(path), file=sys.stderr)
+        if recorded is not None and (changed := changed_data(found, recorded)):
+            raise InputError(
+                f"{config.graph} has changed since {path} was trained ({', '.join(changed)}): to predict on it as it "
+                f"is now, name it: weft predict {path} {config.graph}"
+            )
     return found
 
 

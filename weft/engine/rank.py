@@ -181,7 +181,9 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
     config, group = job.config, trainer.group
     first = trainer.progress.epoch
     show = ProgressShow(first, config.epochs, quiet=job.quiet, name=job.name)
-    described = Description.of(config, trainer.strategy.work, own_model=job.own_model, own_graph=job.own_graph)
+    described = Description.of(
+        config, trainer.strategy.work, own_model=job.own_model, own_graph=job.own_graph, data=trainer.data
+    )
     with closing(RunWriter(folder, described, show, job.idle)) as writer, called(job.own.callbacks) as call:
         with show:
             writer.begin(

@@ -15,7 +15,7 @@ from weft.core import migrate, record
 from weft.core.config import Config, is_imported
 from weft.core.dtypes import dtype_name
 from weft.core.errors import InputError, readable
-from weft.data import GraphShape, TypedShape, data_digests
+from weft.data import GraphShape, TypedShape
 from weft.engine import checkpoint
 from weft.engine.checkpoint import Progress
 from weft.engine.folder import RunFolder
@@ -42,8 +42,10 @@ class Description:
     weft: str = version("weft")
 
     @classmethod
-    def of(cls, config: Config, work: Workload, *, own_model: str, own_graph: bool) -> Description:
-        """That of a run of a model on a graph."""
+    def of(
+        cls, config: Config, work: Workload, *, own_model: str, own_graph: bool, data: dict[str, str]
+    ) -> Description:
+        """That of a run of a model on a graph. data: the digests of the graph's data."""
         graph = work.graph
         return cls(
             config=config,
@@ -54,7 +56,7 @@ class Description:
                 "vertices": graph.num_vertices,
                 "edges": graph.num_edges,
                 "fingerprint": graph.fingerprint,
-                "data": data_digests(graph),
+                "data": data,
             },
             num_parameters=sum(parameter.numel() for parameter in work.model.parameters()),
         )

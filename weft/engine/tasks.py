@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -50,13 +52,14 @@ def asked_model(model: nn.Module | None, config: Config) -> nn.Module | str | No
 def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config) -> nn.Module:
     """The model that the task trains: a person's, converted if it is PyG's, or the configuration's.
 
-    For links, with a decoder. model: a string says where a person's model is defined, and is imported. The name in the
-    configuration never is, since a file may have given it.
+    For links, with a decoder. model: a string is a name that the person gave, and is imported if it says where a class
+    is defined. The name in the configuration never is, since a file may have given it.
     """
     width = (num_logits(config, shape) or shape.num_classes) if config.task == "node" else config.hidden
-    if isinstance(model, str):
+    if isinstance(model, str) and is_imported(model):
         model = imported_model(model, shape, width, config)
-    elif model is None:
+    elif not isinstance(model, nn.Module):
+        config = config if model is None else replace(config, model=model)
         model = from_config(config, shape.num_features, width, shape.num_edge_features, shape.typed)
     if is_pyg(model):
         model = convert(model, given=known_edges(shape), shape=shape)

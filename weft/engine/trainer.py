@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -65,6 +66,11 @@ class Trainer:
             ) from error
         load_updates(self.optimizer, self.scheduler, checkpoint.named("optimizer.", tensors), updates)
 
+    @cached_property
+    def data(self) -> dict[str, str]:
+        """Digests of the graph's data, on rank 0, which writes them; {} on the others."""
+        return {} if self.group.rank else data_digests(self.strategy.graph)
+
     def checkpoint(self) -> Checkpoint:
         """The run as it stands between two epochs; all ranks make it, and rank 0's is whole."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
@@ -73,7 +79,7 @@ class Trainer:
         return Checkpoint(
             config=self.config,
             fingerprint=self.strategy.graph.fingerprint,
-            data={} if self.group.rank else data_digests(self.strategy.graph),
+            data=self.data,
             progress=self.progress,
             tensors=embedded.gather(tensors, self.strategy, self.optimizer),
             updates=plain_state(self.optimizer, self.scheduler),

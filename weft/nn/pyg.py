@@ -19,14 +19,19 @@ PADDED = ("GRUAggregation", "LSTMAggregation", "SetTransformerAggregation", "Sor
 class PyGConv(nn.Module):
     """A PyG convolution over a view's block: sources, of which the targets are the first, and edges between them.
 
-    It gets the graph's edge features where it was made for some, and its edge weights where it takes any.
+    It gets the graph's edge weights if its forward takes `edge_weight`. A convolution of PyG's gets the edge features
+    if it was made for some (`edge_dim`), a custom one if its forward takes `edge_attr`.
 
-    reads_edge_attr: whether the model that it is of hands it the edges' features: then it gets them, whatever it says.
+    Args:
+        conv: The convolution.
+        out_width: Columns of its result.
+        reads_edge_attr: Whether the model calls it with edge features, which it then gets in any case.
     """
 
     def __init__(self, conv: Any, out_width: int, *, reads_edge_attr: bool = False) -> None:
         super().__init__()
-        self.conv, self.out_width, self.reads_edge_attr = conv, out_width, reads_edge_attr
+        self.conv, self.out_width = conv, out_width
+        self.needs_edge_attr = reads_edge_attr or requires_edge_attr(conv)
         self.register_state_dict_post_hook(name_as_pyg)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(name_as_wrapped)  # type: ignore[no-untyped-call]
         self.takes_pair = takes_pair(conv)
@@ -52,7 +57,9 @@ class PyGConv(nn.Module):
         if "edge_attr" in self.takes:
             features = view.edge_features
             found = 0 if features is None else features.shape[1]
-            wanted = found or 1 if self.reads_edge_attr else edge_width(self.conv, in_width, found)
+            wanted = edge_width(self.conv, in_width, found) if is_pygs(self.conv) else found
+            if self.needs_edge_attr:
+                wanted = wanted or found or 1
             if wanted and features is None:
                 raise InputError(
                     f"{type(self.conv).__name__} needs edge features, and the graph has none: give the graph "
@@ -85,7 +92,7 @@ def from_pyg(conv: Any, *, reads_edge_attr: bool = False) -> PyGConv:
     """A layer for weft.nn.Stack from a PyG convolution such as SAGEConv, GATv2Conv or TransformerConv.
 
     It runs under every strategy that gives a rank all in-edges of its vertices, with the numbers of one device.
-    reads_edge_attr: see PyGConv.
+    reads_edge_attr: whether the model calls it with edge features.
 
     Raises InputError for a convolution that reads more of the graph than that (GCNConv: the degrees of sources), and
     for dropout or a batch norm of its own, which would depend on the number of ranks.
@@ -93,7 +100,8 @@ def from_pyg(conv: Any, *, reads_edge_attr: bool = False) -> PyGConv:
     name = type(conv).__name__
     if getattr(conv, "cached", False):
         raise InputError(f"{name} with cached=True keeps the first edges that it sees: leave cached out")
-    tried = None if takes_pair(conv) and out_width_of(conv) else Trial.of(conv, reads_edge_attr=reads_edge_attr)
+    needs_edge_attr = reads_edge_attr or requires_edge_attr(conv)
+    tried = None if takes_pair(conv) and out_width_of(conv) else Trial.of(conv, needs_edge_attr=needs_edge_attr)
     if not takes_pair(conv) and not (tried and tried.reads_sources_alone):
         raise InputError(
             f"{name} reads more of the graph than the rows of in-neighbours, such as their degrees, and a rank has a "
@@ -151,7 +159,7 @@ class Trial(NamedTuple):
     out_width: int
 
     @classmethod
-    def of(cls, conv: Any, *, reads_edge_attr: bool = False) -> Trial | None:
+    def of(cls, conv: Any, *, needs_edge_attr: bool = False) -> Trial | None:
         """None where it cannot be run on rows of any width that its parameters' first two dimensions tell."""
         random = torch.Generator().manual_seed(0)
         targets, num_vertices = 6, 12
@@ -162,7 +170,7 @@ class Trial(NamedTuple):
         sizes = [size for one in conv.parameters() for size in reversed(one.shape[:2])]
         widths = [size // rows for rows in (1, 2, 3) for size in sizes]  # a map may read both ends of an edge
         known = dict.fromkeys(one for one in [getattr(conv, "in_channels", 0), *widths] if isinstance(one, int) and one)
-        tries = ((width, n) for width in known for n in edge_widths(conv, width, reads_edge_attr, sizes))
+        tries = ((width, n) for width in known for n in edge_widths(conv, width, sizes, needed=needs_edge_attr))
         for width, columns in tries:
             x = torch.randn(num_vertices, width, dtype=dtype, generator=random)
             given = [{"edge_attr": x.new_ones(one.shape[1], columns)} if columns else {} for one in (edge_index, few)]
@@ -175,10 +183,27 @@ class Trial(NamedTuple):
         return None
 
 
-def edge_widths(conv: Any, in_width: int, reads_edge_attr: bool, sizes: list[int]) -> list[int]:
-    """The widths of edge features to try a convolution with: what it says, or the sizes of its parameters."""
-    said = edge_width(conv, in_width, 0)
-    return [said] if said or not reads_edge_attr else [*dict.fromkeys([1, in_width, *sizes])]
+def is_pygs(conv: Any) -> bool:
+    """Return whether a convolution is one of PyG's, or of a class derived from one."""
+    classes = (one for one in type(conv).__mro__ if one.__name__ != "MessagePassing")
+    return any(one.__module__.startswith("torch_geometric.nn.conv.") for one in classes)
+
+
+def requires_edge_attr(conv: Any) -> bool:
+    """Return whether a custom convolution's forward has an argument edge_attr without a default."""
+    parameter = inspect.signature(conv.forward).parameters.get("edge_attr")
+    return parameter is not None and parameter.default is parameter.empty and not is_pygs(conv)
+
+
+def edge_widths(conv: Any, in_width: int, sizes: list[int], *, needed: bool) -> list[int]:
+    """Return the widths of edge features to try a convolution with; 0: without any.
+
+    A custom one does not tell: one column, as many as rows have, and the sizes of its parameters are tried.
+    """
+    stated = edge_width(conv, in_width, 0) if is_pygs(conv) else 0
+    if stated or not needed:
+        return [stated]
+    return [*dict.fromkeys([1, in_width, *sizes])]
 
 
 def edge_width(conv: Any, in_width: int, found: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 from pathlib import Path
@@ -20,7 +21,7 @@ MANIFEST = "manifest.json"
 DTYPES = ("|b1", "|u1", "<i2", "<i4", "<i8", "<f4", "<f8")  # others would be copied, and no longer be the file
 REMEDY = "import the graph again"
 ASIDE = ".old"
-"""What the name of a store ends with that was put aside while another one was to take its place."""
+"""Suffix of the temporary name of a store that is being replaced."""
 
 Value = TypeVar("Value", int, str, bool, list[Any], dict[str, Any])
 Item = TypeVar("Item", int, str)
@@ -29,8 +30,7 @@ Item = TypeVar("Item", int, str)
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a store folder, in today's form. InputError if there is none, or of a later weft."""
     if not folder.exists():
-        if aside := set_aside(folder):
-            raise InputError(f"{folder}: a process was stopped while it replaced the store: rename {aside} to it")
+        require_not_set_aside(folder)
         raise InputError(f"{folder}: no such folder: check the path, or write it with 'weft data import'")
     if not folder.is_dir():
         raise InputError(f"{folder}: is a file, not a graph store: load it as a data file, or give the store's folder")
@@ -48,9 +48,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         return migrate.graph(manifest, path)
 
 
-def set_aside(folder: Path) -> Path | None:
-    """Return the store that was put aside when another one was to take its place, and a process was stopped."""
-    return next(folder.parent.glob(f".{folder.name}.*{ASIDE}"), None)
+def require_not_set_aside(folder: Path) -> None:
+    """InputError where a process was stopped while it replaced a store, which still has its temporary name."""
+    aside = next(folder.parent.glob(f".{glob.escape(folder.name)}.????????{ASIDE}"), None)
+    if aside is not None:
+        raise InputError(f"{folder}: a process was stopped while it replaced this graph: mv {aside} {folder}")
 
 
 def read_json(path: Path) -> Any:
@@ -113,11 +115,13 @@ def read_array(path: Path, fields: dict[str, Any], verify: bool | None) -> Tenso
     if array.dtype.str not in DTYPES or not array.ndim:
         raise InputError(f"{path}: holds {array.dtype} of shape {list(array.shape)}, which no store has: {REMEDY}")
     tensor, checksum = torch.from_numpy(array), entry(fields, "sha256", str, manifest)
-    if verify is None:
-        verify = not file_state(path).items() <= fields.items()
-    if verify and digest_of(tensor) != checksum:
-        raise InputError(f"{path}: field 'sha256' of the data is not the manifest's {checksum[:12]}...: {REMEDY}")
-    note_digest(tensor, checksum)
+    unchanged = file_state(path).items() <= fields.items()
+    if verify or (verify is None and not unchanged):
+        unchanged = digest_of(tensor) == checksum
+        if not unchanged:
+            raise InputError(f"{path}: field 'sha256' of the data is not the manifest's {checksum[:12]}...: {REMEDY}")
+    if unchanged:
+        note_digest(tensor, checksum)
     return tensor
 
 

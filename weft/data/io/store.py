@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import json
 import os
 import secrets
@@ -77,8 +76,7 @@ def replace_folder(new: Path, folder: Path) -> None:
     """Rename `new` to `folder`, and remove what was there.
 
     The two are exchanged at once, so that a process that is stopped at any moment leaves the old or the new one under
-    the name. Where the file system cannot do that, the old one is renamed first, and named by `set_aside` until the
-    new one is there.
+    the name. Where the file system cannot do that, the old one is renamed first: a reader then says where it is.
     """
     old = new
     if not folder.exists():
@@ -97,15 +95,11 @@ def replace_folder(new: Path, folder: Path) -> None:
 
 def exchange(one: Path, other: Path) -> bool:
     """Exchange the names of two folders in one step. Return whether the system and the file system can."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
     if renameat2 is None:
         return False
-    if renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        return False
-    raise OSError(number, os.strerror(number), str(other))
+    names = AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other)
+    return bool(renameat2(*names, RENAME_EXCHANGE) == 0)
 
 
 def write_store(graph: GraphFields, folder: Path) -> None:

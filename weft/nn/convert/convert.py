@@ -45,6 +45,8 @@ def convert(model: nn.Module, *, given: Collection[str] = (), shape: GraphShape 
         )
     shadow = _sharing(model)
     types = Types.of(shape, type(model).__name__) if takes_types(model) else None
+    if types is not None and shape is not None:
+        _require_no_edge_values(model, shape)
     programs = {training: trace(shadow.train(training), frozenset(given), types) for training in (True, False)}
     training, evaluating = programs[True], programs[False]
     if [type(step.does) for step in _graph_steps(training)] != [type(step.does) for step in _graph_steps(evaluating)]:
@@ -55,6 +57,17 @@ def convert(model: nn.Module, *, given: Collection[str] = (), shape: GraphShape 
     if types is not None:
         shadow.add_module(INPUT, RowsByType(types.typed))
     return Converted(shadow, training, evaluating).train(model.training)
+
+
+def _require_no_edge_values(model: nn.Module, shape: GraphShape) -> None:
+    """InputError where a model by vertex types takes features or weights of edges that the graph has."""
+    has = {"edge_attr_dict": shape.num_edge_features > 0, "edge_weight_dict": shape.weighted}
+    for parameter in parameters_of(model):
+        if has.get(parameter.name):
+            raise InputError(
+                f"{type(model).__name__}.forward takes {parameter.name}, and weft has no edge features or weights by "
+                "relation: leave the argument out, or give the graph none"
+            )
 
 
 def is_pyg(model: nn.Module) -> bool:

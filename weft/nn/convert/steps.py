@@ -25,7 +25,7 @@ IN_PLACE[operator.itruediv] = operator.truediv
 LAYER = "layer"
 """Marks the node of what a convolution gives."""
 CONSTANT = "constant"
-"""Marks a node of which no gradient goes further, as it was called under torch.no_grad."""
+"""Marks the node of a call under torch.no_grad."""
 ROOT = "model."
 """What paths begin with below the module that was traced."""
 
@@ -68,7 +68,7 @@ def _without_in_place(graph: fx.Graph, root: nn.Module) -> None:
             root.get_submodule(node.target).inplace = False  # type: ignore[assignment]
         else:
             continue
-        if node.meta.get(CONSTANT):
+        if node.meta.get(CONSTANT) and not (isinstance(node.args[0], fx.Node) and node.args[0].meta.get(CONSTANT)):
             raise InputError(
                 f"{node.meta.get('line', '')}: a tensor is changed in place under torch.no_grad, unknown to its "
                 "gradient: make a new tensor, or leave torch.no_grad out"
@@ -79,7 +79,7 @@ def _without_in_place(graph: fx.Graph, root: nn.Module) -> None:
 
 
 def _without_gradients(graph: fx.Graph) -> None:
-    """Cut results of torch.no_grad off from the gradient, where what has one reads them."""
+    """Insert a detach after each result made under torch.no_grad that code outside of it reads."""
     for node in [one for one in graph.nodes if one.meta.get(CONSTANT) and one.op.startswith("call_")]:
         readers = [one for one in node.users if not one.meta.get(CONSTANT)]
         if readers:

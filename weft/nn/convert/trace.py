@@ -70,6 +70,12 @@ class Root(nn.Module):
         known = {name: edges[what] for what, names in EDGES.items() for name in names}
         first, *others = parameters_of(self.model)
         kwargs = {}
+        names = {one.name for one in others}
+        if "edge_attr" in names - self.given and "edge_weight" in self.given - names:
+            raise InputError(
+                f"{type(self.model).__name__}.forward takes edge_attr, and the graph has edge weights instead (an "
+                "edge_attr of one column becomes weights): take edge_weight, or give the graph edge features"
+            )
         for one in others:
             optional = one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
             if one.name in EDGES["edge_index"] or (one.name in known and (not optional or one.name in self.given)):
