@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,3 +188,17 @@ def test_weights_without_widths_are_named() -> None:
 def test_a_graph_without_types_is_named() -> None:
     with pytest.raises(InputError, match="Hetero takes rows by vertex type, and the graph has none"):
         convert(made("pyg-hetero"))
+
+
+class WithEdgeFeatures(Hetero):
+    def forward(self, x_dict: Any, edge_index_dict: Any, edge_attr_dict: Any = None) -> Any:  # noqa: ARG002
+        return super().forward(x_dict, edge_index_dict)
+
+
+def test_edge_features_by_relation_are_refused() -> None:
+    graph = graph_of("x")
+    model = WithEdgeFeatures(SMALL)
+    convert(model, shape=GraphShape.of(graph))
+    shape = replace(GraphShape.of(graph), num_edge_features=2)
+    with pytest.raises(InputError, match=r"takes edge_attr_dict, and weft has no edge features or weights by relation"):
+        convert(model, shape=shape)

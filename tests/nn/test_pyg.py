@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.engine.test_check import check_run
 from tests.lib.graphs import make_graph
@@ -65,6 +66,46 @@ def test_edge_features_equal_pyg(kind: str, options: dict[str, Any]) -> None:
     assert y.shape == (23, layer.out_width)
     torch.testing.assert_close(y, conv(x, edge_index, edge_attr=features))
     assert not torch.allclose(y, conv(x, edge_index, edge_attr=features + 1))
+
+
+class Custom(pyg.MessagePassing):
+    """A layer of somebody's; an attribute of it has a name that says something else in PyG's."""
+
+    def __init__(self, edge_width: int) -> None:
+        super().__init__(aggr="sum")
+        self.dim = 4
+        self.of_row, self.of_edge = torch.nn.Linear(7, 4), torch.nn.Linear(edge_width, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        y: Tensor = self.propagate(edge_index, x=x, edge_attr=edge_attr)
+        return y
+
+    def message(self, x_j: Tensor, edge_attr: Tensor | None) -> Tensor:
+        y: Tensor = self.of_row(x_j)
+        return y if edge_attr is None else torch.tanh(y + self.of_edge(edge_attr))
+
+
+class Needing(Custom):
+    """The same, which cannot do without."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return super().forward(x, edge_index, edge_attr)
+
+
+@pytest.mark.parametrize("kind", [Custom, Needing])
+def test_a_custom_layer_gets_the_edge_features_that_there_are(kind: type[Custom]) -> None:
+    torch.manual_seed(0)
+    graph, conv = make_graph(23, edge_features=3), kind(3).double()
+    assert graph.edge_features is not None
+    x, features = torch.randn(23, 7, dtype=torch.float64), graph.edge_features.double()
+    edges, layer = torch.stack(graph.in_edges.edges()), from_pyg(conv)
+    y = layer(GraphView.of(graph.in_edges, edge_features=features), x)
+    torch.testing.assert_close(y, conv(x, edges, features), rtol=1e-9, atol=1e-9)
+    if kind is Custom:
+        torch.testing.assert_close(layer(GraphView.of(graph.in_edges), x), conv(x, edges), rtol=1e-9, atol=1e-9)
+    else:
+        with pytest.raises(InputError, match="Needing needs edge features, and the graph has none"):
+            layer(GraphView.of(graph.in_edges), x)
 
 
 def test_edge_features_that_are_not_taken() -> None:
