@@ -310,6 +310,8 @@ def check_trace(placed: Session, flops: Flops | None, *, training: bool) -> None
     """Compare what was counted with the trace; with `flops` given, also FLOPs and the calls of kernels."""
     trace = placed.trace(training=training)
     check_counts(placed.meter.take("train" if training else "eval"), trace, placed.case)
+    calls = [call for operation in trace.operations for call in operation.calls]
+    assert all(min(call.sizes, default=0) >= 0 for call in calls), f"{placed.case}: a call of a negative size"
     if flops is not None:
         check_flops(flops, trace, placed.case)
         check_calls(trace, placed.case)
