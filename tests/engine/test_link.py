@@ -19,7 +19,7 @@ from tests.lib.cases import EXACT, MACHINE, OWN
 from tests.lib.pairwise import hash_of, param
 from tests.lib.planted import replaced, too_large
 from tests.lib.ranks import on_ranks
-from tests.lib.running import train
+from tests.lib.running import complaints, train
 from tests.lib.session import Given, check_close
 from weft.cli import main
 from weft.comm import Group, halo
@@ -271,7 +271,7 @@ def test_mistakes(arguments: list[str], said: str, tmp_path: Path, capsys: pytes
     make("directed").save(tmp_path / "graph")
     command = ["train", str(tmp_path / "graph"), "--task", "link", *arguments, "--out", str(tmp_path / "out")]
     assert main(command) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = complaints(capsys.readouterr().err)
     assert said in line
     assert not (tmp_path / "out").exists()
 

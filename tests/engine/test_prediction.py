@@ -24,7 +24,7 @@ import weft
 from tests.engine.test_cli import mistake
 from tests.lib.graphs import make_graph, with_few_labels
 from tests.lib.ranks import on_ranks
-from tests.lib.running import command, finish, said_by_ranks, start, train
+from tests.lib.running import command, complaints, finish, said_by_ranks, start, train
 from weft.cli import main
 from weft.comm import Group
 from weft.core.optimisations import Optimisations
@@ -530,7 +530,7 @@ def test_a_full_disk_is_one_line(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert main(["predict", str(run.folder), "--out", str(tmp_path / "rows.npy")]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = complaints(capsys.readouterr().err)
     assert line.endswith("No space left on device: give --out a folder with room")
     assert list(tmp_path.iterdir()) == []
 
