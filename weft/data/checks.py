@@ -146,8 +146,10 @@ def label_kind(y: Tensor) -> str:
 
 def has_fraction(tensor: Tensor) -> bool:
     """Whether some number is finite and not whole, looking at a few rows at a time."""
+    if not tensor.dim():  # no rows, which the check of shapes says
+        return False
     rows = max(1, BLOCK_ENTRIES // max(1, tensor[:1].numel()))
-    for start in range(0, len(tensor) if tensor.dim() else 0, rows):
+    for start in range(0, len(tensor), rows):
         block = tensor[start : start + rows].double()
         if (block.isfinite() & (block != block.round())).any():
             return True
