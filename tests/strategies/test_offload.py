@@ -506,7 +506,8 @@ def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
     placed = Session(case, "offload", Group(), Given(device_memory=limit))
     assert isinstance(placed.strategy, PlacedOffload)
     assert plan.memory_probe.most(placed.plan.chunks(0).chunks) <= limit
-    assert 1 < len(placed.strategy.chunks.rounds(0)) <= 16
+    # The search goes up in jumps, and what a chunk of rgcn takes does not fall steadily: 8 and 9 fit, 10 to 16 do not.
+    assert 1 < len(placed.strategy.chunks.rounds(0)) <= 24
     check_numbers(placed)
     placed.evaluation()
     assert limit / 4 < peak(placed) <= limit
