@@ -184,11 +184,11 @@ class BlockFlops(NamedTuple):
         return cls(small, tuple(BlockCost(*(b - a for a, b in zip(small, one, strict=True))) for one in more))
 
     def on(self, size: BlockSize) -> BlockCost:
-        """Those on a block of this size."""
+        """Those on a block of this size. Bytes are only about linear, and none at least on a block without edges."""
         steps = [here - there for here, there in zip(size, SMALL, strict=True)]
         return BlockCost(
             *(
-                small + sum(slope * step for slope, step in zip(slopes, steps, strict=True))
+                max(0, small + sum(slope * step for slope, step in zip(slopes, steps, strict=True)))
                 for small, slopes in zip(self.small, zip(*self.slopes, strict=True), strict=True)
             )
         )
