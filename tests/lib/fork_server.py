@@ -19,7 +19,7 @@ PRELOADED = [
     "tests.lib.planted",
     "tests.lib.warm",
 ]
-"""What ranks import; what is not installed is passed over."""
+"""Modules that every rank imports; those that are not installed are skipped."""
 
 _server: Any = forkserver._forkserver  # type: ignore[attr-defined]
 

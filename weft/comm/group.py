@@ -173,8 +173,8 @@ class Group:
     def close_made(self) -> None:
         """Leave the groups of the axes and the one `beside`, whose threads wake up many times a second."""
         beside = vars(self).pop("beside", None)
-        for made in (*self._axes.values(), *([beside] if beside else [])):
-            made._leave()
+        for group in (*self._axes.values(), *([beside] if beside else [])):
+            group._leave()
         self._axes.clear()
 
     def _leave(self) -> None:

@@ -30,7 +30,7 @@ from weft.engine.lock import FolderLock, require_unlocked
 FRAME = ("kind", "version")
 """What every line of a record begins with."""
 NO_DIGESTS = "weft: {} is of an earlier weft and has no digests of the data: only its edges are known to be unchanged"
-"""What is printed of a run that cannot tell whether its data have changed."""
+"""Printed for a run without digests, whose data may have changed unnoticed."""
 UNBEGUN = (LOCK, CHOICES, "choices.tmp", "config.tmp")
 """What a run may leave that was killed before its config.toml was there: nothing of it goes on, and the next one writes
 it anew."""

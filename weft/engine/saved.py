@@ -36,7 +36,7 @@ class Description:
     """Whether the graph was given as an object, so that the configuration's name of it need not be one to load."""
     shape: GraphShape
     graph: dict[str, Any]
-    """Its vertices, edges and fingerprint, and the digests of its other arrays as `data`."""
+    """Numbers of vertices and edges, the fingerprint of the edges, and the digests of all other arrays (`data`)."""
     num_parameters: int
     """Of the model, an embedding with all its rows."""
     weft: str = version("weft")
@@ -45,7 +45,7 @@ class Description:
     def of(
         cls, config: Config, work: Workload, *, own_model: str, own_graph: bool, data: dict[str, str]
     ) -> Description:
-        """That of a run of a model on a graph. data: the digests of the graph's data."""
+        """Describe a run of a model on a graph. data: digests of the graph's arrays."""
         graph = work.graph
         return cls(
             config=config,

@@ -184,7 +184,7 @@ class BlockFlops(NamedTuple):
         return cls(small, tuple(BlockCost(*(b - a for a, b in zip(small, one, strict=True))) for one in more))
 
     def on(self, size: BlockSize) -> BlockCost:
-        """Those on a block of this size. Bytes are only about linear, and none at least on a block without edges."""
+        """Return the cost on a block of this size, extrapolated from small ones; bytes are never fewer than none."""
         steps = [here - there for here, there in zip(size, SMALL, strict=True)]
         return BlockCost(
             *(

@@ -127,5 +127,5 @@ def read_array(path: Path, fields: dict[str, Any], verify: bool | None) -> Tenso
 
 def file_state(path: Path) -> dict[str, int]:
     """Return the fields of a manifest by which a reader sees that nobody has written to a file since."""
-    found = path.stat()
-    return {"bytes": found.st_size, "modified": found.st_mtime_ns}
+    state = path.stat()
+    return {"bytes": state.st_size, "modified": state.st_mtime_ns}

@@ -80,8 +80,10 @@ def _without_in_place(graph: fx.Graph, root: nn.Module) -> None:
 
 def _without_gradients(graph: fx.Graph) -> None:
     """Insert a detach after each result made under torch.no_grad that code outside of it reads."""
-    for node in [one for one in graph.nodes if one.meta.get(CONSTANT) and one.op.startswith("call_")]:
-        readers = [one for one in node.users if not one.meta.get(CONSTANT)]
+    for node in list(graph.nodes):
+        if not (node.meta.get(CONSTANT) and node.op.startswith("call_")):
+            continue
+        readers = [user for user in node.users if not user.meta.get(CONSTANT)]
         if readers:
             with graph.inserting_after(node):
                 cut = graph.call_function(detached, (node,))
@@ -91,11 +93,12 @@ def _without_gradients(graph: fx.Graph) -> None:
 
 
 def detached(value: Any) -> Any:
-    """A value whose tensors have no gradient."""
+    """Return a value without the gradients of its tensors; a named tuple becomes a plain one."""
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, tuple | list):
-        return type(value)(detached(one) for one in value)
+        parts = [detached(part) for part in value]
+        return tuple(parts) if isinstance(value, tuple) else parts
     return value
 
 
