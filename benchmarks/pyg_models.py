@@ -262,7 +262,7 @@ class Custom(nn.Module):
 
 
 class EdgeFeatures(pyg.MessagePassing):
-    """A layer of one's own that is handed the edges' features, of a width that no attribute of it says."""
+    """A custom layer called with edge_attr, whose width no attribute of the layer tells."""
 
     def __init__(self, in_width: int, out_width: int, edge_width: int) -> None:
         super().__init__(aggr="mean")
@@ -277,7 +277,7 @@ class EdgeFeatures(pyg.MessagePassing):
 
 
 class OwnEdges(nn.Module):
-    """Two of them, of which a part of the first one's rows has no gradient."""
+    """Two `EdgeFeatures` layers, between which some rows are computed without gradients."""
 
     def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ class OwnEdges(nn.Module):
 
 
 class ConstantFirst(nn.Module):
-    """A first convolution that is not trained, since it runs without gradients."""
+    """Two GCNConvs, the first of which runs under torch.no_grad and so is not trained."""
 
     def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()

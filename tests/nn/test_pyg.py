@@ -86,7 +86,7 @@ class Custom(pyg.MessagePassing):
 
 
 class Needing(Custom):
-    """The same layer with a required edge_attr."""
+    """A `Custom` whose edge_attr has no default."""
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         return super().forward(x, edge_index, edge_attr)

@@ -144,12 +144,12 @@ def run_all(
     with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
         whole = made_by_all(config, lambda: prepared_graph(config, graph, model))
     shape = GraphShape.of(whole)
-    given = asked_model(model, config)
-    given = None if given is None else task_model(copy.deepcopy(given), shape, config)
+    custom = asked_model(model, config)
+    custom = None if custom is None else task_model(copy.deepcopy(custom), shape, config)
     made: dict[str, tuple[Workload, Plan | None]] = {}
     for name, one in contenders.items():
         prepare_process(one)
-        work, plan = make_workload(one, whole, task_model(copy.deepcopy(given), shape, one)), None
+        work, plan = make_workload(one, whole, task_model(copy.deepcopy(custom), shape, one)), None
         check(one, work, own, launched=launched, own_model=bool(jobs[name].own_model))
         if launched:  # else rank 0 plans when it comes to it
             with waiting(f"planning {name}", quiet=quiet):

@@ -120,12 +120,12 @@ class SavedModel:
         InputError for a module of another structure or type, and where there has to be one.
         """
         path, config = self.folder.path, self.described.config
-        own = self.described.own_model or (config.model if is_imported(config.model) else "")
-        if module is None and own:
+        class_name = self.described.own_model or (config.model if is_imported(config.model) else "")
+        if module is None and class_name:
             raise InputError(
-                f"{path}: its model is a {own}, a class that weft does not import: make one as it was made for the "
-                "run, and give it, as in weft.load_model(run, model) or weft.predict(run, model=model), or say where "
-                "it is defined, as in --model package.module:Class"
+                f"{path}: its model is a {class_name}, a class that weft does not import: make one as for the run and "
+                "give it, as in weft.load_model(run, model) or weft.predict(run, model=model), or say where it is "
+                "defined, as in --model package.module:Class"
             )
         shape = self.described.shape if typed is None else replace(self.described.shape, typed=typed)
         model = task_model(module, shape, config)

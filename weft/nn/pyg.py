@@ -169,14 +169,17 @@ class Trial(NamedTuple):
         dtype = next((one.dtype for one in conv.parameters()), torch.float32)
         sizes = [size for one in conv.parameters() for size in reversed(one.shape[:2])]
         widths = [size // rows for rows in (1, 2, 3) for size in sizes]  # a map may read both ends of an edge
-        known = dict.fromkeys(one for one in [getattr(conv, "in_channels", 0), *widths] if isinstance(one, int) and one)
-        tries = ((width, n) for width in known for n in edge_widths(conv, width, sizes, needed=needs_edge_attr))
+        in_channels = getattr(conv, "in_channels", 0)  # a pair in some convolutions
+        in_widths = dict.fromkeys([in_channels, *widths] if isinstance(in_channels, int) else widths)
+        tries = ((width, n) for width in in_widths for n in edge_widths(conv, width, sizes, needed=needs_edge_attr))
         for width, columns in tries:
+            if width < 1:
+                continue
             x = torch.randn(num_vertices, width, dtype=dtype, generator=random)
-            given = [{"edge_attr": x.new_ones(one.shape[1], columns)} if columns else {} for one in (edge_index, few)]
+            graphs = [(edges, x.new_ones(edges.shape[1], columns)) for edges in (edge_index, few)]
             try:
                 with torch.no_grad():
-                    whole, part = (conv(x, one, **said) for one, said in zip((edge_index, few), given, strict=True))
+                    whole, part = (conv(x, edges, **({"edge_attr": f} if columns else {})) for edges, f in graphs)
             except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
                 continue
             return cls(torch.allclose(whole[:targets], part[:targets], rtol=1e-4, atol=1e-6), whole.shape[1])
@@ -185,8 +188,8 @@ class Trial(NamedTuple):
 
 def is_pygs(conv: Any) -> bool:
     """Return whether a convolution is one of PyG's, or of a class derived from one."""
-    classes = (one for one in type(conv).__mro__ if one.__name__ != "MessagePassing")
-    return any(one.__module__.startswith("torch_geometric.nn.conv.") for one in classes)
+    bases = (base for base in type(conv).__mro__ if base.__name__ != "MessagePassing")
+    return any(base.__module__.startswith("torch_geometric.nn.conv.") for base in bases)
 
 
 def requires_edge_attr(conv: Any) -> bool:

@@ -70,7 +70,7 @@ class Root(nn.Module):
         known = {name: edges[what] for what, names in EDGES.items() for name in names}
         first, *others = parameters_of(self.model)
         kwargs = {}
-        names = {one.name for one in others}
+        names = {parameter.name for parameter in others}
         if "edge_attr" in names - self.given and "edge_weight" in self.given - names:
             raise InputError(
                 f"{type(self.model).__name__}.forward takes edge_attr, and the graph has edge weights instead (an "
