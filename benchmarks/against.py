@@ -6,8 +6,9 @@
 Both trees are installed in the same way, each in a folder of its own below build/against, which serves again while the
 sources stay as they are (a new one compiles for some minutes). Other packages are this environment's. A case is a
 command of `weft train`, or a short script on the public API, in a new process. Runs come in pairs, in which the working
-tree goes first every other time, so that a machine that slows down slows both. The losses of every pair are compared.
-Pairs are added until the interval of the median ratio is narrow, or until there are --most of them.
+tree goes first every other time. The two runs of a pair that trains take turns of a few epochs: one is stopped while
+the other runs, so that a machine that slows down slows both. The losses of every pair are compared. Pairs are added
+until the interval of the median ratio is narrow, or until there are --most of them.
 
 Exit code 0: no case is slower by more than 5 %, by the upper end of its interval. 1: some are, or are not settled, or
 differ in their outputs. 2: bad input.
@@ -16,9 +17,12 @@ differ in their outputs. 2: bad input.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
+import os
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -32,6 +36,8 @@ from kernels import save
 from trees import ROOT, BadInputError, RunFailedError, Tree, install
 
 WARMUPS = 3  # epochs that touch memory, and fill caches, for the first time
+TURNS, TURN = 8, 3  # turns of a run, and epochs of a turn
+POLL = 0.005  # seconds
 LEVEL, WIDTH, SLOWER, TOLERANCE = 0.95, 0.06, 1.05, 1e-3
 FEWEST = 6  # pairs: with fewer, even the range of all ratios holds the median with less than LEVEL
 STORE = "import sys, weft; weft.load(sys.argv[1]).save(sys.argv[2])"
@@ -46,21 +52,23 @@ print(statistics.median(seconds), graph.num_vertices, graph.num_edges)
 """
 
 
-class Outcome(NamedTuple):
-    """The result of one run."""
+class Pair(NamedTuple):
+    """The result of one run of each tree."""
 
-    seconds: float
-    """The time that the case is about."""
-    outputs: list[float]
-    """The numbers that both trees must agree on: losses, or a graph's size."""
+    seconds: list[float]
+    """The median time of each tree, in the order of the trees."""
+    ratio: float
+    """The time of the first tree divided by that of the second."""
+    outputs: list[list[float]]
+    """The numbers of each tree that must agree: losses, or a graph's size."""
 
 
 @dataclass(frozen=True)
 class Case:
     """A run that is timed."""
 
-    measure: Callable[[Tree, Case, Path], Outcome]
-    """The function that runs a tree in an empty folder and times it."""
+    measure: Callable[[list[Tree], Case, Path], Pair]
+    """The function that runs two trees in an empty folder and times them."""
     graph: str
     """The name or recipe of the graph."""
     options: str = ""
@@ -69,49 +77,118 @@ class Case:
     """The number of ranks."""
 
 
-def train(tree: Tree, case: Case, folder: Path) -> list[dict[str, Any]]:
-    """Train by the command line and return the epochs' records."""
-    options = f"--workers {case.ranks} --checkpoint-every 0 --eval-every 1000 --quiet {case.options}"
-    out = folder / "run"
-    tree.run(["-m", "weft", "train", case.graph, *options.split(), "--out", str(out)], case.ranks, folder)
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["kind"] == "epoch"]
+def training_command(case: Case, epochs: int, out: Path) -> list[str]:
+    """Return the arguments of Python that train a case and write the run into `out`."""
+    options = f"--workers {case.ranks} --epochs {epochs} --checkpoint-every 0 --eval-every 1000 --quiet"
+    return ["-m", "weft", "train", case.graph, *options.split(), *case.options.split(), "--out", str(out)]
 
 
-def time_epochs(tree: Tree, case: Case, folder: Path) -> Outcome:
-    """Time the median epoch behind the first few."""
-    epochs = train(tree, case, folder)
-    return Outcome(statistics.median(epoch["seconds"] for epoch in epochs[WARMUPS:]), [e["loss"] for e in epochs])
+def read_epochs(out: Path) -> list[dict[str, Any]]:
+    """Return the records of the epochs that have ended, but for one that is only half written."""
+    metrics = out / "metrics.jsonl"
+    lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []
+    return [record for record in map(json.loads, lines) if record["kind"] == "epoch"]
 
 
-def time_command(tree: Tree, case: Case, folder: Path) -> Outcome:
-    """Time a whole command, from its start to its end."""
-    begin = time.perf_counter()
-    epochs = train(tree, case, folder)
-    return Outcome(time.perf_counter() - begin, [epoch["loss"] for epoch in epochs])
+class Training:
+    """A run of `weft train` that stands still until it is given a turn."""
+
+    def __init__(self, tree: Tree, case: Case, out: Path, epochs: int) -> None:
+        """Start the run and stop it as soon as its first `WARMUPS` epochs have ended."""
+        self.tree = tree
+        self.out = out
+        self.process = tree.start(training_command(case, epochs, out), case.ranks, out.parent)
+        self._run_until(WARMUPS)
+
+    def take_turn(self) -> list[float]:
+        """Run `TURN` epochs and return the seconds of each; the one that the last turn interrupted is left out."""
+        first = len(read_epochs(self.out)) + 1
+        os.killpg(self.process.pid, signal.SIGCONT)
+        self._run_until(first + TURN)
+        return [epoch["seconds"] for epoch in read_epochs(self.out)[first : first + TURN]]
+
+    def finish(self) -> list[float]:
+        """Let the run end, and return the losses of its epochs; raise RunFailedError if it fails."""
+        os.killpg(self.process.pid, signal.SIGCONT)
+        self.tree.finish(self.process)
+        return [epoch["loss"] for epoch in read_epochs(self.out)]
+
+    def kill(self) -> None:
+        """End the run if it is still there."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+
+    def _run_until(self, epochs: int) -> None:
+        """Wait until so many epochs have ended, then stop all processes of the run."""
+        while len(read_epochs(self.out)) < epochs:
+            if self.process.poll() is not None:
+                self.tree.finish(self.process)
+                raise RunFailedError(f"{self.tree.name} ended before epoch {epochs}")
+            time.sleep(POLL)
+        os.killpg(self.process.pid, signal.SIGSTOP)
 
 
-def time_opening(tree: Tree, case: Case, folder: Path) -> Outcome:
-    """Time the opening of a graph's folder that this tree's weft has written, as formats may differ."""
-    store = folder.parent / f"{tree.folder.name}.store"
-    if not store.exists():
-        tree.run(["-c", STORE, case.graph, str(store)], 1, folder)
-    seconds, *sizes = (float(word) for word in tree.run(["-c", OPEN, str(store)], 1, folder).split())
-    return Outcome(seconds, sizes)
+def time_epochs(trees: list[Tree], case: Case, folder: Path) -> Pair:
+    """Time epochs of two runs that take turns, so that a machine that slows down slows both.
+
+    The ratio is the median over the turns: two epochs that follow each other by a second are compared, not two runs.
+    """
+    epochs = WARMUPS + TURNS * (TURN + 1) + TURN  # the last ones in case that an epoch ends just as a turn does
+    trainings: list[Training] = []
+    try:
+        for number, tree in enumerate(trees):
+            trainings.append(Training(tree, case, folder / str(number), epochs))
+        turns: list[list[list[float]]] = [[], []]
+        for turn in range(TURNS):
+            for number in (0, 1) if turn % 2 else (1, 0):
+                turns[number].append(trainings[number].take_turn())
+        losses = [training.finish() for training in trainings]
+    finally:
+        for training in trainings:
+            training.kill()
+    ratios = [statistics.median(first) / statistics.median(second) for first, second in zip(*turns, strict=True)]
+    seconds = [statistics.median(itertools.chain(*times)) for times in turns]
+    return Pair(seconds, statistics.median(ratios), losses)
 
 
-GRAPH = "rmat:vertices=60k,edges=1200k,features=64,classes=16"
+def time_commands(trees: list[Tree], case: Case, folder: Path) -> Pair:
+    """Time a whole command of each tree, from its start to its end."""
+    seconds, losses = [], []
+    for number, tree in enumerate(trees):
+        out = folder / str(number)
+        begin = time.perf_counter()
+        tree.run(training_command(case, 1, out), case.ranks, folder)
+        seconds.append(time.perf_counter() - begin)
+        losses.append([epoch["loss"] for epoch in read_epochs(out)])
+    return Pair(seconds, seconds[0] / seconds[1], losses)
+
+
+def time_openings(trees: list[Tree], case: Case, folder: Path) -> Pair:
+    """Time the opening of a graph's folder, which each tree's weft has written, as formats may differ."""
+    seconds, sizes = [], []
+    for tree in trees:
+        store = folder.parent / f"{tree.folder.name}.store"
+        if not store.exists():
+            tree.run(["-c", STORE, case.graph, str(store)], 1, folder)
+        median, *size = (float(word) for word in tree.run(["-c", OPEN, str(store)], 1, folder).split())
+        seconds.append(median)
+        sizes.append(size)
+    return Pair(seconds, seconds[0] / seconds[1], sizes)
+
+
+GRAPH = "rmat:vertices=40k,edges=2400k,features=64,classes=16"
 WIDE = "--hidden 128 --layers 3"
 CASES = {
-    "gcn": Case(time_epochs, GRAPH, f"--model gcn {WIDE} --epochs 30"),
-    "sage": Case(time_epochs, GRAPH, f"--model sage {WIDE} --epochs 25"),
-    "gat": Case(time_epochs, GRAPH, "--model gat --hidden 64 --epochs 15"),
-    "tensor": Case(time_epochs, GRAPH, f"--model gcn {WIDE} --strategy tensor --epochs 15", ranks=4),
-    "hybrid": Case(time_epochs, GRAPH, f"--model gcn {WIDE} --strategy hybrid --epochs 20", ranks=2),
-    "offload": Case(time_epochs, GRAPH, f"--model gcn {WIDE} --strategy offload --chunks 4 --epochs 15", ranks=2),
-    "pipeline": Case(time_epochs, GRAPH, f"--model gcn {WIDE} --strategy pipeline --chunks 4 --epochs 15", ranks=2),
-    "start-up": Case(time_command, "digits", "--model gcn --epochs 1"),
-    "open": Case(time_opening, "rmat:vertices=1m,edges=10m"),
+    "gcn": Case(time_epochs, GRAPH, f"--model gcn {WIDE}"),
+    "sage": Case(time_epochs, GRAPH, f"--model sage {WIDE}"),
+    "gat": Case(time_epochs, GRAPH, "--model gat --hidden 64"),
+    "tensor": Case(time_epochs, GRAPH, f"--model gcn {WIDE} --strategy tensor", ranks=4),
+    "hybrid": Case(time_epochs, GRAPH, f"--model gcn {WIDE} --strategy hybrid", ranks=2),
+    "offload": Case(time_epochs, GRAPH, f"--model gcn {WIDE} --strategy offload --chunks 4", ranks=2),
+    "pipeline": Case(time_epochs, GRAPH, f"--model gcn {WIDE} --strategy pipeline --chunks 4", ranks=2),
+    "start-up": Case(time_commands, "digits", "--model gcn"),
+    "open": Case(time_openings, "rmat:vertices=1m,edges=10m"),
 }
 
 
@@ -161,20 +238,21 @@ def compare(case: Case, sides: dict[str, Tree], options: argparse.Namespace, fol
     pairs: list[dict[str, float]] = []
     row: dict[str, Any] = {"pairs": pairs}
     while len(pairs) < options.most:
-        outcomes: dict[str, Outcome] = {}
+        order = list(sides)[:: -1 if len(pairs) % 2 else 1]
+        scratch = Path(tempfile.mkdtemp(dir=folder))
         try:
-            for role in list(sides)[:: -1 if len(pairs) % 2 else 1]:
-                scratch = Path(tempfile.mkdtemp(dir=folder))
-                outcomes[role] = case.measure(sides[role], case, scratch)
-                shutil.rmtree(scratch)
+            pair = case.measure([sides[role] for role in order], case, scratch)
         except RunFailedError as error:
             return row | {"verdict": str(error)}
-        if not agree(*(outcome.outputs for outcome in outcomes.values())):
-            return row | {"verdict": "differs", "outputs": {role: outcomes[role].outputs for role in sides}}
-        pairs.append({role: outcomes[role].seconds for role in sides})
-        measured = " ".join(f"{role} {outcomes[role].seconds:.4f}" for role in sides)
-        print(f"  pair {len(pairs)}: {measured}", file=sys.stderr, flush=True)
-        ratios = [pair["current"] / pair["baseline"] for pair in pairs]
+        finally:
+            shutil.rmtree(scratch)
+        if not agree(*pair.outputs):
+            return row | {"verdict": "differs", "outputs": dict(zip(order, pair.outputs, strict=True))}
+        ratio = pair.ratio if order[0] == "current" else 1 / pair.ratio
+        pairs.append(dict(zip(order, pair.seconds, strict=True)) | {"ratio": ratio})
+        measured = " ".join(f"{role} {pairs[-1][role]:.4f}" for role in sides)
+        print(f"  pair {len(pairs)}: {measured} ratio {ratio:.3f}", file=sys.stderr, flush=True)
+        ratios = [pair["ratio"] for pair in pairs]
         # An even number, so that each side has come first as often: what comes second may find another machine.
         if len(pairs) >= options.least and len(pairs) % 2 == 0:
             low, high = interval(ratios)

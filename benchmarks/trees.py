@@ -44,21 +44,30 @@ class Tree:
     folder: Path
     """The virtual environment's folder."""
 
-    def run(self, arguments: Sequence[str], ranks: int, folder: Path) -> str:
-        """Run this tree's Python in `folder` and return its output; raise RunFailedError if it fails.
+    def start(self, arguments: Sequence[str], ranks: int, folder: Path) -> subprocess.Popen[str]:
+        """Start this tree's Python in `folder`, in a process group of its own.
 
-        Each of the ranks has its share of the cores as threads, at least one. A profile of `weft probe` is out of
-        reach, since it would decide what a run does.
+        Each of the ranks gets its part of the cores as threads, at least one. A profile of `weft probe` is hidden,
+        since a run's decisions depend on it.
         """
         threads = max(1, len(os.sched_getaffinity(0)) // ranks)
         environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
         environment |= {"OMP_NUM_THREADS": str(threads), "XDG_CACHE_HOME": str(folder / "cache")}
         command = [str(self.folder / "bin" / "python"), *arguments]
-        result = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
-        if result.returncode:
-            lines = (result.stderr or result.stdout).strip().splitlines() or [f"exit code {result.returncode}"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, cwd=folder, env=environment, text=True, start_new_session=True, **pipes)
+
+    def finish(self, process: subprocess.Popen[str]) -> str:
+        """Wait for a process that `start` returned, and return its output; raise RunFailedError if it failed."""
+        output, errors = process.communicate()
+        if process.returncode:
+            lines = (errors or output).strip().splitlines() or [f"exit code {process.returncode}"]
             raise RunFailedError(f"{self.name} fails: {lines[-1]}")
-        return result.stdout
+        return output
+
+    def run(self, arguments: Sequence[str], ranks: int, folder: Path) -> str:
+        """Run this tree's Python in `folder` and return its output; raise RunFailedError if it fails."""
+        return self.finish(self.start(arguments, ranks, folder))
 
 
 def install(tree: str) -> Tree:

@@ -174,9 +174,12 @@ class TestAgainst:
         """A slowdown of 10 % is found under noise of 2 %, by times that are drawn; none is found where none is."""
         noise = random.Random(0)
         slow = {"current": 1 + shift, "baseline": 1.0}
-        case = SimpleNamespace(
-            measure=lambda role, _case, _folder: against.Outcome(slow[role] * noise.lognormvariate(0, 0.02), [1.0])
-        )
+
+        def measure(roles: list[str], _case: object, _folder: Path) -> object:
+            seconds = [slow[role] * noise.lognormvariate(0, 0.02) for role in roles]
+            return against.Pair(seconds, seconds[0] / seconds[1], [[1.0], [1.0]])
+
+        case = SimpleNamespace(measure=measure)
         row = against.compare(case, {role: role for role in slow}, SimpleNamespace(least=8, most=60), tmp_path)
         assert row["high"] - row["low"] < against.WIDTH
         assert row["low"] <= 1 + shift <= row["high"]

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -310,6 +311,13 @@ def test_frozen_parameters_make_nothing_constant() -> None:
     for single, offloaded in zip(found[:3], found[3:], strict=True):
         check_close(offloaded, single, "evaluation")
     assert not torch.equal(found[0], found[1])
+
+
+def test_chunks_are_limited_by_the_largest_rank() -> None:
+    """A rank with 7 rows may have 7 chunks, though the other rank has only 3 rows."""
+    needed = [SimpleNamespace(rows=torch.arange(count)) for count in (3, 7)]
+    cutter = Cutter(SimpleNamespace(), {}, needed, frozenset(), on_cpu=True, prefetch=False)  # type: ignore[arg-type]
+    assert cutter.max_chunks == 7
 
 
 def test_what_was_planned_is_let_go() -> None:
