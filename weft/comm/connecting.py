@@ -54,8 +54,8 @@ def beginning_gloo() -> Iterator[None]:
         yield
 
 
-def new_group(ranks: list[int], timeout: timedelta | None, backend: str | None = None) -> dist.ProcessGroup:
-    """PyTorch's process group of some ranks; all ranks make it, also those that are not of it."""
+def new_gloo_group(timeout: timedelta | None) -> dist.ProcessGroup:
+    """Make one more process group of all ranks, through gloo. All ranks must call it."""
     with beginning_gloo():
-        made: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, backend=backend)
-    return made
+        process_group: dist.ProcessGroup = dist.new_group(timeout=timeout, backend="gloo")
+    return process_group

@@ -10,29 +10,37 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from math import prod
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.comm.connecting import new_group
+from weft.comm.connecting import new_gloo_group
 from weft.comm.key import Key
 from weft.comm.missing import missing_ranks
 from weft.core.clock import EventClock
-from weft.core.errors import InputError, RunError
+from weft.core.errors import RunError
 from weft.core.meter import Meter, Span
 from weft.core.streams import Streams, streams_of, to_host
 
 
 class Group:
-    """`size` ranks, of which this is number `rank`: all ranks of a run, or those along one of their axes.
+    """All ranks of a run, as one of them sees them.
 
-    Made by `join`, or directly for one rank, which talks to nobody. world_ranks: their numbers among all ranks; None:
-    they are all. process_group: through which they talk. name: of the axis, as meters tell its collectives from others.
-    timeout: after which a peer that does not answer is lost. staged: what is on the device goes by the host, since
-    ranks have gloo alone. shares: some of them share a GPU.
+    `join` makes it; a single rank may make it directly and communicates with nobody.
+
+    Args:
+        rank: Number of this rank, from 0.
+        size: Number of ranks.
+        meter: Counter of bytes and seconds; default: a new one.
+        device: Device of this rank's tensors.
+        process_group: PyTorch's process group of all ranks; None for a single rank.
+        name: Prefix of the names of collectives in the meter.
+        timeout: Time after which a peer that does not answer counts as lost.
+        staged: True if tensors on the device are copied to the host before they are sent, because the ranks have gloo
+            alone.
+        shares: True if several ranks share a GPU.
     """
 
     def __init__(
@@ -42,7 +50,6 @@ class Group:
         meter: Meter | None = None,
         device: str | torch.device = "cpu",
         *,
-        world_ranks: Sequence[int] | None = None,
         process_group: dist.ProcessGroup | None = None,
         name: str = "",
         timeout: timedelta | None = None,
@@ -51,56 +58,24 @@ class Group:
     ) -> None:
         self.rank, self.size, self.device = rank, size, torch.device(device)
         self.staged, self.shares = staged, shares
-        self.world_ranks = tuple(range(size) if world_ranks is None else world_ranks)
-        self.world_rank = self.world_ranks[rank]
         self.process_group, self.name, self.timeout = process_group, name, timeout
         self.streams: Streams = streams_of(self.device)
         """Of the device, for whoever moves rows between it and the host."""
         self.meter = meter or Meter()
         if self.device.type == "cuda":
             self.meter.use(EventClock.of(self.device))
-        self._axes: dict[str, Group] = {}
         self.under_way: set[int] = set()
         """Slots of the exchanges that have begun here and are not done."""
         self._num_keys: Counter[str] = Counter()
 
-    def declare_axes(self, **sizes: int) -> None:
-        """Names the axes of a mesh of the ranks; the last changes from one rank to the next. All ranks call it.
-
-        InputError if the mesh has not as many ranks as there are.
-        """
-        assert not self._axes, "axes are declared once"
-        if prod(sizes.values()) != self.size or min(sizes.values(), default=1) < 1:
-            mesh = " x ".join(f"{name}={size}" for name, size in sizes.items())
-            raise InputError(f"a mesh of {mesh} has {prod(sizes.values())} ranks, not {self.size}: give sizes that do")
-        numbers = torch.tensor(self.world_ranks).view(*sizes.values())
-        for dim, (name, size) in enumerate(sizes.items()):
-            for ranks in numbers.movedim(dim, -1).reshape(-1, size).tolist():
-                made = new_group(ranks, self.timeout) if size > 1 else None  # also those of others
-                if self.world_rank in ranks:
-                    self._axes[name] = Group(
-                        ranks.index(self.world_rank),
-                        size,
-                        self.meter,
-                        self.device,
-                        world_ranks=ranks,
-                        process_group=made,
-                        name=f"{name} {ranks} ",
-                        timeout=self.timeout,
-                        staged=self.staged,
-                    )
-                    self._axes[name].streams = self.streams
-
     @cached_property
     def beside(self) -> Group:
-        """The same ranks on the host, with connections and a meter of their own, for a thread; all ranks make it."""
-        ranks = list(self.world_ranks)
-        made = new_group(ranks, self.timeout, backend="gloo") if self.size > 1 else None
-        return Group(self.rank, self.size, world_ranks=ranks, process_group=made, name="beside ", timeout=self.timeout)
+        """Group of the same ranks on the host, with connections and a meter of its own, for a thread.
 
-    def axis(self, name: str) -> Group:
-        """The ranks that differ from this one along an axis alone, and itself; what they exchange counts here too."""
-        return self._axes[name]
+        All ranks must make it.
+        """
+        process_group = new_gloo_group(self.timeout) if self.size > 1 else None
+        return Group(self.rank, self.size, process_group=process_group, name="beside ", timeout=self.timeout)
 
     def all_to_all(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str) -> Tensor:
         """Sends slice q of the flat `send` to rank q; returns what the ranks sent here, in rank order, flat.
@@ -164,18 +139,16 @@ class Group:
         return self.streams.to_device(values) if self.staged and self.streams.holds(like) else values
 
     def close(self) -> None:
-        """Leave the process group and those made from it: when all ranks are done, or this one cannot go on."""
+        """Leave the process group and that of `beside`: when all ranks are done, or this one cannot go on."""
         try:
-            self.close_made()
+            self.close_beside()
         finally:
             self._leave()
 
-    def close_made(self) -> None:
-        """Leave the groups of the axes and the one `beside`, whose threads wake up many times a second."""
-        beside = vars(self).pop("beside", None)
-        for group in (*self._axes.values(), *([beside] if beside else [])):
-            group._leave()
-        self._axes.clear()
+    def close_beside(self) -> None:
+        """Leave the process group of `beside`, if there is one: its threads wake up many times a second."""
+        if beside := vars(self).pop("beside", None):
+            beside._leave()
 
     def _leave(self) -> None:
         if self.process_group is not None and dist.is_initialized():
@@ -215,9 +188,9 @@ class Group:
         except RuntimeError as error:
             seconds = time.perf_counter() - start
             reason = str(error).splitlines()[0].partition(". ")[0]
-            lost = missing_ranks(self.world_rank, self.world_ranks)
+            lost = missing_ranks(self.rank, self.size)
             raise RunError(
-                f"rank {self.world_rank} lost {lost} in {self.meter.where}, {operation} '{tag}', "
+                f"rank {self.rank} lost {lost} in {self.meter.where}, {operation} '{tag}', "
                 f"after {seconds:.1f} s ({reason})"
             ) from error
         self.meter.show(self.meter.where)

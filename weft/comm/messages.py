@@ -94,14 +94,14 @@ class Messages:
             rank, key, values, work, since = one
             if not self._waited(work):
                 return
-            self._note("send", key, values, since, to=self._group.world_ranks[rank])
+            self._note("send", key, values, since, to=rank)
 
     def _listen(self, rank: int, coming: Sequence[tuple[Key, Tensor]], works: Sequence[dist.Work | None]) -> None:
         for (key, buffer), work in zip(coming, works, strict=True):
             since = self._group.meter.stamp()
             if not self._waited(work):
                 return
-            self._note("receive", key, buffer, since, **{"from": self._group.world_ranks[rank]})
+            self._note("receive", key, buffer, since, **{"from": rank})
             with self._bell:
                 self._here[rank, key] = buffer
                 self.num_come += 1

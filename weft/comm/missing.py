@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from torch.distributed import distributed_c10d
 
@@ -11,13 +10,13 @@ GRACE_SECONDS = 3.0
 """How long a rank that lost a peer waits for the others to say that they live."""
 
 
-def missing_ranks(rank: int, ranks: Sequence[int]) -> str:
-    """Names those of some ranks that do not say, in the store, within a grace time that they live; `rank` says so."""
+def missing_ranks(rank: int, size: int) -> str:
+    """Return the names of the ranks that do not sign in at the store within `GRACE_SECONDS`; `rank` signs in itself."""
     try:
         store = distributed_c10d.PrefixStore("weft/alive", distributed_c10d._get_default_store())
         store.set(str(rank), "here")
         deadline = time.monotonic() + GRACE_SECONDS
-        silent = list(ranks)
+        silent = list(range(size))
         while silent and time.monotonic() < deadline:
             silent = [one for one in silent if not store.check([str(one)])]
             time.sleep(0.05)

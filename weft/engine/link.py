@@ -89,15 +89,6 @@ class LinkAssignment:
         return Trace(operations=(counts, ids, rows, rows.mirrored()))
 
 
-def batch_trace(links: CandidateLinks, width: int, itemsize: int) -> Trace:
-    """What a task exchanges in a training step on a mini-batch, whose routes the strategy has made."""
-    if links.route is None:
-        return Trace(operations=())
-    sent, received = (sum(counts) * width * itemsize for counts in (links.route.sent, links.route.received))
-    rows = Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received)
-    return Trace(operations=(rows, rows.mirrored()))
-
-
 def halo(received: list[list[int]], rank: int, row_bytes: int, *, tag: str = "halo") -> Operation:
     """One exchange of rows; received: how many each rank gets from each."""
     sent = sum(counts[rank] for counts in received)
