@@ -116,7 +116,7 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             {"triton>=3": "triton is not installed"},
             "without",
-            "Card (80.00 GB); triton is not installed: PyTorch's sparse products: pip install 'weft[gpu]'",
+            "Card (80.00 GB); triton is not installed: only plain sums run on it: pip install 'weft[gpu]'",
         ),
     ],
 )

@@ -159,7 +159,7 @@ def gpus() -> Check:
     found = ", ".join(f"{one.name} ({format_bytes(one.total_memory)})" for one in names)
     versions, wrong = required("gpu")
     if wrong:
-        return WITHOUT, f"{found}; {'; '.join(wrong.values())}: PyTorch's sparse products: {install_command('gpu')}"
+        return WITHOUT, f"{found}; {'; '.join(wrong.values())}: only plain sums run on it: {install_command('gpu')}"
     return WORKS, f"{found}, kernels in {', '.join(versions)}"
 
 

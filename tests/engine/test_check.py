@@ -1,15 +1,17 @@
-"""What a run says before it starts: edge weights that nothing uses."""
+"""Warnings and errors before a run starts: ignored edge weights, operations that a GPU has no kernel for."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import weft
 from weft.core.config import Config
+from weft.core.errors import InputError
 from weft.data import DataWarning, Graph
 from weft.engine.check import check
 from weft.engine.rank import make_workload
@@ -62,3 +64,24 @@ def test_nothing_is_said_where_weights_are_used_or_absent(weighted: Graph, monke
     check_run("digits", weft.load("digits"), make_model("sage", 64, 10))
     monkeypatch.setenv("RANK", "1")  # another rank of torchrun's says it
     check_run("digits", weighted, make_model("sage", 64, 10))
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"model": "gat"}, "GATConv"),
+        ({"dropout": 0.5}, "--dropout 0.5"),
+        ({"input_dropout": 0.2}, "--input-dropout 0.2"),
+        ({"dtype": "bfloat16"}, "--dtype bfloat16"),
+    ],
+)
+def test_a_gpu_without_triton_computes_only_sums(
+    options: dict[str, Any], cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("weft.engine.check.triton_backend", lambda: None)
+    graph, config = weft.load("digits"), Config(graph="digits", device="cuda", dropout=0.0)
+    check(config, make_workload(config, graph, make_model("gcn", 64, 10)), launched=False)
+    with pytest.raises(InputError, match=f"{cause}: attention, maxima, dropout and bfloat16 on a GPU need Triton"):
+        weft.train(graph, device="cuda", out=tmp_path / "run", quiet=True, **{"dropout": 0.0, **options})
+    assert not (tmp_path / "run").exists()

@@ -16,7 +16,6 @@ from tests.engine.test_cli import mistake
 from tests.lib.pairwise import param
 from tests.lib.running import train
 from weft.core.errors import InputError
-from weft.engine import check
 from weft.nn import Stack
 from weft.nn.conv import GCNConv
 
@@ -127,14 +126,6 @@ def test_refused_in_a_line(arguments: list[str], said: str, tmp_path: Path, caps
     line = mistake(capsys, "train", GRAPH, "--dtype", "bfloat16", "--epochs", "2", "--out", out, *arguments)
     assert said in line
     assert not out.exists()
-
-
-def test_a_gpu_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(check, "triton_backend", lambda: None)
-    check.require_device(weft.Config(device="cuda"))
-    with pytest.raises(InputError, match="--dtype bfloat16: on a GPU it needs Triton"):
-        check.require_device(weft.Config(device="cuda", dtype="bfloat16"))
 
 
 class Own(Stack):

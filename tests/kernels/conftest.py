@@ -8,22 +8,33 @@ import torch
 from torch import Tensor
 
 from weft.core.native import _native
-from weft.kernels import native, ops, torch_sparse
+from weft.kernels import ops, torch_sparse
 
 ISAS = _native.supported_isas()
 BACKENDS = [pytest.param(isa, marks=() if isa in (ISAS[0], ISAS[-1]) else pytest.mark.slow) for isa in ISAS]
 
 
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run a test on every build of the native kernels."""
+    yield from with_isa(request.param)
+
+
 @pytest.fixture(params=[*BACKENDS, "torch_sparse"])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Every build of the native kernels, then the other backend, all on CPU tensors."""
-    best = _native.current_isa()
+def sum_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run a test on every build of the native kernels, then with sums by PyTorch's sparse products, on the CPU."""
     if request.param == "torch_sparse":
-        monkeypatch.setattr(ops, "backend_of", lambda _: torch_sparse)
+        monkeypatch.setattr(ops, "sum_backend_of", lambda _: torch_sparse)
+        yield
     else:
-        monkeypatch.setattr(ops, "backend_of", lambda _: native)
-        _native.set_isa(request.param)
-    yield request.param
+        yield from with_isa(request.param)
+
+
+def with_isa(isa: str) -> Iterator[None]:
+    """Use one build of the native kernels until the generator ends."""
+    best = _native.current_isa()
+    _native.set_isa(isa)
+    yield
     _native.set_isa(best)
 
 

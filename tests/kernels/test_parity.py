@@ -24,20 +24,44 @@ from tests.lib.kernel_cases import (
 from weft.data.adjacency import Adjacency
 
 WIDTHS = [0, 1, 2, 7, 16, 33, 100]
+EVERY_WIDTH = [*range(1, 40), 64, 127, 128, 129, 256, 257, 300, 513]
+"""Each cut of the columns into vectors and blocks."""
 BOUNDS = [(0, 0), (0, 5), (0, 16, 32), (0, 3, 3, 20), (0, 40, 41, 90, 131), (*range(0, 65, 8),), (*range(0, 31, 3),)]
 
-pytestmark = pytest.mark.usefixtures("backend")
 
-
-@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-class TestParity:
+@pytest.mark.usefixtures("sum_backend")
+class TestSums:
+    @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("weighted", [False, True])
     def test_spmm(self, dtype, index, weighted):
         for adj, width in itertools.product(graphs(index), WIDTHS):
             source, target, loop = (bool(width >> bit & 1) ^ weighted for bit in range(3))
             assert_same(adj, spmm_case(adj, width, source=source, target=target, loop=loop, weighted=weighted), dtype)
 
+    @pytest.mark.parametrize("factors", list(itertools.product([False, True], repeat=4)), ids=str)
+    def test_every_mix_of_factors(self, factors):
+        source, target, loop, weighted = factors
+        adj = graph(30, 20, 200)
+        assert_same(adj, spmm_case(adj, 9, source=source, target=target, loop=loop, weighted=weighted), torch.float64)
+
+    @pytest.mark.parametrize("width", EVERY_WIDTH)
+    def test_every_width(self, width):
+        adj = graph(20, 15, 60)
+        for dtype in DTYPES:
+            assert_same(adj, spmm_case(adj, width, source=True, target=False, loop=True, weighted=False), dtype)
+
+    @given(drawn_graphs(), st.integers(0, 70), st.booleans(), st.booleans())
+    @settings(deadline=None, max_examples=25)
+    def test_drawn_graphs(self, adj, width, weighted, loop):
+        case = spmm_case(adj, width, source=True, target=True, loop=loop, weighted=weighted)
+        assert_same(adj, case, torch.float64)
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+class TestParity:
     def test_spmm_max(self, dtype, index):
         for adj, width in itertools.product(graphs(index), WIDTHS):
             assert_same(adj, max_case(adj, width), dtype)
@@ -67,6 +91,7 @@ class TestParity:
             assert_same(adj, attend_edges_case(adj, bounds, loop=odd, steps=3 if odd else 1), dtype)
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("degree", [0, 1, 7, 8, 127, 128, 129, 256])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_a_loop_behind_any_number_of_entries(degree, dropout):
@@ -80,29 +105,21 @@ def test_a_loop_behind_any_number_of_entries(degree, dropout):
         assert_same(adj, attend_edges_case(adj, (0, 3, 12), loop=True, dropout=dropout), dtype)
 
 
-@pytest.mark.parametrize("factors", list(itertools.product([False, True], repeat=4)), ids=str)
-def test_every_mix_of_factors(factors):
-    source, target, loop, weighted = factors
-    adj = graph(30, 20, 200)
-    assert_same(adj, spmm_case(adj, 9, source=source, target=target, loop=loop, weighted=weighted), torch.float64)
-
-
-@pytest.mark.parametrize("width", [*range(1, 40), 64, 127, 128, 129, 256, 257, 300, 513])
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("width", EVERY_WIDTH)
 def test_every_width(width):
-    """Each cut of the columns into vectors and blocks, float32 and float64."""
     adj = graph(20, 15, 60)
     for dtype in DTYPES:
-        assert_same(adj, spmm_case(adj, width, source=True, target=False, loop=True, weighted=False), dtype)
         assert_same(adj, max_case(adj, width), dtype)
         assert_same(adj, attend_case(adj, (0, width // 3, width), loop=True), dtype)
         assert_same(adj, attend_edges_case(adj, (0, width // 3, width), loop=True), dtype)
 
 
+@pytest.mark.usefixtures("backend")
 @given(drawn_graphs(), st.integers(0, 70), st.booleans(), st.booleans())
 @settings(deadline=None, max_examples=25)
 def test_drawn_graphs(adj, width, weighted, loop):
     p = 0.4 * weighted
-    assert_same(adj, spmm_case(adj, width, source=True, target=True, loop=loop, weighted=weighted), torch.float64)
     assert_same(adj, max_case(adj, width), torch.float64)
     bounds = (0, width // 4, width // 2, width)
     assert_same(adj, attend_case(adj, bounds, loop=loop, steps=2, dropout=p), torch.float64)

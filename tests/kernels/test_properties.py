@@ -115,7 +115,7 @@ def test_hubs_whose_columns_are_dealt_out(width, hubs):
         torch.set_num_threads(2)
 
 
-@pytest.mark.usefixtures("two_threads", "backend")
+@pytest.mark.usefixtures("two_threads", "sum_backend")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_threads_do_not_matter(dtype):
     adj = graph(900, 900, 30_000, hub=True)
@@ -128,7 +128,7 @@ def test_threads_do_not_matter(dtype):
         assert_same_bits(case.run(ops, adj, dtype), two)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("sum_backend")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_columns_do_not_see_each_other(dtype):
     """A rank's slice of the columns has the bits of the whole: what tensor parallelism rests on."""
@@ -171,7 +171,7 @@ def test_slices_of_heads_add_up(steps):
         torch.testing.assert_close(sum(part[logits] for part in slices), whole[logits], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("sum_backend")
 @pytest.mark.parametrize("width", [1, 5, 16, 23, 200])
 def test_gradients_of_sums_are_added(width: int) -> None:
     """To what is there, in every column once, and where a source has no edge."""
@@ -268,7 +268,7 @@ def test_nan_wins_a_maximum():
     torch.testing.assert_close(spmm_max(adj, x), reference.spmm_max(adj, x), equal_nan=True, rtol=0, atol=0)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("sum_backend")
 def test_strides_are_taken_as_they_come():
     adj = graph(20, 20, 90)
     x = randn(7, 20, seed=1).t()
@@ -314,7 +314,7 @@ def test_pytorchs_matrices_are_made_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
     torch_coo = torch.sparse_coo_tensor
     monkeypatch.setattr(torch, "sparse_coo_tensor", making)
-    monkeypatch.setattr(ops, "backend_of", lambda _: torch_sparse)
+    monkeypatch.setattr(ops, "sum_backend_of", lambda _: torch_sparse)
     adj, before = graph(23, 23, 160, seed=2), torch.get_deterministic_debug_mode()
     x = randn(23, 7, seed=1).requires_grad_()
     for _ in range(3):

@@ -15,6 +15,7 @@ from tests.planner.test_measure import FEW
 from weft.comm import Group
 from weft.core import choices
 from weft.core.choices import DEFAULT, Choices, Classes, chosen
+from weft.core.errors import InputError
 from weft.cost import Prices, Profile
 from weft.engine import probing
 from weft.kernels import ops, torch_sparse
@@ -196,6 +197,9 @@ def test_a_gpus_sums_are_the_chosen_ones(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ops, "triton_backend", lambda: None)
     assert ops.sum_backend_of(narrow) is torch_sparse  # type: ignore[arg-type]
     assert ops.sum_backend_of(torch.zeros(1, 1)) is ops.native
+    for backend, rows in ((ops.backend_of, narrow), (ops.sum_backend_of, Wide(15, torch.bfloat16))):
+        with pytest.raises(InputError, match="on a GPU need Triton, which is not installed: pip install"):
+            backend(rows)  # type: ignore[arg-type]
 
 
 def test_prices_are_those_of_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

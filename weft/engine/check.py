@@ -22,7 +22,7 @@ from weft.engine.sent import dumped, sending
 from weft.engine.tasks import validation_score
 from weft.engine.torchrun import is_main_process
 from weft.engine.updates import make_optimizer, make_scheduler
-from weft.kernels import triton_backend
+from weft.kernels import NO_TRITON, triton_backend
 from weft.nn import (
     ONE_DEVICE,
     Converted,
@@ -46,6 +46,10 @@ def check(
     """
     graph = work.graph
     check_placing(config, work, launched=launched, own_model=own_model)
+    if lacks_triton(config) and not own_model:
+        for flag, p in (("--dropout", config.dropout), ("--input-dropout", config.input_dropout)):
+            if p:
+                raise InputError(f"{flag} {p}: {NO_TRITON}")
     validation = validation_score(graph, config)
     for flag, asked in (("--patience", config.patience), ("--until", config.until)):
         if asked and validation is None:
@@ -71,7 +75,11 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
     plan = get_strategy(config.strategy)
     plan.check_size(config.workers)
     plan.check_rows(work)
-    work.outline(plan.traits, training=True)
+    operations = work.outline(plan.traits, training=True)
+    if lacks_triton(config):
+        for operation in operations:
+            if operation.is_aggregate and not operation.linear:
+                raise InputError(f"{operation.layer}: {NO_TRITON}")
     rows_device(config)
     if own_model:
         by_type = isinstance(model, Converted) and bool(model.gives)
@@ -89,8 +97,13 @@ def require_device(config: Config) -> None:
     """InputError where the device is not there, or lacks what rows of the type asked for need."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
-    if config.device == "cuda" and is_narrow(getattr(torch, config.dtype)) and triton_backend() is None:
-        raise InputError(f"--dtype {config.dtype}: on a GPU it needs Triton: pip install 'weft[gpu]', or leave it out")
+    if lacks_triton(config) and is_narrow(getattr(torch, config.dtype)):
+        raise InputError(f"--dtype {config.dtype}: {NO_TRITON}")
+
+
+def lacks_triton(config: Config) -> bool:
+    """Return whether the run is on a GPU without Triton, which has kernels for sums only."""
+    return config.device == "cuda" and triton_backend() is None
 
 
 def check_functions(config: Config, work: Workload, own: OwnFunctions, validation: str | None) -> None:

@@ -6,6 +6,7 @@ from weft.kernels.backend import EdgeDropout as EdgeDropout
 from weft.kernels.backend import EdgeFeatures as EdgeFeatures
 from weft.kernels.backend import Scale as Scale
 from weft.kernels.backend import SourceGrads as SourceGrads
+from weft.kernels.ops import NO_TRITON as NO_TRITON
 from weft.kernels.ops import attend as attend
 from weft.kernels.ops import attend_edges as attend_edges
 from weft.kernels.ops import attend_keeping as attend_keeping

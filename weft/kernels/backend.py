@@ -120,7 +120,9 @@ class SourceGrads(NamedTuple):
     logits: Tensor | None = None  # [s, H]
 
 
-class Backend(Protocol):
+class SumBackend(Protocol):
+    """Plain sums over in-edges, and their adjoints."""
+
     def spmm(self, adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, wide: bool = False) -> Tensor:
         """x [s, F] -> y [n, F]; wide: in the type that rows are summed in."""
         ...
@@ -136,6 +138,10 @@ class Backend(Protocol):
     ) -> Tensor:
         """The adjoint: grad_y [n, F] -> grad_x [s, F], which is added to `into`, where that is given."""
         ...
+
+
+class Backend(SumBackend, Protocol):
+    """All operations."""
 
     def spmm_max(self, adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [s, F] -> y [n, F] and the place [n, F] of each maximum in its row, the first of equals."""

@@ -16,6 +16,7 @@ from weft.kernels.backend import (
     Backend,
     Pairs,
     Scale,
+    SumBackend,
 )
 
 
@@ -24,7 +25,7 @@ class Spmm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, backend: Backend, adj: Adjacency, scale: Scale, weighted: bool, wide: bool
+        ctx: Any, x: Tensor, backend: SumBackend, adj: Adjacency, scale: Scale, weighted: bool, wide: bool
     ) -> Tensor:
         ctx.args = backend, adj, scale, weighted
         return backend.spmm(adj, x.detach(), scale, weighted, wide)

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from weft.core.choices import chosen
 from weft.core.dtypes import is_narrow, sum_dtype
+from weft.core.errors import InputError
+from weft.core.extra import install_command
 from weft.core.random import RandomKey, key_word
 from weft.data.adjacency import Adjacency
 from weft.kernels import native, torch_sparse
@@ -31,6 +33,7 @@ from weft.kernels.backend import (
     Pairs,
     Scale,
     SourceGrads,
+    SumBackend,
 )
 from weft.kernels.checks import (
     check_bounds,
@@ -46,25 +49,43 @@ from weft.kernels.checks import (
 )
 from weft.kernels.functions import Attend, AttendEdges, KeyedDropout, PairLogits, ReluDropout, Spmm, SpmmMax
 
+NO_TRITON = (
+    "attention, maxima, dropout and bfloat16 on a GPU need Triton, which is not installed: "
+    f"{install_command('gpu')}, or use --device cpu"
+)
+"""Text of the error for an operation that the GPU lacks a kernel for."""
+
 
 def backend_of(x: Tensor) -> Backend:
-    """Our own kernels, in C++ on the CPU, in Triton on a GPU; PyTorch's sparse products where there is no Triton."""
+    """Return the backend for operations on x: C++ on the CPU, Triton on a GPU.
+
+    Raises:
+        InputError: x is on a GPU, and Triton is not installed.
+    """
     if x.device.type == "cpu":
         return native
-    return (triton_backend() if x.is_cuda else None) or torch_sparse
+    triton = triton_backend()
+    if triton is None:
+        raise InputError(NO_TRITON)
+    return triton
 
 
-def sum_backend_of(x: Tensor) -> Backend:
-    """The backend of a sum of rows, which on a GPU is chosen by their width, see `weft.core.choices`.
+def sum_backend_of(x: Tensor) -> SumBackend:
+    """Return the backend for sums of the rows of x. On a GPU, it depends on their width, see `weft.core.choices`.
 
-    Narrow rows are summed by our kernels alone, whatever was measured of float32.
+    Without Triton, PyTorch's sparse products compute sums on a GPU. They do not take bfloat16 rows.
+
+    Raises:
+        InputError: x has bfloat16 rows on a GPU, and Triton is not installed.
     """
-    by_torch = x.is_cuda and not is_narrow(x.dtype) and chosen("sum", x.shape[1]) == "torch_sparse"
-    return torch_sparse if by_torch else backend_of(x)
+    by_torch = x.is_cuda and not is_narrow(x.dtype)
+    if by_torch and (triton_backend() is None or chosen("sum", x.shape[1]) == "torch_sparse"):
+        return torch_sparse
+    return backend_of(x)
 
 
-def sum_backends() -> dict[str, Backend]:
-    """Those of sums on a GPU that are there, by name, PyTorch's first."""
+def sum_backends() -> dict[str, SumBackend]:
+    """Return the available backends for sums on a GPU by name, PyTorch's first."""
     triton = triton_backend()
     return {"torch_sparse": torch_sparse} | ({"triton": triton} if triton else {})
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.comm import Group
 from weft.core.choices import IMPLEMENTATIONS, Choices, Classes
 from weft.kernels import Scale, sum_backends
-from weft.kernels.backend import Backend
+from weft.kernels.backend import SumBackend
 from weft.nn.dense import has_onednn, linear_by
 from weft.planner.measure import DEGREES, SHARES, SOURCES, Stopwatch, random_edges
 
@@ -142,7 +142,7 @@ def sum_classes(device: str) -> Classes:
     for width in middles(WIDTHS):
         x = torch.rand(edges.num_sources, round(width), device=device)
 
-        def kernel(backend: Backend, x: Tensor = x) -> Kernel:
+        def kernel(backend: SumBackend, x: Tensor = x) -> Kernel:
             def run() -> Sequence[Tensor]:
                 y = backend.spmm(edges, x, Scale(), False)
                 return y, backend.spmm_transposed(edges, y, Scale(), False)
