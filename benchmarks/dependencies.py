@@ -311,7 +311,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--labelled", type=float, default=0.0, help="the share to train on; 0: the graph's own")
     parser.add_argument("--input-dropout", type=float, default=0.0)
     parser.add_argument("--disable", default="", help="optimisations that all do without")
-    parser.add_argument("--without", dest="disable", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
     parser.add_argument("--rank", help=argparse.SUPPRESS)

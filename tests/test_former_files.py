@@ -27,9 +27,12 @@ from weft.core.choices import DEFAULT
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.migrate import VERSIONS
+from weft.core.option_file import read_options
 from weft.cost import Machine, Profile
 from weft.cost.machine import NOMINAL_RATES
 from weft.engine import checkpoint, probing
+from weft.engine.folder import RunFolder
+from weft.engine.saved import SavedModel
 from weft.partition import PartitionBook, make_book
 from weft.report.slices import read_slices
 
@@ -278,8 +281,35 @@ def test_former_names_are_of_former_files(tmp_path: Path) -> None:
     path.write_text('metric = "accuracy"\n[strategy]\nbins = 3\nwithout = "reuse"')
     assert Config.read(path) == Config(metrics="accuracy", chunks=3, disable="reuse")
     set_version(path, 1)
-    with pytest.raises(InputError, match="unknown option 'metric': did you mean 'metrics'"):
+    with pytest.raises(InputError, match=r"run\.toml: metric is now called metrics"):
         Config.read(path)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_intra_in_a_file_of_options_is_prefetch(version: int, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'version = {version}\n[strategy]\ndisable = "inter,intra"')
+    assert Config.read(path).disable == "inter,prefetch"
+    path.write_text(f'version = {version}\n[strategy]\ndisable = ["", "intra"]')
+    assert read_options(path, Config, several=True) == {"disable": ["", "prefetch"]}
+
+
+def test_former_names_in_a_run_are_read(folder: Path) -> None:
+    """Read them from a checkpoint, from a model, and from the record of a run that was killed."""
+    path = folder / "run" / CHECKPOINT / "state.json"
+    former = json.loads(path.read_text())["state"]["config"]
+    former["without"] = former.pop("disable") or "intra"
+    edit_state(path, config=former)
+    edit_metadata(folder / "run" / "model.safetensors", config=former)
+    read = checkpoint.newest(folder / "run" / "checkpoints")
+    assert read is not None
+    assert read.config.disable == "prefetch"
+    assert SavedModel.read(RunFolder(folder / "run")).described.config.disable == "prefetch"
+    assert_predicts_as_before()
+    path = folder / "run" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)[:-1]
+    path.write_text("".join(lines).replace('"disable": ""', '"without": "intra"'))
+    assert SavedModel.read(RunFolder(folder / "run")).described.config.disable == "prefetch"
 
 
 def test_a_book_is_opened() -> None:

@@ -43,7 +43,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         flag = re.match(r"unrecognized arguments: (--[a-z-]+)", message)
-        if flag and flag[1] in _flags():
+        if flag and (former := FORMER_OPTIONS.get(flag[1].removeprefix("--"))):
+            message = f"{flag[1]} is now --{former}"
+        elif flag and flag[1] in _flags():
             message = f"{flag[1]} has no effect here: leave it out"
         elif flag and (near := nearest(flag[1], _flags())):
             message = f"unknown flag {flag[1]}: did you mean {near}?"
@@ -103,11 +105,6 @@ def add_options(
             groups[section].add_argument(flag, action=action, default=argparse.SUPPRESS, help=text)
         else:
             groups[section].add_argument(flag, type=kind_of(spec), default=argparse.SUPPRESS, metavar="X", help=text)
-    specs = {spec.name: spec for spec in dataclasses.fields(schema)}
-    for former, name in FORMER_OPTIONS.items():
-        if name in specs and (only is None or name in only):
-            flag, kind = "--" + former.replace("_", "-"), kind_of(specs[name])
-            parser.add_argument(flag, dest=name, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def kind_of(spec: dataclasses.Field[Any]) -> Callable[[str], Any]:

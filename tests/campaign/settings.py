@@ -31,7 +31,7 @@ PLAIN_TASKS = (
     ("--model", "gat", "--heads", "2"),
     ("--model", "gatv2", "--heads", "2", "--norm", "layer"),
     ("--model", "gcn", "--task", "link"),
-    ("--model", "sage", "--task", "link", "--decoder", "distmult", "--metric", "mrr", "--negatives", "2"),
+    ("--model", "sage", "--task", "link", "--decoder", "distmult", "--metrics", "mrr", "--negatives", "2"),
 )
 TYPED_TASKS = (
     ("--model", "rgcn"),
@@ -96,7 +96,7 @@ def draw_placement(random: Random, strategies: tuple[str, ...] = STRATEGIES, max
     left_out = [one for one in OPTIMISATIONS if not foreign_flags(Config(strategy=strategy, disable=one), strategy)]
     if random.random() < 0.2:
         more += ["--disable", random.choice(left_out)]
-        if more[-1] in ("prefetch", "intra"):  # which are refused where rows are in memory
+        if more[-1] == "prefetch":  # which is refused where rows are in memory
             more += ["--device-memory", "1GB"]
     return Placement(strategy=strategy, workers=workers, more=tuple(more))
 

@@ -12,6 +12,7 @@ import pytest
 
 from weft.core.config import Config
 from weft.core.errors import InputError
+from weft.core.migrate import VERSIONS
 from weft.core.option_file import named_by, options_text, read_options
 
 FIELDS = {spec.name: spec for spec in dataclasses.fields(Config)}
@@ -43,7 +44,9 @@ def test_every_option_survives(name: str, explained: bool, tmp_path: Path) -> No
 def test_what_is_not_given_is_there_with_its_default(tmp_path: Path) -> None:
     """Also as a value, once the # before it is gone; and each has its help."""
     text = options_text(Config, {}, explained=True)
-    assert tomllib.loads(text) == {"version": 1} | {spec.metadata["section"]: {} for spec in FIELDS.values()}
+    assert tomllib.loads(text) == {"version": VERSIONS["options"]} | {
+        spec.metadata["section"]: {} for spec in FIELDS.values()
+    }
     path = tmp_path / "run.toml"
     path.write_text(re.sub(r"^#(?=\w)", "", text, flags=re.MULTILINE))
     assert read_options(path, Config) == {name: spec.default for name, spec in FIELDS.items()}
@@ -66,6 +69,8 @@ def test_every_option_has_a_section() -> None:
         ("[model]\nlayers = [1, 2]", "[model] layers [1, 2]: give a value of type int"),
         ('[model]\nnorm = "btch"', "unknown [model] norm 'btch': did you mean 'batch'?"),
         ('[strategy]\ndisable = "page"', "unknown [strategy] disable 'page': did you mean 'pages'?"),
+        ('version = 2\n[strategy]\ndisable = "intra"', "[strategy] disable intra is now called prefetch"),
+        ("version = 2\n[strategy]\nbins = 3", "[strategy] bins is now called chunks"),
         ("layers = 0", "layers 0: give at least 1"),
         ("layers = 3\n[model]\nlayers = 3", "[model] layers is given twice: leave one out"),
         ("[strategy]\nbins = 3\nchunks = 3", "[strategy] chunks is given twice: leave one out"),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import weft
+from weft.cli import main
 from weft.core.config import Config
 from weft.core.errors import InputError
 from weft.core.optimisations import OPTIMISATIONS
@@ -159,16 +161,24 @@ def test_an_option_of_ones_own_keeps_its_default(monkeypatch: pytest.MonkeyPatch
         refuse_foreign_flags(Config(strategy="mine", chunks=2))
 
 
-def test_a_former_name_is_understood_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    from weft.cli import _config, _parser
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--without", "reuse"), "--without is now --disable (see weft --help)"),
+        (("--bins=4",), "--bins is now --chunks (see weft --help)"),
+        (("--metric", "auc"), "--metric is now --metrics (see weft --help)"),
+        (("--disable", "reuse,intra"), "--disable intra is now called prefetch"),
+    ],
+)
+def test_a_former_name_is_refused_with_the_new_one(
+    flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "digits", *flags]) == 2
+    assert capsys.readouterr().err == f"weft: error: {said}\n"
 
-    options = _parser().parse_args(["train", "digits", "--without", "reuse"])
-    assert _config(options) == Config(graph="digits", disable="reuse")
-    options = _parser().parse_args(["train", "digits", "--bins", "4"])
-    assert _config(options) == Config(graph="digits", chunks=4)
-    assert Config.from_dict({"without": "reuse"}, "a file") == Config(disable="reuse")
-    with pytest.raises(SystemExit):
-        _parser().parse_args(["train", "--help"])
-    shown = capsys.readouterr().out
-    assert "--disable" in shown
-    assert "--without" not in shown
+
+def test_a_former_name_in_a_call_is_refused_with_the_new_one() -> None:
+    with pytest.raises(InputError, match=r"^weft\.train: without is now called disable$"):
+        weft.train("digits", without="reuse")
+    with pytest.raises(InputError, match=r"^bins is now called chunks$"):
+        weft.predict("run", bins=3)

@@ -66,5 +66,5 @@ def test_sparse_features_are_mapped_by_their_nonzeros(model: str, monkeypatch: p
 def test_names() -> None:
     assert Optimisations.without("reuse,pages") == Optimisations(reuse=False, pages=False)
     resident = ("reuse", "swap", "sparse", "fuse", "onednn", "lines", "reach", "ring", "overlap", "cover", "pipeline")
-    chunked = ("share", "keep", "reorder", "prefetch", "inter", "intra", "priority", "eager", "capture", "pages")
+    chunked = ("share", "keep", "reorder", "prefetch", "inter", "priority", "eager", "capture", "pages")
     assert (*resident, *chunked) == OPTIMISATIONS

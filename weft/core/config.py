@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.core import migrate
-from weft.core.errors import InputError, unknown
+from weft.core.errors import InputError
 from weft.core.optimisations import OPTIMISATIONS
-from weft.core.option import checked, option
+from weft.core.option import checked, option, unknown_option
 from weft.core.option_file import named_by, options_text, read_options
 
 data_option = partial(option, section="data")
@@ -286,10 +285,9 @@ class Config:
     def from_dict(cls, values: dict[str, Any], source: str) -> Config:
         """A Config from a mapping; InputError names `source` and a field that does not exist, with the nearest."""
         known = [spec.name for spec in dataclasses.fields(cls)]
-        values = migrate.option_names(values, f"{source}:")
         for name in values:
             if name not in known:
-                raise InputError(f"{source}: {unknown('option', name, known)}")
+                raise InputError(f"{source}: {unknown_option(name, known)}")
         return cls(**values)
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import Any
 from weft.core.errors import InputError
 
 VERSIONS = {
-    "options": 1,  # config.toml, and any file for --config or of a sweep
+    "options": 2,  # config.toml, and any file for --config or of a sweep; 2: no optimisation "intra"
     "choices": 1,  # choices.json
     "record": 1,  # each line of metrics.jsonl
     "checkpoint": 2,  # state.json of a checkpoint; 2: digests of the graph's data
@@ -30,7 +30,9 @@ VERSIONS = {
 Whoever changes a format gives it the next number, and its function below what turns the version before into it.
 """
 FORMER_OPTIONS = {"without": "disable", "bins": "chunks", "metric": "metrics"}
-"""Today's names of options by those that they had; scripts and commands may still give these."""
+"""Today's names of options by their former names."""
+FORMER_OPTIMISATIONS = {"intra": "prefetch"}
+"""Today's names of optimisations, which are values of `disable`, by their former names."""
 FORMER_CHOICES = {
     "origin": "default",
     "kinds": {
@@ -57,23 +59,42 @@ def options(tables: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the tables of a file of options by today's names of options, without the version."""
     version = _version("options", tables, path)
     tables = {name: value for name, value in tables.items() if name != "version"}
-    if version:
+    if version > 1:
         return tables
+    names = FORMER_OPTIONS if version == 0 else {}
     return {
-        name: option_names(value, f"{path}: [{name}]") if isinstance(value, dict) else value
-        for name, value in option_names(tables, f"{path}:").items()
+        name: _renamed(value, names, f"{path}: [{name}]") if isinstance(value, dict) else value
+        for name, value in _renamed(tables, names, f"{path}:").items()
     }
 
 
-def option_names(values: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return values by today's names of options. InputError, which begins with `place`, for one that has two."""
+def config(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the configuration that a file of a run holds by today's names of options."""
+    return _renamed(values, FORMER_OPTIONS, f"{path}:")
+
+
+def _renamed(values: Mapping[str, Any], names: Mapping[str, str], place: str) -> dict[str, Any]:
+    """Return options by today's names, given by former names, and optimisations in `disable` by today's names.
+
+    Raises:
+        InputError: an option is given by both of its names; the message begins with `place`.
+    """
     renamed: dict[str, Any] = {}
     for name, value in values.items():
-        today = FORMER_OPTIONS.get(name, name)
+        today = names.get(name, name)
         if today in renamed:
             raise InputError(f"{place} {today} is given twice: leave one out")
-        renamed[today] = value
+        renamed[today] = _optimisations(value) if today == "disable" else value
     return renamed
+
+
+def _optimisations(value: Any) -> Any:
+    """Return a value of `disable`, or a sweep's list of values, by today's names of optimisations."""
+    if isinstance(value, list):
+        return [_optimisations(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    return ",".join(dict.fromkeys(FORMER_OPTIMISATIONS.get(name, name) for name in value.split(",")))
 
 
 def choices(values: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -93,6 +114,7 @@ def checkpoint(state: dict[str, Any], path: Path) -> dict[str, Any]:
     version = _version("checkpoint", state, path)
     if version < 1:
         state = _with(state, updates={"groups": [], "values": {}})
+    state = state | {"config": config(state["config"], path)}
     return state if version > 1 else _with(state, data={})
 
 
@@ -109,7 +131,8 @@ def described(values: dict[str, Any], folder: Path) -> dict[str, Any]:
             f"{folder} does not say how its model is made, as runs of an earlier weft: train again, or go on for an "
             "epoch with --resume"
         )
-    return values | {"shape": _with(values["shape"], relations=[], featured_types=[])}
+    shape = _with(values["shape"], relations=[], featured_types=[])
+    return values | {"shape": shape, "config": config(values["config"], folder)}
 
 
 def factors(values: dict[str, Any], path: Path) -> dict[str, Any]:

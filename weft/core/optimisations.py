@@ -24,9 +24,8 @@ class Optimisations:
     share: under offload, load a row that several ranks read at once, and send it to the others.
     keep: under offload, keep on the device what the next chunk reads as well.
     reorder: under offload, order chunks so that more is shared and kept.
-    prefetch: under offload, load what the next chunk reads while one is worked on.
+    prefetch: under offload and pipeline, load what the next chunk reads while the current one is computed.
     inter: under pipeline, send a chunk's rows as soon as it is done.
-    intra: under pipeline, load what the next chunk reads while one is worked on.
     priority: under pipeline, begin with the rows that other ranks read.
     eager: under pipeline, begin a chunk of the next layer as soon as what it reads is there.
     capture: on a GPU, repeat the step of a small graph as a CUDA graph.
@@ -49,7 +48,6 @@ class Optimisations:
     reorder: bool = True
     prefetch: bool = True
     inter: bool = True
-    intra: bool = True
     priority: bool = True
     eager: bool = True
     capture: bool = True

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 from dataclasses import field
 from typing import Any
 
 from weft.core.errors import InputError, unknown
+from weft.core.migrate import FORMER_OPTIMISATIONS, FORMER_OPTIONS
 
 
 def option(
@@ -66,6 +68,14 @@ def checked(spec: dataclasses.Field[Any], value: Any) -> Any:
     if choices and value not in choices:
         raise unknown(flag, str(value), choices)
     for name in filter(None, str(value).split(",")) if spec.metadata["several"] else ():
+        if name in FORMER_OPTIMISATIONS:
+            raise InputError(f"{flag} {name} is now called {FORMER_OPTIMISATIONS[name]}")
         if name not in spec.metadata["several"]:
             raise unknown(flag, name, spec.metadata["several"])
     return value
+
+
+def unknown_option(name: str, known: Collection[str], what: str = "option") -> InputError:
+    """Return the error for the name of an option that does not exist, with its new name if it was renamed."""
+    today = FORMER_OPTIONS.get(name)
+    return InputError(f"{name} is now called {today}") if today in known else unknown(what, name, known)

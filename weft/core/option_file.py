@@ -15,7 +15,7 @@ import tomli_w
 
 from weft.core import migrate
 from weft.core.errors import InputError, readable, unknown
-from weft.core.option import checked, help_text
+from weft.core.option import checked, help_text, unknown_option
 
 WIDTH = 100
 MENTIONED = re.compile(r"^unknown (\w+)(?= ')|--([a-z][a-z-]*)")
@@ -46,7 +46,7 @@ def read_options(path: Path, schema: type, *, several: bool = False) -> dict[str
     for section, name, value in _entries(path, tables, {spec.metadata["section"] for spec in specs.values()}):
         place = f"{path}:{f' [{section}]' if section else ''}"
         if name not in specs:
-            raise InputError(f"{place} {unknown('option', name, specs)}")
+            raise InputError(f"{place} {unknown_option(name, specs)}")
         if section not in ("", specs[name].metadata["section"]):
             raise InputError(f"{place} {name} belongs to [{specs[name].metadata['section']}]: move it there")
         if name in found:

@@ -23,6 +23,7 @@ from weft.core.errors import InputError, RunError, Stopped, unknown
 from weft.core.extra import require_extra
 from weft.core.forkserver import temporary_folder
 from weft.core.optimisations import Optimisations
+from weft.core.option import unknown_option
 from weft.core.table_file import HEADERS, TableFile
 from weft.data import (
     Graph,
@@ -92,7 +93,7 @@ def predict(
     require_new_file(path, overwrite=overwrite)
     for name in options:
         if name not in PLACING:
-            raise unknown("option of a prediction", name, PLACING)
+            raise unknown_option(name, PLACING, "option of a prediction")
     saved = SavedModel.read(RunFolder(run.folder if isinstance(run, Run) else Path(run)))
     config = on_present_ranks(predicting_config(saved.described.config, options))
     kind = output_kind(saved.described.config, saved.described.shape)

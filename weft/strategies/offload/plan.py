@@ -58,8 +58,6 @@ class OffloadPlan(Plan):
     options_type: ClassVar[type[Options]] = OffloadOptions
     flags: ClassVar[tuple[str, ...]] = ("probe",)
     optimisations: ClassVar[tuple[str, ...]] = ("reach", "share", "keep", "reorder", "prefetch")
-    loads_ahead: ClassVar[str] = "prefetch"
-    """The optimisation by which a chunk is loaded while the one before is worked on."""
     traits = SPREAD
     options: ChunkOptions
 
@@ -129,7 +127,7 @@ class OffloadPlan(Plan):
             needed,
             self.kept,
             on_cpu=self.options.on_cpu,
-            prefetch=self.prefetch,
+            prefetch=self.work.optimisations.prefetch,
             in_memory=self.in_memory,
             in_files=self.in_files,
         )
@@ -246,17 +244,12 @@ class OffloadPlan(Plan):
         group = Group(device=options.device if options.device and torch.cuda.is_available() else "cpu")
         return PlacedOffload(work, chunks, group, folder=options.scratch, only_first=True)
 
-    @property
-    def prefetch(self) -> bool:
-        """Whether a chunk is to be loaded while the one before is worked on."""
-        return bool(getattr(self.work.optimisations, self.loads_ahead))
-
     def require(self) -> None:
         options, graph = self.options, self.work.graph
-        if self.in_memory and not self.prefetch:
+        if self.in_memory and not self.work.optimisations.prefetch:
             raise InputError(
-                f"--disable {self.loads_ahead} has no effect where rows are in memory and nothing is loaded: leave it "
-                "out, or give --device-memory"
+                "--disable prefetch has no effect where rows are in memory and nothing is loaded: leave it out, or "
+                "give --device-memory"
             )
         free = free_bytes(options.scratch) if self.in_files else 0
         limit, hub = options.device_memory, int(graph.in_edges.degree.max()) if graph.num_vertices else 0

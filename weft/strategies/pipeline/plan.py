@@ -35,8 +35,7 @@ class PipelinePlan(OffloadPlan):
     options_type = PipelineOptions
     flags = ()
     partition = "balanced"
-    optimisations = ("keep", "inter", "intra", "priority", "eager")
-    loads_ahead = "intra"
+    optimisations = ("keep", "inter", "prefetch", "priority", "eager")
     options: PipelineOptions
 
     def make_vertices(self) -> VertexPlan:
