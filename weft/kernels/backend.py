@@ -1,6 +1,6 @@
 """What a backend offers to `ops`: products and their adjoints on plain tensors, without autograd and without checks.
 
-n targets, s sources, E edges, F columns, H heads, as in `docs/notation.md`. Tensors arrive contiguous, but for
+n targets, s sources, E edges, F columns, H heads, as in `docs/glossary.md`. Tensors arrive contiguous, but for
 the rows of sums.
 """
 
