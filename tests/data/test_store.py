@@ -24,7 +24,7 @@ from tests.lib.graph_checks import CALM, assert_one_line, graphs, same_graph
 from tests.lib.ranks import forked
 from weft.cli import main
 from weft.core.errors import InputError
-from weft.data import Graph, load, open_store, save
+from weft.data import Graph, load, save
 from weft.data.io import store
 from weft.data.io.arrays import map_array
 from weft.store.files import release
@@ -67,7 +67,7 @@ def test_round_trip(graph: Graph) -> None:
 def test_what_was_written_to_an_opened_graph_is_not_given_back(tmp_path: Path) -> None:
     """Its pages are this process's alone; those that nobody wrote to are the file's, and come from there again."""
     sample().save(tmp_path / "g")
-    graph = open_store(tmp_path / "g")
+    graph = Graph.open(tmp_path / "g")
     assert graph.x is not None
     doubled = 2 * graph.x
     graph.x.mul_(2)
@@ -78,11 +78,11 @@ def test_what_was_written_to_an_opened_graph_is_not_given_back(tmp_path: Path) -
 
 def test_opened_tensors_are_mapped_and_writes_stay_here(tmp_path: Path) -> None:
     save(sample(), tmp_path / "g")
-    opened = open_store(tmp_path / "g")
+    opened = Graph.open(tmp_path / "g")
     assert opened.x is not None
     assert isinstance(map_array(tmp_path / "g" / "x.npy"), np.memmap)
     opened.x[0, 0] = 99.0
-    same_graph(open_store(tmp_path / "g"), sample())
+    same_graph(Graph.open(tmp_path / "g"), sample())
 
 
 def test_a_symmetric_graph_keeps_its_topology_once(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_symmetric_graph_keeps_its_topology_once(tmp_path: Path) -> None:
         "manifest",
         "transpose_edge_ids",
     ]
-    opened = open_store(tmp_path / "g")
+    opened = Graph.open(tmp_path / "g")
     assert opened.in_edges.transpose.indices is opened.in_edges.indices
 
 
@@ -106,9 +106,9 @@ def test_only_a_store_is_replaced_and_only_when_asked(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         other.save(folder)
     assert_one_line(error, folder, "overwrite")
-    assert open_store(folder).name == "sample"
+    assert Graph.open(folder).name == "sample"
     other.save(folder, overwrite=True)
-    assert open_store(folder).name == "other"
+    assert Graph.open(folder).name == "other"
 
     foreign = tmp_path / "mine"
     foreign.mkdir()
@@ -130,7 +130,7 @@ def test_nothing_is_left_half_written(broken: str, tmp_path: Path, monkeypatch: 
         with pytest.raises(OSError, match="disk full"):
             replace(sample(), name="newer").save(folder, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
-    same_graph(open_store(tmp_path / "old"), sample())
+    same_graph(Graph.open(tmp_path / "old"), sample())
 
 
 def test_a_failed_rename_puts_the_old_store_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_a_failed_rename_puts_the_old_store_back(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match="no"):
         sample().save(tmp_path / "old", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
-    same_graph(open_store(tmp_path / "old"), sample())
+    same_graph(Graph.open(tmp_path / "old"), sample())
 
 
 def stopped_at(step: str, folder: Path, *, can_exchange: bool) -> None:
@@ -180,7 +180,7 @@ def replace_until(step: str, folder: Path, can_exchange: bool) -> None:
 def test_a_store_is_there_whenever_the_process_that_replaces_it_is_killed(step: str, name: str, tmp_path: Path) -> None:
     sample().save(tmp_path / "g")
     stopped_at(step, tmp_path / "g", can_exchange=True)
-    assert open_store(tmp_path / "g").name == name
+    assert Graph.open(tmp_path / "g").name == name
 
 
 @pytest.mark.parametrize(("step", "name"), [("rename 1", "sample"), ("rename 2", ""), ("remove 1", "newer")])
@@ -188,21 +188,21 @@ def test_what_was_put_aside_is_named_where_names_cannot_be_exchanged(step: str, 
     sample().save(tmp_path / "g")
     stopped_at(step, tmp_path / "g", can_exchange=False)
     if name:
-        assert open_store(tmp_path / "g").name == name
+        assert Graph.open(tmp_path / "g").name == name
         return
-    for opening in (open_store, load):
+    for opening in (Graph.open, load):
         with pytest.raises(InputError, match=r"was stopped while it replaced this graph: mv .*\.old /"):
             opening(tmp_path / "g")
     (aside,) = tmp_path.glob(".g.*.old")
     aside.rename(tmp_path / "g")
-    same_graph(open_store(tmp_path / "g"), sample())
+    same_graph(Graph.open(tmp_path / "g"), sample())
 
 
 def test_python_without_assertions_writes_the_same_store(tmp_path: Path) -> None:
     (tmp_path / "edges.csv").write_text("source,target\n0,1\n1,2\n2,0\n")
     command = [sys.executable, "-O", "-m", "weft", "data", "import", "--edges", str(tmp_path / "edges.csv")]
     subprocess.run([*command, "--out", str(tmp_path / "g")], check=True, capture_output=True, timeout=120)
-    assert open_store(tmp_path / "g").num_edges == 3
+    assert Graph.open(tmp_path / "g").num_edges == 3
 
 
 def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
@@ -306,7 +306,7 @@ def test_damage_is_named(damage: str, tmp_path: Path) -> None:
     spoil, parts = DAMAGE[damage]
     spoil(folder)
     with pytest.raises(InputError) as error:
-        open_store(folder)
+        Graph.open(folder)
     assert_one_line(error, folder, *parts)
 
 
@@ -319,5 +319,5 @@ def test_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place, part in ((tmp_path / "file", "is a file"), (tmp_path / "none", "no such folder")):
         with pytest.raises(InputError) as error:
-            open_store(place)
+            Graph.open(place)
         assert_one_line(error, place, part)

@@ -211,7 +211,7 @@ def test_a_planted_error_shows(size: int) -> None:
     on_ranks(size, check_planted, CASES[0], reference(CASES[0]))
 
 
-OPTIONS: dict[str, Any] = {"task": "link", "dtype": "float64", "hidden": 16, "metric": "mrr", "quiet": True}
+OPTIONS: dict[str, Any] = {"task": "link", "dtype": "float64", "hidden": 16, "metrics": "mrr", "quiet": True}
 
 
 def curve(run: weft.Run) -> list[list[float]]:
@@ -262,7 +262,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
     [
         (["--decoder", "distmul"], "unknown --decoder 'distmul': did you mean 'distmult'?"),
         (["--negatives", "0"], "--negatives 0: give at least 1"),
-        (["--metric", "hits", "--random-features", "4"], "unknown --metrics 'hits'"),
+        (["--metrics", "hits", "--random-features", "4"], "unknown --metrics 'hits'"),
         (["--task", "edges"], "unknown --task 'edges'"),
         ([], "graph has no features: give it some, or --random-features 256"),
     ],

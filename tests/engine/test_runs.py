@@ -99,7 +99,7 @@ def test_a_real_graph_gives_the_same_scores(weft_data: Callable[[str], Path], tm
 def test_kept_pages_change_nothing(tmp_path: Path) -> None:
     """The settings of the process that a run changes: its losses are the same bits without them."""
     for without in ("", "pages"):
-        options = {"epochs": 5, "without": without, "out": tmp_path / f"without-{without}", "quiet": True}
+        options = {"epochs": 5, "disable": without, "out": tmp_path / f"without-{without}", "quiet": True}
         spawn(1, say, weft.train, ("digits",), options)
     assert losses(tmp_path / "without-") == losses(tmp_path / "without-pages")
 

@@ -11,7 +11,6 @@ from weft.data.described import is_described as is_described
 from weft.data.digests import changed_data as changed_data
 from weft.data.digests import data_digests as data_digests
 from weft.data.graph import Graph as Graph
-from weft.data.graph import open_store as open_store
 from weft.data.inverse import forward_relations as forward_relations
 from weft.data.inverse import with_inverse_relations as with_inverse_relations
 from weft.data.io.store import is_symmetric as is_symmetric

@@ -422,9 +422,6 @@ class Graph(GraphFields):
         save(self, folder, overwrite=overwrite)
 
 
-open_store = Graph.open
-
-
 def named(columns: str | Sequence[str]) -> tuple[str, ...]:
     """One column or several, as several."""
     return (columns,) if isinstance(columns, str) else tuple(columns)

@@ -22,8 +22,6 @@ from weft.nn.workload import Workload
 NUM_VERTICES, DEGREE = 12, 3
 BESIDE_VERTICES, BESIDE_DEGREE = 100, 7
 NOISE = 1e-11  # of the largest gradient
-BY_ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3}
-"""The share of the largest number by which a sum may change with the number of rows beside it."""
 
 ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 

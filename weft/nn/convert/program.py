@@ -78,8 +78,6 @@ class Step:
     args: tuple[Any, ...]
     """Values, Parameters and what Python has, in tuples, lists, dicts and slices."""
     kwargs: dict[str, Any]
-    kind: Kind
-    """Of the result."""
     line: str
     """Where it stands in the person's code."""
     stage: int = 0

@@ -147,7 +147,7 @@ def _program(graph: fx.Graph, root: nn.Module, training: bool, num_relations: in
         if _is_width(node):
             kind = "shared"
         kinds[node.name], alias[node] = kind, Value(node.name)
-        steps.append(Step(name=node.name, does=step[0], args=step[1], kwargs=step[2], kind=kind, line=line))
+        steps.append(Step(name=node.name, does=step[0], args=step[1], kwargs=step[2], line=line))
     layers = [alias[node].name for node in graph.nodes if node.meta.get(LAYER)]
     return Program.of(together(steps, kinds, num_relations), result, kinds, tuple(layers))
 

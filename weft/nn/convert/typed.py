@@ -272,4 +272,4 @@ def _joined(some: list[Step], reduce: Reduce, name: str, kinds: dict[str, Kind],
     made_of = Relations(reduce, tuple(slots), tuple(number for number, _ in read), num_relations)
     args = (kind, *(Value(one) for _, one in read))
     kinds[name] = "rows"
-    return [Step(name=name, does=made_of, args=args, kwargs={}, kind="rows", line=some[0].line), *parts]
+    return [Step(name=name, does=made_of, args=args, kwargs={}, line=some[0].line), *parts]
