@@ -19,7 +19,7 @@ from typing import Any
 from kernels import save
 
 import weft
-from weft.parser import contenders
+from weft.cli.parser import contenders
 
 EPOCHS = (1, 2, 3, 5, 10, 20, 30, 50)
 

@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from namespaces import Unavailable, clean, do, kill_all, mine, remove
 
-from weft.core.cores import cores_each, share
+from weft.runtime.cores import cores_each, share
 
 INTERFACE, SUBNET, PORT = "eth0", "10.0.0", 29500
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}

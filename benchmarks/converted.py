@@ -24,9 +24,9 @@ from torch.nn.functional import cross_entropy
 
 import weft
 from weft.comm import Group
-from weft.core.config import Config
-from weft.engine.tasks import make_task
+from weft.config.config import Config
 from weft.nn import Workload, convert
+from weft.training.tasks.task import make_task
 
 TOLERANCE = 1e-3  # of the largest logit: float32, sums in another order
 WITHOUT_EDGES = [name for name in PYG_MODELS if "edges" not in name and name not in TYPED | BY_TYPE]

@@ -36,18 +36,18 @@ from steps import make_plan, train_step
 
 import weft
 from weft.comm import Group, join
-from weft.core.choices import Choices, use
-from weft.core.config import Config
-from weft.core.memory import keep_pages
-from weft.core.meter import Meter
-from weft.core.optimisations import Optimisations
+from weft.config.config import Config
+from weft.config.optimisations import Optimisations
 from weft.data import Graph
-from weft.engine.tasks import make_task
-from weft.engine.writer import communication_seconds
 from weft.nn import Workload, make_model
 from weft.partition import make_book
+from weft.runtime.kernel_selection import Choices, use
+from weft.runtime.memory import keep_pages
+from weft.runtime.meter import Meter
 from weft.strategies import Step
 from weft.strategies.probe import probe
+from weft.training.artifacts.run_writer import communication_seconds
+from weft.training.tasks.task import make_task
 
 TOLERANCE = 1e-3  # of float32 logits, relative to the largest: contenders sum in different orders
 CLASSES = 16

@@ -35,17 +35,17 @@ from torch import nn
 
 import weft
 from weft.comm import Group
-from weft.core.choices import DEFAULT, use
-from weft.core.config import Config
-from weft.core.memory import keep_pages, peak_memory_bytes, with_heap
-from weft.core.optimisations import Optimisations
+from weft.config.config import Config
+from weft.config.optimisations import Optimisations
 from weft.cost import Profile
 from weft.data import Adjacency, Graph
 from weft.data.sampling import Fanout, parse_fanouts
-from weft.engine.captured import CapturedPass, is_captured
-from weft.engine.tasks import make_task
 from weft.nn import Workload
+from weft.runtime.kernel_selection import DEFAULT, use
+from weft.runtime.memory import keep_pages, peak_memory_bytes, with_heap
 from weft.strategies import Step
+from weft.training.cuda_graph import CapturedPass, is_captured
+from weft.training.tasks.task import make_task
 
 MEASURED = "weft-measured"
 TOLERANCE = 1e-3  # of the largest logit: float32, sums in another order, two layers deep

@@ -28,17 +28,17 @@ from kernels import save
 from safetensors.torch import save_file
 from steps import make_plan
 
+from weft.autotune import Cluster, epoch_time, measure_network
 from weft.comm import join
-from weft.core.choices import use
-from weft.core.cores import cores_each
-from weft.core.memory import keep_pages, memory_limit_bytes, with_heap
-from weft.core.meter import Meter
-from weft.core.optimisations import Optimisations
+from weft.config.optimisations import Optimisations
 from weft.cost import Profile
 from weft.data import Graph
 from weft.nn import Workload, make_model
 from weft.partition import make_book
-from weft.planner import Cluster, epoch_time, measure_network
+from weft.runtime.cores import cores_each
+from weft.runtime.kernel_selection import use
+from weft.runtime.memory import keep_pages, memory_limit_bytes, with_heap
+from weft.runtime.meter import Meter
 from weft.strategies import Plan
 
 NETWORK = "network.json"

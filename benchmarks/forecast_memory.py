@@ -23,15 +23,15 @@ from typing import Any
 
 from kernels import save
 
-from weft.core.config import Config
-from weft.core.watched import Seen, watch
+from weft.autotune import Cluster, bytes_held
+from weft.config.config import Config
 from weft.cost import Profile
-from weft.engine.described import Parts
-from weft.engine.planning import command
-from weft.engine.run import prepared_workload
 from weft.nn import Workload
-from weft.planner import Cluster, bytes_held
+from weft.runtime.process_memory import Seen, watch
 from weft.strategies import Held, get_strategy
+from weft.training.planning.plan_subject import Parts
+from weft.training.planning.search import command
+from weft.training.run import prepared_workload
 
 RESULTS = Path(__file__).parent / "results"
 NEAR = 0.1

@@ -34,11 +34,11 @@ from rivals import run_pyg
 from torch import Tensor
 
 import weft
-from weft.core.optimisations import Optimisations
-from weft.core.units import format_bytes
+from weft.config.optimisations import Optimisations
 from weft.data import Adjacency
-from weft.engine.captured import MOST_EDGES
 from weft.kernels import Scale, attend, ops, spmm, spmm_transposed
+from weft.training.cuda_graph import MOST_EDGES
+from weft.utils.units import format_bytes
 
 TOLERANCE = 1e-3  # of the largest entry: float32 sums of up to a million numbers, whatever their order
 HEADS = 4
@@ -290,8 +290,8 @@ def offload(options: argparse.Namespace, emit: Emit) -> Steps:
     """Rows of a host's table to a GPU's slots: as offload brings them today, and read over the bus by the kernel."""
 
     def gathers() -> None:
-        from weft.core.streams import Staging, streams_of
-        from weft.store.rows import MemoryRows
+        from weft.runtime.streams import Staging, streams_of
+        from weft.storage.host_rows import MemoryRows
 
         width, count = 64, options.rows // 2
         device = torch.device(options.device)

@@ -28,9 +28,9 @@ from processes import ask, start
 from torch import Tensor
 
 import weft
-from weft.core.memory import peak_memory_bytes
 from weft.data import Graph
 from weft.data.io.generate import number, rmat_block
+from weft.runtime.memory import peak_memory_bytes
 
 BLOCK_EDGES = 1 << 20
 TARGET_SECONDS, TARGET_RATIO = 15, 3  # for 50 million edges; of peak memory to the stored graph

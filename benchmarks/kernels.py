@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 
 import weft
-from weft.core.lines import empty_on_lines, has_gaps
-from weft.core.native import _native
 from weft.data.adjacency import Adjacency
 from weft.kernels import Scale, attend, spmm
+from weft.runtime.alignment import empty_on_lines, has_gaps
+from weft.runtime.native import _native
 
 GATHER_ROWS = 1 << 14  # copied at a time: the copy stays in cache, only the reads count
 TOLERANCE = 1e-4  # of the largest entry: float32 sums of up to 100,000 numbers, whatever their order

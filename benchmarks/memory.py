@@ -22,11 +22,11 @@ from steps import make_plan, train_step, whole_step
 
 import weft
 from weft.comm import Group, join
-from weft.core.meter import Meter
-from weft.core.tensor_peak import TensorPeak
-from weft.engine.metrics import NodeTask
 from weft.nn import Workload, make_model
+from weft.runtime.meter import Meter
+from weft.runtime.tensor_peak import TensorPeak
 from weft.strategies import STRATEGIES, ResidentPlan, get_strategy
+from weft.training.tasks.metrics import NodeTask
 
 STEPS = 5
 """The first makes what is kept from epoch to epoch; stale exchanges in the last."""

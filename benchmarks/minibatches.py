@@ -24,7 +24,7 @@ from weft.comm import Group
 from weft.data import Graph
 from weft.nn import Workload, make_model
 from weft.partition import Dependencies, make_book
-from weft.strategies.split.cache import CachedRows
+from weft.strategies.split.feature_cache import CachedRows
 from weft.strategies.split.plan import BatchOptions, MiniBatchPlan, SampledPlan, SplitPlan
 from weft.strategies.split.sampler import Drawn, ask_each_other
 

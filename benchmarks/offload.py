@@ -32,15 +32,15 @@ from steps import make_plan, train_step, whole_step
 
 import weft
 from weft.comm import Group
-from weft.core.config import Config
-from weft.core.memory import keep_pages
-from weft.core.optimisations import ALL_OPTIMISATIONS, Optimisations
-from weft.core.tensor_peak import TensorPeak
-from weft.core.units import format_bytes, parse_bytes
+from weft.config.config import Config
+from weft.config.optimisations import ALL_OPTIMISATIONS, Optimisations
 from weft.data import Graph
-from weft.engine.tasks import make_task
 from weft.nn import Workload, make_model
+from weft.runtime.memory import keep_pages
+from weft.runtime.tensor_peak import TensorPeak
 from weft.strategies import Step
+from weft.training.tasks.task import make_task
+from weft.utils.units import format_bytes, parse_bytes
 
 TOLERANCE = 1e-3  # of float32 logits, relative to the largest: contenders sum in different orders
 CLASSES = 16

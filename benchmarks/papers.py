@@ -3,7 +3,7 @@
     python benchmarks/papers.py --tables ../shared/papers/tables --papers neutronstar,hongtu --out NAME
 
 Each system is the strategy that its paper describes, without the optimisations that it lacked. A graph is R-MAT's of
-the paper's numbers, a GPU its datasheet (weft/cost/nominal.py): nothing is fitted to these tables. Cells with systems
+the paper's numbers, a GPU its datasheet (weft/cost/datasheets.py): nothing is fitted to these tables. Cells with systems
 that weft cannot tell of (sampled mini-batches, CPU clusters, several that are one strategy) are counted apart.
 """
 
@@ -27,19 +27,19 @@ from typing import Any, NamedTuple
 import torch
 from kernels import save
 
-from weft.core.config import Config
-from weft.core.kernel_call import KernelCall
-from weft.cost.nominal import BYTES, GATHERED, NUMBER_BYTES, PASSES_BY_HEAD, STREAMED
+from weft.autotune import Cluster
+from weft.config.config import Config
+from weft.cost.datasheets import BYTES, GATHERED, NUMBER_BYTES, PASSES_BY_HEAD, STREAMED
 from weft.data import DescribedGraph
-from weft.engine.described import DescribedSubject
-from weft.engine.machines import Machines, clusters_on
-from weft.engine.planning import Foreseen, attempts, first_fitting, foreseen, too_little
-from weft.engine.run import prepared_workload
 from weft.nn import GraphOperation
-from weft.planner import Cluster
+from weft.runtime.kernel_call import KernelCall
 from weft.strategies import Held, register
 from weft.strategies.vertex.blocks import BlockStats
 from weft.strategies.vertex.plan import CommunicatedPlan
+from weft.training.planning.machine_list import Machines, clusters_on
+from weft.training.planning.plan_subject import DescribedSubject
+from weft.training.planning.search import Foreseen, attempts, first_fitting, foreseen, too_little
+from weft.training.run import prepared_workload
 
 RESULTS = Path(__file__).parent / "results"
 AIMS = {"order": 0.85, "ratio": 0.7, "memory": 0.9}

@@ -22,15 +22,15 @@ from kernels import save
 from steps import make_plan, train_step, whole_step
 
 from weft.comm import Group
-from weft.core.config import Config
-from weft.core.optimisations import Optimisations
+from weft.config.config import Config
+from weft.config.optimisations import Optimisations
 from weft.data import Graph
-from weft.engine.metrics import NodeTask
-from weft.engine.tasks import make_task
 from weft.nn import Workload, make_model
 from weft.partition import Reach
 from weft.strategies import ResidentPlan
 from weft.strategies.offload.plan import OffloadPlan
+from weft.training.tasks.metrics import NodeTask
+from weft.training.tasks.task import make_task
 
 TOLERANCE = 1e-3  # of float32 losses and gradients, relative to the largest: sums have another order
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.profiler import record_function
 
-from weft.engine.metrics import Task
 from weft.nn import Workload
 from weft.strategies import Placed, Plan, Step, get_strategy
+from weft.training.tasks.metrics import Task
 
 
 def make_plan(strategy: str, work: Workload, size: int = 1, **options: Any) -> Plan:

@@ -20,14 +20,14 @@ from pathlib import Path
 import torch
 
 import weft
-from weft.chunks.aggregates import ChunkAggregates
-from weft.chunks.columns import ColumnPass
-from weft.chunks.stages import AggregateStep
-from weft.chunks.tables import Grads
 from weft.comm import Group, column_layout
-from weft.core.units import parse_bytes
 from weft.nn import Aggregate, Attend, AttendEdges, EdgeSoftmax, Max, Sum, Workload
+from weft.parallel.chunks.program.stages import AggregateStep
+from weft.parallel.chunks.run.activations import Grads
+from weft.parallel.chunks.run.chunk_aggregates import ChunkAggregates
+from weft.parallel.columns.column_pass import ColumnPass
 from weft.strategies.tensor.plan import TensorOptions, TensorPlan
+from weft.utils.units import parse_bytes
 
 READY, DONE = "ready", "done"
 """What the watched process says."""

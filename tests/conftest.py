@@ -20,7 +20,7 @@ from tests.lib.environment import EVERY_CASE, REFERENCES
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: graphs are too small for more
 
-LONG = ("strategies", "engine", "planner")
+LONG = ("strategies", "parallel", "training", "prediction", "experiments", "autotune")
 """Folders of tests that take a second or more."""
 SERVER = "fork_server"
 """Key of the address of the process that all ranks are forked from, in what a worker is given."""
@@ -88,7 +88,7 @@ def _local_ranks() -> Iterator[None]:
     from tests.lib.ranks import forked
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.engine.launch.start_method", lambda: forked().get_start_method())
+        patch.setattr("weft.training.launch.processes.start_method", lambda: forked().get_start_method())
         yield
 
 

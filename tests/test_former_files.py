@@ -22,19 +22,20 @@ from safetensors.torch import load_file, save_file
 import weft
 from tests.lib.graph_checks import same_graph
 from tests.lib.running import complaints, losses
-from weft.cli import main
-from weft.core.choices import DEFAULT
-from weft.core.config import Config
-from weft.core.errors import InputError
-from weft.core.migrate import VERSIONS
-from weft.core.option_file import read_options
+from weft.cli.main import main
+from weft.config.config import Config
+from weft.config.files import read_options
 from weft.cost import Machine, Profile
 from weft.cost.machine import NOMINAL_RATES
-from weft.engine import checkpoint, probing
-from weft.engine.folder import RunFolder
-from weft.engine.saved import SavedModel
 from weft.partition import PartitionBook, make_book
-from weft.report.slices import read_slices
+from weft.reporting.timeline_rows import read_slices
+from weft.runtime.kernel_selection import DEFAULT
+from weft.training.artifacts import checkpoint
+from weft.training.artifacts.run_folder import RunFolder
+from weft.training.artifacts.saved_model import SavedModel
+from weft.training.planning import probe_command
+from weft.utils.errors import InputError
+from weft.utils.migrate import VERSIONS
 
 FORMER = Path(__file__).parent / "fixtures" / "c72d10d"
 CHECKPOINT = Path("checkpoints") / "epoch-00000003"
@@ -253,9 +254,9 @@ def test_a_profile_decides(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     content = json.loads((folder / "machine.json").read_text())
     assert json.loads(json.dumps(Profile.read(folder / "machine.json").record())) == content
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(probing, "hardware", lambda: {"processor": "none", "cores": 2})
-    probing.default_path().parent.mkdir(parents=True)
-    (folder / "machine.json").rename(probing.default_path())
+    monkeypatch.setattr(probe_command, "hardware", lambda: {"processor": "none", "cores": 2})
+    probe_command.default_path().parent.mkdir(parents=True)
+    (folder / "machine.json").rename(probe_command.default_path())
     run = weft.train("graph", strategy="auto", workers=1, epochs=1, out="auto", quiet=True)
     assert run.config.strategy == "single"
 

@@ -14,22 +14,14 @@ import pytest
 import weft
 
 ROOT = Path(weft.nn.__file__).parent.parent
-LEVELS = {
-    "core": 0,
-    "store": 1,
-    "report": 1,
-    "parser": 1,
-    "data": 2,
-    **dict.fromkeys(("data_command", "kernels"), 3),
-    **dict.fromkeys(("nn", "comm", "partition", "cost"), 4),
-    "chunks": 5,
-    "strategies": 6,
-    "planner": 7,
-    "engine": 8,
-    "doctor": 9,
-    "cli": 10,
-}
-NETWORK = {"comm", "engine/launch.py"}
+PACKAGES = (
+    *("utils", "runtime", "config", "storage", "data", "kernels", "comm", "partition", "nn", "cost"),
+    *("parallel", "strategies", "autotune", "reporting", "training", "prediction", "experiments", "cli"),
+)
+"""All packages, each of which imports only from those before it."""
+PEERS = {"comm", "partition", "nn", "cost"}
+"""Packages that do not import each other, whatever their order."""
+NETWORK = {"comm", "training/launch/processes.py"}
 HEAVY = {"torch.utils.flop_counter", "triton", "pandas", "scipy", "torch_geometric", "matplotlib"}
 
 
@@ -53,24 +45,32 @@ def imported(text: str) -> set[str]:
 
 
 def test_imports_go_down() -> None:
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert folders == set(PACKAGES)
     for path in ROOT.rglob("*.py"):
-        place = path.relative_to(ROOT).parts
-        here = place[0].removesuffix(".py")
-        if here not in LEVELS:
+        package, *inner = path.relative_to(ROOT).parts
+        if not inner:  # weft/__init__.py, whose names are imported when they are used
             continue
         for name in imports(path):
-            parts = name.split(".")
-            if parts[0] != "weft" or len(parts) < 2 or parts[1] == here:
+            root, target, *_ = [*name.split("."), ""]
+            if root != "weft" or target in ("", package):
                 continue
-            if parts[1] == "_native":
-                assert here == "core", f"{path} imports the extension past core.native"
+            if target == "_native":
+                assert package == "runtime", f"{path} imports the extension, not runtime.native"
                 continue
-            assert LEVELS.get(parts[1], 10) < LEVELS[here], f"{path} imports {name}: upward or sideways"
+            assert target in PACKAGES, f"{path} imports {name}"
+            assert PACKAGES.index(target) < PACKAGES.index(package), f"{path} imports {name}: upward"
+            assert not {target, package} <= PEERS, f"{path} imports {name}: sideways"
+
+
+def test_the_documented_order_is_that_of_the_code() -> None:
+    text = (ROOT.parent / "CONTRIBUTING.md").read_text()
+    assert " → ".join(PACKAGES) in " ".join(text.split()), "CONTRIBUTING.md names another order of packages"
 
 
 def test_no_process_has_what_it_does_not_need() -> None:
     """In every process these are tens of megabytes. PyTorch's counter of flops imports Triton where there is one."""
-    code = f"import sys, weft.engine.forecast; print(*{HEAVY} & sys.modules.keys())"
+    code = f"import sys, weft.training.planning.plan_call; print(*{HEAVY} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not done.stdout.split()
 
@@ -126,10 +126,10 @@ def test_a_planted_circle_is_found(line: str, tmp_path: Path) -> None:
     """At any depth of the file, by module, by what is in it, or by way of the package."""
     copy = tmp_path / "weft"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    planted = copy / "data" / "io" / "manifest.py"
+    planted = copy / "data" / "store" / "manifest.py"
     planted.write_text(f"{planted.read_text()}\n{line}\n")
     [circle] = [circle for circle in circles(copy) if circle[0].startswith("data/")]
-    assert {"data/graph", "data/io/manifest", "data/io/store"} <= set(circle)
+    assert {"data/graph", "data/store/manifest", "data/store/store"} <= set(circle)
 
 
 def test_one_door_to_the_network() -> None:
@@ -144,7 +144,7 @@ def test_nothing_is_unpickled() -> None:
     of_rank = "pickle.loads(self._data)"
     for path in ROOT.rglob("*.py"):
         text = path.read_text()
-        if path == ROOT / "engine" / "sent.py":
+        if path == ROOT / "training" / "launch" / "payload.py":
             assert text.count(of_rank) == 1
             text = text.replace(of_rank, "")
         for word in ("allow_pickle=True", "pickle.load", "torch.load("):

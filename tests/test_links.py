@@ -52,5 +52,5 @@ def test_what_is_not_there_is_found(tmp_path: Path) -> None:
     good = ["other.md", "other.md#a-title-in-code", "other.md#weft.train", "#here", "https://elsewhere.example"]
     bad = ["gone.md", "other.md#no-title", "other.md#weft.run", "#there"]
     links = "\n".join(f"[x]({target})" for target in good + bad)
-    page.write_text(f"# Here\n{links}\n`weft/gone.py` `weft/cli.py`")
+    page.write_text(f"# Here\n{links}\n`weft/gone.py` `weft/cli/main.py`")
     assert missing(page) == [*bad, "weft/gone.py"]

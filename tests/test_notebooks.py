@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.lib.running import children, losses
-from weft.core import record
+from weft.utils import jsonl
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SECONDS = 200
 CURSOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\r(?!\n)")
 """What moves a cursor, or hides it. Colours, which end with m, a notebook shows."""
-FORKED = "from weft.core.forkserver import start_forkserver\nstart_forkserver()"
+FORKED = "from weft.runtime.forkserver import start_forkserver\nstart_forkserver()"
 """Has ranks forked, so that their imports are made once; otherwise they start by spawn."""
 OWN = """
 import os, sys, torch, weft
@@ -67,7 +67,7 @@ run = await asyncio.to_thread(weft.train, graph, model, epochs=2, quiet=True, lo
 assert signal.getsignal(signal.SIGINT) is before
 len(run.history)
 """
-TERMINAL = "import sys; from weft.core.terminal import is_terminal as of; print(sys.stderr.isatty(), of(sys.stderr))"
+TERMINAL = "import sys; from weft.utils.terminal import is_terminal as of; print(sys.stderr.isatty(), of(sys.stderr))"
 
 
 class Cells:
@@ -169,7 +169,7 @@ def test_what_cells_define_on_two_ranks_and_the_stop_button(tmp_path: Path, monk
     ended = threading.Event()
 
     def press() -> None:
-        while sum(line["kind"] == "epoch" for line in record.read(metrics)) < 3:
+        while sum(line["kind"] == "epoch" for line in jsonl.read(metrics)) < 3:
             if ended.wait(0.05):
                 return
         cells.interrupt()

@@ -28,7 +28,7 @@ def test_a_whole_wheel(tmp_path: Path) -> None:
     assert wheel.check(made(tmp_path, WHOLE | {"weft/", "weft/comm/"})) == []  # as auditwheel writes it
 
 
-@pytest.mark.parametrize("name", ["weft/py.typed", "weft/report/page.css", "weft/comm/group.py", wheel.HEAP])
+@pytest.mark.parametrize("name", ["weft/py.typed", "weft/reporting/page.css", "weft/comm/group.py", wheel.HEAP])
 def test_a_missing_file(tmp_path: Path, name: str) -> None:
     assert wheel.check(made(tmp_path, WHOLE - {name})) == [f"{name} is missing"]
 

@@ -6,20 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weft import nn, partition
-    from weft.core.config import Config
-    from weft.core.errors import InputError, RunError
+    from weft.config.config import Config
     from weft.data import Graph, load
-    from weft.engine import (  # type: ignore[no-redef]  # mypy takes compare for its module
-        PlacedModel,
-        Run,
-        ablate,
-        compare,
-        load_model,
-        place,
-        plan,
-        predict,
-        train,
-    )
+    from weft.experiments.compare import ablate, compare
+    from weft.prediction.prediction import predict
+    from weft.training import PlacedModel, Run, load_model, place, plan, train
+    from weft.utils.errors import InputError, RunError
 
 __version__ = version("weft")
 
@@ -44,20 +36,20 @@ __all__ = [
 ]
 
 HOMES = {
-    "Config": "weft.core.config",
-    "InputError": "weft.core.errors",
-    "RunError": "weft.core.errors",
+    "Config": "weft.config.config",
+    "InputError": "weft.utils.errors",
+    "RunError": "weft.utils.errors",
     "Graph": "weft.data",
     "load": "weft.data",
-    "PlacedModel": "weft.engine",
-    "Run": "weft.engine",
-    "ablate": "weft.engine",
-    "compare": "weft.engine",
-    "load_model": "weft.engine",
-    "place": "weft.engine",
-    "plan": "weft.engine",
-    "predict": "weft.engine",
-    "train": "weft.engine",
+    "PlacedModel": "weft.training",
+    "Run": "weft.training",
+    "ablate": "weft.experiments.compare",
+    "compare": "weft.experiments.compare",
+    "load_model": "weft.training",
+    "place": "weft.training",
+    "plan": "weft.training",
+    "predict": "weft.prediction.prediction",
+    "train": "weft.training",
 }
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from weft.cli import main
+from weft.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,9 +9,9 @@ from typing import Any
 
 from tests.campaign.scene import Done, Scene, losses, require
 from tests.campaign.settings import SMALL
-from weft.core.config import Config, PartitionOptions
-from weft.data_command import DATA_OPTIONS
-from weft.engine.options import CHOICE_FLAGS, strategies_with
+from weft.cli.data import DATA_OPTIONS
+from weft.config.config import Config, PartitionOptions
+from weft.training.flag_checks import CHOICE_FLAGS, strategies_with
 
 SECONDS = 20.0
 MEMORY_BYTES = 12 << 30

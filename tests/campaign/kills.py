@@ -24,7 +24,7 @@ from tests.campaign.scene import (
 )
 from tests.campaign.settings import Placement, draw_placement, draw_setting
 from tests.lib.running import Command, handled, members, ranks
-from weft.engine.folder import UNBEGUN
+from weft.training.artifacts.run_folder import UNBEGUN
 
 EPOCHS = 24
 BLOWS = 6

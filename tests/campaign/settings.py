@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from weft.core.config import Config
-from weft.core.optimisations import OPTIMISATIONS
-from weft.engine.options import foreign_flags
+from weft.config.config import Config
+from weft.config.optimisations import OPTIMISATIONS
 from weft.partition import METHODS
+from weft.training.flag_checks import foreign_flags
 
 EXACT = ("single", "tensor", "communicated", "cached", "hybrid", "offload", "pipeline")
 STRATEGIES = (*EXACT, "stale")

@@ -12,7 +12,7 @@ import torch
 
 from tests.lib.ranks import spawn
 from weft.comm import Group
-from weft.comm.connecting import threads_in_batch, without_gloo_lines
+from weft.comm.gloo import threads_in_batch, without_gloo_lines
 
 
 def test_lines_of_libraries_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:

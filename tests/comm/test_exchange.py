@@ -20,7 +20,7 @@ from weft.comm import (
     sum_over_ranks,
     sum_shared,
 )
-from weft.core.errors import RunError
+from weft.utils.errors import RunError
 
 
 def whole(num_rows: int, width: int) -> Tensor:

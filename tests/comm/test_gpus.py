@@ -21,8 +21,8 @@ from tests.lib.streams import DEVICE_NAME, FakeStreams, RaceError
 from weft.comm import Group, own_gpu
 from weft.comm.gpus import BOTH, each_has_its_own
 from weft.comm.group import Exchange
-from weft.core.errors import InputError
-from weft.core.meter import Meter
+from weft.runtime.meter import Meter
+from weft.utils.errors import InputError
 
 joining: Any = import_module("weft.comm.join")
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from tests.lib.ranks import on_ranks
 from weft.comm import Group, Halo, make_route, slice_edges
-from weft.core.meter import Counts
 from weft.data import Adjacency
 from weft.kernels import Scale, spmm, spmm_transposed
 from weft.partition import Caching, Dependencies, Hop, make_dependencies
+from weft.runtime.meter import Counts
 
 NUM_VERTICES, WIDTH, SIZE = 29, 3, 3
 PARTS = {"all": [0, 1, 2, 1], "one of none": [2, 0, 0, 2], "all on one": [1]}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.lib.graph_checks import assert_one_line
-from weft.core.errors import InputError
 from weft.cost import Machine
+from weft.utils.errors import InputError
 
 FACTORS = Machine(seconds_per_flop=1.25e-10, seconds_per_edge=0.0, seconds_per_byte=1 / 3)
 

@@ -13,9 +13,9 @@ import pytest
 
 from tests.lib.graph_checks import assert_one_line
 from tests.lib.profiles import flat, profile
-from weft.core.errors import InputError
-from weft.core.kernel_call import KernelCall
 from weft.cost import Prices, Profile, Table
+from weft.runtime.kernel_call import KernelCall
+from weft.utils.errors import InputError
 
 TABLE = Table(axes=((10.0, 1000.0), (1.0, 4.0)), seconds=(1.0, 2.0, 100.0, 200.0))
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from weft.core.kernel_call import KernelCall
 from weft.cost import Disk, Network, Operation, Prices, Table, Trace
 from weft.cost.profile import COLLECTIVES
 from weft.cost.simulate import NOTHING, Hosts, StepTime, Work, finish, simulate
 from weft.cost.trace import transfer
+from weft.runtime.kernel_call import KernelCall
 
 CROSSING = 0.5
 NETWORK = Network(ranks=2, hosts=1, tables=dict.fromkeys(COLLECTIVES, Table(axes=((1.0,),), seconds=(CROSSING,))))

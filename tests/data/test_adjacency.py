@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.core import native
 from weft.data.adjacency import Adjacency, Transpose
+from weft.runtime import native
 
 
 @st.composite

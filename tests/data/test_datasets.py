@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.lib.graph_checks import assert_one_line, same_graph
-from weft.core.errors import InputError
 from weft.data import Graph, load, require_trainable
 from weft.data.io.downloads import LOADERS
+from weft.utils.errors import InputError
 
 
 def test_digits() -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.lib.graph_checks import assert_one_line, same_graph
-from weft.core.errors import InputError
 from weft.data import Graph, load, require_trainable
 from weft.data.io import generate
+from weft.utils.errors import InputError
 
 
 def test_rmat_counts_and_seeds() -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from torch import Tensor
 
 from tests.lib.graph_checks import CALM, assert_one_line, graphs
-from weft.core.errors import InputError
-from weft.data import Adjacency, DataWarning, Graph, checks, require_trainable
+from weft.data import Adjacency, DataWarning, Graph, require_trainable, tensor_checks
+from weft.utils.errors import InputError
 
 
 def ring(num_vertices: int = 5, **fields: object) -> Graph:
@@ -181,7 +181,7 @@ def test_mistakes_are_named(mistake: str) -> None:
 
 
 def test_large_features_are_checked_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "BLOCK_ENTRIES", 4)
+    monkeypatch.setattr(tensor_checks, "BLOCK_ENTRIES", 4)
     assert ring(x=torch.ones(5, 2)).num_features == 2
     with pytest.raises(InputError) as error:
         ring(x=with_entry(torch.ones(5, 2), (3, 1), float("-inf")))

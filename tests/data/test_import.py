@@ -14,11 +14,13 @@ import torch
 import weft
 from tests.lib.graph_checks import assert_one_line, same_graph
 from tests.lib.running import complaints
-from weft.cli import main
-from weft.core.errors import InputError
+from weft.cli.main import main
 from weft.data import Graph, load
-from weft.data.io import ogb, tables, write_parts
-from weft.data.names import NameCollector, NameIndex, Texts
+from weft.data.io import ogb
+from weft.data.store import write_parts
+from weft.data.tables import table
+from weft.data.vertex_names import NameCollector, NameIndex, Texts
+from weft.utils.errors import InputError
 
 IDS = ["ann", "bob", "c\u00e9d", "dan", "eve", "007"]
 SOURCE, TARGET = [0, 1, 2, 3, 4, 0, 3], [1, 2, 3, 4, 0, 5, 3]
@@ -124,7 +126,7 @@ def test_names_in_and_the_same_out(
     read: Callable[[Path], Graph], part_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the rows of a prediction by them."""
-    monkeypatch.setattr(tables, "PART_ROWS", part_rows)
+    monkeypatch.setattr(table, "PART_ROWS", part_rows)
     graph = read(tmp_path)
     assert graph.vertex_names is not None
     assert graph.vertex_names.tolist() == IDS

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.lib.graph_checks import assert_one_line, same_graph
-from weft.core.errors import InputError
 from weft.data import Graph, reorder
+from weft.utils.errors import InputError
 
 SOURCE, TARGET = [0, 2, 1, 3], [1, 0, 2, 0]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.lib.graph_checks import assert_one_line, same_graph
-from weft.core.errors import InputError
 from weft.data import Graph
+from weft.utils.errors import InputError
 
 KNOWLEDGE: dict[str, Any] = {
     "relations": ("v|a|v", "v|b|v", "v|c|v"),

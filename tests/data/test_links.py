@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tests.lib.graph_checks import assert_one_line, same_graph
-from weft.core.errors import InputError
-from weft.core.random import key, keyed_words, mix64, signed
 from weft.data import DataWarning, Graph, Links, load, negative_key, reorder, require_links, with_held_out_links
+from weft.utils.errors import InputError
+from weft.utils.random import key, keyed_words, mix64, signed
 
 NAMES = ("directed", "symmetric", "knowledge", "bipartite")
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from tests.lib.graph_checks import assert_one_line, same_graph
-from weft.core import memory
-from weft.core.errors import InputError
 from weft.data import Graph, load, require_trainable
+from weft.runtime import memory
+from weft.utils.errors import InputError
 
 # name: vertices, stored edges, features, classes, (train, val, test) or None, relations, both directions stored
 PUBLISHED = {

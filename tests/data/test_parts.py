@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lib.graph_checks import CALM, assert_one_line, same_graph
-from weft.core.errors import InputError
 from weft.data import Graph
-from weft.data.imports import import_parts
-from weft.data.io import record_sort, write_parts
-from weft.data.io.parts import EdgePart, GraphParts, gathered
-from weft.data.io.record_sort import buckets
+from weft.data.io.graph_parts import EdgePart, GraphParts, gathered
+from weft.data.store import external_sort, write_parts
+from weft.data.store.external_sort import buckets
+from weft.data.store.import_parts import import_parts
+from weft.utils.errors import InputError
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several buckets and blocks of every graph."""
-    monkeypatch.setattr(record_sort, "BUCKET_RECORDS", 5)
+    monkeypatch.setattr(external_sort, "BUCKET_RECORDS", 5)
     monkeypatch.setattr(write_parts, "BLOCK_EDGES", 3)
 
 

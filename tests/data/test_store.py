@@ -22,12 +22,12 @@ from hypothesis import given
 
 from tests.lib.graph_checks import CALM, assert_one_line, graphs, same_graph
 from tests.lib.ranks import forked
-from weft.cli import main
-from weft.core.errors import InputError
+from weft.cli.main import main
 from weft.data import Graph, load, save
-from weft.data.io import store
-from weft.data.io.arrays import map_array
-from weft.store.files import release
+from weft.data.store import store
+from weft.data.store.npy import map_array
+from weft.storage.unnamed_files import release
+from weft.utils.errors import InputError
 
 
 def sample() -> Graph:

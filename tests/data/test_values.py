@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from weft.core.errors import InputError
 from weft.data import Graph, load, require_trainable
-from weft.data.checks import has_label, label_kind
+from weft.data.tensor_checks import has_label, label_kind
+from weft.utils.errors import InputError
 
 SOURCE, TARGET = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 2, 3, 0])
 VALUES = torch.tensor([0.5, -3.0, math.nan, 2.0, 7.25])

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.core.native import _native
 from weft.kernels import ops, torch_sparse
+from weft.runtime.native import _native
 
 ISAS = _native.supported_isas()
 BACKENDS = [pytest.param(isa, marks=() if isa in (ISAS[0], ISAS[-1]) else pytest.mark.slow) for isa in ISAS]

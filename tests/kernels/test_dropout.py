@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lib.kernel_cases import DTYPES
-from weft.core.random import mix64
 from weft.kernels import keyed_dropout, reference
+from weft.utils.random import mix64
 
 MASK32 = 2**32 - 1
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.kernels.test_dropout import bits_of
 from tests.lib.kernel_cases import DTYPES, edge_dropout, graph, randn
-from weft.core.random import mix64
 from weft.data import Adjacency
 from weft.kernels import EdgeDropout, attend, attend_edges, reference
+from weft.utils.random import mix64
 
 BOUNDS = (0, 1, 2, 3)
 

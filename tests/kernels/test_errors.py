@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.lib.kernel_cases import graph
-from weft.core.native import _native
 from weft.data.adjacency import Adjacency
 from weft.kernels import EdgeFeatures, Scale, attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
+from weft.runtime.native import _native
 
 X = torch.ones(5, 4)
 LOGITS = torch.zeros(5, 2)

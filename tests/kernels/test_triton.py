@@ -53,8 +53,8 @@ from weft.kernels import (
     attend_edges,
     attend_keeping,
     attend_transposed,
+    cpu,
     keyed_dropout,
-    native,
     ops,
     reference,
     spmm,
@@ -62,7 +62,7 @@ from weft.kernels import (
     spmm_max_places,
     spmm_transposed,
 )
-from weft.nn.relations import RelationRows
+from weft.nn.aggregate.relations import RelationRows
 from weft.strategies.offload.memory_probe import MemoryProbe
 
 SMALL, PIECE = 2, 6
@@ -216,22 +216,22 @@ def test_no_columns(device: str) -> None:
 
 @pytest.mark.parametrize("name", ["weighted sum with loops", "attention with loops"])
 def test_heads_of_several_blocks_of_columns(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.kernels.triton import launch
+    from weft.kernels.triton import launch_config
 
-    launch.columns_of.cache_clear()
-    monkeypatch.setattr(launch, "MAX_COLUMNS", 2)
+    launch_config.columns_of.cache_clear()
+    monkeypatch.setattr(launch_config, "MAX_COLUMNS", 2)
     assert_same(block(device), CASES[name](block()), torch.float64)
-    launch.columns_of.cache_clear()
+    launch_config.columns_of.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["maximum", "attention under dropout"])
 def test_two_runs_have_the_same_bits(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where offsets are int64, as of tensors with more numbers than int32 counts."""
-    from weft.kernels.triton import launch
+    from weft.kernels.triton import launch_config
 
     case = CASES[name](block())
     first = case.run(ops, block(device), torch.float32)
-    monkeypatch.setattr(launch, "WIDE", 0)
+    monkeypatch.setattr(launch_config, "WIDE", 0)
     assert same_bits(case.run(ops, block(device), torch.float32), first)
 
 
@@ -321,10 +321,10 @@ def test_dropout_has_the_bits_of_the_cpu(dtype: torch.dtype, relu: bool, device:
     x[0], x[1, :3] = 0, torch.nan
     for key, p, first in ((2**63 + 11, 0.3, 5), (1, 0.9, 2**31 - 60)):
         found = kernels.keyed_dropout(x.to(device), rows.to(device), key, p, first, relu).cpu()
-        wanted = native.keyed_dropout(x, rows, key, p, first, relu)
+        wanted = cpu.keyed_dropout(x, rows, key, p, first, relu)
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
         back = kernels.relu_dropout_backward(wanted.to(device), x.to(device), p).cpu()
-        torch.testing.assert_close(back, native.relu_dropout_backward(wanted, x, p), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(back, cpu.relu_dropout_backward(wanted, x, p), rtol=0, atol=0, equal_nan=True)
 
 
 def test_dropout_through_autograd(device: str) -> None:
@@ -339,7 +339,7 @@ def test_masks_of_edges_are_the_cpus(device: str, kernels: ModuleType) -> None:
     adj, dropout = square(), edge_dropout(square(), 0.5)
     logits, h = randn(adj.num_edges + 17, 3, seed=1), randn(17, 3, seed=2)
     over = Attention(adj=adj, bounds=(0, 1, 2, 3), loop=~adj.has_loop, slope=1.0, steps=1, dropout=dropout)
-    _, wanted, _ = native.attend_edges(over, h, logits)
+    _, wanted, _ = cpu.attend_edges(over, h, logits)
     there = square(device)
     assert there.copies is not None
     moved = replace(over, adj=there, loop=~there.has_loop, dropout=edge_dropout(there, 0.5))
@@ -447,7 +447,7 @@ def test_rows_are_moved(places: Tensor | None, device: str, kernels: ModuleType)
 def test_a_run_has_the_losses_of_the_cpus_kernels(
     strategy: str, model: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On the CPU's tensors, so this is about what strategies give the kernels; tests/engine/test_gpu.py has more."""
+    """On the CPU's tensors, so this is about what strategies give the kernels; tests/training/test_gpu.py has more."""
     if HAS_GPU:
         pytest.skip("kernels are compiled, not interpreted")
     set_classes(monkeypatch, DegreeClasses.of)  # nearly all rows are small ones, as programs take time
@@ -455,7 +455,7 @@ def test_a_run_has_the_losses_of_the_cpus_kernels(
     options: dict[str, Any] = {"hidden": 6, "heads": 2, "attention_dropout": 0.3, "epochs": 2, "dtype": "float64"}
     options |= {"chunks": 2} if strategy == "offload" else {}
     found = []
-    for backend in (native, kernels):
+    for backend in (cpu, kernels):
         monkeypatch.setattr(ops, "backend_of", lambda _, backend=backend: backend)
         out = tmp_path / backend.__name__
         weft.train(
@@ -485,10 +485,10 @@ class TestPlantedErrors:
     @pytest.mark.parametrize("name", ["attention under dropout", "attention by edges with loops"])
     @pytest.mark.parametrize("wrong", [{"first_head": 0}, {"copies": None}, {"threshold": 2**30}], ids=str)
     def test_a_wrong_mask(self, name: str, wrong: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        from weft.kernels.triton import attention, edges
+        from weft.kernels.triton import additive_attention, edge_attention
 
-        true = attention.dropout_arguments
-        for module in (attention, edges):
+        true = additive_attention.dropout_arguments
+        for module in (additive_attention, edge_attention):
             monkeypatch.setattr(module, "dropout_arguments", lambda *given: true(*given) | wrong)
         with pytest.raises(AssertionError):
             assert_same(square(device), CASES[name](square()), torch.float64)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.lib.planted import replaced
 from tests.lib.streams import tensors
-from weft.kernels import native, ops
+from weft.kernels import cpu, ops
 
 T = TypeVar("T")
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero", "bincount")
@@ -105,12 +105,12 @@ class Kernels:
         self._graph = graph
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        kernel = getattr(native, name)
+        kernel = getattr(cpu, name)
         return lambda *given, **named: self._graph.kernel(kernel, given, named)
 
 
 def capture(work: Callable[[], T]) -> tuple[FakeGraph, T]:
-    """`weft.core.streams.capture` without a GPU."""
+    """`weft.runtime.streams.capture` without a GPU."""
     graph = FakeGraph()
     with replaced(ops, "backend_of", lambda _: Kernels(graph)), graph:
         made = work()

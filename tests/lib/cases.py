@@ -23,7 +23,7 @@ from tests.lib.graphs import (
 from weft.cost import Machine
 from weft.data import Graph, GraphShape, reorder
 from weft.nn import MODELS, Linear, Stack, View, convert, from_pyg, make_model
-from weft.nn.conv import mlp
+from weft.nn.layers.conv import mlp
 from weft.strategies import STRATEGIES, ResidentPlan
 
 EXACT = [name for name, plan in STRATEGIES.items() if plan.exact and name != "single"]

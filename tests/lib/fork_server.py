@@ -15,7 +15,7 @@ PRELOADED = [
     "torch_geometric.nn",
     "torch._dynamo",
     "torch._refs",
-    "weft.engine",
+    "weft.training",
     "tests.lib.planted",
     "tests.lib.warm",
 ]

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.core.errors import InputError
 from weft.data import Graph
-from weft.data.checks import LINKS, MASKS
+from weft.data.tensor_checks import LINKS, MASKS
+from weft.utils.errors import InputError
 
 # Saving flushes to disk, and other programs share the machine: no deadline, and not too many graphs.
 CALM = settings(deadline=None, max_examples=50)

@@ -30,7 +30,7 @@ from tests.lib.cases import (
 from tests.lib.environment import EVERY_CASE
 from tests.lib.pairwise import PAIRS, Properties, choose, hash_of, param
 from tests.lib.session import Given, part_by, workload
-from weft.core.optimisations import Optimisations
+from weft.config.optimisations import Optimisations
 from weft.nn import MODELS
 from weft.partition import METHODS
 from weft.strategies import STRATEGIES, get_strategy
@@ -54,7 +54,7 @@ BATCH_VALUES: dict[str, tuple[Any, ...]] = {"sampling": (None, "labor"), "partit
 IN_CHUNKS = {"offload": 3, "pipeline": 3}
 """Number of chunks for strategies whose default would run so small a graph in one chunk."""
 FIXED = {"device", "scratch"}
-"""Options that change where rows and files are, not the results. tests/store and tests/engine/test_gpu.py vary them."""
+"""Options that change where rows and files are, not the results. tests/storage and tests/training/test_gpu.py vary them."""
 WITHOUT_EFFECT = {"capture", "pages"}
 """Optimisations that these tests cannot observe: CUDA graphs, and which memory is reused."""
 OF_ALL_STRATEGIES = [

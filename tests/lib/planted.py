@@ -14,12 +14,13 @@ from torch import Tensor
 from tests.lib.cases import Case
 from tests.lib.ranks import on_ranks
 from tests.lib.session import Given, check_case, reference
-from weft.chunks.halos import GradFlow, RowFlow
-from weft.comm import Group, exchange, halo
-from weft.nn import Attend, EdgeSoftmax, RelationRows, SubTopology, embedding_rows, typed
-from weft.store.rows import HostRows, MemoryRows
-from weft.strategies.tensor.attention import AttentionPlan
-from weft.strategies.vertex.embedded import EmbeddedHalo
+from weft.comm import Group, columns, halo
+from weft.nn import Attend, EdgeSoftmax, RelationRows, SubTopology, embedding_rows
+from weft.nn.layers import typed_input
+from weft.parallel.chunks.run.chunk_halos import GradFlow, RowFlow
+from weft.storage.host_rows import HostRows, MemoryRows
+from weft.strategies.tensor.attention_columns import AttentionPlan
+from weft.strategies.vertex.embedding_rows import EmbeddedHalo
 from weft.strategies.vertex.plan import PlacedVertices
 
 
@@ -103,7 +104,7 @@ def wrong_embedded_rows() -> Iterator[None]:
 @contextmanager
 def summed_embedding() -> Iterator[None]:
     """A rank trains other rows than those of its vertices."""
-    with replaced(typed, "embedding_rows", lambda graph, rows: embedding_rows(graph, rows).flip(0)):
+    with replaced(typed_input, "embedding_rows", lambda graph, rows: embedding_rows(graph, rows).flip(0)):
         yield
 
 
@@ -142,9 +143,9 @@ def other_masks_backward() -> Iterator[None]:
 
 
 PLANTED: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
-    "tensor": ("tensor", lambda: replaced(exchange, "_join_columns", too_large(exchange._join_columns))),
+    "tensor": ("tensor", lambda: replaced(columns, "_join_columns", too_large(columns._join_columns))),
     "columns": ("tensor", lambda: replaced(MemoryRows, "write", wrong_write(MemoryRows.write))),
-    "logits": ("tensor", lambda: replaced(exchange, "_sum_shared", too_large(exchange._sum_shared))),
+    "logits": ("tensor", lambda: replaced(columns, "_sum_shared", too_large(columns._sum_shared))),
     "communicated": ("communicated", lambda: replaced(halo.Rows, "wait", too_large(halo.Rows.wait))),
     "hybrid": ("hybrid", lambda: replaced(halo.Rows, "wait", too_large(halo.Rows.wait))),
     "cached": ("cached", lambda: replaced(PlacedVertices, "__init__", wrong_ids(PlacedVertices.__init__))),

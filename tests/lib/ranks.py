@@ -24,9 +24,9 @@ import torch
 
 from tests.lib import fork_server
 from weft.comm import Group, join
-from weft.core.meter import Meter
-from weft.data.datasets import BUILT_IN
+from weft.data.io.datasets import BUILT_IN
 from weft.data.io.digits import digits
+from weft.runtime.meter import Meter
 
 LIMIT_SECONDS = 240
 _pools: dict[int, Pool] = {}

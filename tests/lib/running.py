@@ -20,9 +20,9 @@ from typing import Any
 
 import weft
 from tests.lib.ranks import forked, on_ranks
-from weft.cli import main
+from weft.cli.main import main
 from weft.comm import Group
-from weft.core import record
+from weft.utils import jsonl
 
 LISTEN = "0A"
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
@@ -232,7 +232,7 @@ def listeners(pids: list[int]) -> set[tuple[str, int]]:
 def wait_for_epoch(process: Command, folder: Path, epoch: int) -> None:
     """Until a run that is going has recorded an epoch; one that does not start is ended."""
     deadline = time.monotonic() + 100
-    while not any(line.get("epoch", -1) >= epoch for line in record.read(folder / "metrics.jsonl")):
+    while not any(line.get("epoch", -1) >= epoch for line in jsonl.read(folder / "metrics.jsonl")):
         if time.monotonic() > deadline or process.returncode is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -241,7 +241,7 @@ def wait_for_epoch(process: Command, folder: Path, epoch: int) -> None:
 
 
 def losses(folder: Path) -> list[float]:
-    lines = record.read(folder / "metrics.jsonl")
+    lines = jsonl.read(folder / "metrics.jsonl")
     epochs = [line for line in lines if line["kind"] == "epoch"]
     assert [line["epoch"] for line in epochs] == list(range(len(epochs)))
     return [line["loss"] for line in epochs]

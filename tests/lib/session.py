@@ -23,16 +23,16 @@ from tests.lib.cases import Case
 from tests.lib.environment import REFERENCES
 from tests.lib.ranks import on_ranks
 from weft.comm import Group
-from weft.core.meter import Counts
-from weft.core.optimisations import Optimisations
+from weft.config.optimisations import Optimisations
 from weft.cost import Trace
 from weft.data import Graph
-from weft.engine.metrics import NodeTask
 from weft.nn import GraphOperation, Inputs, MapFlops, Workload, embeddings
-from weft.nn.workload import MapsKey, OutlineKey
+from weft.nn.workload.workload import MapsKey, OutlineKey
 from weft.partition import make_book
+from weft.runtime.meter import Counts
 from weft.strategies import Placed, ResidentPlaced, get_strategy
 from weft.strategies.offload.plan import OffloadPlan
+from weft.training.tasks.metrics import NodeTask
 
 TOLERANCE = 1e-9
 STEPS = 5

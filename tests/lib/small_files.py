@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, settings
 
-from weft.core.errors import InputError
 from weft.data import Graph
+from weft.utils.errors import InputError
 
 SECONDS = timedelta(seconds=20)  # a hang is longer, and an import on a busy machine is shorter
 QUICK = settings(

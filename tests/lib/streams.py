@@ -23,12 +23,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.lib.planted import replaced
-from weft.chunks import placed
-from weft.core import native as host_native
-from weft.core.streams import COMPUTE, Mark
 from weft.data import Adjacency
-from weft.kernels import native, ops
+from weft.kernels import cpu, ops
 from weft.nn import Workload
+from weft.parallel.chunks.run import chunk_runtime
+from weft.runtime import native as host_native
+from weft.runtime.streams import COMPUTE, Mark
 
 HOST, DEVICE = "host", "device"
 DEVICE_NAME = torch.device("cpu", 0)
@@ -121,7 +121,7 @@ class FakeStreams(TorchDispatchMode):
 
         self._patches.enter_context(replaced(ops, "backend_of", lambda _: kernels))
         self._patches.enter_context(replaced(Workload, "features", features_at))
-        self._patches.enter_context(replaced(placed, "ThreadPoolExecutor", lambda *_, **__: Loader(self)))
+        self._patches.enter_context(replaced(chunk_runtime, "ThreadPoolExecutor", lambda *_, **__: Loader(self)))
         for name in ON_HOST:
             self._patches.enter_context(replaced(host_native, name, self._by_host(getattr(host_native, name))))
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -133,7 +133,7 @@ class FakeStreams(TorchDispatchMode):
         if self._failed and error[0] is None:
             raise RaceError(self._failed[0])
 
-    # what weft.core.streams asks of a device
+    # what weft.runtime.streams asks of a device
 
     def mark(self) -> Mark:
         return Mark(self._present[-1], self._behind(self._present[-1], self._thread))
@@ -355,7 +355,7 @@ class Kernels:
         self._fake = fake
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        kernel = getattr(native, name)
+        kernel = getattr(cpu, name)
 
         def noted(*given: Any, **named: Any) -> Any:
             made = kernel(*given, **named)

@@ -7,7 +7,7 @@ import torch
 from tests.lib.matrix import quick
 from tests.lib.ranks import keep_digits
 from tests.lib.session import built
-from weft.data.datasets import BUILT_IN
+from weft.data.io.datasets import BUILT_IN
 
 keep_digits()
 num_threads = torch.get_num_threads()

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.core.errors import InputError
 from weft.data import Adjacency
 from weft.nn import Aggregate, Attend, AttendEdges, ByRelation, EdgePart, GraphView, Max, Rows, Sum, Topology, Total
-from weft.nn import attention as attention_module
-from weft.nn.attention import EdgeSoftmax, MaskKey
-from weft.nn.partial import Partial
+from weft.nn.aggregate import attention as attention_module
+from weft.nn.aggregate.attention import EdgeSoftmax, MaskKey
+from weft.nn.aggregate.partial import Partial
+from weft.utils.errors import InputError
 
 HEADS, WIDTH, LOGITS, FEATURES, RELATIONS = 2, 6, 4, 3, 4
 CUT_HEADS = (0, 2, 6)

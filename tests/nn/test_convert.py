@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES, make_graph
-from weft.core.errors import InputError
-from weft.core.random import key
 from weft.data import Adjacency
 from weft.kernels import EdgeDropout, reference
 from weft.nn import Converted, GraphView, PyGConv, Sum, convert
 from weft.nn.convert.convert import parameters_of
-from weft.nn.convert.layers import Aggregated, GlobalNorm
-from weft.nn.phases import Boundary
+from weft.nn.convert.native_layers import Aggregated, GlobalNorm
+from weft.nn.layers.phases import Boundary
+from weft.utils.errors import InputError
+from weft.utils.random import key
 
 pyg = pytest.importorskip("torch_geometric.nn")
 

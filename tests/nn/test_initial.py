@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.nn import GATConv, GATv2Conv, GCNConv, GINConv, RGCNConv, SAGEConv
-from weft.nn.conv import mlp
+from weft.nn.layers.conv import mlp
 
 pyg = pytest.importorskip("torch_geometric.nn")
 

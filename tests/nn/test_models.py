@@ -9,22 +9,11 @@ import torch
 from torch import Tensor
 
 from tests.lib.graphs import make_graph
-from weft.core.config import Config
-from weft.core.errors import InputError
-from weft.nn import (
-    Attend,
-    BatchNorm,
-    GCNConv,
-    GraphView,
-    Inputs,
-    RowLayer,
-    Stack,
-    Topology,
-    from_config,
-    make_model,
-    outline,
-)
-from weft.nn.activation import elu
+from weft.config.config import Config
+from weft.nn import Attend, BatchNorm, GCNConv, GraphView, Inputs, RowLayer, Stack, Topology, from_config, make_model
+from weft.nn.layers.activation import elu
+from weft.nn.workload import outline
+from weft.utils.errors import InputError
 
 
 def test_batch_norm_equals_torch() -> None:

@@ -10,7 +10,7 @@ import torch
 from tests.lib.cases import Case
 from tests.lib.session import Session
 from weft.comm import Group
-from weft.core.optimisations import OPTIMISATIONS, Optimisations
+from weft.config.optimisations import OPTIMISATIONS, Optimisations
 from weft.kernels import spmm
 
 CASES = {

@@ -26,8 +26,8 @@ from weft.nn import (
     View,
     WholeLayer,
 )
-from weft.nn.decoder import Dot
-from weft.nn.phases import Boundary, PhasedModel
+from weft.nn.layers.decoder import Dot
+from weft.nn.layers.phases import Boundary, PhasedModel
 from weft.strategies import ResidentPlaced, Step
 
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.lib.graph_checks import CALM, assert_one_line, graphs
-from weft.cli import main
-from weft.core import native
-from weft.core.config import Config
-from weft.core.errors import InputError
+from weft.cli.main import main
+from weft.config.config import Config
 from weft.data import Adjacency, Graph, load
-from weft.engine.options import make_options, partition_of
 from weft.partition import METHODS, PartitionBook, PartitionOptions, Quality, make_book
 from weft.partition.assign import metis, neighbours
+from weft.runtime import native
+from weft.training.flag_checks import make_options, partition_of
+from weft.utils.errors import InputError
 
 RECIPE = "rmat:60,300"
 

@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 
 import weft
 from tests.lib.graph_checks import assert_one_line
-from weft.cli import main
-from weft.core.errors import InputError
+from weft.cli.main import main
 from weft.data import Graph, load, reorder
 from weft.partition import PartitionBook, PartitionOptions, make_book
 from weft.partition.book import checksum, read
+from weft.utils.errors import InputError
 
 RECIPE = "rmat:60,300"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.lib.graph_checks import CALM, graphs
 from weft.data import Graph
 from weft.partition import Quality
-from weft.report import partition_table
+from weft.reporting import partition_table
 
 
 def recount(graph: Graph, part: list[int], num_parts: int) -> Quality:

@@ -15,15 +15,15 @@ from tests.lib.graphs import NUM_FEATURES
 from tests.lib.ranks import on_ranks
 from tests.lib.session import Given, part_by, workload
 from weft.comm import Group
-from weft.core import memory
-from weft.core.errors import InputError
 from weft.data.sampling import layer_key, parse_fanouts
-from weft.engine.metrics import NodeTask
 from weft.partition import metis
+from weft.runtime import memory
 from weft.strategies.split import plan as split_plan
-from weft.strategies.split.cache import CachedRows, most_read
-from weft.strategies.split.presample import EPOCH, presample
+from weft.strategies.split.feature_cache import CachedRows, most_read
+from weft.strategies.split.pre_sampling import EPOCH, presample
 from weft.strategies.split.sampler import BatchSampler, ask_each_other
+from weft.training.tasks.metrics import NodeTask
+from weft.utils.errors import InputError
 
 ROW_BYTES = 8 * NUM_FEATURES
 PLAIN = Case(model="sage", layers=2, num_vertices=60)

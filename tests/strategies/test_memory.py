@@ -15,20 +15,20 @@ import weft
 from tests.lib.cases import Case
 from tests.lib.pairwise import param
 from tests.lib.ranks import on_ranks
-from weft.chunks.column_memory import PassSizes
-from weft.chunks.placed import Runtime
 from weft.comm import Group
-from weft.core.tensor_peak import TensorPeak
 from weft.data import Adjacency
-from weft.engine.metrics import NodeTask
 from weft.nn import Workload, make_model
+from weft.parallel.chunks.run.chunk_runtime import Runtime
+from weft.parallel.columns.column_memory import PassSizes
+from weft.runtime.tensor_peak import TensorPeak
 from weft.strategies import Placed, get_strategy
+from weft.strategies.placed_view import Exchange
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.tensor.plan import TensorOptions, TensorPlan
 from weft.strategies.vertex.blocks import Halos
 from weft.strategies.vertex.plan import CommunicatedPlan
 from weft.strategies.vertex.stale import StalePlan
-from weft.strategies.view import Exchange
+from weft.training.tasks.metrics import NodeTask
 
 GRAPH = "rmat:vertices=2k,edges=12k,features=16,classes=4"
 RANKS, NEAR = 2, 0.1

@@ -11,29 +11,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.engine.test_link import CASES as LINK_CASES
-from tests.engine.test_link import WIDTH
-from tests.engine.test_link import Case as LinkCase
 from tests.lib.cases import Case, cases, pyg_cases, typed_cases
 from tests.lib.graphs import NUM_FEATURES
 from tests.lib.matrix import MINIBATCH, Point, params
 from tests.lib.pairwise import hash_of, param
 from tests.lib.ranks import on_ranks
 from tests.lib.session import STEPS, Flops, Given, check_close, check_counts, check_flops, part_by, reference, workload
+from tests.training.test_link_prediction import CASES as LINK_CASES
+from tests.training.test_link_prediction import WIDTH
+from tests.training.test_link_prediction import Case as LinkCase
 from weft.comm import Group, Route
-from weft.core.errors import InputError
 from weft.cost import Operation, Trace
 from weft.data import negative_key
 from weft.data.sampling import layer_key
-from weft.engine.metrics import NodeTask
-from weft.engine.tasks import make_task
 from weft.nn import MODELS, BatchNorm, Stack, Sum, View, Workload, embeddings
-from weft.nn.families import ATTENTION
-from weft.nn.topology import Norm
+from weft.nn.aggregate.topology import Norm
+from weft.nn.models.model_zoo import ATTENTION
 from weft.strategies import CandidateLinks
 from weft.strategies.split import sampler
-from weft.strategies.split.batch import SampledBlock
+from weft.strategies.split.batch_blocks import SampledBlock
 from weft.strategies.vertex.blocks import Block
+from weft.training.tasks.metrics import NodeTask
+from weft.training.tasks.task import make_task
+from weft.utils.errors import InputError
 
 SHORT = 1
 """Steps in core depth; `STEPS` in full depth."""

@@ -29,23 +29,23 @@ from tests.lib.pairwise import hash_of, param
 from tests.lib.planted import check_planted, replaced
 from tests.lib.ranks import on_ranks
 from tests.lib.session import Given, Session, check_case, check_close, check_on_ranks, reference
-from weft.chunks import placed as chunks_placed
-from weft.chunks.aggregates import ChunkAggregates, Loaded
-from weft.chunks.rank import ChunkShape
-from weft.chunks.slots import FORWARD
 from weft.comm import Group
-from weft.core.errors import InputError
-from weft.core.optimisations import Optimisations
-from weft.core.tensor_peak import TensorPeak
-from weft.core.units import parse_bytes
+from weft.config.optimisations import Optimisations
 from weft.data import Graph, TypedShape
 from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View, Workload
+from weft.parallel.chunks.cut.rank_chunks import ChunkShape
+from weft.parallel.chunks.run import chunk_runtime as chunks_placed
+from weft.parallel.chunks.run.chunk_aggregates import ChunkAggregates, Loaded
+from weft.parallel.chunks.run.slots import FORWARD
+from weft.runtime.tensor_peak import TensorPeak
 from weft.strategies import Step
 from weft.strategies.offload import memory_probe
-from weft.strategies.offload.cut import Cutter
+from weft.strategies.offload.cutter import Cutter
 from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.placed import PlacedOffload
 from weft.strategies.offload.plan import MARGIN, OffloadPlan
+from weft.utils.errors import InputError
+from weft.utils.units import parse_bytes
 
 CHUNKS = (1, 3, 8)
 """On three ranks the last is one for each row."""

@@ -18,13 +18,13 @@ from tests.lib.cases import Case
 from tests.lib.planted import check_planted, replaced
 from tests.lib.ranks import on_ranks, spawn
 from tests.lib.session import Given, Session, part_by
-from weft.chunks.aggregates import ChunkAggregates
 from weft.comm import Group, Messages
-from weft.core.errors import RunError
 from weft.nn import Workload
+from weft.parallel.chunks.run.chunk_aggregates import ChunkAggregates
 from weft.partition import METHODS
-from weft.strategies.pipeline.order import halo_plan, order_ranks
+from weft.strategies.pipeline.row_order import halo_plan, order_ranks
 from weft.strategies.vertex.plan import CommunicatedPlan, VertexOptions
+from weft.utils.errors import RunError
 
 SLOW = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from tests.lib.pairwise import param
 from tests.lib.ranks import on_ranks
 from tests.lib.session import Flops, Given, Session, check_counts, check_flops
 from weft.comm import Group, make_route
-from weft.core.meter import Counts
+from weft.runtime.meter import Counts
 from weft.strategies.vertex.stale import StaleHalo
 
 CASES = [

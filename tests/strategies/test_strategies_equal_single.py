@@ -29,10 +29,10 @@ from tests.lib.session import (
     reference,
 )
 from weft.comm import Group
-from weft.core.errors import InputError
 from weft.nn import MODELS, Linear, RowLayer, Stack, View, Workload
 from weft.partition import METHODS
 from weft.strategies import STRATEGIES, Step
+from weft.utils.errors import InputError
 
 
 @pytest.mark.parametrize(("point", "full"), params(EXACT))

@@ -15,10 +15,10 @@ from tests.lib.planted import replaced
 from tests.lib.ranks import on_ranks
 from tests.lib.session import Given, Planned, Session, check_case, part_by, reference
 from tests.lib.streams import DEVICE_NAME, FakeStreams, RaceError
-from weft.chunks import placed
 from weft.comm import Group
-from weft.core.streams import COMPUTE, LOAD, STORE, pinned_bytes
-from weft.store.rows import host_rows
+from weft.parallel.chunks.run import chunk_runtime
+from weft.runtime.streams import COMPUTE, LOAD, STORE, pinned_bytes
+from weft.storage.host_rows import host_rows
 
 PINNED = Given(chunks=8, device=str(DEVICE_NAME))
 """Slots of some chunks are used again."""
@@ -109,7 +109,7 @@ def test_what_is_foreseen_of_pinned_rows_is_what_their_blocks_take(monkeypatch: 
         return rows
 
     with monkeypatch.context() as patch, FakeStreams() as streams:
-        patch.setattr(placed, "host_rows", noted)
+        patch.setattr(chunk_runtime, "host_rows", noted)
         session = Session(case, "offload", fake_group(streams), given, planned)
         for _ in range(2):
             session.step(0)
@@ -145,7 +145,7 @@ def check_planted(group: Group, given: Given, planned: Planned, place: str) -> N
 
 def check_chunks_of_tensor(group: Group, case: Case, given: Given, planned: Planned) -> None:
     streams = FakeStreams()
-    with replaced(placed, "streams_of", lambda _: streams), streams:
+    with replaced(chunk_runtime, "streams_of", lambda _: streams), streams:
         check_case(group, case, "tensor", given, planned)
     assert streams.streams[COMPUTE]
 

@@ -14,12 +14,12 @@ from tests.lib.cases import MACHINE, Case
 from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES
 from tests.lib.session import NOTHING, Given, check_case, workload
 from weft.comm import Group
-from weft.core.errors import InputError
 from weft.cost import Trace
 from weft.data import GraphStats, load
 from weft.nn import Stack, View, Workload, make_model
-from weft.nn.flops import PRODUCTS
+from weft.nn.workload.flops import PRODUCTS
 from weft.strategies import Step, get_strategy
+from weft.utils.errors import InputError
 
 STATS = GraphStats(num_vertices=1003, num_edges=5000, num_features=17)
 

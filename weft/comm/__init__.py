@@ -1,6 +1,6 @@
 """Collectives between ranks, counted. The only package that imports torch.distributed."""
 
-from weft.comm.exchange import (
+from weft.comm.columns import (
     ColsToRows,
     Layout,
     RowSet,
@@ -14,12 +14,12 @@ from weft.comm.exchange import (
     sum_over_ranks,
     sum_shared,
 )
+from weft.comm.exchange_key import Key
 from weft.comm.gpus import own_gpu
 from weft.comm.group import Group, Pending
 from weft.comm.halo import EdgeSlices, Halo, PendingRows, slice_edges
 from weft.comm.join import join
-from weft.comm.key import Key
-from weft.comm.messages import Expected, Messages
+from weft.comm.point_to_point import Expected, Messages
 from weft.comm.route import Route, make_route, make_sum_route
 
 __all__ = [

@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.comm.connecting import new_gloo_group
-from weft.comm.key import Key
-from weft.comm.missing import missing_ranks
-from weft.core.clock import EventClock
-from weft.core.errors import RunError
-from weft.core.meter import Meter, Span
-from weft.core.streams import Streams, streams_of, to_host
+from weft.comm.exchange_key import Key
+from weft.comm.gloo import new_gloo_group
+from weft.comm.missing_ranks import missing_ranks
+from weft.runtime.clock import EventClock
+from weft.runtime.meter import Meter, Span
+from weft.runtime.streams import Streams, streams_of, to_host
+from weft.utils.errors import RunError
 
 
 class Group:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from weft.comm.exchange_key import Key
 from weft.comm.group import Exchange, Group
-from weft.comm.key import Key
 from weft.comm.route import Route
 from weft.data import Adjacency
 from weft.kernels import Scale, spmm, spmm_transposed

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-from weft.comm.connecting import beginning_gloo
+from weft.comm.gloo import beginning_gloo
 from weft.comm.gpus import BOTH, each_has_its_own, name_of, own_gpu
 from weft.comm.group import Group
-from weft.core.cores import keep_to_share
-from weft.core.errors import InputError, RunError
-from weft.core.meter import Meter
+from weft.runtime.cores import keep_to_share
+from weft.runtime.meter import Meter
+from weft.utils.errors import InputError, RunError
 
 
 class Met(NamedTuple):

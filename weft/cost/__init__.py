@@ -1,7 +1,7 @@
 """What a run will cost, told beforehand."""
 
+from weft.cost.datasheets import GPUS, Gpu, nominal_network, nominal_prices
 from weft.cost.machine import NOMINAL_RATES, Machine, Rates
-from weft.cost.nominal import GPUS, Gpu, nominal_network, nominal_prices
 from weft.cost.prices import Network, Prices, Table
 from weft.cost.profile import KINDS, Disk, Processes, Profile, holds_profile
 from weft.cost.trace import Operation, Steps, Trace, all_reduce, transfer

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from weft.core import migrate
-from weft.core.errors import InputError, readable
+from weft.utils import migrate
+from weft.utils.errors import InputError, readable
 
 REMEDY = "give the probe.json of a hybrid run, or a profile of weft probe"
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from weft.core.errors import InputError
-from weft.core.kernel_call import KernelCall
+from weft.runtime.kernel_call import KernelCall
+from weft.utils.errors import InputError
 
 REMEDY = "measure the machine again with: weft probe"
 

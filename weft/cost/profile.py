@@ -13,10 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from weft.core import migrate
-from weft.core.choices import DEFAULT, Choices
-from weft.core.errors import InputError, readable
 from weft.cost.prices import REMEDY, Network, Prices, Table
+from weft.runtime.kernel_selection import DEFAULT, Choices
+from weft.utils import migrate
+from weft.utils.errors import InputError, readable
 
 KINDS = ("compute", "network")
 """Of seconds that runs tell apart, whatever their strategy."""

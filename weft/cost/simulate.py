@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from weft.core.kernel_call import KernelCall
 from weft.cost.prices import Network, Prices
 from weft.cost.profile import Disk
 from weft.cost.trace import Operation, Trace
+from weft.runtime.kernel_call import KernelCall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ def priced(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hos
 def finish(works: Sequence[Work], begins: Sequence[float], hosts: Hosts) -> list[float]:
     """When each rank is done with a piece of work that it begins at some time; ranks of a host slow each other.
 
-    Each keeps to its share of the cores, as weft.core.cores gives it.
+    Each keeps to its share of the cores, as weft.runtime.cores gives it.
     """
     if hosts.ranks_each == 1:
         return [begin + work.at(1, hosts.slots, 1) for work, begin in zip(works, begins, strict=True)]

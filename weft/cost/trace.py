@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from weft.core.kernel_call import KernelCall, backward_of
+from weft.runtime.kernel_call import KernelCall, backward_of
 
 
 @dataclass(frozen=True, kw_only=True)

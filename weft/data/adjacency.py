@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.core import native
 from weft.data.degrees import CompressedRows
-from weft.store.files import release
+from weft.runtime import native
+from weft.storage.unnamed_files import release
 
 BLOCK_ENTRIES = 1 << 22  # of a mapped array, read together
 RUNS, RUN_EDGES = 16, 1 << 14  # that tell how often edges one after the other have a source in common

@@ -7,12 +7,9 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from weft.core.errors import InputError
-from weft.core.memory import require_memory
-from weft.core.native import coo_to_csr
-from weft.core.units import format_bytes
 from weft.data.adjacency import Adjacency
-from weft.data.checks import (
+from weft.data.fields import GraphFields
+from weft.data.tensor_checks import (
     Numbers,
     cast,
     check_edge_features,
@@ -23,7 +20,10 @@ from weft.data.checks import (
     vertex_ids,
     whole,
 )
-from weft.data.fields import GraphFields
+from weft.runtime.memory import require_memory
+from weft.runtime.native import coo_to_csr
+from weft.utils.errors import InputError
+from weft.utils.units import format_bytes
 
 # Above both, most vertices would have no edge: ids are names, and no vertex numbers.
 MAX_SPARSE_IDS = 1 << 24

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency
-from weft.data.names import VertexNames
+from weft.data.vertex_names import VertexNames
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,6 +49,6 @@ class GraphFields:
     test_links: Tensor | None = None
     """int64 [m, 3]: edges held out to test link prediction."""
     ids: Tensor | None = None
-    """int64 [N]: the vertices' original ids, where the graph was reordered (see weft.data.order); None: the same."""
+    """int64 [N]: the vertices' original ids, where the graph was reordered (see weft.data.vertex_order); None: the same."""
     vertex_names: VertexNames | None = None
     """What the source of the graph calls its vertices, by their original ids; None: numbers from 0 on."""

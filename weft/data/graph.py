@@ -13,10 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core.errors import InputError, printable, require_word
-from weft.core.shown import facts_table
 from weft.data.adjacency import Adjacency
-from weft.data.checks import (
+from weft.data.edges import build
+from weft.data.fields import GraphFields
+from weft.data.io.graph_parts import gathered
+from weft.data.io.other_libraries import NODE, SOURCE, TARGET, dgl_fields, matrix_edges, network_tables
+from weft.data.io.pyg import PygGraph, from_pyg, to_pyg
+from weft.data.rules import check_kinds, check_shapes, check_values
+from weft.data.splits import SHARES, random_split, split_by_time
+from weft.data.store.store import read_store, save
+from weft.data.tables.table_graph import Columns, table_parts
+from weft.data.tensor_checks import (
     LINKS,
     MASKS,
     Numbers,
@@ -28,17 +35,10 @@ from weft.data.checks import (
     located,
     plain,
 )
-from weft.data.edges import build
-from weft.data.fields import GraphFields
-from weft.data.io.convert import PygGraph, from_pyg, to_pyg
-from weft.data.io.objects import NODE, SOURCE, TARGET, dgl_fields, matrix_edges, network_tables
-from weft.data.io.parts import gathered
-from weft.data.io.store import read_store, save
-from weft.data.io.table_graph import Columns, table_parts
-from weft.data.rules import check_kinds, check_shapes, check_values
-from weft.data.splits import SHARES, random_split, split_by_time
-from weft.data.typed import TypedShape, relation_edges, type_range
-from weft.store.files import release
+from weft.data.vertex_types import TypedShape, relation_edges, type_range
+from weft.storage.unnamed_files import release
+from weft.utils.errors import InputError, printable, require_word
+from weft.utils.notebook import facts_table
 
 SAMPLE = 1 << 16  # vertices whose features `density` looks at
 
@@ -395,16 +395,16 @@ class Graph(GraphFields):
 
     @classmethod
     def from_pyg(cls, data: PygGraph, *, name: str = "graph") -> Graph:
-        """A graph from PyG's Data or HeteroData; see weft.data.io.convert."""
+        """A graph from PyG's Data or HeteroData; see weft.data.io.pyg."""
         return cls.of(from_pyg(data, name=name))
 
     def to_pyg(self) -> PygGraph:
-        """PyG's HeteroData for several vertex types, else its Data; see weft.data.io.convert."""
+        """PyG's HeteroData for several vertex types, else its Data; see weft.data.io.pyg."""
         return to_pyg(self)
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool | None = True) -> Graph:
-        """A graph from a store folder, memory-mapped; see weft.data.io.store.
+        """A graph from a store folder, memory-mapped; see weft.data.store.store.
 
         `verify` reads every file once, compares checksums and checks the values; without it the files are trusted.
         None: checksums of the files alone whose size or modification time is not as when they were written.
@@ -418,7 +418,7 @@ class Graph(GraphFields):
         return graph
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Writes the graph as a store folder; see weft.data.io.store."""
+        """Writes the graph as a store folder; see weft.data.store.store."""
         save(self, folder, overwrite=overwrite)
 
 

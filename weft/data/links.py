@@ -13,12 +13,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from weft.core.errors import InputError
-from weft.core.random import key, keyed_integers, keyed_words
 from weft.data.adjacency import Adjacency
-from weft.data.checks import DataWarning
 from weft.data.graph import Graph
-from weft.data.inverse import forward_relations
+from weft.data.inverse_relations import forward_relations
+from weft.data.tensor_checks import DataWarning
+from weft.utils.errors import InputError
+from weft.utils.random import key, keyed_integers, keyed_words
 
 VAL_SHARE, TEST_SHARE = 0.05, 0.1
 MAX_DRAWS = 100  # for a pair that is no edge; a graph that has all edges has none

@@ -10,9 +10,9 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from weft.core.errors import InputError
 from weft.data.adjacency import Adjacency, Transpose
-from weft.data.checks import (
+from weft.data.fields import GraphFields
+from weft.data.tensor_checks import (
     LINKS,
     MASKS,
     DataWarning,
@@ -27,9 +27,9 @@ from weft.data.checks import (
     has_label,
     label_kind,
 )
-from weft.data.fields import GraphFields
-from weft.data.names import VertexNames
-from weft.data.typed import type_range
+from weft.data.vertex_names import VertexNames
+from weft.data.vertex_types import type_range
+from weft.utils.errors import InputError
 
 REMEDY = "use Graph.from_edges, or import the graph again"
 

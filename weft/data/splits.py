@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.core.errors import InputError
-from weft.core.memory import require_memory
-from weft.core.random import key
-from weft.data.checks import has_label
+from weft.data.tensor_checks import has_label
+from weft.runtime.memory import require_memory
+from weft.utils.errors import InputError
+from weft.utils.random import key
 
 SHARES = (0.6, 0.2, 0.2)
 """Of a split that is not said otherwise: to train, to validate and to test on."""

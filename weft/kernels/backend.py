@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from weft.core.random import RandomKey
 from weft.data.adjacency import Adjacency
+from weft.utils.random import RandomKey
 
 
 class Scale(NamedTuple):

@@ -16,13 +16,21 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from weft.core.choices import chosen
-from weft.core.dtypes import is_narrow, sum_dtype
-from weft.core.errors import InputError
-from weft.core.extra import install_command
-from weft.core.random import RandomKey, key_word
 from weft.data.adjacency import Adjacency
-from weft.kernels import native, torch_sparse
+from weft.kernels import cpu, torch_sparse
+from weft.kernels.argument_checks import (
+    check_bounds,
+    check_dropout,
+    check_matrix,
+    check_rows,
+    check_square_start,
+    check_steps,
+    check_vector,
+    checked_attention,
+    checked_features,
+    checked_loop,
+)
+from weft.kernels.autograd import Attend, AttendEdges, KeyedDropout, PairLogits, ReluDropout, Spmm, SpmmMax
 from weft.kernels.backend import (
     Attention,
     AttentionInputs,
@@ -35,19 +43,11 @@ from weft.kernels.backend import (
     SourceGrads,
     SumBackend,
 )
-from weft.kernels.checks import (
-    check_bounds,
-    check_dropout,
-    check_matrix,
-    check_rows,
-    check_square_start,
-    check_steps,
-    check_vector,
-    checked_attention,
-    checked_features,
-    checked_loop,
-)
-from weft.kernels.functions import Attend, AttendEdges, KeyedDropout, PairLogits, ReluDropout, Spmm, SpmmMax
+from weft.runtime.kernel_selection import chosen
+from weft.utils.dtypes import is_narrow, sum_dtype
+from weft.utils.errors import InputError
+from weft.utils.optional_packages import install_command
+from weft.utils.random import RandomKey, key_word
 
 NO_TRITON = (
     "attention, maxima, dropout and bfloat16 on a GPU need Triton, which is not installed: "
@@ -63,7 +63,7 @@ def backend_of(x: Tensor) -> Backend:
         InputError: x is on a GPU, and Triton is not installed.
     """
     if x.device.type == "cpu":
-        return native
+        return cpu
     triton = triton_backend()
     if triton is None:
         raise InputError(NO_TRITON)
@@ -71,7 +71,7 @@ def backend_of(x: Tensor) -> Backend:
 
 
 def sum_backend_of(x: Tensor) -> SumBackend:
-    """Return the backend for sums of the rows of x. On a GPU, it depends on their width, see `weft.core.choices`.
+    """Return the backend for sums of the rows of x. On a GPU, it depends on their width, see `weft.runtime.kernel_selection`.
 
     Without Triton, PyTorch's sparse products compute sums on a GPU. They do not take bfloat16 rows.
 

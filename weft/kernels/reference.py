@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from weft.core.random import RandomKey, key_word, mix64_each
 from weft.data.adjacency import Adjacency
 from weft.kernels.backend import EdgeDropout, EdgeFeatures, Scale
+from weft.utils.random import RandomKey, key_word, mix64_each
 
 MASK32 = (1 << 32) - 1
 

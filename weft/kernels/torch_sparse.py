@@ -1,6 +1,6 @@
 """Sums over in-edges as PyTorch's sparse matrix products, an alternative to the Triton kernels on a GPU.
 
-`weft probe` measures which of the two is faster (see `weft.core.choices`). Without Triton, a GPU has no other kernels.
+`weft probe` measures which of the two is faster (see `weft.runtime.kernel_selection`). Without Triton, a GPU has no other kernels.
 """
 
 from __future__ import annotations

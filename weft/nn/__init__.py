@@ -1,20 +1,33 @@
 """Layers and models, written for one device, over a View."""
 
-from weft.nn.aggregate import (
-    SLOT_BYTES,
-    Aggregate,
-    Request,
-    Rows,
-    Total,
-    WholeLayer,
-    WorkingSet,
-)
-from weft.nn.attention import Attend, AttendEdges, EdgeSoftmax
-from weft.nn.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
+from weft.nn.aggregate.aggregate import SLOT_BYTES, Aggregate, Request, Rows, Total, WholeLayer, WorkingSet
+from weft.nn.aggregate.attention import Attend, AttendEdges, EdgeSoftmax
+from weft.nn.aggregate.kernel_memory import SUM_BYTES, Footprint, kernel_footprint
+from weft.nn.aggregate.reduce import ByRelation, Max, Sum
+from weft.nn.aggregate.relations import OwnRelationRows, RelationIndex, RelationRows
+from weft.nn.aggregate.topology import EdgePart, SubTopology, Topology
 from weft.nn.convert import Converted, convert
-from weft.nn.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
-from weft.nn.dense import Linear, has_onednn, linear, sum_rows
-from weft.nn.families import (
+from weft.nn.graph_view import ONE_DEVICE, SPREAD, GraphView, Inputs, UnitCost, ViewTraits
+from weft.nn.layers.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
+from weft.nn.layers.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
+from weft.nn.layers.linear_transform import Linear, has_onednn, linear, sum_rows
+from weft.nn.layers.norm import BatchNorm, LayerNorm
+from weft.nn.layers.phases import parameter_dtype, row_dtype
+from weft.nn.layers.pyg_conv import PyGConv, from_pyg
+from weft.nn.layers.rgcn import OneHotRGCNConv, RGCNConv
+from weft.nn.layers.stack import Decoupled, RowLayer, Stack
+from weft.nn.layers.typed_input import (
+    Embedding,
+    FeatureTables,
+    TypedInput,
+    embedding_rows,
+    embeddings,
+    is_embedded,
+    shared_parameters,
+    typed_rows,
+    with_own_rows,
+)
+from weft.nn.models.model_zoo import (
     FAMILY_OPTIONS,
     GAT,
     GCN,
@@ -28,37 +41,16 @@ from weft.nn.families import (
     make_model,
     require_model,
 )
-from weft.nn.flops import MapFlops
-from weft.nn.footprint import SUM_BYTES, Footprint, kernel_footprint
-from weft.nn.graph_view import ONE_DEVICE, SPREAD, GraphView, Inputs, UnitCost, ViewTraits
-from weft.nn.independence import idle_parameters, require_independent_rows
-from weft.nn.levels import BlockSize, Levels
-from weft.nn.maps import make_levels, map_flops, step_memory
-from weft.nn.norm import BatchNorm, LayerNorm
-from weft.nn.operation import GraphOperation
-from weft.nn.outline import outline
-from weft.nn.phases import parameter_dtype, row_dtype
-from weft.nn.pyg import PyGConv, from_pyg
-from weft.nn.pyg_twin import to_pyg
-from weft.nn.reduce import ByRelation, Max, Sum
-from weft.nn.relations import OwnRelationRows, RelationIndex, RelationRows
-from weft.nn.rgcn import OneHotRGCNConv, RGCNConv
-from weft.nn.sample import Sample, random_topology, some_vertices
-from weft.nn.stack import Decoupled, RowLayer, Stack
-from weft.nn.topology import EdgePart, SubTopology, Topology
-from weft.nn.typed import (
-    Embedding,
-    FeatureTables,
-    TypedInput,
-    embedding_rows,
-    embeddings,
-    is_embedded,
-    shared_parameters,
-    typed_rows,
-    with_own_rows,
-)
+from weft.nn.models.probe_model import Sample, random_topology, some_vertices
+from weft.nn.models.pyg_export import to_pyg
+from weft.nn.models.row_independence import idle_parameters, require_independent_rows
 from weft.nn.view import TypedRows, View
-from weft.nn.workload import Outlines, Workload
+from weft.nn.workload.dense_cost import make_levels, map_flops, step_memory
+from weft.nn.workload.flops import MapFlops
+from weft.nn.workload.layer_sizes import BlockSize, Levels
+from weft.nn.workload.operation import GraphOperation
+from weft.nn.workload.outline import outline
+from weft.nn.workload.workload import Outlines, Workload
 
 __all__ = [
     "FAMILY_OPTIONS",

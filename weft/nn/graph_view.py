@@ -9,20 +9,20 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.core.dtypes import sum_dtype
-from weft.core.errors import InputError
-from weft.core.meter import Meter
-from weft.core.optimisations import ALL_OPTIMISATIONS, Optimisations
-from weft.core.random import RandomKey
-from weft.core.random import key as make_key
+from weft.config.optimisations import ALL_OPTIMISATIONS, Optimisations
 from weft.data import Adjacency
 from weft.kernels import keyed_dropout, spmm
-from weft.nn.aggregate import Aggregate, Rows, Total, WholeLayer
-from weft.nn.attention import MaskKey
-from weft.nn.dense import linear, sum_rows
-from weft.nn.relations import OwnRelationRows
-from weft.nn.topology import Topology
+from weft.nn.aggregate.aggregate import Aggregate, Rows, Total, WholeLayer
+from weft.nn.aggregate.attention import MaskKey
+from weft.nn.aggregate.relations import OwnRelationRows
+from weft.nn.aggregate.topology import Topology
+from weft.nn.layers.linear_transform import linear, sum_rows
 from weft.nn.view import TypedRows, View
+from weft.runtime.meter import Meter
+from weft.utils.dtypes import sum_dtype
+from weft.utils.errors import InputError
+from weft.utils.random import RandomKey
+from weft.utils.random import key as make_key
 
 
 class UnitCost(NamedTuple):

@@ -7,11 +7,11 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from weft.core.errors import InputError, require_word
-from weft.nn.aggregate import Aggregate, Rows
-from weft.nn.attention import Attend, AttendEdges, MaskKey
-from weft.nn.reduce import ByRelation, Max, Sum
-from weft.nn.relations import OwnRelationRows
+from weft.nn.aggregate.aggregate import Aggregate, Rows
+from weft.nn.aggregate.attention import Attend, AttendEdges, MaskKey
+from weft.nn.aggregate.reduce import ByRelation, Max, Sum
+from weft.nn.aggregate.relations import OwnRelationRows
+from weft.utils.errors import InputError, require_word
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,20 +1,12 @@
 """Which part every vertex belongs to, and what a part then lacks. Knows graphs, no ranks and no models."""
 
-from weft.core.config import PartitionOptions
+from weft.config.config import PartitionOptions
 from weft.partition.assign import METHODS, metis
 from weft.partition.book import PartitionBook, make_book
-from weft.partition.cover import Cover
-from weft.partition.dependencies import (
-    Caching,
-    Choice,
-    Dependencies,
-    Hop,
-    make_dependencies,
-    range_bounds,
-    range_parts,
-)
+from weft.partition.dependencies import Caching, Choice, Dependencies, Hop, make_dependencies, range_bounds, range_parts
 from weft.partition.quality import Quality
-from weft.partition.reach import Reach
+from weft.partition.receptive_field import Reach
+from weft.partition.vertex_cover import Cover
 
 __all__ = [
     "METHODS",

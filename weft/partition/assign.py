@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from weft.core import native
-from weft.core.config import PartitionOptions
-from weft.core.errors import InputError
+from weft.config.config import PartitionOptions
 from weft.data import Adjacency, Graph
 from weft.partition.dependencies import range_parts
+from weft.runtime import native
+from weft.utils.errors import InputError
 
 # How far the remote vertices of a balanced part may be from their mean: least/most is then above 0.96.
 REMOTE_SLACK = 0.02

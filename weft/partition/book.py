@@ -14,14 +14,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from weft.core import migrate
-from weft.core.config import PartitionOptions
-from weft.core.errors import InputError, readable, unknown
-from weft.core.tensor_file import save_tensors
+from weft.config.config import PartitionOptions
 from weft.data import Graph
-from weft.data.io.store import sync
+from weft.data.store.store import sync
 from weft.partition.assign import METHODS
 from weft.partition.quality import Quality
+from weft.utils import migrate
+from weft.utils.errors import InputError, readable, unknown
+from weft.utils.tensor_file import save_tensors
 
 FORMAT = "weft-book"
 REMEDY = "make it again with 'weft partition'"

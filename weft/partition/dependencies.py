@@ -13,9 +13,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from weft.core import native
 from weft.data import Adjacency
-from weft.partition.cover import Cover
+from weft.partition.vertex_cover import Cover
+from weft.runtime import native
 
 
 @dataclass(frozen=True, kw_only=True)

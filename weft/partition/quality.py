@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.core import native
 from weft.data import Graph
+from weft.runtime import native
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,5 +48,5 @@ class Quality:
         return cls(**(record | loads))
 
     def record(self) -> dict[str, Any]:
-        """These figures by name, for JSON and for weft.report."""
+        """These figures by name, for JSON and for weft.reporting."""
         return asdict(self)

@@ -1,16 +1,16 @@
 """Where rows, columns and edges live: a folder per strategy, one table of names."""
 
-from weft.core.errors import unknown
 from weft.strategies.base import CandidateLinks, Held, Options, Placed, Plan, Step
 from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.plan import PipelinePlan
+from weft.strategies.placed_view import Exchange, PlacedView
 from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, aggregate
 from weft.strategies.single import SinglePlan
 from weft.strategies.split.plan import SampledPlan, SplitPlan
 from weft.strategies.tensor.plan import TensorPlan
 from weft.strategies.vertex.plan import CachedPlan, CommunicatedPlan, HybridPlan, VertexOptions
 from weft.strategies.vertex.stale import StalePlan
-from weft.strategies.view import Exchange, PlacedView
+from weft.utils.errors import unknown
 
 STRATEGIES: dict[str, type[Plan]] = {
     plan.name: plan

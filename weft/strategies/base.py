@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group, Route
-from weft.core.dtypes import dtype_name
-from weft.core.errors import InputError
-from weft.core.lines import empty_on_lines
-from weft.core.random import KeyTable
 from weft.cost import Machine, Steps, Trace
 from weft.data import Graph, Links
 from weft.nn import SPREAD, Topology, ViewTraits, Workload, with_own_rows
+from weft.runtime.alignment import empty_on_lines
+from weft.utils.dtypes import dtype_name
+from weft.utils.errors import InputError
+from weft.utils.random import KeyTable
 
 PARAMETER_COPIES = 5
 """In a run: a parameter, its gradient, Adam's two moments, and the best so far."""

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group
-from weft.core.errors import InputError, RunError
-from weft.core.streams import Staging
 from weft.cost import NOMINAL_RATES, Machine, Rates
 from weft.nn import (
     SPREAD,
@@ -26,9 +24,11 @@ from weft.nn import (
     random_topology,
     some_vertices,
 )
-from weft.nn.flops import FlopCounter
-from weft.store.rows import host_rows
+from weft.nn.workload.flops import FlopCounter
+from weft.runtime.streams import Staging
+from weft.storage.host_rows import host_rows
 from weft.strategies.vertex.costs import directions
+from weft.utils.errors import InputError, RunError
 
 MAX_VERTICES, MAX_EDGES, MAX_FEATURES = 1 << 12, 1 << 17, 1 << 22
 EXCHANGED_BYTES = 1 << 18  # by a rank: more than what a network's buffers swallow at once

@@ -16,9 +16,6 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group, even_bounds, sum_gradients
-from weft.core.kernel_call import KernelCall
-from weft.core.random import key
-from weft.core.tensor_peak import TensorPeak
 from weft.cost import Operation, Trace, all_reduce
 from weft.data import GraphStats
 from weft.nn import (
@@ -37,9 +34,12 @@ from weft.nn import (
     typed_rows,
 )
 from weft.partition import Reach
+from weft.runtime.kernel_call import KernelCall
+from weft.runtime.tensor_peak import TensorPeak
 from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES, Held, Placed, Plan, Step, whole_topology
-from weft.strategies.reach import describe_reach, find_reach
-from weft.strategies.view import Exchange, PlacedView
+from weft.strategies.placed_view import Exchange, PlacedView
+from weft.strategies.step_pruning import describe_reach, find_reach
+from weft.utils.random import key
 
 EDGE_BYTES, BACK_BYTES = 4, 8
 """Of an edge: its source; in the transpose, by which gradients go back, its target and its position there."""
@@ -63,7 +63,7 @@ class ResidentPlan(Plan):
         return {training: self.find_reach(training=training) for training in self.whole_graph}
 
     def find_reach(self, *, training: bool) -> Reach | str:
-        """See `weft.strategies.reach.find_reach`."""
+        """See `weft.strategies.step_pruning.find_reach`."""
         return find_reach(self.work, self.traits, training=training) if "reach" in self.optimisations else ""
 
     @cached_property

@@ -6,9 +6,9 @@ from weft.comm import Group
 from weft.cost import Operation
 from weft.nn import ONE_DEVICE, Aggregate, Footprint, GraphOperation, kernel_footprint
 from weft.partition import Reach
+from weft.strategies.placed_view import Identity
 from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, aggregate
 from weft.strategies.vertex.plan import VertexPlan
-from weft.strategies.view import Identity
 
 
 class SinglePlan(ResidentPlan):

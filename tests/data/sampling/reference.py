@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from weft.core.random import MASK64, mix64
 from weft.data import Adjacency
 from weft.data.sampling import ALL, Fanout, Turn
+from weft.utils.random import MASK64, mix64
 
 Edge = tuple[int, float]  # position in the graph, 1 / probability
 

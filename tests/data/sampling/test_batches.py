@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.lib.graph_checks import assert_one_line
-from weft.core.errors import InputError
 from weft.data.sampling import ALL, check_fanouts, epoch_batches, layer_key, parse_fanouts
+from weft.utils.errors import InputError
 
 
 def test_every_vertex_once() -> None:

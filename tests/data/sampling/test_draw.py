@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tests.data.sampling.reference import sample
 from tests.lib.graph_checks import CALM
-from weft.core.errors import InputError
 from weft.data import Adjacency
 from weft.data.sampling import ALL, METHODS, SampledEdges, Turn, sample_layer, turning
+from weft.utils.errors import InputError
 
 KEY = 0xC0FFEE_0123_4567_89
 TURN = Turn(next_key=99, share=0.3)

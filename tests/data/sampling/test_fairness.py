@@ -12,9 +12,9 @@ from torch import Tensor
 
 import weft
 from tests.data.sampling.reference import probabilities
-from weft.core.random import key
 from weft.data import Adjacency
 from weft.data.sampling import METHODS, Turn, sample_layer, turning
+from weft.utils.random import key
 
 LEAST = 1e-3  # of the tail on either side; keys are fixed, so that what passed once does so always
 

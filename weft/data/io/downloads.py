@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from weft.core.errors import InputError
-from weft.core.extra import extra
-from weft.data.checks import MASKS
 from weft.data.fields import GraphFields
-from weft.data.io.convert import from_pyg
+from weft.data.io.pyg import from_pyg
 from weft.data.splits import split_labelled
+from weft.data.tensor_checks import MASKS
+from weft.utils.errors import InputError
+from weft.utils.optional_packages import extra
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.core.errors import InputError, unknown
-from weft.core.memory import require_memory
 from weft.data.edges import build
 from weft.data.fields import GraphFields
 from weft.data.splits import RMAT, SBM, Masks, balanced_classes, random_matrix, random_split, stream
+from weft.runtime.memory import require_memory
+from weft.utils.errors import InputError, unknown
 
 # Edges drawn together, from a random stream of their own: memory stays bounded, the result depends on the seed alone.
 BLOCK_EDGES = 1 << 20

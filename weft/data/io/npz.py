@@ -20,20 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from weft.core.errors import InputError, readable, unknown
-from weft.data.checks import (
-    MASKS,
-    cast,
-    check_ids,
-    check_length,
-    label_dtype,
-    located,
-    no_label,
-    whole,
-)
 from weft.data.edges import build, count_vertices
 from weft.data.fields import GraphFields
-from weft.data.io.arrays import as_tensor
 from weft.data.io.npz_arrays import (
     CSR_PARTS,
     REMEDY,
@@ -48,7 +36,10 @@ from weft.data.io.npz_arrays import (
     whole_numbers,
 )
 from weft.data.splits import Masks, split_labelled
-from weft.data.typed import VERTEX, merge_features, numbered_relations, put_rows, vertex_relations
+from weft.data.store.npy import as_tensor
+from weft.data.tensor_checks import MASKS, cast, check_ids, check_length, label_dtype, located, no_label, whole
+from weft.data.vertex_types import VERTEX, merge_features, numbered_relations, put_rows, vertex_relations
+from weft.utils.errors import InputError, readable, unknown
 
 LABELS = ("y", *MASKS, *(f"{mask}s" for mask in MASKS))
 HELD_OUT = ("valid_triples", "test_triples", "valid_edge_index", "test_edge_index")

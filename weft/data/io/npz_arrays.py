@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.core.errors import InputError
-from weft.core.memory import require_memory
-from weft.data.checks import cast, check_ids, check_pointers, vertex_ids
-from weft.data.io.arrays import as_tensor, parsing, read_header
+from weft.data.store.npy import as_tensor, parsing, read_header
+from weft.data.tensor_checks import cast, check_ids, check_pointers, vertex_ids
+from weft.runtime.memory import require_memory
+from weft.utils.errors import InputError
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.core.errors import InputError
-from weft.data.checks import check_finite, check_ids, located
-from weft.data.io.arrays import Header, parsing, read_header
-from weft.data.io.edgelist import read_edge_table
-from weft.data.io.parts import EdgePart, GraphParts
-from weft.data.io.table_graph import labels_of
-from weft.data.io.text import read_blocks
+from weft.data.io.graph_parts import EdgePart, GraphParts
 from weft.data.splits import Masks
+from weft.data.store.npy import Header, parsing, read_header
+from weft.data.tables.edge_list import read_edge_table
+from weft.data.tables.table_graph import labels_of
+from weft.data.tables.text_table import read_blocks
+from weft.data.tensor_checks import check_finite, check_ids, located
+from weft.utils.errors import InputError
 
 EDGES, BINARY = "edge.csv.gz", "data.npz"
 SPLITS = ("train", "valid", "test")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from weft.core.random import key, keyed_words
+from weft.utils.random import key, keyed_words
 
 ORDER, DRAW = 0x6F72646572, 0x64726177  # so that no two purposes share a key
 

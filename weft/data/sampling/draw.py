@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.core.errors import unknown
-from weft.core.native import _native, id_dtype
-from weft.core.random import MASK64, key
 from weft.data.adjacency import Adjacency
 from weft.data.sampling.fanouts import Fanout
+from weft.runtime.native import _native, id_dtype
+from weft.utils.errors import unknown
+from weft.utils.random import MASK64, key
 
 METHODS = {"uniform": 0, "labor": 1, "weighted": 2}  # as csrc/sampling.h numbers them
 
@@ -101,7 +101,7 @@ def sample_layer(
         in_edges: the whole graph's, on the CPU; its weights are read by `weighted` alone.
         targets: int64 [n], vertices.
         fanout: k, from 0, or ALL; or one for each relation.
-        key: 64 bits, of one hop of one batch, as weft.core.random.key mixes them (see `layer_key`): of small numbers,
+        key: 64 bits, of one hop of one batch, as weft.utils.random.key mixes them (see `layer_key`): of small numbers,
             key 1 would draw for vertex 0 what key 0 draws for vertex 1.
         ids: int64 [N], original ids (Graph.ids); None: the vertices' own numbers.
         edge_type: int16 or int32 [E_graph], each edge's relation; needed, and read, by fanouts by relation alone.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.errors import InputError
+from weft.utils.errors import InputError
 
 ALL = -1
 """The fanout that takes whole neighbourhoods."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.core.native import _native
+from weft.runtime.native import _native
 
 WORD, PAGE = 64, 4096  # ids, as in csrc/relabel.h
 

@@ -5,16 +5,16 @@ sums are added in their order. Under Triton's interpreter (TRITON_INTERPRET=1) t
 tests.
 """
 
-from weft.kernels.triton.attention import attend as attend
-from weft.kernels.triton.attention import attend_backward as attend_backward
+from weft.kernels.triton.additive_attention import attend as attend
+from weft.kernels.triton.additive_attention import attend_backward as attend_backward
 from weft.kernels.triton.dropout import keyed_dropout as keyed_dropout
 from weft.kernels.triton.dropout import relu_dropout_backward as relu_dropout_backward
-from weft.kernels.triton.edges import attend_edges as attend_edges
-from weft.kernels.triton.edges import attend_edges_backward as attend_edges_backward
-from weft.kernels.triton.edges import pair_backward as pair_backward
-from weft.kernels.triton.edges import pair_logits as pair_logits
-from weft.kernels.triton.rows import add_rows as add_rows
-from weft.kernels.triton.rows import gather_rows as gather_rows
+from weft.kernels.triton.edge_attention import attend_edges as attend_edges
+from weft.kernels.triton.edge_attention import attend_edges_backward as attend_edges_backward
+from weft.kernels.triton.edge_attention import pair_backward as pair_backward
+from weft.kernels.triton.edge_attention import pair_logits as pair_logits
+from weft.kernels.triton.row_copy import add_rows as add_rows
+from weft.kernels.triton.row_copy import gather_rows as gather_rows
 from weft.kernels.triton.sums import spmm as spmm
 from weft.kernels.triton.sums import spmm_max as spmm_max
 from weft.kernels.triton.sums import spmm_max_backward as spmm_max_backward

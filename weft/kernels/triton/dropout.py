@@ -6,9 +6,9 @@ import torch
 import triton
 from torch import Tensor
 
-from weft.core.random import RandomKey, key_on
 from weft.kernels.triton.device import dropout as device
-from weft.kernels.triton.launch import MAX_COLUMNS, TILE, flat, types
+from weft.kernels.triton.launch_config import MAX_COLUMNS, TILE, flat, types
+from weft.utils.random import RandomKey, key_on
 
 
 def keyed_dropout(x: Tensor, rows: Tensor, key: RandomKey, p: float, first_column: int, relu: bool) -> Tensor:

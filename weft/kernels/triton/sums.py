@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core.dtypes import sum_dtype
 from weft.data.adjacency import Adjacency
 from weft.data.degrees import CompressedRows
 from weft.kernels.backend import Scale
 from weft.kernels.triton.device.sums import max_backward_rows, max_rows, sum_rows
-from weft.kernels.triton.launch import MAX_LANES, columns_of, over_segments, types, whole_rows
+from weft.kernels.triton.launch_config import MAX_LANES, columns_of, over_segments, types, whole_rows
+from weft.utils.dtypes import sum_dtype
 
 
 def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, wide: bool = False) -> Tensor:

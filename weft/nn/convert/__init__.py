@@ -11,6 +11,6 @@
 
 from weft.nn.convert.convert import convert as convert
 from weft.nn.convert.convert import is_pyg as is_pyg
-from weft.nn.convert.model import Converted as Converted
-from weft.nn.convert.typed import RowsByType as RowsByType
-from weft.nn.convert.typed import takes_types as takes_types
+from weft.nn.convert.hetero import RowsByType as RowsByType
+from weft.nn.convert.hetero import takes_types as takes_types
+from weft.nn.convert.traced_model import Converted as Converted

@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
-from weft.core.errors import InputError
 from weft.data import GraphShape
-from weft.nn.convert.layers import GlobalNorm, WithView
-from weft.nn.convert.model import Converted
-from weft.nn.convert.program import GraphStep, Program
-from weft.nn.convert.trace import EDGES, parameters_of, trace
-from weft.nn.convert.typed import INPUT, RowsByType, Types, takes_types
-from weft.nn.norm import BatchNorm
+from weft.nn.convert.hetero import INPUT, RowsByType, Types, takes_types
+from weft.nn.convert.native_layers import GlobalNorm, WithView
+from weft.nn.convert.traced_model import Converted
+from weft.nn.convert.traced_steps import GraphStep, Program
+from weft.nn.convert.tracing import EDGES, parameters_of, trace
+from weft.nn.layers.norm import BatchNorm
+from weft.utils.errors import InputError
 
 
 def convert(model: nn.Module, *, given: Collection[str] = (), shape: GraphShape | None = None) -> Converted:
@@ -29,7 +29,7 @@ def convert(model: nn.Module, *, given: Collection[str] = (), shape: GraphShape 
     Of a graph of HeteroData, it may take x_dict and edge_index_dict instead, and return rows of a vertex type, or of
     several in a dict: shape is that of the graph then, as `Graph.by_type` gives it.
 
-    Convolutions that weft has (weft.nn.convert.layers.RULES) become its aggregates, others run by blocks of edges as
+    Convolutions that weft has (weft.nn.convert.native_layers.RULES) become its aggregates, others run by blocks of edges as
     they are; dropout becomes keyed, batch norm that of all vertices. The result shares the model's parameters, and
     names them as it does: `state_dict` goes both ways.
 

@@ -9,10 +9,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from weft.chunks.rank import ChunkShape
-from weft.core.tensor_peak import TensorPeak
 from weft.data import Adjacency, Graph
 from weft.nn import embeddings
+from weft.parallel.chunks.cut.rank_chunks import ChunkShape
+from weft.runtime.tensor_peak import TensorPeak
 from weft.strategies.base import Step
 from weft.strategies.offload.placed import PlacedOffload
 

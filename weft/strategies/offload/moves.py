@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from weft.chunks.aggregates import layout_of
-from weft.chunks.flops import SegmentFlops
-from weft.chunks.halos import HaloPlan
-from weft.chunks.program import Segment, differentiable
-from weft.chunks.rank import HopSchedule, RankChunks
-from weft.chunks.rounds import Round
-from weft.chunks.slots import Layout, Way, edge_bytes
-from weft.chunks.stages import AggregateStep, Stage
-from weft.core.kernel_call import KernelCall, backward_of, merged
 from weft.cost import Operation, all_reduce, transfer
 from weft.nn import MapFlops, Total, WholeLayer
+from weft.parallel.chunks.cut.rank_chunks import HopSchedule, RankChunks
+from weft.parallel.chunks.program.chunk_program import Segment, differentiable
+from weft.parallel.chunks.program.segment_flops import SegmentFlops
+from weft.parallel.chunks.program.stages import AggregateStep, Stage
+from weft.parallel.chunks.run.chunk_aggregates import layout_of
+from weft.parallel.chunks.run.chunk_halos import HaloPlan
+from weft.parallel.chunks.run.rounds import Round
+from weft.parallel.chunks.run.slots import Layout, Way, edge_bytes
+from weft.runtime.kernel_call import KernelCall, backward_of, merged
 from weft.strategies.vertex.blocks import BlockStats
 
 LOADED, FLUSHED = 2, 3

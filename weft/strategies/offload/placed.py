@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.chunks.passes import Pass
-from weft.chunks.placed import Fetcher, PlacedChunks
-from weft.chunks.rank import RankChunks
-from weft.chunks.tables import Rows
 from weft.comm import Group, sum_gradients
 from weft.nn import Workload, shared_parameters
+from weft.parallel.chunks.cut.rank_chunks import RankChunks
+from weft.parallel.chunks.run.activations import Rows
+from weft.parallel.chunks.run.chunk_runtime import Fetcher, PlacedChunks
+from weft.parallel.chunks.run.passes import Pass
 from weft.partition import Reach
 from weft.strategies.base import Placed, Step, whole_topology
-from weft.strategies.offload.forecast import Forecast
-from weft.strategies.reach import describe_reach
+from weft.strategies.offload.estimate import Forecast
+from weft.strategies.step_pruning import describe_reach
 
 
 class PlacedOffload(Placed):

@@ -15,30 +15,30 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from weft.chunks.flops import SegmentFlops
-from weft.chunks.placed import as_slice
-from weft.chunks.program import Segment
-from weft.chunks.rank import ChunkShape, RankChunks
-from weft.chunks.tracer import ProgramTracer
 from weft.comm import Group
-from weft.core.errors import InputError
-from weft.core.memory import give_back_pages
-from weft.core.units import format_bytes
 from weft.cost import NOMINAL_RATES, Trace, all_reduce
 from weft.data import Graph
 from weft.nn import SPREAD, Workload, embeddings
+from weft.parallel.chunks.cut.rank_chunks import ChunkShape, RankChunks
+from weft.parallel.chunks.program.chunk_program import Segment
+from weft.parallel.chunks.program.segment_flops import SegmentFlops
+from weft.parallel.chunks.program.tracer import ProgramTracer
+from weft.parallel.chunks.run.chunk_runtime import as_slice
 from weft.partition import Dependencies, Reach, make_dependencies
-from weft.store.files import free_bytes
+from weft.runtime.memory import give_back_pages
+from weft.storage.unnamed_files import free_bytes
 from weft.strategies.base import Held, Options, Plan
-from weft.strategies.offload.cut import Cutter, Orders
-from weft.strategies.offload.forecast import Forecast, forecast, graph_bytes
+from weft.strategies.offload.cutter import Cutter, Orders
+from weft.strategies.offload.estimate import Forecast, forecast, graph_bytes
 from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.moves import Moves, MoveSizes
 from weft.strategies.offload.options import ChunkOptions, OffloadOptions
 from weft.strategies.offload.placed import PlacedOffload
-from weft.strategies.reach import find_reach, why_all
-from weft.strategies.vertex.embedded import make_embedded_halo
+from weft.strategies.step_pruning import find_reach, why_all
+from weft.strategies.vertex.embedding_rows import make_embedded_halo
 from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, VertexPlan
+from weft.utils.errors import InputError
+from weft.utils.units import format_bytes
 
 SOME_CHUNKS = 64  # whose memory is named where a limit is below what any chunk takes
 MARGIN = 0.95  # of a limit is filled: chunks have taken up to 5 % more than was told

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from weft.chunks.ranges import VERTEX_COST
-from weft.chunks.rank import RankChunks
-from weft.strategies.offload.cut import Cutter, Orders
-from weft.strategies.offload.forecast import Forecast
+from weft.parallel.chunks.cut.ranges import VERTEX_COST
+from weft.parallel.chunks.cut.rank_chunks import RankChunks
+from weft.strategies.offload.cutter import Cutter, Orders
+from weft.strategies.offload.estimate import Forecast
 from weft.strategies.offload.moves import MoveSizes
 from weft.strategies.offload.options import ChunkOptions
 from weft.strategies.offload.plan import OffloadPlan
-from weft.strategies.pipeline.order import OrderedRank, halo_plan, order_ranks
+from weft.strategies.pipeline.row_order import OrderedRank, halo_plan, order_ranks
 from weft.strategies.vertex.plan import CommunicatedPlan, VertexOptions, VertexPlan
 
 CHUNKS = range(4, 9)

@@ -12,12 +12,6 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group
-from weft.core.choices import sizes_vary
-from weft.core.errors import InputError
-from weft.core.memory import require_memory
-from weft.core.meter import Counts, Meter
-from weft.core.random import key
-from weft.core.units import format_bytes
 from weft.cost import Steps, Trace
 from weft.data import Links
 from weft.data.sampling import check_fanouts, parse_fanouts
@@ -35,15 +29,21 @@ from weft.nn import (
     typed_rows,
 )
 from weft.partition import metis
+from weft.runtime.kernel_selection import sizes_vary
+from weft.runtime.memory import require_memory
+from weft.runtime.meter import Counts, Meter
 from weft.strategies.base import Held, Step
-from weft.strategies.split.batch import Batch
-from weft.strategies.split.cache import cached_tables, feature_bytes, most_read
-from weft.strategies.split.loader import ahead
-from weft.strategies.split.presample import Presample, presample
+from weft.strategies.placed_view import PlacedView
+from weft.strategies.split.batch_blocks import Batch
+from weft.strategies.split.feature_cache import cached_tables, feature_bytes, most_read
+from weft.strategies.split.pre_sampling import Presample, presample
+from weft.strategies.split.read_ahead import ahead
 from weft.strategies.split.sampler import BatchSampler, Drawn, ask_each_other, ask_ranks
-from weft.strategies.split.step import BatchPlan
+from weft.strategies.split.step_trace import BatchPlan
 from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions
-from weft.strategies.view import PlacedView
+from weft.utils.errors import InputError
+from weft.utils.random import key
+from weft.utils.units import format_bytes
 
 DEFAULT_BATCH_SIZE = 1024
 PLACE_BYTES = 4

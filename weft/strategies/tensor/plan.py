@@ -16,34 +16,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.chunks.chunking import Chunking, by_chunk, least_bytes, too_little
-from weft.chunks.column_memory import Crossing, PassSizes, SetSize
-from weft.chunks.columns import ColumnRounds
 from weft.comm import Group, column_layout, even_bounds
-from weft.core.dtypes import dtype_name
-from weft.core.errors import InputError
-from weft.core.native import count_parts
 from weft.cost import Operation
-from weft.nn import (
-    SPREAD,
-    Aggregate,
-    ByRelation,
-    EdgeSoftmax,
-    Footprint,
-    GraphOperation,
-    WorkingSet,
-    kernel_footprint,
-)
+from weft.nn import SPREAD, Aggregate, ByRelation, EdgeSoftmax, Footprint, GraphOperation, WorkingSet, kernel_footprint
+from weft.parallel.columns.chunking import Chunking, by_chunk, least_bytes, too_little
+from weft.parallel.columns.column_memory import Crossing, PassSizes, SetSize
+from weft.parallel.columns.column_pass import ColumnRounds
 from weft.partition import Reach
+from weft.runtime.native import count_parts
 from weft.strategies.base import Held, Options
-from weft.strategies.reach import reaching
 from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, Share
 from weft.strategies.single import OneRankPlan
-from weft.strategies.tensor.attention import AttentionPlan
-from weft.strategies.tensor.columns import Columns, operations
-from weft.strategies.tensor.reached import LevelRows, ReachedColumns
+from weft.strategies.step_pruning import reaching
+from weft.strategies.tensor.attention_columns import AttentionPlan
+from weft.strategies.tensor.column_exchange import Columns, operations
+from weft.strategies.tensor.pruned_exchange import LevelRows, ReachedColumns
 from weft.strategies.vertex.plan import VertexPlan
 from weft.strategies.vertex.setup import make_blocks
+from weft.utils.dtypes import dtype_name
+from weft.utils.errors import InputError
 
 EDGE_ID_BYTES = 8  # of an edge that has a type or features: its place among all edges
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from weft.comm import EdgeSlices, Group, Halo, slice_edges
-from weft.core.kernel_call import KernelCall
 from weft.cost import Operation
 from weft.nn import Aggregate, GraphOperation, Rows, SubTopology, Sum, Topology
 from weft.partition import Hop
+from weft.runtime.kernel_call import KernelCall
+from weft.strategies.placed_view import Exchange, PlacedView
 from weft.strategies.resident import AggregateSize, ResidentPlaced, aggregate
 from weft.strategies.vertex.costs import fetched_width, is_fetched
-from weft.strategies.vertex.embedded import EmbeddedHalo
-from weft.strategies.view import Exchange, PlacedView
+from weft.strategies.vertex.embedding_rows import EmbeddedHalo
 
 
 class Block(SubTopology):

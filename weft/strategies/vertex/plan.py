@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from weft.comm import Group, Halo, Route
-from weft.core.errors import InputError
 from weft.cost import Operation
 from weft.data import Adjacency
 from weft.nn import (
@@ -34,12 +33,13 @@ from weft.nn import (
 )
 from weft.partition import Caching, Choice, Dependencies, Reach, make_dependencies, range_parts
 from weft.strategies.base import Options, whole_topology
-from weft.strategies.reach import reaching
 from weft.strategies.resident import ResidentPlaced, ResidentPlan, Share
+from weft.strategies.step_pruning import reaching
 from weft.strategies.vertex.blocks import Block, BlockStats, Halos, operations
 from weft.strategies.vertex.costs import NOMINAL, fetched_width, is_fetched, is_sum, level_costs
-from weft.strategies.vertex.embedded import make_embedded_halo, recomputed_by_owner
+from weft.strategies.vertex.embedding_rows import make_embedded_halo, recomputed_by_owner
 from weft.strategies.vertex.setup import make_blocks
+from weft.utils.errors import InputError
 
 MAX_LEVELS = 100  # a level is a byte
 

@@ -42,7 +42,7 @@ def leaky_relu(argument, slope):
 
 @triton.jit
 def mix64(value):
-    """The finaliser of SplitMix64, as `weft.core.random.mix64`."""
+    """The finaliser of SplitMix64, as `weft.utils.random.mix64`."""
     value += 0x9E3779B97F4A7C15
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB

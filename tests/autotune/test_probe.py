@@ -1,0 +1,209 @@
+"""What the probe measures, on samples so small that it takes a moment, prices every step."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.lib.cases import Case
+from tests.lib.pairwise import param
+from tests.lib.ranks import on_ranks
+from weft.autotune import Cluster, epoch_time, probe
+from weft.autotune.estimate_time import step_calls
+from weft.autotune.probe import small_work
+from weft.cli.main import main
+from weft.comm import Group
+from weft.cost import Prices, Processes, Profile
+from weft.cost.prices import WORK, table_of
+from weft.data import Adjacency
+from weft.kernels import spmm
+from weft.nn import Workload
+from weft.runtime.kernel_call import KernelCall
+from weft.strategies import VertexOptions, get_strategy
+from weft.strategies.offload.options import OffloadOptions
+from weft.strategies.offload.plan import OffloadPlan
+from weft.training.planning import probe_command
+
+FEW = {
+    "ROWS": (64.0,),
+    "COLUMNS": (8.0,),
+    "WIDTHS": (4.0, 8.0),
+    "SOURCES": (64.0,),
+    "SHARES": (0.5, 1.0),
+    "DEGREES": (2.0,),
+    "SUM_WIDTHS": (4.0,),
+    "ATTENTION_WIDTHS": (8.0,),
+    "HEADS": (1.0, 2.0),
+    "CLASS_COUNTS": (2.0,),
+    "TARGETS": (16.0,),
+    "FANOUTS": (2.0,),
+    "DRAWN_FROM": (64.0, 1.0, 8.0),
+    "BYTES": (4096.0,),
+    "ROW_BYTES": (256.0,),
+    "MESSAGES": (256.0, 4096.0),
+    "LEAST_SECONDS": 1e-5,
+    "ROUNDS": 1,
+    "VARYING": {"least_seconds": 1e-5, "rounds": 1},
+}
+
+
+@cache
+def machine() -> Profile:
+    """As measured by two ranks."""
+    found: Profile = on_ranks(2, measured)[0]
+    return found
+
+
+def measured(group: Group) -> Profile:
+    """What a rank measures on few samples."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in FEW.items():
+            patch.setattr(probe, name, value)
+        found = Profile(host={"cores": 2}, prices=[probe.measure_kernels(group)])
+        return replace(found, networks=[probe.measure_network(group, found)])
+
+
+def test_every_kernel_that_a_trace_names_has_a_price() -> None:
+    (prices,) = machine().prices
+    assert set(prices.tables) == {table_of(kernel) for kernel in WORK}
+    for table in prices.tables.values():
+        assert len(table.seconds) == math.prod(map(len, table.axes))
+        assert min(table.seconds) > 0
+    assert prices.step_seconds >= 0
+    assert prices.call_seconds >= 0
+
+
+def test_a_round_of_chunks_has_its_price() -> None:
+    def rounds(chunks: int) -> int:
+        plan = OffloadPlan(small_work("gcn", 2), 1, OffloadOptions(chunks=chunks))
+        return sum(call.number for call in step_calls(plan, 0) if call.kernel == "round")
+
+    assert rounds(8) == 2 * rounds(4) > 0
+    prices = Prices(ranks=1, threads=1, tables={}, call_seconds=5.0, round_seconds=2.0, factor=1.5)
+    assert prices.seconds(KernelCall("round", (), 4)) == 12.0
+
+
+def test_exchanges_are_measured_beside_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside as much work as takes so long: begun, worked, and only then waited for."""
+    (network,) = machine().networks
+    assert network.tables["all_to_all_beside"].axes == (FEW["MESSAGES"][:-1],)
+    group = Mock(size=2, rank=0, device="cpu")
+    monkeypatch.setattr(probe, "passes", lambda number, device: lambda: group.passed(number, device))
+    _, _, ready = probe.exchanged(group, 256, num_passes=3)
+    work = ready()
+    assert not group.mock_calls
+    work()
+    assert [name for name, *_ in group.mock_calls] == ["all_to_all_async", "passed", "all_to_all_async().wait"]
+    group.passed.assert_called_once_with(3, "cpu")
+
+
+def test_samples_find_no_more_in_the_cache_than_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each works on tensors of its own, in turn, and what one makes is there until its next turn; few of large ones."""
+    made: list[Tensor] = []
+
+    def ready() -> probe.Work:
+        x = torch.zeros(1000)
+        return lambda: x
+
+    def work(number: int) -> probe.Work:
+        def run() -> Tensor:
+            made.append(torch.full((10,), number))
+            return made[-1]
+
+        return run
+
+    works = probe.copies(ready)
+    assert len({one().data_ptr() for one in works}) == len(works) == probe.COPIES  # type: ignore[attr-defined]
+    monkeypatch.setattr(probe, "COLD_BYTES", 2 * 4000)
+    assert len(probe.copies(ready)) == 2
+    probe.Stopwatch(Group(), least_seconds=0.0).seconds(work(0), work(1), work(2))
+    assert [int(one[0]) for one in made] == [0, 1, 2] * (1 + probe.ROUNDS)
+
+
+def test_a_sample_of_few_targets_has_all_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its rows are in no cache; backward it is of fewer of both."""
+    monkeypatch.setattr(probe, "MOST_WORK", {"aggregated": 3200, "aggregated_backward": 3200})
+    seen: list[Adjacency] = []
+
+    def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
+        seen.append(edges)
+        return lambda x: spmm(edges, x)
+
+    units, share, ready = probe.aggregate((1000.0, 1.0, 4.0), 8.0, make)
+    ready()
+    assert (units, share) == (3200, 1.0)
+    assert (seen[0].num_sources, seen[0].num_targets) == (1000, 100)
+    assert seen[0].num_edges * 8 == pytest.approx(units, rel=0.1)
+    assert probe.aggregate((1000.0, 1.0, 4.0), 8.0, make, backward=True)[:2] == (32000.0, 10.0)
+
+
+PRICED = ("single", "tensor", "hybrid", "offload", "pipeline", "split")
+PRICED_MODELS = ("gcn", "sage", "gat", "gatv2", "pyg-sage-max", "rgcn", "PNAConv")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model"),
+    [
+        param(strategy, model, name=f"{strategy}-{model}", quick=(first + second) % 6 == 0)
+        for (first, strategy), (second, model) in product(enumerate(PRICED), enumerate(PRICED_MODELS))
+    ],
+)
+def test_every_step_has_a_price(strategy: str, model: str) -> None:
+    if (strategy, model) == ("tensor", "PNAConv"):
+        pytest.skip("is refused")
+    graph, made = Case(model=model, typed="x" if model == "rgcn" else "").build()
+    kind = get_strategy(strategy)
+    size = kind.max_ranks or 2
+    options = kind.options_type()
+    if isinstance(options, VertexOptions):
+        options = type(options)(partition=(graph.in_edges.degree > 2).int())
+    plan = kind(Workload(made, graph), size, options)
+    threads = machine().prices[0].threads
+    found = epoch_time(plan, Cluster(profile=machine(), ranks=size, hosts=1, threads=threads, memory_bytes=1 << 40))
+    assert 0 < found.total < 60
+    assert (found.network > 0) == (size > 1)
+
+
+def test_a_profile_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each number of ranks with its share of the threads, one of them alone as well, and the network of several."""
+    asked: list[tuple[int, int, bool]] = []
+
+    def one(known: Profile, ranks: int, threads: int, *, kernels: bool) -> Profile:
+        asked.append((ranks, threads, kernels))
+        return replace(known, prices=machine().prices, networks=machine().networks)
+
+    monkeypatch.setattr(probe_command, "measured", one)
+    monkeypatch.setattr(probe_command, "watch_tiny", {1: 300, 2: 500, 4: 560}.__getitem__)
+    monkeypatch.setattr(probe_command, "num_cores", lambda: 2)
+    assert main(["probe", "--out", str(tmp_path / "machine.json")]) == 0
+    assert "machine.json" in capsys.readouterr().out
+    assert asked == [(1, 1, True), (1, 2, True), (2, 1, True), (4, 1, False)]
+    host = Profile.read(tmp_path / "machine.json").host
+    assert Profile.read(tmp_path / "machine.json").processes == Processes(alone=300, launcher=440, rank=30)
+    assert host["cores"] == 2
+    assert {"host", "processor", "memory_bytes", "torch", "weft", "date"} <= host.keys()
+    assert main(["probe", "--workers", "3,x"]) == 2
+    assert "'x' is no whole number" in capsys.readouterr().err
+
+
+def test_a_probe_that_is_stopped_writes_no_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ranks hear the signal, and what they had not measured would be left out."""
+    monkeypatch.setattr(probe_command, "launch", lambda *_, **__: int(signal.SIGTERM))
+    monkeypatch.setattr(probe_command, "watch_tiny", lambda _: 0)
+    assert main(["probe", "--out", str(tmp_path / "machine.json")]) == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM; nothing was written" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,87 @@
+"""Comparisons from Python: of a module of one's own, weft's or PyG's, which each strategy has a copy of."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+from tests.lib.running import losses, said_by_ranks
+from tests.training.test_converted_runs import net
+from weft.utils.errors import InputError
+
+OPTIONS: dict[str, Any] = {"epochs": 3, "quiet": True}
+STRATEGIES = ["single", "tensor"]
+
+
+def own(kind: str) -> nn.Module:
+    """A model in float64."""
+    torch.manual_seed(1)
+    return net() if kind == "pyg" else weft.nn.GCN(64, out_width=10, hidden=8, dropout=0.2).double()
+
+
+def check_runs(kind: str, model: nn.Module, folder: Path) -> None:
+    """The same losses, from weights that the model has still; those of a run are another model's."""
+    single, tensor = (losses(folder / name) for name in STRATEGIES)
+    assert single == pytest.approx(tensor, abs=1e-9)
+    weft.train("digits", alone := own(kind), out=folder / "alone", **OPTIONS)
+    assert single == losses(folder / "alone")
+    before = own(kind).state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    best = weft.load_model(folder / "single", model).state_dict()
+    assert all(torch.equal(best[name], value) for name, value in alone.state_dict().items())
+    assert any(not torch.equal(value, before[name]) for name, value in best.items())
+
+
+@pytest.mark.parametrize("kind", ["weft", "pyg"])
+def test_each_strategy_starts_from_the_same_weights(kind: str, tmp_path: Path) -> None:
+    model = own(kind)
+    runs = weft.compare(weft.load("digits"), model, strategies=STRATEGIES, workers=2, out=tmp_path / "out", **OPTIONS)
+    assert list(runs) == STRATEGIES
+    check_runs(kind, model, tmp_path / "out")
+
+
+def compared(kind: str, folder: Path) -> nn.Module:
+    """On ranks that are there; the model afterwards."""
+    model = own(kind)
+    weft.compare("digits", model, strategies={"tensor": {"strategy": "tensor"}}, out=folder, **OPTIONS)
+    return model
+
+
+def test_on_the_ranks_of_torchrun(tmp_path: Path) -> None:
+    model = said_by_ranks(2, compared, "weft", tmp_path / "out").result
+    weft.train("digits", own("weft"), out=tmp_path / "out" / "single", **OPTIONS)
+    check_runs("weft", model, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"strategies": ["single", "single"]}, "give different names"),
+        ({"strategies": "single"}, r'give strategies=\["single", "tensor"\], a list of names'),
+        ({"strategies": STRATEGIES, "strategy": "tensor"}, "a list of names"),
+        ({"strategies": {"one": {"chunks": 2}}}, "strategies: one names no strategy"),
+        ({"strategies": {"one": {"strategy": "tensor", "lr": 1}}}, "--lr is no flag of tensor alone"),
+        ({"strategies": STRATEGIES, "hidden": 8}, "hidden has no effect on a model of your own"),
+        ({"strategies": STRATEGIES, "fanout": "3"}, "--fanout has no effect under strategy single and tensor"),
+    ],
+)
+def test_mistakes(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        weft.compare("digits", own("weft"), out=tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_strategies_share_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were one copy for all."""
+    shared = type("Shared", (), {"deepcopy": staticmethod(lambda model: model)})
+    monkeypatch.setattr(sys.modules["weft.experiments.compare"], "copy", shared)
+    model = own("weft")
+    weft.compare("digits", model, strategies=STRATEGIES, out=tmp_path / "out", **OPTIONS)
+    with pytest.raises(AssertionError):
+        check_runs("weft", model, tmp_path / "out")

@@ -1,0 +1,150 @@
+"""Sweeps: a run for each combination, none of them twice, those that were stopped go on, and what fails is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lib.running import losses
+from weft.cli.main import main
+from weft.config.config import Config
+from weft.experiments import sweep
+from weft.training.run import Run, run
+
+FILE = """
+[data]
+graph = "sbm:vertices=60,degree=4,classes=3,features=5"
+[model]
+hidden = [4, 8]
+[training]
+epochs = 3
+seed = [0, 1]
+dtype = "float64"
+[run]
+checkpoint_every = 1
+"""
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders of runs that a sweep begins or goes on with, each in this process."""
+    names: list[str] = []
+
+    def here(config: Config, *objects: Any, apart: bool, out: Path, **options: Any) -> Run:
+        assert apart
+        names.append(out.name)
+        return run(config, *objects, out=out, **options)
+
+    monkeypatch.setattr(sweep, "run", here)
+    return names
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "sweep.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_runs_once_and_goes_on(file: Path, ran: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    command = ["sweep", str(file), "--out", str(out), "--json", "--quiet"]
+    assert main(command) == 0
+    assert ran == [f"hidden={hidden},seed={seed}" for hidden in (4, 8) for seed in (0, 1)]
+    first = json.loads(capsys.readouterr().out)
+    alone = run(Config.read(out / ran[1] / "config.toml"), None, None, out=tmp_path / "alone")
+    assert losses(alone.folder) == losses(out / ran[1])
+    assert first["points"][0]["runs"][1]["summary"]["loss"] == alone.summary["loss"]
+
+    stopped, gone = out / ran[2], out / ran[3]
+    shutil.rmtree(gone)
+    lines = (stopped / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (stopped / "metrics.jsonl").write_text("".join(lines[:-1]))  # killed before its last line, after two epochs
+    shutil.rmtree(stopped / "checkpoints" / "epoch-00000003")
+    ran.clear()
+    assert main(command) == 0
+    assert ran == [stopped.name, gone.name]
+    again = json.loads(capsys.readouterr().out)
+    for before, after in zip(first["points"], again["points"], strict=True):
+        assert before["options"] == after["options"]
+        for name in ("loss", "test_accuracy", "val_accuracy"):
+            assert before["numbers"][name] == after["numbers"][name]
+    ran.clear()
+    assert main(command) == 0
+    assert ran == []
+    capsys.readouterr()
+    assert main(["sweep", str(file), "--out", str(out), "--lr", "0.5"]) == 2
+    assert "--lr differs from the run in" in capsys.readouterr().err
+    assert main(["sweep", str(file), "--out", str(out), "--epochs", "4", "--hidden", "4"]) == 0
+    assert ran == ["seed=0", "seed=1"]
+
+
+def test_means_and_spreads(file: Path, ran: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", str(file), "--out", str(tmp_path / "out"), "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [point["options"] for point in points] == [{"hidden": 4}, {"hidden": 8}]
+    for point in points:
+        one, other = (each["summary"]["loss"] for each in point["runs"])
+        assert point["numbers"]["loss"]["mean"] == pytest.approx((one + other) / 2, rel=1e-12)
+        assert point["numbers"]["loss"]["std"] == pytest.approx(abs(one - other) / 2**0.5, rel=1e-12)
+    assert main(["sweep", str(file), "--out", str(tmp_path / "out")]) == 0
+    table = capsys.readouterr().out
+    assert "hidden=4" in table
+    assert f"{points[0]['numbers']['loss']['mean']:.4f} +- {points[0]['numbers']['loss']['std']:.4f}" in table
+    assert len(ran) == 4
+
+
+def test_a_run_that_fails_is_told_and_tried_again(
+    file: Path, ran: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(FILE.replace("hidden = [4, 8]", "hidden = 4").replace("epochs", "lr = [0.01, 1e300]\nepochs"))
+    file.write_text(file.read_text().replace("1e300", "1e30").replace("float64", "float32"))
+    command = ["sweep", str(file), "--out", str(tmp_path / "out")]
+    assert main(command) == 1
+    said = capsys.readouterr()
+    assert "weft: lr=1e+30,seed=0: --lr 1e+30: the loss became" in said.err
+    assert "0 of 2" in said.out
+    ran.clear()
+    assert main(command) == 1
+    assert ran == ["lr=1e+30,seed=0", "lr=1e+30,seed=1"]
+
+
+@pytest.mark.parametrize(
+    ("added", "flags", "line"),
+    [
+        (
+            "[strategy]\nchunks = [1, 2]",
+            [],
+            "FILE: [strategy] chunks has no effect under strategy single: leave",
+        ),
+        ("[strategy]\nworkers = [1, 0]", [], "FILE: [strategy] workers 0: give at least 1"),
+        ("", ["--heads", "2"], "--heads has no effect under model gcn: leave it out, or give --model gat or gatv2"),
+        ('[task]\nmetrics = ["a/b", "a:b"]', [], "two runs would have the folder hidden=4,seed=0,metrics=a-b"),
+    ],
+)
+def test_mistakes_before_the_first_run(
+    file: Path,
+    ran: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    added: str,
+    flags: list[str],
+    line: str,
+) -> None:
+    file.write_text(FILE + added)
+    assert main(["sweep", str(file), "--out", str(tmp_path / "out"), *flags]) == 2
+    assert line.replace("FILE", str(file)) in capsys.readouterr().err
+    assert not ran
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_base_is_under_the_sweep(file: Path, ran: list[str], tmp_path: Path) -> None:
+    base = tmp_path / "base.toml"
+    base.write_text('[model]\nmodel = "sage"\nhidden = 32\n[training]\nepochs = 99')
+    assert main(["sweep", str(file), "--config", str(base), "--out", str(tmp_path / "out")]) == 0
+    config = Config.read(tmp_path / "out" / ran[0] / "config.toml")
+    assert (config.model, config.hidden, config.epochs) == ("sage", 4, 3)

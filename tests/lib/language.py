@@ -1,0 +1,120 @@
+"""Finds names and docstrings that break the rules of CONTRIBUTING.md, "Language".
+
+`python -m tests.lib.language weft/comm` prints each violation of the files in a folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("weft", "tests", "benchmarks", "examples")
+VAGUE_NAMES = {"one", "found", "made", "told", "asked", "given", "known", "said", "held", "kept", "own"}
+"""Names of variables and parameters that do not say what a variable contains."""
+DIALECT = {"foretold", "retold", "hindsight", "everyone", "besides", "foreseen", "mirrored", "miniature"}
+"""Words that have a standard word in the field (docs/glossary.md), as identifiers or parts of these."""
+OPENINGS = re.compile(
+    r"(That|Those|Of|The same|So|And|Such|As|Where|By|From|It|Its|They|Their|Whose|Whoever|What|How (many|wide|much|long))\b"
+)
+"""First words of a docstring that refers to another text, or that names nothing."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Violation(NamedTuple):
+    """A place that breaks a rule."""
+
+    rule: str
+    """The name of the rule."""
+    path: str
+    """Path of the file, relative to the repository."""
+    line: int
+    """Number of the line."""
+    detail: str
+    """The name or the sentence."""
+
+
+def violations_of(path: Path) -> Iterator[Violation]:
+    """Yield the violations of one file of Python."""
+    name = path.relative_to(ROOT).as_posix()
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        for line, identifier in names_of(node):
+            if identifier in VAGUE_NAMES:
+                yield Violation("vague name", name, line, identifier)
+            if DIALECT & set(re.split(r"_|(?<=[a-z])(?=[A-Z])", identifier)):
+                yield Violation("dialect", name, line, identifier)
+        for docstring in docstrings_of(node):
+            if OPENINGS.match(docstring.value.strip()):
+                yield Violation("opening", name, docstring.lineno, docstring.value.strip().splitlines()[0])
+    if name.startswith("weft/"):
+        yield from undocumented_arguments(tree, name)
+
+
+def names_of(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and name of each variable, parameter, function, or class that a node defines."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.lineno, node.id
+    elif isinstance(node, ast.arg):
+        yield node.lineno, node.arg
+    elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+        yield node.lineno, node.name
+
+
+def docstrings_of(node: ast.AST) -> Iterator[ast.Constant]:
+    """Yield the docstring of a module, class or function, and those below its fields."""
+    for statement in getattr(node, "body", None) or () if not isinstance(node, (ast.Lambda, ast.IfExp)) else ():
+        if (
+            isinstance(statement, ast.Expr)
+            and isinstance(statement.value, ast.Constant)
+            and isinstance(statement.value.value, str)
+        ):
+            yield statement.value
+
+
+def undocumented_arguments(tree: ast.Module, name: str) -> Iterator[Violation]:
+    """Yield the public functions of two or more parameters whose docstring has no section `Args`."""
+    scopes: list[ast.Module | ast.ClassDef] = [tree]
+    while scopes:
+        scope = scopes.pop()
+        for node in scope.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                scopes.append(node)
+            if not isinstance(node, FUNCTIONS) or (node.name.startswith("_") and node.name != "__init__"):
+                continue
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            number = len([argument for argument in arguments if argument.arg not in ("self", "cls")])
+            docstring = ast.get_docstring(node)
+            # Without a docstring, a method is documented by the class that it overrides, `__init__` by its class.
+            if docstring and number > 1 and not re.search(r"^Args:$", docstring, re.MULTILINE):
+                yield Violation("no Args", name, node.lineno, node.name)
+
+
+def duplicate_classes() -> Iterator[Violation]:
+    """Yield each public class of weft whose name another one has as well."""
+    places: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for path in sorted((ROOT / "weft").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append((path.relative_to(ROOT).as_posix(), node.lineno))
+    for name, where in places.items():
+        if len(where) > 1:
+            yield from (Violation("duplicate class", path, line, name) for path, line in where)
+
+
+def all_violations(root: Path | None = None) -> list[Violation]:
+    """Return the violations of all files below a folder, by default of the whole repository."""
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    violations = [violation for path in paths for violation in violations_of(path)] + list(duplicate_classes())
+    below = root.resolve().relative_to(ROOT).as_posix() if root else ""
+    return [violation for violation in violations if violation.path.startswith(below)]
+
+
+if __name__ == "__main__":
+    for violation in all_violations(Path(sys.argv[1]) if len(sys.argv) > 1 else None):
+        print(f"{violation.path}:{violation.line}: {violation.rule}: {violation.detail}")

@@ -1,0 +1,204 @@
+"""Models written for HeteroData, converted: PyG's numbers by vertex type, and a line where it cannot be."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.lib.graphs import make_named_relations, make_typed_graph
+from weft.data import Graph, GraphShape
+from weft.nn import Converted, GraphView, convert
+from weft.nn.aggregate.topology import Topology
+from weft.nn.convert import hetero
+from weft.nn.graph_view import Inputs
+from weft.nn.layers.typed_input import typed_rows
+from weft.utils.errors import InputError
+
+pyg = pytest.importorskip("torch_geometric.nn")
+
+from benchmarks.pyg_models import BY_TYPE, RELATIONS, SMALL, Hetero  # noqa: E402
+
+
+def graph_of(name: str) -> Graph:
+    return make_named_relations(make_typed_graph(23, "some" if "some" in name else "x")).by_type()
+
+
+def made(name: str, **options: Any) -> nn.Module:
+    torch.manual_seed(3)
+    model = BY_TYPE[name](**options).double()
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.6, 0.6)
+    return model
+
+
+def of_pyg(model: nn.Module, graph: Graph) -> dict[str, Tensor]:
+    data = graph.to_pyg()
+    found = model({name: x.double() for name, x in data.x_dict.items()}, data.edge_index_dict)
+    return found if isinstance(found, dict) else {"a": found}
+
+
+def of_weft(model: Converted, graph: Graph) -> Tensor:
+    topology = Topology(graph.in_edges, edge_type=graph.edge_type, num_relations=len(graph.relations))
+    x = torch.empty(graph.num_vertices, 0, dtype=torch.float64)
+    inputs = Inputs(rows=x, typed=typed_rows(graph, slice(None), "cpu", torch.float64))
+    return model([GraphView(topology, inputs=inputs) for _ in range(model.num_stages)], x)
+
+
+@pytest.mark.parametrize("name", BY_TYPE)
+def test_equals_pyg(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of every type that the model gives, zero for the others; gradients, and then an evaluation."""
+    graph, model = graph_of(name), made(name)
+    own, converted = copy.deepcopy(model), convert(model, shape=GraphShape.of(graph)).train()
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "dropout", lambda x, *_, **__: x)
+        patch.setattr(GraphView, "dropout", lambda _self, x, _p: x)
+        y, expected = of_weft(converted, graph), of_pyg(own.train(), graph)
+    check_by_type(graph, y, expected)
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    ends = [graph.type_range(one) for one in expected]
+    torch.autograd.backward(list(expected.values()), [grad[one.start : one.stop] for one in ends])
+    found = dict(model.named_parameters())
+    for path, parameter in own.named_parameters():
+        expected_grad = parameter.grad
+        if expected_grad is None:  # of rows that nothing reads
+            assert found[path].grad is None or not found[path].grad.any(), path
+        else:
+            torch.testing.assert_close(found[path].grad, expected_grad, rtol=1e-9, atol=1e-9, msg=path)
+    check_by_type(graph, of_weft(converted.eval(), graph), of_pyg(own.eval(), graph))
+
+
+def check_by_type(graph: Graph, y: Tensor, expected: dict[str, Tensor]) -> None:
+    for name in graph.vertex_types:
+        span = graph.type_range(name)
+        rows = y[span.start : span.stop]
+        torch.testing.assert_close(rows, expected.get(name, torch.zeros_like(rows)), rtol=1e-9, atol=1e-9)
+
+
+def test_a_layer_is_one_aggregate() -> None:
+    """And one more where it has sums beside means; names are those of the model."""
+    for name, number in (("pyg-hetero", 2), ("pyg-hetero-max", 2), ("pyg-to-hetero", 2)):
+        model = made(name)
+        converted = convert(model, shape=GraphShape.of(graph_of(name)))
+        assert converted.num_stages == number
+        assert converted.state_dict().keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("error", ["another kind of rows", "a sum for a mean", "another relation"])
+def test_a_planted_error_shows(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = hetero.Relations
+    if error == "another kind of rows":
+        monkeypatch.setattr(hetero, "by_number", lambda _kind, _numbers, *parts: parts[0])
+    elif error == "a sum for a mean":
+        monkeypatch.setattr(hetero, "Relations", lambda _reduce, *rest: right("sum", *rest))
+    else:
+        turned = lambda reduce, slots, *rest: right(reduce, (slots[0]._replace(relation=1), *slots[1:]), *rest)  # noqa: E731
+        monkeypatch.setattr(hetero, "Relations", turned)
+    with pytest.raises(AssertionError):
+        test_equals_pyg("pyg-hetero", monkeypatch)
+
+
+class Written(nn.Module):
+    """A model whose forward is somebody's function, and whose convolution over the first relation is given."""
+
+    def __init__(self, forward: Any, conv: nn.Module | None = None) -> None:
+        super().__init__()
+        self.written, self.lin, self.norm = forward, nn.Linear(7, 7), nn.BatchNorm1d(7)
+        conv = conv or pyg.SAGEConv((7, 7), 7)
+        self.conv = pyg.HeteroConv({RELATIONS[0]: conv})
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Any:
+        return self.written(self, x_dict, edge_index_dict)
+
+
+def plain(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
+    return self.conv(x_dict, edge_index_dict)["a"]
+
+
+def mixing(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
+    return self.conv(x_dict, edge_index_dict)["a"] + x_dict["b"]
+
+
+def normalising(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
+    return self.norm(self.conv(x_dict, edge_index_dict)["a"])
+
+
+def misnaming(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
+    return {"b": self.conv(x_dict, edge_index_dict)["a"]}
+
+
+def reading_edges(_self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
+    return x_dict["a"] * edge_index_dict["a", "r0", "a"].sum()
+
+
+def turning_edges(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
+    return self.conv(x_dict, {one: edges.flip(0) for one, edges in edge_index_dict.items()})["a"]
+
+
+def crossing(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
+    return self.conv({"a": x_dict["b"]}, edge_index_dict)["a"]
+
+
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [
+        (mixing, r"x_dict\[.b.\].*rows of a and b are put together"),
+        (normalising, r"self\.norm.*BatchNorm1d over the rows of a vertex type"),
+        (misnaming, "to return the rows of a vertex type"),
+        (reading_edges, r"sum\(\).*is read outside of a convolution"),
+        (turning_edges, "SAGEConv is given other edges than those of edge_index_dict"),
+        (crossing, r"SAGEConv over a\|r0\|a is to be given rows of a and of a"),
+    ],
+)
+def test_what_cannot_be_converted_is_named(forward: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        convert(Written(forward), shape=GraphShape.of(graph_of("x")))
+
+
+@pytest.mark.parametrize(
+    ("conv", "said"),
+    [
+        (lambda: pyg.GATConv((7, 7), 7, add_self_loops=False), "GATConv cannot be converted over one relation"),
+        (lambda: pyg.GCNConv(7, 7), "GCNConv cannot be converted over one relation of several: use SAGEConv"),
+        (lambda: pyg.SAGEConv((7, 7), 7, aggr="max"), "SAGEConv with aggr='max' cannot be converted"),
+    ],
+)
+def test_convolutions_that_weft_has_not_are_named(conv: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        convert(Written(plain, conv()), shape=GraphShape.of(graph_of("x")))
+
+
+def test_vertices_without_features_have_no_rows() -> None:
+    """In PyG neither; a convolution that is to read or give some is refused."""
+    with pytest.raises(InputError, match=r"SAGEConv over c\|r2\|a is to be given rows of c"):
+        convert(Hetero(SMALL, {"a": 4, "b": 3, "c": 3}), shape=GraphShape.of(graph_of("some")))
+
+
+def test_weights_without_widths_are_named() -> None:
+    with pytest.raises(InputError, match="call it once on the data"):
+        convert(Written(plain, pyg.SAGEConv((-1, -1), 7)), shape=GraphShape.of(graph_of("x")))
+
+
+def test_a_graph_without_types_is_named() -> None:
+    with pytest.raises(InputError, match="Hetero takes rows by vertex type, and the graph has none"):
+        convert(made("pyg-hetero"))
+
+
+class WithEdgeFeatures(Hetero):
+    def forward(self, x_dict: Any, edge_index_dict: Any, edge_attr_dict: Any = None) -> Any:  # noqa: ARG002
+        return super().forward(x_dict, edge_index_dict)
+
+
+def test_edge_features_by_relation_are_refused() -> None:
+    graph = graph_of("x")
+    model = WithEdgeFeatures(SMALL)
+    convert(model, shape=GraphShape.of(graph))
+    shape = replace(GraphShape.of(graph), num_edge_features=2)
+    with pytest.raises(InputError, match=r"takes edge_attr_dict, and weft has no edge features or weights by relation"):
+        convert(model, shape=shape)

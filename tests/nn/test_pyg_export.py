@@ -1,0 +1,156 @@
+"""A stack's twin in PyG: the same numbers on one device, in a module that knows nothing of weft."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from tests.lib.pairwise import param
+from weft.data import Graph
+from weft.nn import MODELS, GraphView, RowLayer, Stack, Topology, convert, from_pyg, make_model, to_pyg
+from weft.utils.errors import InputError
+
+pyg = pytest.importorskip("torch_geometric.nn")
+
+
+def make(edge_features: int = 0) -> Graph:
+    """A weighted, directed graph whose vertices have at most one self loop, and none where edges have features."""
+    random = torch.Generator().manual_seed(5)
+    source, target = torch.randint(0, 29, (2, 120), generator=random)
+    keep = source != target
+    source, target = source[keep], target[keep]
+    if not edge_features:
+        source, target = torch.cat([source, torch.tensor([4])]), torch.cat([target, torch.tensor([4])])
+    return Graph.from_edges(
+        source,
+        target,
+        num_vertices=31,
+        weight=torch.rand(len(source), generator=random) + 0.1,
+        edge_features=torch.randn(len(source), edge_features, generator=random) if edge_features else None,
+    )
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    """With no number left as layers begin."""
+    random = torch.Generator().manual_seed(6)
+    for tensor in model.state_dict().values():
+        tensor.copy_(torch.rand(tensor.shape, generator=random, dtype=torch.float64) + 0.1)
+    return model
+
+
+def rows_of(model: nn.Module, graph: Graph, x: Tensor) -> Tensor:
+    topology = Topology(graph.in_edges.cast(torch.float64), None, graph.edge_features, torch.float64)
+    rows: Tensor = model([GraphView(topology) for _ in range(int(model.num_stages))], x)  # type: ignore[arg-type]
+    return rows
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "gatv2"])
+@pytest.mark.parametrize(
+    "options", [{"norm": "layer", "residual": True}, {"norm": "batch", "dropout": 0.5}], ids=["layer", "batch"]
+)
+@pytest.mark.parametrize("edge_width", [0, 3])
+def test_has_the_same_numbers(model: str, options: dict[str, Any], edge_width: int) -> None:
+    if edge_width and not model.startswith("gat"):
+        pytest.skip("has no attention")
+    torch.manual_seed(0)
+    graph, x = make(edge_width), torch.randn(31, 7, dtype=torch.float64)
+    drops = {"attention_dropout": 0.6} if model.startswith("gat") else {}
+    ours = shaken(
+        make_model(model, 7, 5, hidden=8, layers=3, edge_width=edge_width, **drops, **options).double()
+    ).eval()
+    twin = to_pyg(ours)
+    assert [part.dropout for part in twin.modules() if hasattr(part, "att_src") or hasattr(part, "att")] == (
+        [0.6] * 3 if drops else []
+    )
+    inputs: list[Tensor] = [x, torch.stack(graph.in_edges.edges()).long()]
+    if model == "gcn":
+        assert graph.in_edges.weight is not None
+        inputs.append(graph.in_edges.weight.double())
+    if edge_width:
+        assert graph.edge_features is not None
+        inputs.append(graph.edge_features.double())
+    torch.testing.assert_close(twin(*inputs), rows_of(ours, graph, x), rtol=1e-9, atol=1e-9)
+    assert not any(type(part).__module__.startswith("weft") for part in twin.modules())
+
+
+@pytest.mark.parametrize("model", [param(model, name=model, quick=model == "gatv2") for model in MODELS])
+@pytest.mark.parametrize(
+    "given",
+    [pytest.param(False, id="edges", marks=pytest.mark.slow), pytest.param(True, id="weights or features")],
+)
+def test_exports(model: str, given: bool) -> None:
+    """As docs/predict.md has it: for any number of vertices and edges, also none, by PyTorch's own operators alone."""
+    if given and model in ("sage", "gin"):
+        pytest.skip("takes no numbers of edges")
+    torch.manual_seed(0)
+    attends = given and model != "gcn"
+    ours = shaken(make_model(model, 7, 5, hidden=8, norm="batch", edge_width=3 if attends else 0).double())
+    twin, vertices, edges = to_pyg(ours), Dim("vertices"), Dim("edges")
+    numbers: list[tuple[int, ...]] = [(3,)] if attends else [()]
+
+    def inputs(num_vertices: int, num_edges: int) -> tuple[Tensor | None, ...]:
+        x = torch.randn(num_vertices, 7, dtype=torch.float64)
+        edge_index = torch.randint(0, num_vertices, (2, num_edges))
+        behind = [torch.rand(num_edges, *shape, dtype=torch.float64) for shape in numbers] if given else [None]
+        return (x, edge_index, *(behind if given or model == "gcn" else []))
+
+    shapes = [{0: vertices}, {1: edges}, {0: edges} if given else None]
+    first = inputs(31, 120)
+    program = torch.export.export(twin, first, dynamic_shapes=(tuple(shapes[: len(first)]),))
+    for size in ((31, 120), (50, 11), (1, 0)):
+        other = inputs(*size)
+        torch.testing.assert_close(program.module()(*other), twin(*other), rtol=1e-9, atol=1e-9)
+    called = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    assert {type(one).__module__.partition(".")[0] for one in called} <= {"torch", "builtins"}
+    fixed = torch.export.export(twin, first)
+    with pytest.raises((AssertionError, RuntimeError)):
+        fixed.module()(*inputs(50, 11))
+
+
+def test_rows_alone() -> None:
+    ours = shaken(Stack([RowLayer(nn.Linear(7, 7), 7), *make_model("sage", 7, 5).layers], residual=True).double())
+    graph, x = make(), torch.randn(31, 7, dtype=torch.float64)
+    edges = torch.stack(graph.in_edges.edges()).long()
+    wanted = rows_of(ours.eval(), graph, x)
+    torch.testing.assert_close(to_pyg(ours)(x, edges), wanted, rtol=1e-9, atol=1e-9)
+    ours.residual = False
+    assert (to_pyg(ours)(x, edges) - wanted).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (make_model("gcn", 7, 5, decoupled=True), "a Decoupled has no twin in PyG"),
+        (Stack([RowLayer(nn.Sequential(), 7)]), "a RowLayer of this kind has no twin in PyG"),
+    ],
+)
+def test_models_without_a_twin(model: nn.Module, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        to_pyg(model)
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "gatv2"])
+def test_tensors_by_pygs_names_go_by_way_of_its_model(model: str) -> None:
+    """As docs/models.md has it: a checkpoint of PyG's, here the twin's, is loaded there, and converted."""
+    graph, x = make(), torch.randn(31, 7, dtype=torch.float64)
+    ours = shaken(make_model(model, 7, 5, hidden=8).double()).eval()
+    saved, fresh = to_pyg(ours).state_dict(), to_pyg(make_model(model, 7, 5, hidden=8).double())
+    with pytest.raises(RuntimeError, match="of a PyG model: load them into that, and give it to weft"):
+        ours.load_state_dict(saved)
+    fresh.load_state_dict(saved)
+    moved = convert(fresh, given=["edge_weight"]).eval()
+    torch.testing.assert_close(rows_of(moved, graph, x), rows_of(ours, graph, x), rtol=1e-9, atol=1e-9)
+    assert moved.state_dict().keys() == saved.keys()
+
+
+def test_tensors_of_another_stack_are_torchs_to_refuse() -> None:
+    """Also where a layer is PyG's own, so that names of PyG's are right."""
+    ours = Stack([from_pyg(pyg.SAGEConv(7, 5))])
+    ours.load_state_dict(ours.state_dict())
+    with pytest.raises(RuntimeError) as caught:
+        make_model("gcn", 7, 5).load_state_dict(make_model("sage", 7, 5).state_dict())
+    assert "PyG" not in str(caught.value)

@@ -1,0 +1,144 @@
+"""A report in a browser: every figure is drawn, nothing is fetched or complained of. `make browser` sets it up."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lib.running import train
+from tests.reporting.folders import make_run
+from weft.reporting.serve import ReportServer
+from weft.reporting.write import read_runs, write_report
+from weft.utils.jsonl import Recorder
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: make browser")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: make browser")
+EVIL = "<img src=x onerror=alert(1)>"
+MARKS = """figure => [...figure.querySelectorAll("svg g[class*='mark-'][class*='role-mark'] path")]
+    .map(path => path.getBoundingClientRect()).filter(box => box.width + box.height > 0).length"""
+"""How many marks of a figure can be seen."""
+OUT_OF_PAGE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+DRAWN = "body[data-drawn]"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as started:
+        made = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run with a timeline and one beside it whose name is no name."""
+    folder = tmp_path_factory.mktemp("runs")
+    graph = "sbm:vertices=300,degree=6,classes=3,features=8"
+    train(graph, workers=2, strategy="communicated", epochs=4, timeline=1, out=folder / "divided")
+    make_run(folder / EVIL, ranks=3, graph="</script><script>alert(2)</script>")
+    write_report(read_runs([folder / "divided", folder / EVIL]), folder / "report.html")
+    return folder / "report.html"
+
+
+class Watched:
+    """A page, and what it asked for and complained of."""
+
+    def __init__(self, browser: Any, *, width: int = 1280, scheme: str = "light") -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.said.append(dialog.message))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+
+    def show(self, url: str) -> Any:
+        """The page, with all figures drawn."""
+        self.page.goto(url)
+        self.page.wait_for_selector(DRAWN, timeout=60_000)
+        return self.page
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_figure_is_drawn(browser: Any, report: Path, width: int, scheme: str) -> None:
+    watched = Watched(browser, width=width, scheme=scheme)
+    page = watched.show(report.as_uri())
+    figures = page.query_selector_all("figure")
+    assert len(figures) >= 12
+    for figure in figures:
+        assert figure.evaluate(MARKS) > 0, figure.get_attribute("id")
+        box = figure.query_selector("svg").bounding_box()
+        assert box["width"] <= width
+    assert page.evaluate(OUT_OF_PAGE) == 0
+    assert watched.asked == [report.as_uri()]
+    assert watched.said == []
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
+    watched.context.close()
+
+
+def test_an_empty_figure_would_be_seen(browser: Any, report: Path, tmp_path: Path) -> None:
+    """The planted error: the same page without its data."""
+    text = report.read_text()
+    begin = text.index('id="records">') + len('id="records">')
+    end = text.index("</script>", begin)
+    emptied = tmp_path / "emptied.html"
+    emptied.write_text(text[:begin] + json.dumps({name: [] for name in json.loads(text[begin:end])}) + text[end:])
+    watched = Watched(browser)
+    figures = watched.show(emptied.as_uri()).query_selector_all("figure")
+    assert [figure.evaluate(MARKS) for figure in figures if figure.get_attribute("id") != "figure-balance"][:3] == [
+        0
+    ] * 3
+    watched.context.close()
+
+
+def test_buttons_zoom_and_tables_open(browser: Any, report: Path) -> None:
+    watched = Watched(browser)
+    page = watched.show(report.as_uri())
+    for name in ("loss", "timeline-0", "rank-seconds"):
+        labels = f"[...document.querySelectorAll('#figure-{name} svg .role-axis-label text')]"
+        shown = f"{labels}.map(one => one.textContent).sort().join()"
+        whole = page.evaluate(shown)
+        page.focus(f"#figure-{name}-in")
+        page.keyboard.press("Enter")
+        page.wait_for_function(f"whole => {shown} !== whole", arg=whole)
+        page.click(f"#figure-{name}-all")
+        page.wait_for_function(f"whole => {shown} === whole", arg=whole)
+    page.click("#figure-loss-table summary")
+    rows = page.query_selector_all("#figure-loss-table tbody tr")
+    assert len(rows) == 7
+    assert rows[0].inner_text().split("\t")[:2] == ["divided", "0"]
+    assert watched.said == []
+    watched.context.close()
+
+
+def test_a_served_page_grows_with_its_run(browser: Any, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", ended=False)
+    with ReportServer([folder], 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        watched = Watched(browser)
+        page = watched.show(server.url)
+        page.click("#figure-loss-table summary")
+        recorder = Recorder(folder / "metrics.jsonl")
+        recorder.write("epoch", epoch=3, loss=0.125, lr=0.01, seconds=1.0)
+        page.wait_for_selector("#figure-loss-table tbody tr:nth-child(4)", timeout=30_000)
+        assert "0.125" in page.inner_text("#figure-loss-table tbody tr:nth-child(4)")
+        assert page.query_selector("#figure-loss").evaluate(MARKS) > 0
+        recorder.write("event", event="stopped", epoch=3, signal=15)
+        recorder.close()
+        page.wait_for_function("document.body.innerText.includes('stopped after 4 epochs')", timeout=30_000)
+        assert set(watched.asked) == {server.url}
+        assert watched.said == []
+        server.shutdown()
+        thread.join()
+        watched.context.close()

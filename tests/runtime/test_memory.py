@@ -1,0 +1,50 @@
+"""What a process may take: the machine's memory, or a limit below it; and who is told beforehand."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from weft.runtime import memory
+from weft.runtime.memory import memory_limit_bytes, require_memory
+from weft.utils.errors import InputError
+
+OWN_CGROUPS = {"v2": "0::/user/job", "v1": "5:cpu,cpuacct:/user/job\n4:memory:/user/job\n0::/"}
+LIMITS = {"v2": Path("memory.max"), "v1": Path("memory/memory.limit_in_bytes")}
+
+
+@pytest.fixture
+def machine_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
+    """Memory of the machine, without limits of the process or a container."""
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return memory_limit_bytes()
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("place", ["", "user", "user/job"])
+def test_a_container_has_less(machine_bytes: int, tmp_path: Path, version: str, place: str) -> None:
+    """Whether the limit is that of its own cgroup, of one above it, or of the root, as a container sees its own."""
+    limit = tmp_path / LIMITS[version].parent / place / LIMITS[version].name
+    limit.parent.mkdir(parents=True, exist_ok=True)
+    limit.write_text(f"{machine_bytes // 2}\n")
+    assert memory_limit_bytes() == machine_bytes
+    memory.OWN_CGROUPS.write_text(OWN_CGROUPS[version])
+    assert memory_limit_bytes() == machine_bytes // 2
+    for stated in ("max", str(2 * machine_bytes)):
+        limit.write_text(f"{stated}\n")
+        assert memory_limit_bytes() == machine_bytes
+
+
+def test_a_process_may_take_less(machine_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (machine_bytes // 3, resource.RLIM_INFINITY))
+    assert memory_limit_bytes() == machine_bytes // 3
+
+
+def test_what_does_not_fit_is_refused(machine_bytes: int) -> None:
+    require_memory(machine_bytes, "x", "give less")
+    with pytest.raises(InputError, match=r"^x would take .* of memory, and there are .*: give less$"):
+        require_memory(machine_bytes + 1, "x", "give less")

@@ -1,0 +1,78 @@
+"""The bytes of tensors that are alive at once, as they are followed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from weft.runtime.tensor_peak import TensorPeak
+from weft.storage.host_rows import HostRows
+
+KB = 256  # numbers of float32
+
+
+def test_what_lives_at_once_counts_once() -> None:
+    before = torch.ones(10 * KB)
+    with TensorPeak() as peak:
+        first = torch.ones(4 * KB)
+        assert (peak.alive, peak.most) == (4096, 4096)
+        view, same = first.view(4, KB)[1:], first.detach()
+        first.mul_(2)
+        assert (peak.alive, peak.most) == (4096, 4096)
+        del first, view
+        assert peak.alive == 4096
+        del same
+        assert (peak.alive, peak.most) == (0, 4096)
+        second = torch.ones(3 * KB) + 1  # two at once
+        assert (peak.alive, peak.most) == (3072, 6144)
+        before.add_(1)
+        del before
+        assert (peak.alive, peak.most) == (3072, 6144)
+    assert len(second) == 3 * KB
+
+
+def test_holes_take_room() -> None:
+    """One that is too small for the next is left; what is empty takes none."""
+    with TensorPeak() as peak:
+        first, second, empty = torch.ones(KB), torch.ones(KB), torch.ones(0)
+        del first
+        third = torch.ones(2 * KB)
+        del second, third, empty
+    assert peak.most == 3 << 10
+    assert peak.room == 4 << 10
+
+
+def test_a_heap_of_steps_has_other_holes_than_that_of_one() -> None:
+    """In the second one an array goes where the first had its end, and splits what a later one would have taken."""
+    with TensorPeak() as peak:
+        first, second = torch.ones(6 * KB), torch.ones(2 * KB)
+        del first
+        others = [torch.ones(number * KB) for number in (2, 5, 4)]
+        assert peak.most == 13 << 10
+        del second, others
+    assert peak.room == 14 << 10
+
+
+def test_what_a_backward_pass_keeps_is_alive() -> None:
+    weight = torch.ones(KB, requires_grad=True)
+    with TensorPeak() as peak:
+        y = weight.exp()  # kept for its own gradient
+        loss = y.sum()
+        del y
+        assert peak.alive == 1024 + 4
+        loss.backward()
+        del loss
+    assert weight.grad is not None
+    assert peak.alive == 1024
+    assert peak.most <= 3 * 1024 + 8
+
+
+def test_files_do_not_count(tmp_path: Path) -> None:
+    rows = HostRows(KB, 4, torch.float32, tmp_path)
+    with TensorPeak() as peak:
+        mapped = rows.tensor()
+        assert mapped.shape == (KB, 4)
+        assert peak.most == 0
+        read = rows.read(0, 10)
+        assert peak.most == read.nbytes

@@ -1,0 +1,77 @@
+"""Rows with gaps, as sums over edges have them at some widths: here all maps' and all losses' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from torch import Tensor
+
+from tests.lib.cases import MACHINE, Case
+from tests.lib.pairwise import param
+from tests.lib.ranks import on_ranks
+from tests.lib.session import Given, check_case, reference
+from weft.comm import Group
+from weft.kernels import cpu
+from weft.nn.layers import linear_transform
+from weft.runtime import alignment
+
+CASES = [
+    Case(model="gcn", weighted=True),
+    Case(model="gcn", decoupled=True),
+    Case(model="sage", norm="batch", residual=True),
+    Case(model="gin"),
+    Case(model="gat"),
+]
+STRATEGIES = ["single", "tensor", "communicated", "hybrid", "pipeline", "offload"]
+
+
+def test_without() -> None:
+    case = replace(CASES[0], without="lines")
+    reference(case)
+    with gaps() as found:
+        check_case(Group(), case, "single")
+    assert not found
+
+
+@contextmanager
+def gaps() -> Iterator[list[Tensor]]:
+    """All rows on lines; those that sums read so."""
+    found: list[Tensor] = []
+    readable = alignment.readable_width
+
+    def seen(x: Tensor) -> int:
+        found.extend([x] * (not x.is_contiguous()))
+        return readable(x)
+
+    def apart(width: int, itemsize: int) -> int:
+        line = alignment.LINE_BYTES // itemsize
+        return -(-width // line) * line
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(alignment, "numbers_apart", apart)
+        patched.setattr(linear_transform, "numbers_apart", apart)
+        patched.setattr(cpu, "readable_width", seen)
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        param(case, name, name=f"{name}-{case.id}", quick=(first + second) % 2 == 0)
+        for (first, case), (second, name) in product(enumerate(CASES), enumerate(STRATEGIES))
+    ],
+)
+def test_equals_single(case: Case, name: str) -> None:
+    reference(case)
+    on_ranks(1 if name == "single" else 2, check_gaps, case, name)
+
+
+def check_gaps(group: Group, case: Case, name: str) -> None:
+    with gaps() as found:
+        check_case(group, case, name, Given(machine=MACHINE))
+    if case.model == "gcn" and not case.decoupled and name in ("single", "hybrid"):
+        assert found

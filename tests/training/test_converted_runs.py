@@ -1,0 +1,214 @@
+"""Runs of models written for PyG: given to `weft.train` as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import weft
+from weft.cli.main import main
+from weft.utils.errors import InputError
+
+pyg = pytest.importorskip("torch_geometric.nn")
+
+OPTIONS: dict[str, Any] = {"epochs": 4, "quiet": True, "dtype": "float64"}
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: bool = True) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = pyg.SAGEConv(64, 16), pyg.SAGEConv(16, 10)
+        self.norm, self.dropout = nn.BatchNorm1d(16), nn.Dropout(0.5 if dropout else 0.0)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv2(self.dropout(self.norm(self.conv1(x, edge_index)).relu()), edge_index)
+
+
+class Drawn(Net):
+    """Noise of its own."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return super().forward(torch.nn.functional.rrelu(-x, training=True), edge_index)
+
+
+def net(kind: type[Net] = Net) -> Net:
+    torch.manual_seed(0)
+    return kind().double()
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "hybrid", pytest.param("split", marks=pytest.mark.slow)])
+def test_trains_as_it_is_on_several_ranks(strategy: str, tmp_path: Path) -> None:
+    """With the losses of one rank; the person's own module has the best weights, in the file under PyG's names."""
+    model, options = net(), dict(OPTIONS)
+    if strategy == "split":
+        options |= {"batch_size": "all", "fanout": "all"}
+    run = weft.train("digits", model, strategy=strategy, workers=2, out=tmp_path / "run", **options)
+    alone = weft.train("digits", net(), strategy=strategy, out=tmp_path / "alone", **options)
+    pairs = zip(_losses(run), _losses(alone), strict=True)
+    assert all(abs(one - other) < 1e-9 for one, other in pairs)
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert saved.keys() == net().state_dict().keys()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(saved[name], value, rtol=0, atol=0)
+    assert not torch.equal(model.conv1.lin_l.weight, net().conv1.lin_l.weight)
+
+
+class Jumping(Net):
+    """Between whose convolutions a residual and a second use of one of them stand, with attention by heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gat, self.out = pyg.GATConv(16, 8, heads=2), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.norm(self.conv1(x, edge_index)).relu_()
+        for _ in range(2):
+            h = h + self.dropout(self.gat(h, edge_index)).relu()
+        return self.out(h)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "layers", "options"),
+    [
+        ("single", 1, (1, 2, 3), {}),
+        ("tensor", 2, (2,), {}),
+        ("offload", 1, (3,), {"chunks": 3}),
+        pytest.param("hybrid", 2, (1, 2, 3), {}, marks=pytest.mark.slow),
+        pytest.param("offload", 2, (1, 2, 3), {"chunks": 3}, marks=pytest.mark.slow),
+        pytest.param("pipeline", 2, (1, 2, 3), {"chunks": 3}, marks=pytest.mark.slow),
+        pytest.param("split", 2, (2,), {}, marks=pytest.mark.slow),
+    ],
+)
+def test_embeddings_are_what_a_hook_sees(
+    strategy: str, workers: int, layers: tuple[int, ...], options: dict[str, Any], jumping: Any
+) -> None:
+    run, _, seen = jumping
+    assert len(seen) == 3
+    for layer in layers:
+        said = {"what": "embeddings", "layer": layer, "strategy": strategy, "workers": workers, **options}
+        found = weft.predict(run, model=net(Jumping), **said)
+        torch.testing.assert_close(found, seen[layer - 1], rtol=1e-9, atol=1e-9)
+
+
+def test_embeddings_by_default_and_beyond(jumping: Any) -> None:
+    """The last convolution but one; and a line for one that there is not."""
+    run, _, seen = jumping
+    found = weft.predict(run, model=net(Jumping), what="embeddings")
+    torch.testing.assert_close(found, seen[1], rtol=1e-9, atol=1e-9)
+    with pytest.raises(InputError, match="--layer 4: the model has 3 layers"):
+        weft.predict(run, model=net(Jumping), what="embeddings", layer=4)
+
+
+@pytest.fixture(scope="module")
+def jumping(tmp_path_factory: pytest.TempPathFactory) -> tuple[weft.Run, nn.Module, list[Tensor]]:
+    """A run, its model with the best weights, and what hooks on PyG's convolutions see."""
+    model = net(Jumping)
+    run = weft.train("digits", model, out=tmp_path_factory.mktemp("runs") / "run", **OPTIONS)
+    graph, seen = weft.load("digits"), list[Tensor]()
+
+    def note(_module: nn.Module, _given: Any, result: Tensor) -> None:
+        seen.append(result.clone())
+
+    hooks = [part.register_forward_hook(note) for part in (model.conv1, model.gat)]
+    with torch.no_grad():
+        model.eval()(graph.x.double(), torch.stack(graph.in_edges.edges()))
+    for hook in hooks:
+        hook.remove()
+    return run, model, seen
+
+
+def test_equals_a_script_of_pyg(tmp_path: Path) -> None:
+    """Four epochs of Adam without dropout: losses, and the accuracy of the saved weights."""
+    graph = weft.load("digits")
+    model, own = Net(dropout=False).double(), Net(dropout=False).double()
+    own.load_state_dict(model.state_dict())
+    run = weft.train(graph, model, out=tmp_path / "run", **OPTIONS)
+    x, edge_index = graph.x.double(), torch.stack(graph.in_edges.edges())
+    optimizer = torch.optim.Adam(own.parameters(), lr=0.01, weight_decay=5e-4)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        logits = own.train()(x, edge_index)
+        loss = nn.functional.cross_entropy(logits[graph.train_mask], graph.y[graph.train_mask])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    torch.testing.assert_close(torch.tensor(_losses(run)), torch.tensor(losses), rtol=1e-9, atol=1e-9)
+
+
+def test_noise_of_its_own_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="gives other numbers when called again"):
+        weft.train("digits", net(Drawn), out=tmp_path / "run", **OPTIONS)
+    assert not (tmp_path / "run").exists()
+
+
+def _losses(run: Any) -> list[float]:
+    return [line["loss"] for line in run.records if line["kind"] == "epoch"]
+
+
+SOURCE = """
+import torch
+import torch_geometric.nn as pyg
+
+class Net(torch.nn.Module):
+    def __init__(self, in_channels, out_channels, hidden=16):
+        super().__init__()
+        self.conv1, self.conv2 = pyg.GCNConv(in_channels, hidden), pyg.GCNConv(hidden, out_channels)
+
+    def forward(self, x, edge_index):
+        return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
+
+def unlike(in_channels, out_channels):
+    return [in_channels, out_channels]
+
+def wanting(in_channels, out_channels, hidden):
+    return Net(in_channels, out_channels, hidden)
+"""
+
+
+@pytest.fixture
+def defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module in this folder that has the source."""
+    monkeypatch.chdir(tmp_path)
+    name = f"models_of_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    return name
+
+
+def test_a_class_is_named_where_it_is_defined(defined: str, tmp_path: Path) -> None:
+    """By the command, on local ranks, which import it too; and told again to predict with it."""
+    words = ["train", "digits", f"--model={defined}:Net", "--epochs=3", "--dtype=float64", "--seed=5"]
+    assert main([*words, "--strategy=tensor", "--workers=2", "--out=two"]) == 0
+    assert main([*words, "--out=one"]) == 0
+    one, two = (_losses(weft.Run.open(tmp_path / name)) for name in ("one", "two"))
+    assert all(abs(a - b) < 1e-9 for a, b in zip(one, two, strict=True))
+    assert f"--model={defined}:Net" in (tmp_path / "one" / "card.md").read_text()
+    assert main(["predict", "one", "--out=a.npy", f"--model={defined}:Net"]) == 0
+    assert main(["predict", "one", "--out=b.npy"]) == 2
+    assert not (tmp_path / "b.npy").exists()
+    assert main(["compare", "digits", f"--model={defined}:Net", "--strategies=single,tensor", "--epochs=1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("none_such:Net", "no module 'none_such' can be imported"),
+        ("{}:Other", "has no 'Other': give package.module:Class"),
+        ("{}:wanting", r"is called as wanting\(64, 10\).*missing a required argument: 'hidden'"),
+        ("{}:unlike", "makes a list: give what makes a torch.nn.Module"),
+        (":Net", "no module '' can be imported"),
+    ],
+)
+def test_a_name_that_makes_no_model(name: str, said: str, defined: str) -> None:
+    with pytest.raises(InputError, match=said):
+        weft.train("digits", name.format(defined), epochs=1, quiet=True)
+
+
+def test_options_of_weft_families_are_refused_for_it(defined: str) -> None:
+    with pytest.raises(InputError, match="hidden has no effect on a model of your own"):
+        weft.train("digits", f"{defined}:Net", hidden=8, epochs=1, quiet=True)

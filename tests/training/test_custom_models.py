@@ -1,0 +1,143 @@
+"""Modules and graphs of one's own: which options act on them, and what is refused or said before a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from weft.config.config import Config
+from weft.nn import FAMILY_OPTIONS, Stack, View
+from weft.utils.errors import InputError
+
+OTHER: dict[str, Any] = {
+    "decoupled": True,
+    "layers": 3,
+    "hidden": 8,
+    "heads": 2,
+    "edge_attention": True,
+    "attention_dropout": 0.1,
+    "bases": 2,
+    "blocks": 2,
+    "one_hot": True,
+    "dropout": 0.1,
+    "input_dropout": 0.1,
+    "norm": "layer",
+    "residual": True,
+}
+
+
+class Layer(nn.Module):
+    """A layer with a part of its own after the map."""
+
+    def __init__(self, in_width: int, out_width: int, part: nn.Module | None = None) -> None:
+        super().__init__()
+        self.out_width = out_width
+        self.map = nn.Linear(in_width, out_width)
+        self.part = part or nn.Identity()
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        return view.propagate(self.part(self.map(x)), reduce="mean")
+
+
+def stack(part: nn.Module | None = None, **options: Any) -> Stack:
+    return Stack([Layer(64, 8, part), Layer(8, 10)], **options)
+
+
+def test_every_option_of_a_family_is_tried() -> None:
+    assert OTHER.keys() == set(FAMILY_OPTIONS)
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_an_option_of_the_families_is_refused(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(InputError, match=f"^{name} has no effect on a model of your own: leave it out, and make the "):
+        weft.train("digits", stack(), out=out, quiet=True, **{name: OTHER[name]})
+    assert not out.exists()
+
+
+def test_the_record_has_what_acted(tmp_path: Path) -> None:
+    run = weft.train("digits", stack().double(), out=tmp_path / "run", epochs=2, quiet=True)
+    text = (run.folder / "config.toml").read_text()
+    assert 'dtype = "float64"' in text
+    assert not any(f"\n{name} =" in text for name in FAMILY_OPTIONS)
+    again = weft.train("digits", stack().double(), out=run.folder, epochs=3, resume=True, quiet=True)
+    assert again.summary["epochs"] == 3
+    with pytest.raises(InputError, match="dtype float64: the model's parameters are float32: leave it out, or convert"):
+        weft.train("digits", stack(), out=tmp_path / "other", dtype="float64", quiet=True)
+
+
+def test_options_of_data_act_on_a_graph(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"epochs": 2, "quiet": True}
+    loaded = weft.train("digits", out=tmp_path / "named", normalize_features=True, **options)
+    given = weft.train(weft.load("digits"), out=tmp_path / "given", normalize_features=True, **options)
+    plain = weft.train(weft.load("digits"), out=tmp_path / "plain", **options)
+    assert given.summary["loss"] == loaded.summary["loss"] != plain.summary["loss"]
+    bare = dataclasses.replace(weft.load("digits"), y=None, x=None)
+    drawn = weft.train(bare, out=tmp_path / "drawn", random_classes=3, random_features=5, **options)
+    assert drawn.summary["loss"] > 0
+    with pytest.raises(InputError, match="digits has features of its own: leave out --random-features"):
+        weft.train(weft.load("digits"), out=tmp_path / "none", random_features=5, **options)
+    with pytest.raises(InputError, match=r"split 1 is of weft\.load, and digits is loaded already: leave it out"):
+        weft.train(weft.load("digits"), out=tmp_path / "none", split=1, **options)
+    with pytest.raises(InputError, match="--split 1: digits has no splits to choose from: leave it out"):
+        weft.train("digits", out=tmp_path / "none", split=1, **options)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("strategy", ["single", "hybrid", "tensor", "offload"])
+def test_rows_that_depend_on_each_other_need_all_rows(strategy: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"epochs": 1, "quiet": True, "strategy": strategy, "out": tmp_path / "run"}
+    if strategy == "single":
+        weft.train("digits", stack(nn.BatchNorm1d(8)), **options)
+    else:
+        with pytest.raises(InputError, match=r"^BatchNorm1d \(layers\.0\.part\) gives a row other numbers beside"):
+            weft.train("digits", stack(nn.BatchNorm1d(8)), **options)
+    with pytest.raises(InputError, match=r"^Dropout \(layers\.0\.part\) gives other numbers when called again"):
+        weft.train("digits", stack(nn.Dropout()), **{**options, "out": tmp_path / "other"})
+    assert not (tmp_path / "other").exists()
+
+
+def test_biases_without_effect_are_named(tmp_path: Path) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+    layers = [weft.nn.from_pyg(pyg.SAGEConv(64, 8)), weft.nn.from_pyg(pyg.SAGEConv(8, 10))]
+    with pytest.warns(UserWarning, match=r"^layers\.0\.conv\.lin_l\.bias: a norm or a softmax behind") as caught:
+        weft.train("digits", Stack(layers, norm="batch"), out=tmp_path / "run", epochs=1, quiet=True)
+    assert caught[0].filename == __file__
+    torch.manual_seed(0)
+    layers = [weft.nn.from_pyg(pyg.SAGEConv(64, 8, bias=False)), weft.nn.from_pyg(pyg.SAGEConv(8, 10))]
+    weft.train("digits", Stack(layers, norm="batch"), out=tmp_path / "other", epochs=1, quiet=True)
+
+
+def test_what_is_no_graph_or_model_is_named_by_its_type() -> None:
+    with pytest.raises(InputError, match=r"^weft\.train: the graph is of type Tensor: make it a Graph, as"):
+        weft.train(torch.ones(3), "gcn")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^weft\.place: the model is of type type: give a name, or a module, not its"):
+        weft.place("digits", nn.Linear)  # type: ignore[arg-type]
+
+
+def test_heads_are_of_attention() -> None:
+    from weft.training.flag_checks import refuse_foreign_flags
+
+    with pytest.raises(
+        InputError, match="--heads has no effect under model sage: leave it out, or give --model gat or"
+    ):
+        refuse_foreign_flags(Config(model="sage", heads=8))
+    refuse_foreign_flags(Config(model="gatv2", heads=8))
+
+
+class Transposed(nn.Module):
+    """Works on rows in two groups of columns, and views them as rows again, which they are where nothing is copied."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.relu(h.view(len(h), 2, -1).transpose(0, 1)).transpose(0, 1).view(len(h), -1)
+
+
+def test_a_model_may_view_what_it_has_transposed(tmp_path: Path) -> None:
+    run = weft.train("digits", stack(Transposed()), out=tmp_path / "run", quiet=True, epochs=2)
+    assert run.summary["epochs"] == 2

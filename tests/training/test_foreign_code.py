@@ -1,0 +1,114 @@
+"""A file that names code as a run's model has none of it run: only what the person names is imported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import weft
+from weft.cli.main import main
+from weft.utils.errors import InputError
+
+MODULE = """
+from pathlib import Path
+from torch import nn
+from weft.nn import GCNConv, Stack
+
+Path("imported").touch()
+
+def Net(num_features, num_classes):
+    Path("called").touch()
+    return Stack([GCNConv(num_features, num_classes)])
+"""
+FOREIGN = "foreign_module:Net"
+NAMED = "the model foreign_module:Net is code, which weft imports only if the command line names it"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, which has the module."""
+    (tmp_path / "foreign_module.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "foreign_module", raising=False)
+    return tmp_path
+
+
+def ran(folder: Path) -> bool:
+    """Whether any of the module was run."""
+    return (folder / "imported").exists()
+
+
+def name_in_model(run: Path) -> None:
+    """Have model.safetensors name the module."""
+    path = run / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        known = json.loads(file.metadata()["weft"])
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    known["config"]["model"] = FOREIGN
+    save_file(weights, path, {"weft": json.dumps(known)})
+
+
+def name_in_record(run: Path) -> None:
+    """Have the record of a run that has not ended name the module."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "config":
+            line["config"]["model"] = FOREIGN
+    kept = [json.dumps(line) + "\n" for line in lines if line["kind"] != "summary"]
+    (run / "metrics.jsonl").write_text("".join(kept))
+
+
+@pytest.mark.parametrize("damage", [name_in_model, name_in_record])
+def test_a_run_that_names_code_has_it_not_run(damage: Callable[[Path], None], folder: Path) -> None:
+    run = weft.train("digits", epochs=1, checkpoint_every=1, out=folder / "run", quiet=True)
+    damage(run.folder)
+    calls: list[Callable[[], Any]] = [
+        lambda: weft.load_model(run.folder),
+        lambda: weft.Run.open(run.folder).model,
+        lambda: weft.predict(run.folder),
+    ]
+    for call in calls:
+        with pytest.raises(InputError, match="a class that weft does not import"):
+            call()
+    assert main(["predict", str(run.folder), "--out", str(folder / "logits.npy")]) == 2
+    assert not ran(folder)
+
+
+def test_a_configuration_that_names_code_has_it_not_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, sweep, run = folder / "run.toml", folder / "sweep.toml", folder / "run"
+    file.write_text(f'[data]\ngraph = "digits"\n[model]\nmodel = "{FOREIGN}"\n[training]\nepochs = 1\n')
+    sweep.write_text(f'[data]\ngraph = "digits"\n[model]\nmodel = ["gcn", "{FOREIGN}"]\n')
+    run.mkdir()
+    (run / "config.toml").write_text(file.read_text())
+    for command in (
+        ["train", "--config", str(file), "--out", str(folder / "new")],
+        ["train", "--out", str(run), "--resume"],
+        ["compare", "--config", str(file), "--strategies", "single"],
+        ["plan", "--config", str(file)],
+        ["sweep", str(sweep), "--out", str(folder / "sweep")],
+        ["sweep", str(folder / "epochs.toml"), "--config", str(file), "--out", str(folder / "sweep")],
+    ):
+        (folder / "epochs.toml").write_text("[training]\nepochs = [1, 2]\n")
+        assert main(command) == 2, command
+        assert NAMED in capsys.readouterr().err
+        assert not ran(folder)
+
+
+def test_code_that_the_person_names_too_is_run(folder: Path) -> None:
+    file = folder / "run.toml"
+    file.write_text(f'[data]\ngraph = "digits"\n[model]\nmodel = "{FOREIGN}"\n[training]\nepochs = 1\n')
+    assert main(["train", "--config", str(file), "--model", FOREIGN, "--out", str(folder / "run"), "--quiet"]) == 0
+    assert ran(folder)
+    resumed = ["train", "--resume", "--out", str(folder / "run"), "--epochs", "2", "--quiet"]
+    assert main(resumed) == 2
+    assert main([*resumed, "--model", FOREIGN]) == 0
+    predicted = ["predict", str(folder / "run"), "--out", str(folder / "logits.npy")]
+    assert main(predicted) == 2
+    assert main([*predicted, "--model", FOREIGN]) == 0

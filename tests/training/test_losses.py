@@ -1,0 +1,208 @@
+"""Losses of one's own and by name: PyTorch's on all rows together, whatever ranks, batches and strategies."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import weft
+from tests.lib.ranks import on_ranks
+from tests.lib.running import losses, said_by_ranks, train
+from weft.comm import Group
+from weft.config.config import Config
+from weft.data import Graph
+from weft.strategies import Step
+from weft.training.custom_functions import OwnFunctions
+from weft.training.tasks.losses import balanced_weights, make_loss
+from weft.training.tasks.metrics import NodeTask
+from weft.utils.errors import InputError
+
+NUM_VERTICES = 61
+
+
+def focal(logits: Tensor, y: Tensor, gamma: float = 2.0) -> Tensor:
+    """Of Lin et al. 2017: what is easy counts little."""
+    loss = functional.cross_entropy(logits, y, reduction="none")
+    return (1 - (-loss).exp()) ** gamma * loss
+
+
+def focal_mean(logits: Tensor, y: Tensor) -> Tensor:
+    return focal(logits, y).mean()
+
+
+def centred(logits: Tensor, y: Tensor) -> Tensor:
+    """Planted: rows know each other."""
+    return focal(logits - logits.mean(0), y)
+
+
+def counted(logits: Tensor, y: Tensor) -> Tensor:
+    """Planted: divided by the rows of a rank."""
+    return focal(logits, y) / len(y)
+
+
+def broken(*_: Tensor) -> Tensor:
+    raise ZeroDivisionError("here")
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def graph(kind: str) -> Graph:
+    ids = torch.arange(NUM_VERTICES)
+    y = {
+        "classes": ids % 5 % 3,
+        "two": ids % 3 % 2,
+        "labels": (drawn(NUM_VERTICES, 3) > 0).float(),
+        "values": drawn(NUM_VERTICES, 3).float(),
+        "value": drawn(NUM_VERTICES).float(),
+    }[kind]
+    return Graph.from_edges(ids, ids.roll(1), x=torch.ones(NUM_VERTICES, 1), y=y, train_mask=ids % 4 != 1)
+
+
+CASES: dict[str, tuple[str, int, dict[str, Any], Any]] = {
+    "cross entropy": ("classes", 3, {}, functional.cross_entropy),
+    "bce": ("labels", 3, {}, functional.binary_cross_entropy_with_logits),
+    "one logit": (
+        "two",
+        1,
+        {"loss": "bce"},
+        lambda z, y: functional.binary_cross_entropy_with_logits(z[:, 0], y.double()),
+    ),
+    "mse": ("values", 3, {}, functional.mse_loss),
+    "mse of one": ("value", 1, {}, lambda z, y: functional.mse_loss(z[:, 0], y)),
+    "mse of classes": ("two", 1, {"loss": "mse"}, lambda z, y: functional.mse_loss(z[:, 0], y.double())),
+    "l1": ("values", 3, {"loss": "l1"}, functional.l1_loss),
+    "huber": ("value", 1, {"loss": "huber"}, lambda z, y: functional.huber_loss(z[:, 0], y)),
+    "own": ("classes", 3, {"loss": focal}, focal_mean),
+    "module": ("values", 3, {"loss": nn.SmoothL1Loss}, functional.smooth_l1_loss),
+}
+"""Kind of labels, logits, options, and the mean over rows."""
+
+
+def sum_over_columns(logits: Tensor, y: Tensor) -> Tensor:
+    return nn.SmoothL1Loss(reduction="none")(logits, y).mean(1)
+
+
+def parts(group: Group, case: str) -> tuple[float, Tensor]:
+    """The loss of all ranks, in two steps of some vertices and one of all, and this rank's gradient."""
+    kind, width, options, _ = CASES[case]
+    given = options.get("loss", "")
+    own = OwnFunctions(loss=sum_over_columns if case == "module" else focal) if callable(given) else OwnFunctions()
+    config = Config(loss="mine" if callable(given) else given)
+    made, rows = graph(kind), torch.arange(NUM_VERTICES)[group.rank :: group.size]
+    task = NodeTask(made, rows, group, loss=make_loss(config, made, own), metrics=[])
+    loss, grad = task.loss(drawn(NUM_VERTICES, width, seed=3)[rows], Step(epoch=0, training=True))
+    return sum(report["loss"] for report in group.all_gather_object({"loss": loss.item()})), grad
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_a_loss_is_the_mean_over_all_ranks_rows(case: str, size: int) -> None:
+    kind, width, _, mean = CASES[case]
+    made, logits = graph(kind), drawn(NUM_VERTICES, width, seed=3).requires_grad_()
+    mask, y = made.train_mask, made.y
+    assert mask is not None
+    assert y is not None
+    wanted = mean(logits[mask], y[mask].double() if y.is_floating_point() else y[mask])
+    (wanted_grad,) = torch.autograd.grad(wanted, logits)
+    for rank, (loss, grad) in enumerate(on_ranks(size, parts, case)):
+        assert loss == pytest.approx(wanted.item(), abs=1e-12)
+        torch.testing.assert_close(grad, wanted_grad[rank::size], rtol=0, atol=1e-12)
+
+
+def test_balanced_classes_count_as_much() -> None:
+    made = graph("classes")
+    weight = balanced_weights(made)
+    assert made.y is not None
+    assert made.train_mask is not None
+    y, logits = made.y[made.train_mask], drawn(NUM_VERTICES, 3)[made.train_mask]
+    shares = torch.bincount(y, weight[y])
+    torch.testing.assert_close(shares, shares.mean().expand(3))
+    loss = make_loss(Config(class_weights="balanced"), made)(logits, y)
+    torch.testing.assert_close(loss.mean(), functional.cross_entropy(logits, y, weight))
+
+
+OPTIONS: dict[str, Any] = {"quiet": True, "hidden": 8, "dtype": "float64", "lr": 0.02, "epochs": 4, "dropout": 0.0}
+
+
+@pytest.mark.slow
+def test_the_same_under_every_strategy(tmp_path: Path) -> None:
+    """In batches of all vertices as well, and in smaller ones on any number of ranks."""
+    options = {**OPTIONS, "loss": partial(focal, gamma=1.5)}
+    one = losses(weft.train("digits", out=tmp_path / "one", **options).folder)
+    batches = {"batch_size": "all", "fanout": "all"}
+    for name, workers, more in (
+        ("tensor", 2, {}),
+        ("communicated", 3, {}),
+        ("split", 2, batches),
+        ("sampled", 2, batches),
+    ):
+        run = train("digits", out=tmp_path / name, strategy=name, workers=workers, **options, **more)
+        assert losses(run.folder) == pytest.approx(one, abs=1e-9), name
+    few = {**options, "strategy": "split", "batch_size": "64", "fanout": "5"}
+    alone = losses(weft.train("digits", out=tmp_path / "few", **few).folder)
+    assert losses(train("digits", out=tmp_path / "few on 3", workers=3, **few).folder) == pytest.approx(alone, abs=1e-9)
+    assert 'loss = "focal"' in (tmp_path / "one" / "config.toml").read_text()
+
+
+def train_counted(out: Path) -> weft.Run:
+    """Planted: nothing looks at the losses of rows."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("weft.training.tasks.losses.require_own_rows", lambda *_: None)
+        return weft.train("digits", out=out, strategy="tensor", workers=2, loss=counted, **OPTIONS)
+
+
+def test_a_loss_of_a_ranks_mean_is_seen(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("weft.training.tasks.losses.require_own_rows", lambda *_: None)
+        one = weft.train("digits", out=tmp_path / "one", loss=counted, **OPTIONS)
+    two = said_by_ranks(2, train_counted, tmp_path / "two").result
+    assert losses(two.folder) != pytest.approx(losses(one.folder), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_values_train(tmp_path: Path) -> None:
+    """A regression of two values, on one rank and three, by each loss; weights of the least validation error."""
+    digits = weft.load("digits")
+    assert digits.x is not None
+    assert digits.y is not None
+    y = torch.stack([digits.y / 10, digits.x.mean(1)], 1).float()
+    made = dataclasses.replace(digits, y=y)
+    made.save(tmp_path / "graph")
+    options = {**OPTIONS, "epochs": 30}
+    run = weft.train(made, out=tmp_path / "one", **options)
+    seen = [line["val_mse"] for line in run.records if line["kind"] == "epoch"]
+    assert run.summary["val_mse"] == min(seen) < seen[0] / 2
+    assert run.summary["val_r2"] > max(line["val_r2"] for line in run.records[:20] if line["kind"] == "epoch")
+    many = train(tmp_path / "graph", out=tmp_path / "many", strategy="communicated", workers=3, **options)
+    for score in ("val_mse", "val_mae", "val_r2"):
+        assert many.summary[score] == pytest.approx(run.summary[score], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"loss": "crossentropy"}, "unknown --loss 'crossentropy': did you mean 'cross_entropy'"),
+        ({"loss": "bce"}, "--loss bce: .* has 10 classes: give --loss cross_entropy"),
+        ({"loss": focal_mean}, r"loss focal_mean gives shape \[\] for \d+ rows: return each row's own loss"),
+        ({"loss": centred}, "loss centred of a row depends on the rows beside it"),
+        ({"loss": counted}, "loss counted of a row depends on the rows beside it"),
+        ({"loss": broken}, "loss broken raised an error of its own .ZeroDivisionError"),
+        ({"loss": functional.cross_entropy}, "loss: cross_entropy is what weft calls one of its own"),
+        ({"loss": focal, "class_weights": "balanced"}, "--class-weights balanced has no effect on loss focal"),
+        ({"loss": "mse", "task": "link"}, "--loss has no effect under task link"),
+        ({"loss": focal, "task": "link"}, "--loss has no effect under task link"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        weft.train("digits", out=tmp_path / "run", quiet=True, epochs=2, **options)
+    assert not (tmp_path / "run").exists()

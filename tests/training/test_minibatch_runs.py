@@ -1,0 +1,90 @@
+"""Runs on mini-batches from the command line: killed in the middle of an epoch, resumed, and refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from tests.lib.running import command, complaints, finish, losses, ranks, start, train, wait_for_epoch
+from weft.cli.main import main
+
+OPTIONS = {"model": "sage", "fanout": "4,3", "hidden": 16, "dtype": "float64"}
+BATCHES = {"node": {"batch_size": "64"}, "link": {"task": "link", "batch_size": "2048"}}
+
+
+def words(options: dict[str, Any]) -> list[str]:
+    """The command that trains with some options."""
+    flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items())
+    return ["train", "digits", *(word for pair in flags for word in pair)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["node", "link"])
+def test_killed_in_an_epoch_and_resumed(task: str, tmp_path: Path) -> None:
+    """While a thread draws batches: one line, nothing left; resumed on as many ranks bit for bit, on one to 1e-9."""
+    out, options = tmp_path / "killed", OPTIONS | BATCHES[task]
+    run = [*words(options), "--strategy", "split", "--workers", "2", "--checkpoint-every", "2", "--out", out]
+    process = start(*run, "--epochs", "100000")
+    wait_for_epoch(process, out, 4)
+    time.sleep(0.02)
+    os.kill(ranks(process)[1], signal.SIGKILL)
+    code, errors = finish(process)
+    assert code == 1
+    (said,) = complaints(errors)
+    assert "was killed by SIGKILL" in said
+    assert "in epoch" in said
+    assert said.endswith(f"continue with --resume --out {out}")
+
+    newest = max(int(path.name.removeprefix("epoch-")) for path in (out / "checkpoints").iterdir())
+    epochs = newest + 2
+    assert command(*run, "--resume", "--epochs", str(epochs), workers=2).result == 0
+    given = options | {"strategy": "split", "workers": 2, "cache_memory": "200kB"}
+    unbroken = train("digits", out=tmp_path / "unbroken", epochs=epochs, **given)
+    assert losses(out) == losses(unbroken.folder)
+    check_records(unbroken)
+    alone = weft.train("digits", out=tmp_path / "alone", epochs=epochs, strategy="sampled", quiet=True, **options)
+    assert losses(out) == pytest.approx(losses(alone.folder), rel=1e-9)
+    drawn = [line["sampled"] for line in alone.records if line.get("phase") == "train"]
+    assert all(one["edges"] > one["vertices"] > one["rows_loaded"] > 0 for one in drawn)
+
+
+def check_records(run: weft.Run) -> None:
+    """What the record says of the cache and of the partition."""
+    placement = run.records[0]["placement"]
+    assert [one["feature_cache_rows"] for one in placement] == [200_000 // (64 * 8)] * 2
+    assert all(one["presampled_edges"] > 0 for one in placement)
+    last = {line["rank"]: line["sampled"] for line in run.records if line.get("phase") == "train"}
+    for rank, sampled in last.items():
+        assert sampled["rows_loaded"] == sampled["cache_hits"] + sampled["cache_misses"]
+        assert min(sampled["cache_hits"], sampled["cache_misses"]) > 0
+        assert run.summary["ranks"][rank]["sampled"] == sampled
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--fanout 5,5,5", "fanout has 3 numbers for a model of 2 hops: give one for each, or one for all"),
+        ("--fanout 5,x", "'x' is neither a number from 1"),
+        ("--fanout 5:5", "is for 2 relations and the graph has none"),
+        ("--batch-size 100000", "--batch-size 100000: digits has 200 training vertices: give all"),
+        ("--batch-size 0", "--batch-size 0: give a number from 1, or all"),
+        ("--sampling weighted", "--sampling weighted: digits has no edge weights: give uniform or labor"),
+        ("--task link --batch-size 100000", "--batch-size 100000: digits has 8440 training links: give all"),
+        ("--cache-memory 100", "--cache-memory 100: the features of a vertex take 256 bytes: give as many"),
+        ("--cache-memory 900TB", "--cache-memory 900000.00 GB on 1 rank would take 900000.00 GB of memory"),
+        ("--workers 2 --strategy sampled --norm batch", "--strategy sampled: batch norm would count a vertex once"),
+        ("--workers 2 --decoupled --model gat", "--strategy split: no --decoupled model with attention"),
+    ],
+)
+def test_refused_in_one_line(flags: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "digits", "--strategy", "split", "--epochs", "1", "--out", str(out), *flags.split()]) == 2
+    (line,) = complaints(capsys.readouterr().err)
+    assert said in line
+    assert not out.exists()

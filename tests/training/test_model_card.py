@@ -1,0 +1,73 @@
+"""A run's card: what it says is so, and its command makes the same run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import weft
+from tests.lib.graphs import make_graph
+from tests.lib.running import train
+from weft.cli.main import main
+from weft.nn import Stack
+from weft.nn.layers.conv import SAGEConv
+from weft.training.run import Run
+
+
+def rows(folder: Path) -> dict[str, str]:
+    """The card's tables by the first column; of two rows, the last one."""
+    found = re.findall(r"^\| (.+?) \| (.*) \|$", (folder / "card.md").read_text(), re.MULTILINE)
+    return dict(found)
+
+
+def test_what_it_says_is_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_graph(60, weighted=True).save("a graph")
+    arguments = ["--epochs", "4", "--lr", "0.05", "--norm", "batch", "--residual", "--dtype", "float64", "--seed", "3"]
+    assert main(["train", "./a graph", *arguments, "--strategy", "offload", "--chunks", "2", "--out", "run"]) == 0
+    run, said = Run.open("run"), rows(Path("run"))
+    graph = weft.Graph.open("a graph")
+    assert (said["vertices"], said["edges"], said["features"]) == ("60", f"{graph.num_edges}", "7")
+    assert said["fingerprint"] == graph.fingerprint
+    assert said["parameters"] == f"{sum(one.numel() for one in run.model.parameters()):,}"
+    assert said["train_accuracy"] == f"{run.summary['train_accuracy']:.6g}"
+    assert said["best epoch"] == str(run.summary["best_epoch"])
+    assert said["weft"] == weft.__version__
+    assert (said["lr"], said["residual"], said["chunks"]) == ("0.05", "True", "2")
+    assert "hidden" not in said
+
+    (line,) = re.findall(r"^    (weft train .*)$", Path("run/card.md").read_text(), re.MULTILINE)
+    assert main([*shlex.split(line)[1:], "--out", "again"]) == 0
+    again = Run.open("again")
+    assert [line["loss"] for line in again.history] == [line["loss"] for line in run.history]
+    assert again.config == run.config
+    assert (again.folder / "model.safetensors").read_bytes() == (run.folder / "model.safetensors").read_bytes()
+    assert (again.folder / "card.md").read_text() == (run.folder / "card.md").read_text()
+
+
+def test_objects_have_a_call(tmp_path: Path) -> None:
+    model = Stack([SAGEConv(7, 8), SAGEConv(8, 5)])
+    run = train(make_graph(40), model, out=tmp_path / "run", epochs=2, quiet=True, lr=0.5)
+    text = (run.folder / "card.md").read_text()
+    call = text.partition("```python\n")[2].partition("```")[0]
+    again = {"weft": weft, "graph": make_graph(40), "model": Stack([SAGEConv(7, 8), SAGEConv(8, 5)])}
+    again["model"].load_state_dict(model.state_dict())
+    call = call.replace("weft.train(", f"run = weft.train(out={str(tmp_path / 'again')!r}, graph=")
+    exec(call, again)
+    assert again["run"].config == run.config
+    assert rows(run.folder)["model"] == "weft.nn.layers.stack.Stack"
+    assert "hidden" not in rows(run.folder)
+
+
+def test_a_run_that_has_not_ended_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("weft.training.artifacts.run_writer.make_card", full)
+    with pytest.raises(weft.RunError, match=r"card\.md: cannot write the card \(No space"):
+        train(make_graph(40), out=tmp_path / "run", epochs=1, quiet=True)
+    assert not (tmp_path / "run" / "card.md").exists()
+    assert not Run.open(tmp_path / "run").summary

@@ -1,0 +1,263 @@
+"""Optimisers, schedules and clipped gradients: as PyTorch has them, resumed bit for bit, the same over ranks."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import (
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
+
+import weft
+from tests.lib.graphs import make_typed_graph
+from tests.lib.pairwise import param
+from tests.lib.ranks import on_ranks
+from tests.lib.running import said_by_ranks, train
+from tests.training.test_typed_runs import OPTIONS, losses, weights
+from weft.comm import Group
+from weft.config.config import Config
+from weft.data import Graph
+from weft.training import optimizer
+from weft.training.flag_checks import refuse_foreign_flags
+from weft.training.optimizer import alike, clip, require_plain
+from weft.utils.errors import InputError
+
+
+def warm_then_steps(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    """With milestones, which are a mapping by numbers, inside another schedule."""
+    schedules = [LinearLR(optimizer, 0.5, total_iters=2), MultiStepLR(optimizer, [1, 3])]
+    return SequentialLR(optimizer, schedules, [2])
+
+
+def two_groups(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """In another order than the model's."""
+    return torch.optim.NAdam([{"params": parameters[2:], "lr": 0.02}, {"params": parameters[:2]}], betas=(0.8, 0.99))
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd", "momentum": 0.9, "scheduler": "cosine", "scheduler_epochs": 9, "clip_norm": 0.5},
+    "adamw": {"optimizer": "adamw", "scheduler": "step", "scheduler_epochs": 2, "warmup_epochs": 1},
+    "rmsprop": {"optimizer": "rmsprop", "scheduler": "plateau", "scheduler_epochs": 1, "clip_norm": 0.01},
+    "own": {"optimizer": two_groups, "scheduler": warm_then_steps, "clip_norm": 0.1},
+    "cycle": {"optimizer": "adam", "scheduler": partial(OneCycleLR, max_lr=0.1, total_steps=20)},
+    "own plateau": {"scheduler": partial(ReduceLROnPlateau, mode="max", patience=0)},
+}
+
+
+def validated() -> Graph:
+    """A small typed graph, with embeddings."""
+    return make_typed_graph(23, "some")
+
+
+def rates(run: weft.Run) -> list[float]:
+    return [line["lr"] for line in run.records if line["kind"] == "epoch"]
+
+
+@pytest.mark.parametrize("setting", [param(setting, name=setting, quick=setting == "own") for setting in SETTINGS])
+def test_a_resumed_run_is_the_uninterrupted_one(setting: str, tmp_path: Path) -> None:
+    """Bit for bit where it was, to 1e-9 on other ranks under another strategy; embeddings included."""
+    graph, options = validated(), {**OPTIONS, **SETTINGS[setting]}
+    if "optimizer" in SETTINGS[setting] and callable(SETTINGS[setting]["optimizer"]):
+        del options["lr"]
+    whole = weft.train(graph, "rgcn", out=tmp_path / "whole", epochs=6, **options)
+    assert len(set(rates(whole))) > 1
+    weft.train(graph, "rgcn", out=tmp_path / "one", epochs=3, **options)
+    again = weft.train(graph, "rgcn", out=tmp_path / "one", epochs=6, resume=True, **options)
+    assert losses(again) == losses(whole)
+    assert rates(again) == rates(whole)
+    assert all(torch.equal(value, weights(tmp_path / "whole")[n]) for n, value in weights(tmp_path / "one").items())
+
+    store = tmp_path / "graph"
+    graph.save(store)
+    placed = {"out": tmp_path / "many", **options}
+    train(store, "rgcn", epochs=3, strategy="tensor", workers=3, **placed)
+    many = train(store, "rgcn", epochs=6, strategy="cached", workers=2, resume=True, **placed)
+    assert losses(many) == pytest.approx(losses(whole), rel=1e-9, abs=1e-9)
+    assert rates(many) == pytest.approx(rates(whole), rel=1e-12)
+    for name, value in weights(tmp_path / "many").items():
+        torch.testing.assert_close(value, weights(tmp_path / "whole")[name], rtol=1e-8, atol=1e-8)
+
+
+def test_a_state_that_is_left_behind_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a checkpoint without the schedule's state, or without the optimiser's tensors."""
+    graph, options = validated(), {**OPTIONS, **SETTINGS["sgd"]}
+    whole = losses(weft.train(graph, "rgcn", out=tmp_path / "whole", epochs=6, **options))
+
+    def resumed(name: str) -> list[float]:
+        weft.train(graph, "rgcn", out=tmp_path / name, epochs=3, **options)
+        return losses(weft.train(graph, "rgcn", out=tmp_path / name, epochs=6, resume=True, **options))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("weft.training.loop.optimizer_tensors", lambda _: {})
+        assert resumed("no tensors") != whole
+    with monkeypatch.context() as patched:
+        patched.setattr("weft.training.loop.plain_state", lambda *_: {})
+        with pytest.raises(InputError, match="--resume: the checkpoint is of another optimizer or scheduler"):
+            resumed("no plain state")
+
+
+def norms(group: Group, own: bool) -> tuple[float, list[float]]:
+    """Clipped on a rank: a whole parameter, and rows of another, which make half a whole together."""
+    random = torch.Generator().manual_seed(0)
+    shared, whole = (nn.Parameter(torch.zeros(4, 3, dtype=torch.float64)) for _ in range(2))
+    grads = [torch.randn(4, 3, dtype=torch.float64, generator=random) for _ in range(2)]
+    part = nn.Parameter(whole.detach()[group.rank :: group.size].clone())
+    shared.grad, part.grad = grads[0].clone(), grads[1][group.rank :: group.size].clone()
+    norm = clip([shared, part], {part} if own else set(), group, 0.5)
+    shared.grad, whole.grad = shared.grad, grads[1].clone()
+    expected = nn.Parameter(torch.zeros(4, 3, dtype=torch.float64))
+    expected.grad = grads[0].clone()
+    total = torch.nn.utils.clip_grad_norm_([expected, whole], 0.5)
+    differences = [
+        (shared.grad - expected.grad).abs().max().item(),
+        (part.grad - whole.grad[group.rank :: group.size]).abs().max().item(),
+    ]
+    return norm - total.item(), differences
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_clipping_is_pytorchs(size: int) -> None:
+    """By the norm of all gradients, those of rows that other ranks have included; planted: a norm of a rank's own."""
+    for norm, differences in on_ranks(size, norms, True):
+        assert norm == pytest.approx(0, abs=1e-12)
+        assert max(differences) < 1e-12
+    if size > 1:
+        assert all(abs(norm) > 1e-3 for norm, _ in on_ranks(size, norms, False))
+
+
+def test_a_norm_of_each_ranks_own_is_seen(tmp_path: Path) -> None:
+    """Planted in a run: embeddings whose norm no other rank hears of."""
+    options = {**OPTIONS, "strategy": "communicated", "clip_norm": 0.05}
+    graph, store = validated(), tmp_path / "graph"
+    graph.save(store)
+    one = weft.train(graph, "rgcn", out=tmp_path / "one", epochs=4, **{**options, "strategy": "single"})
+    right = train(store, "rgcn", out=tmp_path / "right", epochs=4, workers=3, **options)
+    assert losses(right) == pytest.approx(losses(one), abs=1e-9)
+    wrong = said_by_ranks(3, train_with_local_norms, store, tmp_path / "wrong", options).result
+    assert losses(wrong) != pytest.approx(losses(one), abs=1e-9)
+
+
+def train_with_local_norms(store: Path, out: Path, options: dict[str, Any]) -> weft.Run:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            "weft.training.loop.clip", lambda parameters, _, group, most: clip(parameters, set(), group, most)
+        )
+        return weft.train(store, "rgcn", out=out, epochs=4, **options)
+
+
+def test_rates_by_epoch(tmp_path: Path) -> None:
+    def recorded(name: str, **options: Any) -> list[float]:
+        run = weft.train("digits", out=tmp_path / name, quiet=True, hidden=4, lr=0.1, epochs=8, **options)
+        return rates(run)
+
+    assert recorded("none") == [0.1] * 8
+    assert recorded("warm", warmup_epochs=3) == pytest.approx([0.025, 0.05, 0.075] + [0.1] * 5)
+    steps = recorded("step", scheduler="step", scheduler_epochs=3, lr_factor=0.5)
+    assert steps == pytest.approx([0.1] * 3 + [0.05] * 3 + [0.025] * 2)
+    cosine = recorded("cosine", scheduler="cosine", warmup_epochs=1)
+    assert cosine == pytest.approx([0.05] + [0.05 * (1 + math.cos(math.pi * epoch / 7)) for epoch in range(7)])
+    assert 'scheduler = "cosine"\nscheduler_epochs = 8' in (tmp_path / "cosine" / "config.toml").read_text()
+
+
+def test_a_plateau_is_of_the_validation_score(tmp_path: Path) -> None:
+    run = weft.train(
+        "digits", out=tmp_path / "run", quiet=True, epochs=60, lr=0.05, scheduler="plateau", scheduler_epochs=3
+    )
+    epochs = [line for line in run.records if line["kind"] == "epoch"]
+    best, waited, lr, expected = -1.0, 0, 0.05, []
+    for line in epochs:
+        expected.append(lr)
+        better = line["val_accuracy"] > best
+        best, waited = (line["val_accuracy"], 0) if better else (best, waited + 1)
+        if waited == 3:
+            lr, waited = lr * 0.1, 0
+    assert rates(run) == pytest.approx(expected)
+    assert len(set(expected)) > 1
+
+
+class Drifting(torch.optim.SGD):
+    """Keeps what JSON does not hold."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__([{"params": parameters, "notes": {1, 2}}])
+
+
+class Weighed(LambdaLR):
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.weights = torch.ones(3)
+        super().__init__(optimizer, lambda _: 1.0)
+
+
+def no_optimizer(parameters: list[nn.Parameter]) -> Tensor:
+    return parameters[0]
+
+
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"optimizer": "adagrad"}, "unknown --optimizer 'adagrad'"),
+        ({"scheduler": "cosin"}, "unknown --scheduler 'cosin': did you mean 'cosine'"),
+        ({"optimizer": no_optimizer}, "optimizer no_optimizer gives Parameter: return a torch.optim.Optimizer"),
+        ({"optimizer": Drifting}, "the optimizer Drifting has a state that JSON does not hold"),
+        ({"scheduler": Weighed}, "the scheduler Weighed has a state that JSON does not hold"),
+        ({"optimizer": adam}, "optimizer: adam is what weft calls one of its own"),
+        ({"optimizer": two_groups, "lr": 0.1}, "lr has no effect on the optimizer of your own: leave it out"),
+        ({"scheduler": warm_then_steps, "lr_factor": 0.5}, "lr_factor has no effect on the scheduler of your own"),
+        ({"momentum": 0.5}, "--momentum has no effect under optimizer adam: .* give --optimizer sgd or rmsprop"),
+        ({"scheduler_epochs": 5}, "--scheduler-epochs has no effect under scheduler none"),
+        ({"scheduler": "cosine", "lr_factor": 0.5}, "--lr-factor has no effect under scheduler cosine"),
+        ({"scheduler": "plateau", "warmup_epochs": 5}, "--warmup-epochs has no effect under scheduler plateau"),
+        ({"clip_norm": -1.0}, "--clip-norm -1.0: give at least 0"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        weft.train("digits", out=tmp_path / "run", quiet=True, **options)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("in_a_script")
+def test_what_cannot_be_sent_to_ranks(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"the scheduler cannot be sent to local ranks .* define it by def or class"):
+        weft.train(
+            "digits", out=tmp_path / "run", strategy="tensor", workers=2, scheduler=lambda one: MultiStepLR(one, [2])
+        )
+
+
+def test_a_cosine_keeps_its_length(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"out": tmp_path / "run", "quiet": True, "hidden": 4, "scheduler": "cosine"}
+    weft.train("digits", epochs=3, **options)
+    with pytest.raises(InputError, match="--scheduler-epochs differs from the run in"):
+        weft.train("digits", epochs=6, resume=True, **options)
+    more = weft.train("digits", epochs=6, resume=True, scheduler_epochs=3, **options)
+    assert rates(more)[3:] == [0.0] * 3
+
+
+def test_states_come_back_from_json() -> None:
+    known = {"milestones": {3: 1, 5: 1}, "betas": (0.9, 0.99), "nested": [{"a": (1, 2)}]}
+    require_plain("one", known)
+    back = alike(known, {"milestones": {"3": 1, "5": 1}, "betas": [0.9, 0.99], "nested": [{"a": [1, 2]}]})
+    assert back == known
+    with pytest.raises(InputError, match="the one has a state that JSON does not give back"):
+        require_plain("one", {"a": math.nan})
+
+
+def test_flags_of_ones_own_names_pass() -> None:
+    refuse_foreign_flags(Config(optimizer="mine", momentum=0.5))
+    assert set(optimizer.SCHEDULERS) == {"none", "step", "cosine", "plateau"}

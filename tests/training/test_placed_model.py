@@ -1,0 +1,224 @@
+"""A training loop of one's own: the numbers of `weft.train`, bit for bit."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import weft
+from tests.lib.graphs import make_typed_graph
+from tests.lib.pairwise import param
+from tests.lib.running import said_by_ranks
+from weft.utils.errors import InputError
+
+EPOCHS = 4
+OPTIONS: dict[str, Any] = {"hidden": 16, "dtype": "float64", "seed": 3}
+CASES: dict[str, dict[str, Any]] = {
+    "single": {},
+    "tensor": {"model": "gat"},
+    "hybrid": {"model": "sage", "norm": "batch"},
+    "offload": {"model": "gcn", "chunks": 3},
+    "pipeline": {"model": "gcn"},
+    "split": {"model": "sage", "batch_size": "200", "fanout": "4,3"},
+    "sampled": {"model": "sage", "batch_size": "200", "fanout": "4,3"},
+}
+
+
+def loop(strategy: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What a script would do; on rank 0 the losses, scores, weights and logits."""
+    with weft.place("digits", strategy=strategy, **OPTIONS, **options) as placed:
+        optimizer = torch.optim.Adam(placed.model.parameters(), lr=0.01, weight_decay=5e-4)
+        scores = []
+        for epoch in range(EPOCHS):
+            for batch in placed.batches(epoch):
+                optimizer.zero_grad()
+                logits = placed(batch)
+                assert len(logits) == len(placed.vertices) or batch.step.vertices is not None
+                loss = cross_entropy(logits[batch.rows], batch.y, reduction="none").sum() / batch.size
+                placed.backward(loss)
+                optimizer.step()
+            scores.append(placed.evaluate())
+        logits = placed.gather(placed.logits())
+        assert (logits is None) == (placed.rank > 0)
+        return {"scores": scores, "weights": placed.state_dict(), "logits": logits}
+
+
+def as_rank(strategy: str, options: dict[str, Any], path: Path) -> None:
+    made = loop(strategy, options)
+    if made["logits"] is not None:
+        torch.save(made, path)
+
+
+def trained(strategy: str, options: dict[str, Any], out: Path) -> None:
+    weft.train("digits", strategy=strategy, epochs=EPOCHS, out=out, quiet=True, **OPTIONS, **options)
+
+
+@pytest.mark.parametrize("size", [param(size, name=f"P{size}", quick=size == 2) for size in (1, 2, 3, 4)])
+@pytest.mark.parametrize("strategy", CASES)
+def test_equals_train_bit_for_bit(strategy: str, size: int, tmp_path: Path) -> None:
+    if strategy == "single" and size > 1:
+        pytest.skip("single has one rank")
+    options, path, out = CASES[strategy], tmp_path / "loop.pt", tmp_path / "run"
+    said_by_ranks(size, as_rank, strategy, options, path)
+    said_by_ranks(size, trained, strategy, options, out)
+    made, run = torch.load(path, weights_only=True), weft.Run.open(out)
+    for epoch, scores in zip(run.history, made["scores"], strict=True):
+        assert {name: epoch[name] for name in scores} == scores
+    last = weft.utils.jsonl.read(out / "metrics.jsonl")[-1]
+    assert last["epochs"] == EPOCHS
+    best = max(range(EPOCHS), key=lambda number: (made["scores"][number]["val_accuracy"] or 0, -number))
+    if best == EPOCHS - 1:
+        for name, value in run.model.state_dict().items():
+            assert torch.equal(made["weights"][name], value), name
+
+
+def test_a_loss_that_forgets_the_other_ranks_shows(tmp_path: Path) -> None:
+    """Divided by this rank's own number of labels, scores are others than those of `train`."""
+    path = tmp_path / "loop.pt"
+    said_by_ranks(2, as_wrong_rank, path)
+    said_by_ranks(2, as_rank, "hybrid", CASES["hybrid"], tmp_path / "right.pt")
+    wrong, right = (torch.load(one, weights_only=True)["weights"] for one in (path, tmp_path / "right.pt"))
+    assert any(not torch.allclose(wrong[name], right[name], rtol=1e-9, atol=1e-9) for name in right)
+
+
+def as_wrong_rank(path: Path) -> None:
+    with weft.place("digits", strategy="hybrid", **OPTIONS, **CASES["hybrid"]) as placed:
+        optimizer = torch.optim.Adam(placed.model.parameters(), lr=0.01, weight_decay=5e-4)
+        for epoch in range(EPOCHS):
+            for batch in placed.batches(epoch):
+                optimizer.zero_grad()
+                placed.backward(cross_entropy(placed(batch)[batch.rows], batch.y))
+                optimizer.step()
+        weights = placed.state_dict()
+        if placed.rank == 0:
+            torch.save({"weights": weights}, path)
+
+
+def embedded_state(path: Path) -> None:
+    """State of a model with embedded rows, given back to another."""
+    graph = make_typed_graph(20, "some")
+    options: dict[str, Any] = {"strategy": "communicated", "model": "rgcn", "dtype": "float64"}
+    with weft.place(graph, **options) as placed:
+        state = placed.state_dict()
+        sizes = [None if placed.rank else {name: list(value.shape) for name, value in state.items()}]
+        if placed.group.size > 1:
+            torch.distributed.broadcast_object_list(sizes, 0)
+        whole = {name: value.clone() for name, value in state.items()}
+        if placed.rank:
+            whole = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in sizes[0].items()}
+        for name in sorted(whole):
+            placed.group.broadcast(whole[name], tag="test")
+        before = {name: value.clone() for name, value in placed.model.state_dict().items()}
+        with torch.no_grad():
+            for parameter in placed.model.parameters():
+                parameter += 1
+        placed.load_state_dict(whole)
+        for name, value in placed.model.state_dict().items():
+            assert torch.equal(value, before[name]), name
+        if placed.rank == 0:
+            torch.save(whole, path)
+
+
+def test_state_has_all_embedded_rows(tmp_path: Path) -> None:
+    graph = make_typed_graph(20, "some")
+    for size in (1, 2):
+        said_by_ranks(size, embedded_state, tmp_path / f"{size}.pt")
+    one, two = (torch.load(tmp_path / f"{size}.pt", weights_only=True) for size in (1, 2))
+    assert any(len(value) == graph.typed.num_embedded for value in one.values())
+    for name, value in one.items():
+        assert torch.equal(value, two[name])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"epochs": 3}, "^epochs has no effect on a loop of your own"),
+        ({"lr": 0.1}, "^lr has no effect"),
+        ({"workers": 2}, "start the script by torchrun --nproc-per-node 2"),
+        ({"task": "link"}, "weft.place is for the node task"),
+        ({"chunks": 3}, "--chunks has no effect under strategy single"),
+        ({"loss": cross_entropy}, "calls its loss, optimizer, scheduler and callbacks itself"),
+    ],
+)
+def test_what_a_loop_decides_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        weft.place("digits", **options)
+
+
+def test_a_loss_without_logits_is_refused() -> None:
+    placed = weft.place("digits", **OPTIONS)
+    with pytest.raises(InputError, match="there are no logits since the last one"):
+        placed.backward(torch.zeros((), requires_grad=True))
+    (batch,) = placed.batches(0)
+    placed(batch)
+    with pytest.raises(InputError, match="does not depend on the logits"):
+        placed.backward(torch.zeros(()))
+
+
+def test_what_would_train_nothing_or_too_much_is_refused() -> None:
+    placed = weft.place("digits", **OPTIONS)
+    (batch,) = placed.batches(0)
+
+    def loss() -> Tensor:
+        return cross_entropy(placed(batch)[batch.rows], batch.y, reduction="sum") / batch.size
+
+    with pytest.raises(InputError, match=r"call placed\.backward\(loss\) instead of loss\.backward\(\)"):
+        loss().backward()
+    two = loss() + loss()
+    with pytest.raises(InputError, match=r"the logits of an earlier batch: call placed\.backward for each batch"):
+        placed.backward(two)
+    with pytest.raises(InputError, match=r"that term would count once for each rank: pass it as penalty"):
+        placed.backward(loss() + penalty(placed))
+    logits = placed(batch)
+    with pytest.raises(InputError, match="the penalty depends on the logits: put that term into the loss"):
+        placed.backward(logits.square().mean(), penalty=logits.sum())
+    assert all(parameter.grad is None for parameter in placed.model.parameters())
+
+
+def test_an_optimizer_of_another_model_is_seen() -> None:
+    model = weft.nn.GCN(64, out_width=10).double()
+    placed = weft.place("digits", model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    (batch,) = placed.batches(0)
+    placed.backward(cross_entropy(placed(batch)[batch.rows], batch.y, reduction="sum") / batch.size)
+    optimizer.step()
+    for epoch in (1, 2):
+        list(placed.batches(epoch))
+    with pytest.warns(UserWarning, match=r"no parameter of placed\.model has changed since the first placed\.backward"):
+        list(placed.batches(3))
+
+
+def penalty(placed: weft.PlacedModel) -> Tensor:
+    return 0.1 * torch.stack([parameter.square().sum() for parameter in placed.model.parameters()]).sum()
+
+
+def penalised_gradients(strategy: str, options: dict[str, Any], path: Path) -> None:
+    """Gradients of two batches, or two epochs, which add up, and of a penalty at each."""
+    with weft.place("digits", strategy=strategy, **OPTIONS, **options) as placed:
+        for batch in islice((batch for epoch in range(2) for batch in placed.batches(epoch)), 2):
+            loss = cross_entropy(placed(batch)[batch.rows], batch.y, reduction="sum") / batch.size
+            placed.backward(loss, penalty=penalty(placed))
+        found = {name: one.grad for name, one in placed.model.named_parameters() if one.grad is not None}
+        if placed.rank == 0:
+            torch.save(found, path)
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "hybrid", "offload", "pipeline", "split"])
+def test_gradients_add_up_and_a_penalty_counts_once(strategy: str, tmp_path: Path) -> None:
+    """On any number of ranks; and the gradient is that of a penalty added to the loss of a loop without weft."""
+    options = {name: value for name, value in CASES[strategy].items() if name != "chunks"}
+    if strategy in ("offload", "pipeline"):
+        options["chunks"] = 3
+    for size in (1, 2, 3):
+        said_by_ranks(size, penalised_gradients, strategy, options, tmp_path / f"{size}.pt")
+    one, *others = (torch.load(tmp_path / f"{size}.pt", weights_only=True) for size in (1, 2, 3))
+    for other in others:
+        assert one.keys() == other.keys()
+        for name, gradient in one.items():
+            torch.testing.assert_close(other[name], gradient, rtol=1e-9, atol=1e-9)

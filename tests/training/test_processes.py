@@ -1,0 +1,230 @@
+"""Local ranks: who can reach them, what they tell of an error, and what is left when their launcher is gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lib.cases import EXACT
+from tests.lib.running import (
+    LOOPBACK,
+    children,
+    finish,
+    keep_files_in,
+    listeners,
+    listening,
+    members,
+    ranks,
+    start,
+    wait_for_epoch,
+)
+from weft.comm import join
+from weft.runtime import forkserver
+from weft.runtime.cores import share
+from weft.runtime.meter import Meter
+from weft.training.launch.processes import Meeting, _is_gone, launch
+from weft.utils.errors import InputError, RunError
+
+
+def fail(what: str, meeting: Meeting) -> None:
+    """On rank 1, in some way; the other goes on."""
+    del meeting
+    if os.environ["RANK"] == "0":
+        time.sleep(100)
+    if what == "code":
+        sys.exit(3)
+    if what == "signal":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise (ValueError if what == "unforeseen" else InputError)(what)
+
+
+def tell_cores(meeting: Meeting) -> None:
+    group = join(timeout_seconds=100, meter=Meter(), init_method=meeting.init_method)
+    (meeting.folder / f"cores {group.rank}").write_text(str(sorted(os.sched_getaffinity(0))))
+    group.all_gather_object({})  # a rank that has left is lost to one that is still connecting
+    group.close()
+
+
+def test_ranks_keep_to_their_cores(tmp_path: Path) -> None:
+    assert launch(tell_cores, (), workers=2, folder=tmp_path) == 0
+    for rank in range(2):
+        assert (tmp_path / f"cores {rank}").read_text() == str(sorted(share(rank, 2)))
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "said"),
+    [
+        ("code", RunError, r"rank 1 \(pid \d+\) ended with exit code 3"),
+        ("signal", RunError, r"rank 1 \(pid \d+\) was killed by SIGKILL"),
+        ("mistake", InputError, "^mistake$"),
+        ("unforeseen", RunError, r"rank 1 failed in .*: unforeseen, which weft did not foresee"),
+        ("more than a pipe holds, " * 10_000, InputError, "^more than a pipe holds, "),
+    ],
+    ids=["code", "signal", "mistake", "unforeseen", "long"],
+)
+def test_a_rank_that_fails_is_named_and_ends_the_others(
+    tmp_path: Path, what: str, kind: type[Exception], said: str
+) -> None:
+    begun = time.monotonic()
+    with pytest.raises(kind, match=said):
+        launch(fail, (what,), workers=2, folder=tmp_path)
+    assert time.monotonic() - begun < 60
+
+
+def test_ctrl_c_while_ranks_import_ends_them_without_a_word(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They start by spawn, as from a notebook, whose stop button is told to all processes."""
+    monkeypatch.setattr("weft.training.launch.processes.start_method", forkserver.start_method)
+    before, ended = set(children(os.getpid())), threading.Event()
+
+    def press() -> None:
+        while len([pid for pid in set(children(os.getpid())) - before if "spawn_main" in command_of(pid)]) < 2:
+            if ended.wait(0.02):
+                return
+        if not ended.wait(0.5):  # they are in their imports, where Python answers with a traceback
+            os.kill(os.getpid(), signal.SIGINT)
+
+    button = threading.Thread(target=press)
+    button.start()
+    try:
+        assert launch(fail, ("code",), workers=2, folder=tmp_path) == signal.SIGINT
+    finally:
+        ended.set()
+        button.join()
+    assert capfd.readouterr().err == ""
+
+
+def command_of(pid: int) -> str:
+    """That of a process; '' of one that is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+VALIDATE, SET = b"\x00" + struct.pack("<I", 0x3C85F7CE), b"\x01"
+"""What a client of PyTorch's TCPStore says first, and how it begins to set a key."""
+
+
+class Exploit:
+    """Has code run by whoever unpickles it."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def test_a_full_disk_is_named_before_ranks_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write has it, without the file's name
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(
+        RunError, match=f"^{re.escape(str(tmp_path))}: No space left on device: name a folder with room"
+    ):
+        launch(fail, ("nothing",), workers=2, folder=tmp_path)
+
+
+def test_nobody_who_reaches_a_port_has_code_run(tmp_path: Path) -> None:
+    """As PyTorch's launcher ran what it unpickled of its store, which was open to the network."""
+    options = "train digits --strategy tensor --workers 2 --epochs 1000000 --out"
+    process = start(*options.split(), tmp_path / "run")
+    wait_for_epoch(process, tmp_path / "run", 2)
+    payload = pickle.dumps(Exploit(tmp_path / "mark"))
+    ports = {port for _, port in listeners(members(process.pid))}
+    assert ports
+    for port in ports:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as door, suppress(OSError):
+            door.sendall(payload)
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as door, suppress(OSError):
+            door.sendall(VALIDATE)
+            for key in (b"torchelastic/role_info/0", b"torchelastic/agent/terminal_state/0"):
+                door.sendall(SET + b"".join(struct.pack("<Q", len(one)) + one for one in (key, payload)))
+    time.sleep(1)
+    os.kill(process.pid, signal.SIGTERM)
+    code, errors = finish(process)
+    assert not (tmp_path / "mark").exists()
+    assert code in (1, 128 + signal.SIGTERM), errors
+    assert "Traceback" not in errors
+    pickle.loads(payload)
+    assert (tmp_path / "mark").exists(), "the exploit does nothing"
+
+
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=() if name == "hybrid" else pytest.mark.slow) for name in ("single", *EXACT)]
+)
+def test_ranks_listen_to_nobody_else_and_end_with_their_launcher(tmp_path: Path, strategy: str, workers: int) -> None:
+    if (strategy == "single" and workers > 1) or strategy == "broadcast":
+        pytest.skip("not a run of the command line")
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short enough for the address of a socket
+    out = tmp_path / "run"
+    run = ("train", "digits", "--strategy", strategy, "--workers", str(workers), "--epochs", "100000", "--out", out)
+    process = start(*run, prepare=partial(keep_files_in, str(temporary)))
+    wait_for_epoch(process, out, 2)
+    pids = members(process.pid)
+    assert len(ranks(process)) == (workers if workers > 1 else 0)
+    assert listening(pids) <= LOOPBACK
+    assert bool(listening(pids)) == (workers > 1)  # gloo's own, so that the check sees what there is
+    os.kill(process.pid, signal.SIGKILL)
+    process.said()
+    deadline = time.monotonic() + 10
+    while members(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not members(process.pid), "ranks outlive their launcher"
+    left = {path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor")}  # PyTorch's cache
+    assert not left
+    shutil.rmtree(temporary)
+
+
+def test_files_of_a_launcher_that_lives_are_its_own_to_remove() -> None:
+    """It lets go of ranks whose start failed, and then its own end fails where its folder is gone already."""
+    process = subprocess.Popen(["sleep", "100"])
+    assert not _is_gone(process.pid)
+    process.kill()
+    assert _is_gone(process.pid), "it has ended, though nobody has asked how"
+    process.wait()
+    assert _is_gone(process.pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_launcher_ended_while_imports_go_on_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """Whoever is to clean up after it has imports to do, which are made not to end. Ctrl-C is told to all processes."""
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short enough for the address of a socket
+    slow = tmp_path / "torch" / "__init__.py"
+    slow.parent.mkdir()
+    slow.write_text(f"import os, time\nopen({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w')\ntime.sleep(100)\n")
+    environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(tmp_path)}
+    run = [sys.executable, "-m", "weft", "train", "digits", "--strategy", "tensor", "--workers", "2"]
+    process = subprocess.Popen(
+        run, env=environment, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while len([path for path in tmp_path.iterdir() if path.name.isdigit()]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert any(temporary.iterdir())
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    assert process.communicate()[1] == ("weft: stopped by SIGINT\n" if number == signal.SIGINT else "")
+    while (members(process.pid) or any(temporary.iterdir())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not members(process.pid)
+    temporary.rmdir()

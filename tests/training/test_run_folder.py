@@ -1,0 +1,218 @@
+"""A run's folder: one run at a time, records that fit the checkpoint, and what is damaged in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from tests.lib.running import finish, losses, start, wait_for_epoch
+from weft.training.artifacts import checkpoint
+from weft.training.artifacts.folder_lock import FolderLock
+from weft.training.artifacts.run_folder import RunFolder
+from weft.utils.errors import InputError
+
+OPTIONS: dict[str, Any] = {"hidden": 8, "checkpoint_every": 2, "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six epochs, with checkpoints after four and six."""
+    return weft.train("digits", out=tmp_path_factory.mktemp("runs") / "stopped", epochs=6, **OPTIONS).folder
+
+
+@pytest.fixture
+def folder(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return losses(weft.train("digits", out=tmp_path_factory.mktemp("runs") / "whole", epochs=8, **OPTIONS).folder)
+
+
+def resume(folder: Path) -> weft.Run:
+    return weft.train("digits", out=folder, epochs=8, resume=True, **OPTIONS)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+
+
+def double(path: Path) -> None:
+    path.write_bytes(path.read_bytes() * 2)
+
+
+def change_a_loss(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"loss": 2', b'"loss": 1'))
+
+
+def drop_lines(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[::2]))
+
+
+def other_json(path: Path) -> None:
+    path.write_bytes(b"[3]\n" + path.read_bytes())
+
+
+RECORDS = [cut, double, change_a_loss, drop_lines, other_json, lambda path: path.write_bytes(b""), Path.unlink]
+
+
+@pytest.mark.parametrize("damage", RECORDS, ids=["cut", "double", "change", "lines", "json", "empty", "delete"])
+def test_a_damaged_record_is_made_again(
+    damage: Callable[[Path], Any], folder: Path, whole: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(folder / "metrics.jsonl")
+    run = resume(folder)
+    assert losses(folder) == pytest.approx(whole, abs=0)
+    assert run.summary["epochs"] == 8
+    said = capsys.readouterr().err
+    if damage is double:  # what it was is there whole, and what was written after it is dropped
+        assert not said
+    else:
+        assert said.count("\n") == 1
+        assert "metrics.jsonl is not as it was written: its epochs are made again from the checkpoint" in said
+        assert (folder / "metrics.damaged.jsonl").exists()
+
+
+def test_swapped_checkpoints_are_not_taken(folder: Path) -> None:
+    older, newer = sorted((folder / "checkpoints").iterdir())
+    older.rename(folder / "between")
+    newer.rename(older)
+    (folder / "between").rename(newer)
+    with pytest.raises(InputError, match="checkpoints: no checkpoint is as it was written; give a new --out"):
+        resume(folder)
+
+
+def edit(change: dict[str, Any]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        state = json.loads((path / "state.json").read_text())
+        state["state"]["progress"].update(change)
+        (path / "state.json").write_text(json.dumps(state))
+
+    return damage
+
+
+CHECKPOINTS: dict[str, Callable[[Path], Any]] = {
+    "half an epoch": edit({"epoch": 2.5}),
+    "another epoch": edit({"epoch": 7}),
+    "another best": edit({"best_score": 1.0}),
+    "shape": lambda path: (path / "state.json").write_text("[1]"),
+    "nested": lambda path: (path / "state.json").write_text("[" * 100_000),
+    "empty": lambda path: (path / "state.json").write_text("{}"),
+    "tensors": lambda path: cut(path / "state.safetensors"),
+    "a file": lambda path: (shutil.rmtree(path), path.write_text("")),
+}
+
+
+@pytest.mark.parametrize("damage", CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_a_damaged_checkpoint_is_passed_over(damage: Callable[[Path], Any], folder: Path, whole: list[float]) -> None:
+    damage(folder / "checkpoints" / "epoch-00000006")
+    for foreign in ("epoch-abc", "epoch-", "epoch-\u0663", "notes.txt"):
+        (folder / "checkpoints" / foreign).touch()
+    resume(folder)
+    assert losses(folder) == pytest.approx(whole, abs=0)
+    assert checkpoint.newest(folder / "checkpoints") is not None
+
+
+def hold(folder: Path, ready: Any, end: Any) -> None:
+    lock = FolderLock(folder)
+    ready.set()
+    end.wait(60)
+    lock.release()
+
+
+@pytest.mark.parametrize("left", [["choices.json"], ["choices.tmp"], ["choices.json", "config.tmp"]])
+def test_a_run_that_was_killed_before_it_had_begun_is_none(left: list[str], tmp_path: Path) -> None:
+    for name in left:
+        (tmp_path / name).write_text("half of")
+    RunFolder(tmp_path).require_empty()
+    weft.train("digits", out=tmp_path, epochs=1, **OPTIONS)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".tmp") == []
+    with pytest.raises(InputError, match="holds another run"):
+        RunFolder(tmp_path).require_empty()
+
+
+def test_one_run_at_a_time(tmp_path: Path, folder: Path) -> None:
+    alive = tmp_path / "alive"
+    options = {"strategy": "tensor", "workers": 2, **OPTIONS}
+    train = "train digits --hidden 8 --strategy tensor --workers 2 --epochs 100000 --out"
+    run = start(*train.split(), alive)
+    wait_for_epoch(run, alive, 2)
+    for resumed in (False, True):
+        with pytest.raises(InputError, match=r"alive: process \d+ on \S+ is at work on it: wait until that has ended"):
+            weft.train("digits", out=alive, resume=resumed, epochs=100_000, **options)
+    os.kill(run.pid, signal.SIGTERM)
+    assert finish(run)[0] == 128 + signal.SIGTERM
+    with pytest.raises(InputError, match="holds another run"):
+        weft.train("digits", out=alive, **options)
+    context = multiprocessing.get_context("fork")
+    ready, end = context.Event(), context.Event()
+    other = context.Process(target=hold, args=(folder, ready, end))
+    other.start()
+    assert ready.wait(60)
+    with pytest.raises(InputError, match=f"process {other.pid} on "):
+        resume(folder)
+    end.set()
+    other.join()
+    resume(folder)
+
+
+def test_folders_that_cannot_be(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for out, what in ((file / "x", "Not a directory"), (tmp_path / ("n" * 300), "File name too long"), (file, "holds")):
+        with pytest.raises(InputError, match=rf"^--out .*{what}.*give a"):
+            weft.train("digits", out=out, epochs=1, **OPTIONS)
+    assert file.read_text() == "mine"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_files_have_the_modes_of_files(stopped: Path) -> None:
+    modes = {path.stat().st_mode & 0o777 for path in stopped.rglob("*") if path.is_file()}
+    assert len(modes) == 1
+
+
+def test_a_loss_that_is_no_number_blames_what_makes_it(tmp_path: Path) -> None:
+    graph = weft.load("digits")
+    assert graph.x is not None
+    large = dataclasses.replace(graph, x=graph.x * 1e38)
+    with pytest.raises(
+        InputError, match=r"before the first step: features \(the largest feature is \S+e\+38\) or edge"
+    ):
+        weft.train(large, out=tmp_path / "data", **OPTIONS)
+    assert not (tmp_path / "data").exists()
+    with pytest.raises(InputError, match=r"^--lr 1e\+30: the loss became \S+ in epoch \d+; give a lower one"):
+        weft.train("digits", out=tmp_path / "rate", lr=1e30, **OPTIONS)
+    assert losses(tmp_path / "rate")
+
+
+def test_several_labels_are_scored_by_f1(tmp_path: Path) -> None:
+    graph = weft.load("digits")
+    assert graph.y is not None
+    several = dataclasses.replace(graph, y=torch.nn.functional.one_hot(graph.y, 10).float())
+    summary = weft.train(several, out=tmp_path / "run", epochs=2, **OPTIONS).summary
+    assert {"train_micro_f1", "val_micro_f1", "test_micro_f1"} <= summary.keys()
+    assert not any("accuracy" in name for name in summary)
+
+
+def test_what_somebody_else_keeps_in_a_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it comes there between the check and the run's begin."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "metrics.jsonl").write_text("mine")
+    monkeypatch.setattr("weft.training.run._check_folder", lambda *_: None)
+    with pytest.raises(InputError, match="holds another run"):
+        weft.train("digits", out=out, epochs=1, **OPTIONS)
+    assert {path.name for path in out.iterdir()} == {"metrics.jsonl"}
+    assert (out / "metrics.jsonl").read_text() == "mine"

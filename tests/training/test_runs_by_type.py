@@ -1,0 +1,110 @@
+"""Runs of models written for HeteroData: given to `weft.train` as they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from tests.lib.graphs import NUM_CLASSES, make_named_relations, make_typed_graph
+from weft.utils.errors import InputError
+
+pytest.importorskip("torch_geometric.nn")
+
+from benchmarks.pyg_models import SMALL, Hetero, to_hetero
+
+OPTIONS: dict[str, Any] = {"epochs": 3, "quiet": True, "dtype": "float64"}
+
+
+class Still(Hetero):
+    """Without dropout."""
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        self.training = False
+        return super().forward(x_dict, edge_index_dict)
+
+
+class Coupled(Hetero):
+    """Which has the mean over the vertices of a type."""
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        return super().forward({name: x - x.mean(0) for name, x in x_dict.items()}, edge_index_dict)
+
+
+class Counting(Hetero):
+    """Which multiplies by the number of vertices of a type."""
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        y = super().forward(x_dict, edge_index_dict)
+        return y * y.shape[0]
+
+
+def graph(kind: str = "x") -> weft.Graph:
+    return make_named_relations(make_typed_graph(23, kind))
+
+
+def net(kind: type[Hetero] = Hetero, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return kind(SMALL, **options).double()
+
+
+def losses(run: weft.Run) -> list[float]:
+    return [line["loss"] for line in run.history]
+
+
+def test_equals_a_script_of_pyg(tmp_path: Path) -> None:
+    """Epochs of Adam without dropout, on features of one width, which the graph has as one matrix."""
+    whole, model, own = graph(), net(Still), net(Still)
+    run = weft.train(whole, model, out=tmp_path / "run", **OPTIONS)
+    data = whole.to_pyg()
+    x_dict = {name: x.double() for name, x in data.x_dict.items()}
+    optimizer, expected = torch.optim.Adam(own.parameters(), lr=0.01, weight_decay=5e-4), []
+    mask = data["a"].train_mask
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(own(x_dict, data.edge_index_dict)[mask], data["a"].y[mask])
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    torch.testing.assert_close(torch.tensor(losses(run)), torch.tensor(expected), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("x", marks=pytest.mark.slow), "some"])
+def test_trains_and_predicts_on_several_ranks(kind: str, tmp_path: Path) -> None:
+    """With features of one width and of several; logits are the model's, and zero where it gives none."""
+    widths = {"features": {"a": 4, "b": 3}} if kind == "some" else {}
+    model, whole = net(**widths), graph(kind)
+    run = weft.train(whole, model, strategy="tensor", workers=2, out=tmp_path / "two", **OPTIONS)
+    alone = weft.train(whole, net(**widths), out=tmp_path / "one", **OPTIONS)
+    torch.testing.assert_close(torch.tensor(losses(run)), torch.tensor(losses(alone)), rtol=1e-9, atol=1e-9)
+    found = weft.predict(run, whole, model=net(**widths), strategy="single", workers=1)
+    data = whole.to_pyg()
+    with torch.no_grad():
+        x_dict = {name: x.double() for name, x in data.x_dict.items()}
+        expected = model.eval()(x_dict, data.edge_index_dict)
+    torch.testing.assert_close(found[: len(expected)], expected, rtol=1e-9, atol=1e-9)
+    assert not found[len(expected) :].any()
+    with pytest.raises(InputError, match="no convolution over all vertices"):
+        weft.predict(run, whole, model=net(**widths), what="embeddings")
+
+
+def test_logits_of_every_type() -> None:
+    """Of a model by `to_hetero`, whose dict has them."""
+    y = torch.arange(23) % NUM_CLASSES
+    everywhere = replace(graph(), y=y, train_mask=torch.arange(23) % 2 == 0, val_mask=torch.arange(23) % 2 == 1)
+    weft.train(everywhere, to_hetero().double(), **OPTIONS)
+    with pytest.raises(InputError, match=r"gives rows of a, and .* has vertices of b to train or score: return a dict"):
+        weft.train(everywhere, net(), **OPTIONS)
+
+
+@pytest.mark.parametrize("kind", [Coupled, Counting])
+def test_rows_that_depend_on_others_of_their_type_are_refused(kind: type[Hetero], tmp_path: Path) -> None:
+    """On one rank, too, whose rows are not those of a type alone."""
+    with pytest.raises(InputError, match="gives a row other numbers beside other rows"):
+        weft.train(graph(), net(kind), out=tmp_path / "run", **OPTIONS)
+    assert not (tmp_path / "run").exists()

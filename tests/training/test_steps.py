@@ -1,0 +1,64 @@
+"""Steps of some vertices: losses and gradients are those of these alone, computed densely."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tests.lib.ranks import spawn
+from tests.lib.session import NOTHING
+from tests.training.test_link_prediction import Case
+from tests.training.test_row_batching import labelled
+from weft.comm import Group
+from weft.nn import Workload
+from weft.strategies import Step
+from weft.training.tasks.metrics import NodeTask
+
+NUM_VERTICES = 103
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def check_nodes(group: Group, multilabel: bool) -> None:
+    graph = labelled(NUM_VERTICES, multilabel=multilabel)
+    assert graph.y is not None
+    assert graph.train_mask is not None
+    own, logits = torch.arange(group.rank, NUM_VERTICES, group.size), drawn(NUM_VERTICES, 5).requires_grad_()
+    task = NodeTask(graph, own, group)
+    trained = (graph.train_mask if multilabel else graph.train_mask & (graph.y >= 0)).nonzero().view(-1)
+    of_loss = functional.binary_cross_entropy_with_logits if multilabel else functional.cross_entropy
+    y = graph.y.double() if multilabel else graph.y
+    for number, batch in enumerate(trained.split(7)):
+        mine = batch[batch % group.size == group.rank]
+        step = Step(epoch=3, number=number, training=True, vertices=mine, batch_size=len(batch))
+        expected = of_loss(logits[batch], y[batch])
+        (expected_grad,) = torch.autograd.grad(expected, logits)
+        loss, grad = task.loss(logits.detach()[mine], step)
+        total = sum(report["loss"] for report in group.all_gather_object({"loss": loss.item()}))
+        assert total == pytest.approx(expected.item(), abs=1e-12)
+        torch.testing.assert_close(grad, expected_grad[mine], rtol=0, atol=1e-12)
+
+
+def check_all_nodes(group: Group) -> None:
+    for multilabel in (False, True):
+        check_nodes(group, multilabel)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_nodes(size: int) -> None:
+    spawn(size, check_all_nodes)
+
+
+def test_each_step_of_an_epoch_drops_other_numbers() -> None:
+    """The first as if it were alone."""
+    graph, model = Case(graph="directed").build()
+    strategy = NOTHING.plan("single", Workload(model, graph)).place(Group(), seed=3)
+    alone, first, second = (
+        strategy.forward(Step(epoch=2, training=True, **more)) for more in ({}, {"number": 0}, {"number": 1})
+    )
+    assert torch.equal(alone, first)
+    assert not torch.equal(first, second)

@@ -1,0 +1,49 @@
+"""What is said of a rank that is at one thing for too long."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lib.running import finish, ranks, start, wait_for_epoch
+from weft.runtime.meter import Meter
+from weft.training.launch.watchdog import Watchdog
+
+
+def test_what_takes_too_long_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    meter = Meter()
+    with Watchdog(meter, 3, 0.2):
+        for _ in range(8):  # in time
+            meter.show("epoch 0, training")
+            time.sleep(0.05)
+        meter.show("epoch 1, training, all_reduce 'gradients'")
+        time.sleep(0.8)
+        meter.show("epoch 2, training")
+    said = capsys.readouterr().err
+    assert said == (
+        f"weft: rank 3 has been in epoch 1, training, all_reduce 'gradients' for 0 s; kill -USR1 {os.getpid()} prints "
+        "where\n"
+    )
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_ends_the_run_and_stacks_are_printed(tmp_path: Path) -> None:
+    options = "train digits --strategy tensor --workers 2 --epochs 1000000 --timeout 3 --out"
+    run = start(*options.split(), tmp_path / "run")
+    wait_for_epoch(run, tmp_path / "run", 2)
+    first, second = ranks(run)
+    os.kill(first, signal.SIGUSR1)
+    time.sleep(0.5)
+    os.kill(second, signal.SIGSTOP)
+    stopped = time.monotonic()
+    code, errors = finish(run)
+    assert code == 1
+    assert time.monotonic() - stopped < 3 + 20
+    assert "(most recent call first)" in errors
+    assert "trainer.py" in errors
+    assert errors.splitlines()[-1].startswith("weft: error: rank ")
+    assert " lost rank " in errors.splitlines()[-1]

@@ -1,0 +1,62 @@
+"""Errors are one line, whatever they quote, and name what is near; what cannot be read becomes one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weft.utils.errors import MAX_CAUSE, MAX_NAMES, InputError, RunError, readable, unknown
+
+
+@pytest.mark.parametrize("kind", [InputError, RunError])
+def test_one_line(kind: type[InputError | RunError]) -> None:
+    assert str(kind("a\nb\r\x1b[31m\x00 \u2028\udcff: \u00e9")) == r"a\nb\r\x1b[31m\x00 \u2028\udcff: " + "\u00e9"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("blocks", "choose one of fennel, metis, range"),
+        ("fenel", "did you mean 'fennel'?"),
+        ("", "choose one of fennel, metis, range"),
+    ],
+)
+def test_only_what_is_near_is_suggested(name: str, hint: str) -> None:
+    assert str(unknown("method", name, ("range", "metis", "fennel"))) == f"unknown method '{name}': {hint}"
+
+
+def test_far_names_are_listed() -> None:
+    assert "did you mean" not in str(unknown("option", "loss", ("blocks", "dropout")))
+    text = str(unknown("relation", "?", (str(i) for i in range(1000))))
+    assert text.count(",") == MAX_NAMES
+    assert text.endswith(", ...")
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (ValueError("no\n  header"), "g.npy: cannot be read (no header): save it again"),
+        (KeyError("x"), "g.npy: cannot be read (KeyError: 'x'): save it again"),
+        (RecursionError("deep"), "g.npy: cannot be read (RecursionError: deep): save it again"),
+        (OSError("no seek"), "g.npy: cannot be read (OSError: no seek): save it again"),
+        (PermissionError(13, "Permission denied", "/g"), "/g: Permission denied: check the path and who may read it"),
+        (InputError("g.npy: is no graph"), "g.npy: is no graph"),
+    ],
+)
+def test_what_cannot_be_read(raised: Exception, said: str) -> None:
+    with pytest.raises(InputError) as error, readable(Path("g.npy"), "save it again"):
+        raise raised
+    assert str(error.value) == said
+
+
+def test_a_long_message_is_cut() -> None:
+    with pytest.raises(InputError) as error, readable("g", "save it again"):
+        raise ValueError("x" * 9999)
+    assert str(error.value) == f"g: cannot be read ({'x' * (MAX_CAUSE - 3)}...): save it again"
+
+
+@pytest.mark.parametrize("raised", [RunError("rank 1"), MemoryError(), UserWarning("odd"), KeyboardInterrupt()])
+def test_what_is_no_matter_of_the_content_passes(raised: BaseException) -> None:
+    with pytest.raises(type(raised)), readable("g", "save it again"):
+        raise raised

@@ -1,0 +1,33 @@
+"""What is written to a terminal, and what to a cell of a notebook."""
+
+from __future__ import annotations
+
+import os
+import pty
+
+import pytest
+
+from weft.utils.terminal import is_terminal
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, True),
+        ({"MPLBACKEND": "agg"}, True),
+        ({"MPLBACKEND": "module://matplotlib_inline.backend_inline"}, False),
+        ({"JPY_PARENT_PID": "1"}, False),
+    ],
+)
+def test_a_command_in_a_cell_has_no_terminal(
+    environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although IPython gives it one of its own."""
+    for name in ("MPLBACKEND", "JPY_PARENT_PID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours), os.fdopen(theirs, "w") as terminal, open(os.devnull, "w") as file:
+        assert is_terminal(terminal) == expected
+        assert not is_terminal(file)

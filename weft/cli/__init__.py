@@ -1,0 +1,1 @@
+"""The command line: parsing, commands, and error messages of one line with exit code 2."""

@@ -1,1 +1,0 @@
-"""Configuration, records, errors and keyed randomness. Knows no graph and no network."""

@@ -1,0 +1,73 @@
+"""Digests of arrays, by which a run tells whether its data are those that it was trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from weft.data.fields import GraphFields
+from weft.data.tensor_checks import LINKS, MASKS
+from weft.storage.unnamed_files import release
+
+CHUNK_BYTES = 1 << 22
+"""Bytes that are hashed at once: few enough to stay in the processor's cache, where a writer has them as well."""
+FIELDS = ("edge_type", "edge_features", "x", "y", "ids", *MASKS, *LINKS)
+"""Fields of a graph that are one array each. The edges themselves have a fingerprint."""
+
+
+class Noted(NamedTuple):
+    """The digest of an array that was read from a file."""
+
+    digest: str
+    version: int
+    """PyTorch's count of changes in place, by which a later change is seen."""
+
+
+_noted: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def note_digest(array: Tensor, digest: str) -> None:
+    """Note the digest of an array whose file states it, so that `digest_of` need not read the array."""
+    _noted[array] = Noted(digest, version_of(array))
+
+
+def version_of(array: Tensor) -> int:
+    """Return PyTorch's count of changes in place; tensors made under torch.inference_mode have none."""
+    return 0 if array.is_inference() else array._version
+
+
+def digest_of(array: Tensor) -> str:
+    """Return the sha256 of an array's data, 64 hex digits: the noted one, unless the array was changed since."""
+    noted: Noted | None = _noted.get(array)
+    if noted is not None and noted.version == version_of(array):
+        return noted.digest
+    digest, flat = hashlib.sha256(), array.detach().cpu().contiguous().view(-1)
+    for part in flat.split(max(1, CHUNK_BYTES // max(array.itemsize, 1))):
+        digest.update(part.numpy().view(np.uint8).data)
+        release(part)
+    return digest.hexdigest()
+
+
+def data_digests(graph: GraphFields) -> dict[str, str]:
+    """Return the digests of what a graph has apart from its edges, by the names of its fields.
+
+    Reads every array that was not read from a graph folder.
+    """
+    arrays = {"edge weights": graph.in_edges.weight} | {name: getattr(graph, name) for name in FIELDS}
+    arrays |= {f"features of {name}": x for name, x in graph.features.items()}
+    if graph.vertex_names is not None:
+        arrays |= graph.vertex_names.arrays()
+    digests = {name: digest_of(array) for name, array in arrays.items() if array is not None}
+    types = [graph.relations, graph.vertex_types, graph.type_offsets]
+    return digests | {"types": hashlib.sha256(json.dumps(types).encode()).hexdigest()}
+
+
+def changed_data(graph: GraphFields, recorded: dict[str, str]) -> list[str]:
+    """Return the names of the fields whose digests are not those that were recorded."""
+    digests = data_digests(graph)
+    return sorted(name for name in digests.keys() | recorded.keys() if digests.get(name) != recorded.get(name))

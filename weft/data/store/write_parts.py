@@ -1,0 +1,232 @@
+"""Writes a graph part by part as a store: what grows with its edges or features is never in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+
+from weft.data.adjacency import topology_digest
+from weft.data.edges import check_sparse_ids, vertex_count
+from weft.data.io.graph_parts import EdgePart, GraphParts, require_rows
+from weft.data.store.external_sort import RecordFile, Records, Say, sorted_records
+from weft.data.store.npy_writer import ArrayWriter, write_array
+from weft.data.store.store import no_types, write_manifest
+from weft.data.tensor_checks import check_ids
+from weft.runtime.memory import give_back_pages
+from weft.runtime.native import id_dtype
+from weft.storage.unnamed_files import release
+from weft.utils.errors import InputError
+
+BLOCK_EDGES = 1 << 20
+MAX_ID = 1 << 53
+
+
+def write_parts(parts: GraphParts, folder: Path, say: Say) -> None:
+    """Writes arrays and manifest into an empty folder, and flushes them; what a gathered graph's store would be.
+
+    Memory: 40 bytes for each vertex, what GraphParts holds, and parts of a few million edges.
+    Raises InputError where the parts do not fit together.
+    """
+    none = torch.empty(0, dtype=torch.int64)
+    given = parts.edges()
+    some = next(given, EdgePart(source=none, target=none))
+    with closing(RecordFile(folder, "edges.tmp", record_type(some))) as spool:
+        num_vertices = fill(spool, itertools.chain([some], given), parts, say)
+        give_back_pages()
+        degree, files = write_forward(parts, spool, num_vertices, folder, say)
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(degree)])
+    del degree
+    give_back_pages()
+    files["indptr"] = write_array(folder / "indptr.npy", indptr)
+    symmetric, backward = write_transpose(indptr, folder, "weight" in files, say)
+    files |= backward
+    if parts.x is not None:
+        files["x"] = write_features(parts, num_vertices, folder, say)
+    known = {"y": parts.y, **parts.masks._asdict()}
+    known |= {} if parts.vertex_names is None else parts.vertex_names.arrays()
+    files |= {name: write_array(folder / f"{name}.npy", t.numpy()) for name, t in known.items() if t is not None}
+    manifest = {
+        "name": parts.name,
+        "num_vertices": num_vertices,
+        "num_edges": int(indptr[-1]),
+        "symmetric": symmetric,
+        "id_column": "" if parts.vertex_names is None else parts.vertex_names.column,
+        "fingerprint": fingerprint(folder, num_vertices, int(indptr[-1])),
+    }
+    write_manifest(no_types() | manifest, files, folder)
+
+
+def fill(spool: RecordFile, edges: Iterator[EdgePart], parts: GraphParts, say: Say) -> int:
+    """Keeps the edges as they come; the number of vertices."""
+    largest, limit = -1, MAX_ID if parts.num_vertices is None else parts.num_vertices
+    for part in edges:
+        if record_type(part) != spool.dtype:
+            raise InputError(f"{parts.name}: parts of the edges differ in weights or features: give all the same")
+        for end in ("source", "target"):
+            check_ids(f"edges' {end}", getattr(part, end), limit)
+        for first in range(0, len(part.source), BLOCK_EDGES):
+            block = part.rows(first, first + BLOCK_EDGES)
+            spool.add(records_of(block, spool.dtype))
+            release(block.source)
+            release(block.target)
+        if len(part.source):
+            largest = max(largest, int(part.source.max()), int(part.target.max()))
+        say(f"read {spool.num_records:,} edges")
+    if parts.num_vertices is None:
+        return vertex_count(check_sparse_ids(largest + 1, spool.num_records, "edges"))
+    return vertex_count(parts.num_vertices)
+
+
+def record_type(part: EdgePart, ids: DTypeLike = np.int64) -> np.dtype[Any]:
+    """What is kept of an edge into `row` from `col`."""
+    fields: list[Any] = [("row", ids), ("col", ids)]
+    if part.weight is not None:
+        fields.append(("weight", np.float32))
+    if part.features is not None:
+        fields.append(("features", np.float32, (part.features.shape[1],)))
+    return np.dtype(fields)
+
+
+def records_of(part: EdgePart, dtype: np.dtype[Any]) -> Records:
+    """Edges as records."""
+    records = np.empty(len(part.source), dtype)
+    records["row"], records["col"] = part.target.numpy(), part.source.numpy()
+    for name, tensor in (("weight", part.weight), ("features", part.features)):
+        if tensor is not None:
+            records[name] = tensor.numpy()
+    return records
+
+
+def write_forward(
+    parts: GraphParts, spool: RecordFile, num_vertices: int, folder: Path, say: Say
+) -> tuple[NDArray[np.int64], dict[str, Any]]:
+    """Writes the in-edges, with weights and features; the vertices' in-degrees, and the files' manifest entries."""
+    ids = numpy_ids(num_vertices)
+    fields = [(name, *rest) for name, *rest in spool.dtype.descr if name not in ("row", "col")]
+    dtype = np.dtype([("row", ids), ("col", ids), *fields, *([("turned", np.bool_)] if parts.undirected else [])])
+    degree = np.zeros(num_vertices, np.int64)
+
+    def read() -> Iterator[Records]:
+        for given in spool.blocks():
+            records = np.zeros(len(given), dtype)
+            for name in spool.dtype.names or ():
+                records[name] = given[name]
+            yield records
+            if parts.undirected:
+                turned = records.copy()
+                turned["row"], turned["col"], turned["turned"] = records["col"], records["row"], True
+                yield turned
+
+    fields_of = {"indices": "col", "weight": "weight", "edge_features": "features"}
+    kept = {name: field for name, field in fields_of.items() if field in (dtype.names or ())}
+    with ExitStack() as stack:
+        writers = {
+            name: stack.enter_context(ArrayWriter(folder / f"{name}.npy", dtype[field].base, dtype[field].shape))
+            for name, field in kept.items()
+        }
+        for block in sorted_records(read, dtype, num_vertices, num_vertices, folder, say):
+            block = first_of_runs(block) if parts.undirected else block
+            degree += np.bincount(block["row"], minlength=num_vertices)
+            for name, field in kept.items():
+                writers[name].add(block[field])
+        return degree, {name: writer.finish() for name, writer in writers.items()}
+
+
+def first_of_runs(records: Records) -> Records:
+    """Of records sorted by row and column, one for each pair: the first that was given so, else one turned round."""
+    new = np.ones(len(records), bool)
+    new[1:] = (records["row"][1:] != records["row"][:-1]) | (records["col"][1:] != records["col"][:-1])
+    run, place = np.cumsum(new) - 1, np.arange(len(records))
+    best = np.lexsort((place, records["turned"], run))
+    return records[best[np.flatnonzero(new)]]
+
+
+def write_transpose(indptr: NDArray[np.int64], folder: Path, weighted: bool, say: Say) -> tuple[bool, dict[str, Any]]:
+    """Writes the edges by source; whether they are those by target, whose files serve for both then."""
+    num_vertices, num_edges = len(indptr) - 1, int(indptr[-1])
+    ids, positions = numpy_ids(num_vertices), numpy_ids(num_edges)
+    dtype = np.dtype([("row", ids), ("col", ids), ("position", positions), *([("weight", "<f4")] if weighted else [])])
+
+    def read() -> Iterator[Records]:
+        for first in range(0, num_edges, BLOCK_EDGES):
+            last = min(first + BLOCK_EDGES, num_edges)
+            records = np.empty(last - first, dtype)
+            records["row"] = read_rows(folder / "indices.npy", first, last)
+            records["col"] = owners(indptr, first, last)
+            records["position"] = np.arange(first, last)
+            if weighted:
+                records["weight"] = read_rows(folder / "weight.npy", first, last)
+            yield records
+
+    fields = {"transpose_indices": "col", "transpose_edge_ids": "position", "transpose_weight": "weight"}
+    kept = {name: field for name, field in fields.items() if field in (dtype.names or ())}
+    degree, symmetric, place = np.zeros(num_vertices, np.int64), True, 0
+    with ExitStack() as stack:
+        writers = {
+            name: stack.enter_context(ArrayWriter(folder / f"{name}.npy", dtype[field])) for name, field in kept.items()
+        }
+        for block in sorted_records(read, dtype, num_vertices, num_vertices, folder, say):
+            degree += np.bincount(block["row"], minlength=num_vertices)
+            symmetric &= np.array_equal(block["col"], read_rows(folder / "indices.npy", place, place + len(block)))
+            place += len(block)
+            for name, field in kept.items():
+                writers[name].add(block[field])
+        files = {name: writer.finish() for name, writer in writers.items()}
+    transposed = np.concatenate([np.zeros(1, np.int64), np.cumsum(degree)])
+    if symmetric and np.array_equal(transposed, indptr):
+        (folder / "transpose_indices.npy").unlink()
+        del files["transpose_indices"]
+        return True, files
+    files["transpose_indptr"] = write_array(folder / "transpose_indptr.npy", transposed)
+    return False, files
+
+
+def write_features(parts: GraphParts, num_vertices: int, folder: Path, say: Say) -> dict[str, Any]:
+    """Writes x; its manifest entry."""
+    assert parts.x is not None
+    rows = parts.x()
+    some = next(rows, torch.empty(0, 0))
+    with ArrayWriter(folder / "x.npy", np.float32, tuple(some.shape[1:])) as writer:
+        for part in itertools.chain([some], rows):
+            for block in part.split(max(1, BLOCK_EDGES // max(1, part.shape[1]))):
+                writer.add(block.numpy())
+                release(block)
+            say(f"wrote features of {writer.num_rows:,} vertices")
+        require_rows("features", writer.num_rows, num_vertices)
+        return writer.finish()
+
+
+def owners(indptr: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
+    """The rows that the entries from one place up to another belong to."""
+    low, high = np.searchsorted(indptr, (first, last - 1), side="right") - 1
+    bounds = indptr[low : high + 2].clip(first, last)
+    return np.repeat(np.arange(low, high + 1), np.diff(bounds))
+
+
+def read_rows(path: Path, first: int, last: int) -> NDArray[Any]:
+    """Some rows of a .npy file of single numbers, read rather than mapped."""
+    with path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        _, _, dtype = np.lib.format.read_array_header_1_0(file)
+        return np.fromfile(file, dtype, last - first, offset=first * dtype.itemsize)
+
+
+def fingerprint(folder: Path, num_vertices: int, num_edges: int) -> str:
+    """Adjacency.fingerprint of what was written."""
+    digest = topology_digest(num_vertices, num_edges)
+    for name, length in (("indptr", num_vertices + 1), ("indices", num_edges)):
+        for first in range(0, length, BLOCK_EDGES):
+            digest.update(read_rows(folder / f"{name}.npy", first, min(first + BLOCK_EDGES, length)).data)
+    return str(digest.hexdigest())
+
+
+def numpy_ids(count: int) -> np.dtype[Any]:
+    """The narrowest integers that number so many things."""
+    return np.dtype(str(id_dtype(count)).removeprefix("torch."))

@@ -1,0 +1,1 @@
+"""Vertices and edges from tables: data frames, Parquet, CSV and text files."""

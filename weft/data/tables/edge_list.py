@@ -1,0 +1,160 @@
+"""Edge lists from people's own files: text tables, and .npy arrays that are never read as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.data.io.graph_parts import EdgePart, GraphParts
+from weft.data.splits import Masks, split_labelled, split_vertices
+from weft.data.store.npy import map_array, map_tensor
+from weft.data.tables.table import FrameTable, Table, TextTable
+from weft.data.tables.table_graph import split_column
+from weft.data.tables.text_table import Block, read_blocks
+from weft.data.tensor_checks import check_finite, located, vertex_ids
+from weft.utils.errors import InputError
+
+TEXT_SUFFIXES = (".txt", ".csv", ".tsv")
+
+# Larger whole numbers are not exact in a table that has a weight column, and are no vertex numbers.
+MAX_ID = 1 << 53
+
+NAMES = "; a list of names is imported by 'weft data import --edges FILE'"
+
+
+def edge_list_parts(
+    path: str | Path,
+    *,
+    num_vertices: int | None = None,
+    features: str | Path | None = None,
+    labels: str | Path | None = None,
+    split: str | Path | None = None,
+    shares: Sequence[float] | None = None,
+    undirected: bool = False,
+    name: str | None = None,
+    seed: int = 0,
+) -> GraphParts:
+    """A graph from an edge list; weft.data.read_edges says what the files may hold."""
+    path = Path(path)
+    x = None if features is None else read_features(Path(features))
+    y = None if labels is None else read_labels(Path(labels))
+    if x is not None and y is not None and len(x) != len(y):
+        raise InputError(f"{labels}: has {len(y)} rows, {features} has {len(x)}: give one row per vertex in both")
+    sizes = [len(tensor) for tensor in (x, y) if tensor is not None]
+    limit = sizes[0] if sizes and num_vertices is None else num_vertices
+    masks = Masks() if y is None else split_labelled(y, seed)
+    if split is not None:
+        masks = read_split(Path(split))
+    elif shares is not None:
+        if limit is None:
+            raise InputError(f"{path}: a split is of as many vertices as --labels or --features have: give one of them")
+        masks = split_vertices(y, limit, seed, shares)
+    return GraphParts(
+        name=path.name.split(".")[0] if name is None else name,
+        edges=lambda: read_edge_array(path) if path.suffix == ".npy" else read_edge_table(path, limit),
+        num_vertices=limit,
+        x=None if x is None else lambda: iter([x]),
+        y=y,
+        masks=masks,
+        undirected=undirected,
+    )
+
+
+def read_edge_table(path: Path, num_vertices: int | None) -> Iterator[EdgePart]:
+    """The edges of a text table, with weights where it has three columns."""
+    limit, block = MAX_ID if num_vertices is None else num_vertices, None
+    for block in read_blocks(path, remedy=NAMES):
+        if block.values.shape[1] not in (2, 3):
+            raise block.error(0, "an edge has two columns, source and target, or three with a weight")
+        source, target = (torch.from_numpy(ids) for ids in edge_ids(block, limit))
+        weight = None
+        if block.values.shape[1] == 3:
+            weights = as_float32(block, block.values[:, 2:], "the weight must be finite, and below 3e38")
+            weight = torch.from_numpy(weights)[:, 0]
+        yield EdgePart(source=source, target=target, weight=weight)
+    if block is None and num_vertices is None:
+        raise InputError(
+            f"{path}: holds no edges: give lines of 'source target', or num_vertices for a graph without any"
+        )
+
+
+def edge_ids(block: Block, limit: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sources and targets of a block, int64 [rows]; InputError at the first line whose ids are not in [0, limit)."""
+    ends = block.values[:, :2]
+    check_rows(block, np.any(ends < 0, axis=1), "vertex ids count from 0: renumber them")
+    past = f"the largest vertex id is {limit - 1}: correct it, or give more vertices"
+    check_rows(block, np.any(ends >= limit, axis=1), past)
+    with np.errstate(invalid="ignore"):  # nan and infinity are told by the next line
+        ids = ends.astype(np.int64)
+    check_rows(block, np.any(ids != ends, axis=1), "vertex ids are whole numbers: correct it")
+    return np.ascontiguousarray(ids[:, 0]), np.ascontiguousarray(ids[:, 1])
+
+
+def as_float32(block: Block, values: NDArray[Any], reason: str) -> NDArray[np.float32]:
+    """Columns of a block as float32; InputError for the first row in which one is not finite, or too large for it."""
+    with np.errstate(over="ignore"):
+        result = values.astype(np.float32)
+    check_rows(block, np.any(~np.isfinite(result), axis=1), reason)
+    return result
+
+
+def check_rows(block: Block, wrong: NDArray[np.bool_], reason: str) -> None:
+    """Raises the block's error for the first flagged row."""
+    if wrong.any():
+        raise block.error(int(wrong.argmax()), reason)
+
+
+def read_edge_array(path: Path) -> Iterator[EdgePart]:
+    """The edges of a memory-mapped .npy array of integers: views where its rows are contiguous."""
+    edges = map_tensor(path, "edges")
+    if edges.dim() != 2 or 2 not in edges.shape:
+        raise InputError(f"{path}: edges have shape {list(edges.shape)}: save them as (2, E) or (E, 2)")
+    pair = edges if len(edges) == 2 else edges.T
+    with located(path):
+        source, target = (vertex_ids(f"edge_index[{row}]", pair[row]) for row in (0, 1))
+    yield EdgePart(source=source, target=target)
+
+
+def read_features(path: Path) -> Tensor:
+    """Features float32 [N, F] from .npy or a text table; InputError where one is not finite."""
+    remedy = "features must be finite, replace missing ones, for example with 0"
+    if path.suffix == ".npy":
+        x = map_tensor(path, "features")
+        with located(path):
+            check_finite("features", x, remedy)
+        return x
+    blocks = []
+    for block in read_blocks(path, integral=False):
+        blocks.append(as_float32(block, block.values, remedy))
+    return torch.from_numpy(concatenate(blocks, path))
+
+
+def read_labels(path: Path) -> Tensor:
+    """Labels from .npy or a text table, as they are stored: [N] for one column, else [N, C]."""
+    if path.suffix == ".npy":
+        y = map_tensor(path, "labels")
+    else:
+        y = torch.from_numpy(concatenate([block.values for block in read_blocks(path, integral=True)], path))
+    return y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y
+
+
+def read_split(path: Path) -> Masks:
+    """A split from .npy or a text table of one column: train, val or test, or 0, 1 or 2; -1 or none for neither."""
+    if path.suffix == ".npy":
+        table: Table = FrameTable({"split": map_array(path)}, str(path))
+    else:
+        table = TextTable(path)
+    return split_column(table, table.columns[0])
+
+
+def concatenate(blocks: list[NDArray[Any]], path: Path) -> NDArray[Any]:
+    """The rows of all blocks; InputError if there are none."""
+    if not blocks:
+        raise InputError(f"{path}: holds no rows: give one line per vertex")
+    return np.concatenate(blocks)

@@ -1,0 +1,343 @@
+"""Tables as columns in parts: data frames, arrays, Parquet, Arrow and CSV files, and lists of names in plain text.
+
+Every source of tables is one class with `place`, `columns` and `parts`; what the columns mean is told elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.data.tables.text_table import COMMENT, SEPARATORS, bad_line, read_text
+from weft.data.vertex_names import Ids, Texts
+from weft.utils.errors import InputError, readable, unknown
+from weft.utils.optional_packages import extra
+
+if TYPE_CHECKING:
+    import pyarrow
+
+PART_ROWS = 1 << 17
+ARROW_FORMATS = {".parquet": "parquet", ".arrow": "ipc", ".feather": "ipc", ".ipc": "ipc", ".csv": "csv", ".tsv": "csv"}
+SUFFIXES = (*ARROW_FORMATS, ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
+ID, NUMBER, TEXT, TIME = "id", "number", "text", "time"
+"""What a column is read as, where the file does not say it."""
+CSV_MISTAKE = re.compile(r"CSV column #(\d+): Row #(\d+): .* invalid value '(.*)'")
+
+
+class Column(NamedTuple):
+    """Some rows of a column."""
+
+    values: NDArray[Any] | Texts
+    """Numbers or points in time [n], numbers [n, K] of a column of lists, or texts."""
+    missing: NDArray[np.bool_]
+    """[n]: where there is none; the value is any then."""
+
+
+class Table(Protocol):
+    """Columns of equal length that can be read again and again, a part at a time."""
+
+    @property
+    def place(self) -> str:
+        """What messages call the table."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of its columns."""
+
+    def parts(self, columns: Mapping[str, str]) -> Iterator[dict[str, Column]]:
+        """Some columns, by name, and what each is read as; parts of them from the first row on."""
+
+
+class FrameTable:
+    """A pandas DataFrame, or arrays and lists by name."""
+
+    def __init__(self, frame: Any, place: str) -> None:
+        index = getattr(getattr(frame, "index", None), "name", None)
+        self._frame = frame.reset_index() if index is not None and index not in frame else frame
+        self.place = place
+        self.columns = tuple(str(name) for name in self._frame)
+        self._names = dict(zip(self.columns, self._frame, strict=True))
+        sizes = {name: len(self._frame[key]) for name, key in self._names.items()}
+        if len(set(sizes.values())) > 1:
+            raise InputError(f"{place}: columns have {sizes} rows: give all the same number")
+        self._num_rows = next(iter(sizes.values()), 0)
+
+    def parts(self, columns: Mapping[str, str]) -> Iterator[dict[str, Column]]:
+        """See Table."""
+        for start in range(0, self._num_rows, PART_ROWS):
+            part = {}
+            for name in columns:
+                values = self._frame[self._names[name]]
+                part[name] = column_of(getattr(values, "iloc", values)[start : start + PART_ROWS])
+            yield part
+
+
+class ArrowTable:
+    """A file or folder of Parquet, Arrow or CSV files, or a pyarrow.Table. Needs pyarrow."""
+
+    def __init__(self, source: Any, place: str) -> None:
+        dataset = extra("pyarrow.dataset", place)
+        self._source, self.place, self._kind = source, place, kind_of(source)
+        with readable(place, "give a whole file of that format"):
+            self.columns = tuple(dataset.dataset(source, format=self._format({})).schema.names)
+
+    def parts(self, columns: Mapping[str, str]) -> Iterator[dict[str, Column]]:
+        """See Table."""
+        import pyarrow
+        from pyarrow import dataset
+
+        with readable(self.place, "give a whole file of that format"):
+            try:
+                found = dataset.dataset(self._source, format=self._format(columns))
+                batches = found.to_batches(
+                    columns=list(columns),
+                    batch_size=PART_ROWS,
+                    batch_readahead=1,
+                    fragment_readahead=1,
+                    use_threads=False,
+                    fragment_scan_options=self._sparing(),
+                )
+                for batch in batches:
+                    if len(batch):
+                        yield {name: of_arrow(batch.column(name)) for name in columns}
+                pyarrow.default_memory_pool().release_unused()
+            except pyarrow.ArrowInvalid as error:
+                if not (mistake := CSV_MISTAKE.search(str(error))):
+                    raise
+                number, line, value = mistake.groups()
+                name = self.columns[int(number)]
+                raise InputError(f"{self.place}: column '{name}', line {line}: '{value}' is no number") from None
+
+    def _sparing(self) -> Any:
+        """Options by which no group of rows is in memory as it is stored, beside what was made of it."""
+        from pyarrow import dataset
+
+        parquet = self._kind == "parquet"
+        return dataset.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True) if parquet else None
+
+    def _format(self, columns: Mapping[str, str]) -> Any:
+        """How pyarrow is to read it."""
+        if self._kind != "csv":
+            return self._kind
+        import pyarrow
+        from pyarrow import csv, dataset
+
+        kinds = {ID: pyarrow.string(), TEXT: pyarrow.string(), NUMBER: pyarrow.float64()}
+        types = {name: kinds[kind] for name, kind in columns.items() if kind in kinds}
+        tabs = Path(str(self._source)).name.removesuffix(".gz").endswith(".tsv")
+        return dataset.CsvFileFormat(
+            parse_options=csv.ParseOptions(delimiter="\t" if tabs else ","),
+            convert_options=csv.ConvertOptions(column_types=types),
+        )
+
+
+class TextTable:
+    """Lines of words between blanks, tabs, commas or semicolons, without a header: columns '0', '1' and so on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.place = path, str(path)
+        first: list[list[bytes]] = next((words for words, _ in self._lines()), [[]])
+        self.columns = tuple(str(number) for number in range(len(first[0])))
+
+    def parts(self, columns: Mapping[str, str]) -> Iterator[dict[str, Column]]:
+        """See Table."""
+        for words, first_line in self._lines():
+            for number, line in enumerate(words):
+                if len(line) != len(self.columns):
+                    reason = f"has {len(line)} columns, not {len(self.columns)}: give every line the same"
+                    raise bad_line(self._path, first_line + number, b" ".join(line), reason)
+            part = {}
+            for name, kind in columns.items():
+                texts = [line[int(name)].decode("utf-8", "replace") for line in words]
+                part[name] = column_of(numbers_of_texts(texts) if kind == NUMBER else texts)
+            yield part
+
+    def _lines(self) -> Iterator[tuple[list[list[bytes]], int]]:
+        """The words of the lines that have any, in blocks, and about which line a block begins at."""
+        number = 1
+        for text in read_text(self._path):
+            lines = COMMENT.sub(b"", text).translate(SEPARATORS).split(b"\n")
+            words = [found for line in lines if (found := line.split())]
+            if words:
+                yield words, number
+            number += text.count(b"\n")
+
+
+def open_table(source: Any, place: str) -> Table:
+    """A table of any kind: a path, a DataFrame, a pyarrow.Table, or arrays by name. `place` names what has no path.
+
+    Raises InputError for what is no table.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source).expanduser()
+        if not path.exists():
+            raise InputError(f"{path}: no such file or folder: check the path")
+        if path.is_dir() or kind_of(path):
+            return ArrowTable(str(path), str(path))
+        if path.name.removesuffix(".gz").endswith(".txt"):
+            return TextTable(path)
+        raise unknown("format of a table", path.suffix, SUFFIXES)
+    if type(source).__module__.startswith("pyarrow"):
+        return ArrowTable(source, place)
+    if isinstance(source, Mapping) or hasattr(source, "columns"):
+        return FrameTable(source, place)
+    raise InputError(f"{place} is of type {type(source).__name__}: give a DataFrame, arrays by name, or a path")
+
+
+def kind_of(source: Any) -> str | None:
+    """What pyarrow calls a file's format, by its name; of a folder that of the files in it. None: another one."""
+    if not isinstance(source, str | Path):
+        return None
+    path = Path(source)
+    names = sorted(one.name for one in path.iterdir() if not one.name.startswith((".", "_"))) if path.is_dir() else ()
+    suffix = Path((names[0] if names else path.name).removesuffix(".gz")).suffix
+    return ARROW_FORMATS.get(suffix, "parquet" if path.is_dir() else None)
+
+
+def column_of(values: Any) -> Column:
+    """Some rows of a column as numpy, pandas or Python has them."""
+    found = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    if found.dtype.kind in "US":
+        found = found.astype(object)
+    if found.dtype.kind != "O":
+        return Column(found, missing_in(found))
+    missing = values.isna().to_numpy() if hasattr(values, "isna") else np.array([one is None for one in found], bool)
+    known = [one for one, gone in zip(found.tolist(), missing, strict=True) if not gone]
+    if all(isinstance(one, str | bytes) for one in known):
+        texts = [one.decode("utf-8", "replace") if isinstance(one, bytes) else one or "" for one in known]
+        rows = iter(texts)
+        return Column(Texts.of(["" if gone else next(rows) for gone in missing]), missing)
+    if any(isinstance(one, str) for one in known):
+        return Column(found, missing)
+    try:
+        kind = np.array(known)
+        filled = np.zeros((len(found), *kind.shape[1:]), kind.dtype)
+    except ValueError:  # rows of different lengths
+        return Column(found, missing)
+    filled[~missing] = kind
+    return Column(filled, missing | missing_in(filled))
+
+
+def missing_in(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where values [n] or [n, K] are NaN, or no point in time: [n]."""
+    if values.dtype.kind not in "fM":
+        return np.zeros(len(values), bool)
+    return any_of_row(np.isnan(values) if values.dtype.kind == "f" else np.isnat(values))
+
+
+def any_of_row(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which rows of flags [n] or [n, K] have any: [n]."""
+    found: NDArray[np.bool_] = flags.reshape(len(flags), -1).max(axis=1, initial=False)
+    return found
+
+
+def of_arrow(array: pyarrow.Array) -> Column:
+    """Some rows of a column as pyarrow has them."""
+    import pyarrow
+    from pyarrow import compute, types
+
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    missing = array.is_null().to_numpy(zero_copy_only=False)
+    if types.is_null(array.type):
+        return Column(np.zeros(len(array)), missing)
+    if types.is_string(array.type) or types.is_large_string(array.type) or types.is_string_view(array.type):
+        filled = compute.fill_null(array, "").cast(pyarrow.large_string())
+        _, offsets, data = filled.buffers()
+        places = np.frombuffer(offsets, np.int64, len(filled) + 1, 8 * filled.offset)
+        return Column(Texts.within(places, np.frombuffer(data or b"", np.uint8)), missing)
+    if types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
+        return of_lists(array, missing)
+    if types.is_date(array.type) or types.is_timestamp(array.type):
+        times = array.cast(pyarrow.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
+        return Column(times, missing)
+    if types.is_decimal(array.type):
+        array = array.cast(pyarrow.float64())
+    if array.null_count and (types.is_floating(array.type) or types.is_integer(array.type)):
+        array = array.fill_null(pyarrow.scalar(0, array.type))
+    values = array.to_numpy(zero_copy_only=False)
+    return Column(values, missing | missing_in(values))
+
+
+def of_lists(array: pyarrow.Array, missing: NDArray[np.bool_]) -> Column:
+    """A column of lists, all of one length, as numbers [n, K]."""
+    from pyarrow import compute
+
+    sizes = compute.list_value_length(array.drop_null()).unique()
+    if len(sizes) > 1:
+        values = np.empty(len(array), object)
+        values[:] = array.to_pylist()
+        return Column(values, missing)
+    flat = of_arrow(array.drop_null().flatten())
+    assert not isinstance(flat.values, Texts)
+    width = sizes[0].as_py() if len(sizes) else 0
+    values = np.zeros((len(array), width), flat.values.dtype)
+    values[~missing] = flat.values.reshape(-1, width)
+    holes = missing.copy()
+    holes[~missing] = flat.missing.reshape(-1, width).any(1)
+    return Column(values, holes)
+
+
+def numbers_of_texts(texts: Sequence[str]) -> Any:
+    """Texts as numbers where all are some."""
+    try:
+        return np.array(texts).astype(np.float64)
+    except ValueError:
+        return texts
+
+
+def ids_of(column: Column, place: str, first_row: int) -> Ids:
+    """Ids: whole numbers, or texts. `place` names table and column. InputError at the first row without one."""
+    values, missing = column
+    if isinstance(values, Texts):
+        refuse(missing | (np.diff(values.offsets) == 0), place, first_row, "is missing: every row needs an id")
+        return values
+    refuse(missing, place, first_row, "is missing: every row needs an id")
+    if values.dtype.kind == "f":
+        refuse(values != np.round(values), place, first_row, "has a fraction: ids are whole numbers or text")
+    if values.dtype.kind not in "iuf" or values.ndim != 1:
+        what = "number and text in one column" if values.dtype.kind == "O" else str(values.dtype)
+        what = "lists" if values.ndim > 1 else what
+        raise InputError(f"{place}: holds {what}: ids are whole numbers or text, give all as text")
+    refuse((values < -(2.0**63)) | (values >= 2.0**63), place, first_row, "is too large: give such ids as text")
+    return np.ascontiguousarray(values, np.int64)
+
+
+def matrix_of(column: Column, place: str, first_row: int) -> NDArray[np.float32]:
+    """Numbers as float32 [n, K]; a column of single numbers has K = 1. InputError at the first row without one."""
+    remedy = "leave the column out, or turn it into numbers"
+    values, missing = column
+    if isinstance(values, Texts):
+        text = values.take(np.zeros(min(len(values), 1), np.int64)).tolist()
+        raise InputError(f"{place}, row {first_row}: {text[0] if text else ''!r} is no number: {remedy}")
+    if values.dtype.kind not in "biuf":
+        what = "no number, or a list of another length" if values.dtype.kind == "O" else str(values.dtype)
+        raise InputError(f"{place}: holds {what}: {remedy}")
+    refuse(missing, place, first_row, "is missing: fill it in, or leave the column out")
+    with np.errstate(over="ignore"):
+        rows = values.reshape(len(values), -1).astype(np.float32)
+    refuse(
+        any_of_row(~np.isfinite(rows)),
+        place,
+        first_row,
+        "is infinite or above 3e38: correct it, or leave the column out",
+    )
+    return rows
+
+
+def refuse(wrong: NDArray[np.bool_], place: str, first_row: int, reason: str) -> None:
+    """Raises InputError at the first flagged row."""
+    if wrong.any():
+        raise InputError(f"{place}, row {first_row + int(wrong.argmax())}: {reason}")
+
+
+def require_columns(table: Table, columns: Sequence[str], flag: str) -> None:
+    """InputError for a column that a table does not have."""
+    for name in columns:
+        if name not in table.columns:
+            raise InputError(f"{table.place}: {unknown(f'column of {flag}', name, table.columns)}")

@@ -1,0 +1,174 @@
+"""Text tables of numbers, plain or .gz, read in blocks: fast where all is well, precise about the first bad line."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import warnings
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.runtime.memory import require_memory
+from weft.utils.errors import InputError
+
+BLOCK_BYTES = 1 << 24
+MAX_LINE_BYTES = 1 << 24
+MAX_SHOWN = 60  # letters of a line in an error
+COMMENT = re.compile(rb"(?m)^[ \t]*[#%][^\n]*")
+SEPARATORS = bytes.maketrans(b",;\t", b"   ")
+INTEGER = re.compile(rb"[+-]?\d+")
+NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?|nan|inf(inity)?)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Some whole lines of a table."""
+
+    path: Path
+    """The table's file."""
+    values: NDArray[Any]
+    """int64 or float64 [rows, columns]."""
+    text: bytes
+    """The lines, comments and a header blanked out."""
+    first_line: int
+    """The number of the first line in the file, from 1."""
+
+    def error(self, row: int, reason: str) -> InputError:
+        """The InputError for a row of this block: file, line number, content, reason with remedy."""
+        lines = self.text.split(b"\n")
+        number = [i for i, line in enumerate(lines) if line.strip()][row]
+        return bad_line(self.path, self.first_line + number, lines[number], reason)
+
+
+def bad_line(path: Path, number: int, line: bytes, reason: str) -> InputError:
+    """The InputError for a line, numbered from 1."""
+    return InputError(f"{path}: line {number} '{shown(line)}': {reason}")
+
+
+def shown(line: bytes) -> str:
+    """A piece of a file as it may stand in an error: printable and not long."""
+    text = line.strip(b" \t\r")[: MAX_SHOWN + 1].decode("latin-1").encode("unicode_escape").decode()
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def read_blocks(path: Path, *, integral: bool | None = None, remedy: str = "") -> Iterator[Block]:
+    """The table's lines in order, a block at a time; every line has as many columns as the first.
+
+    Columns are separated by blanks, tabs, commas or semicolons. Lines that begin with # or % and blank lines are
+    skipped, and so is a first line that is not numeric. `integral` asks for int64 values (True) or float64 (False);
+    None means int64 for one or two columns. `remedy`: what else helps where there is no number. Raises InputError for a
+    line that is no row of the table, and for a file that cannot be read to its end.
+    """
+    columns, number, num_bytes = 0, 1, 0
+    for text in read_text(path):
+        if text.isspace():
+            number += text.count(b"\n")
+            continue
+        clean = COMMENT.sub(b"", text) if b"#" in text or b"%" in text else text
+        if not columns:
+            clean, columns = drop_header(clean)
+        if columns and not clean.isspace():
+            values = parse(path, clean, columns, columns <= 2 if integral is None else integral, number, remedy)
+            num_bytes += values.nbytes
+            require_memory(num_bytes, f"{path}: its first {number} lines and more", "give fewer of them")
+            yield Block(path=path, values=values, text=clean, first_line=number)
+        number += text.count(b"\n")
+
+
+def read_text(path: Path) -> Iterator[bytes]:
+    """The file's bytes in blocks of whole lines, each ending with a newline; unpacked if the name ends in .gz.
+
+    Raises InputError for a line that is longer than a table's lines are, and for a damaged file.
+    """
+    rest, number = b"", 1
+    try:
+        with open_binary(path) as file:
+            while data := file.read(BLOCK_BYTES):
+                whole, newline, tail = data.rpartition(b"\n")
+                if newline:
+                    whole = rest + whole + newline
+                    number += whole.count(newline)
+                    yield whole
+                    rest = tail
+                else:
+                    rest += data
+                if len(rest) > MAX_LINE_BYTES:
+                    raise bad_line(path, number, rest, f"is longer than {MAX_LINE_BYTES} bytes: break it up")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(
+            f"{path}: is no whole gzip file ({error}): fetch it again, or rename it if it is plain text"
+        ) from None
+    if rest:
+        yield rest + b"\n"
+
+
+def open_binary(path: Path) -> IO[bytes]:
+    """The file, unpacked if its name ends in .gz; InputError if there is none."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file: check the path")
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def drop_header(text: bytes) -> tuple[bytes, int]:
+    """The text with a first data line that is not numeric blanked out, and the number of columns (0: no data yet)."""
+    lines = (match for match in re.finditer(rb"[^\n]+", text) if match.group().strip())
+    line = next(lines, None)
+    if line is None:
+        return text, 0
+    fields = line.group().translate(SEPARATORS).split()
+    if not any(NUMBER.fullmatch(part) for part in fields):
+        text = text[: line.start()] + b" " * len(line.group()) + text[line.end() :]
+        line = next(lines, None)
+    return text, 0 if line is None else len(line.group().translate(SEPARATORS).split())
+
+
+def parse(path: Path, text: bytes, columns: int, integral: bool, first_line: int, remedy: str) -> NDArray[Any]:
+    """The numbers of some whole lines, int64 or float64 [rows, columns]; InputError at the first line with others."""
+    spaced = text.translate(SEPARATORS)
+    rows = count_rows(spaced, columns)
+    if text.count(b",") + text.count(b";") in (0, rows * (columns - 1)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)  # older numpy warns where newer raises
+            try:
+                values = np.fromstring(spaced, dtype=np.int64 if integral else np.float64, sep=" ")
+            except (ValueError, DeprecationWarning):
+                values = np.empty(0)
+        if values.size == rows * columns:
+            return values.reshape(rows, columns)
+    raise find_bad_line(path, text, columns, integral, first_line, remedy)
+
+
+def count_rows(text: bytes, columns: int) -> int:
+    """The number of lines that are not blank; -1 if one has not exactly `columns` fields, separated by blanks."""
+    data = np.frombuffer(text, dtype=np.uint8)
+    filled = data > ord(" ")
+    begins = filled.copy()
+    begins[1:] &= ~filled[:-1]
+    before = np.searchsorted(np.flatnonzero(begins), np.flatnonzero(data == ord("\n")))
+    per_line = np.diff(before, prepend=0)
+    per_line = per_line[per_line > 0]
+    return len(per_line) if (per_line == columns).all() else -1
+
+
+def find_bad_line(path: Path, text: bytes, columns: int, integral: bool, first_line: int, remedy: str) -> InputError:
+    """The error for the first line that is no row of the table."""
+    number = INTEGER if integral else NUMBER
+    kind = "whole numbers" if integral else "numbers"
+    for i, line in enumerate(text.split(b"\n")):
+        if not line.strip():
+            continue
+        fields = re.split(rb"[,;]", line) if b"," in line or b";" in line else line.split()
+        if len(fields) != columns:
+            reason = f"has {len(fields)} columns, not {columns}: give every line the same, with one kind of separator"
+            return bad_line(path, first_line + i, line, reason)
+        for field in fields:
+            if not number.fullmatch(field.strip()):
+                reason = f"'{shown(field)}' is no number here: expected {columns} {kind}{remedy}"
+                return bad_line(path, first_line + i, line, reason)
+    return InputError(f"{path}: lines {first_line} and on mix commas and blanks as separators: use one of them")

@@ -1,0 +1,1 @@
+"""Several runs compared: strategies, and sweeps over options."""

@@ -1,0 +1,1 @@
+"""Aggregates over in-edges, as values: sums, means, maxima and attention."""

@@ -1,0 +1,140 @@
+"""Aggregates that reduce in-neighbours to a sum, a mean, or a maximum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.data import Adjacency
+from weft.kernels import Scale, spmm, spmm_max, spmm_max_places, spmm_transposed
+from weft.nn.aggregate.aggregate import SLOT_BYTES, TARGET_BYTES, Aggregate, Rows, WorkingSet
+from weft.nn.aggregate.partial import Partial, add, merge_maxima
+from weft.nn.aggregate.topology import EdgePart, Norm, Topology
+from weft.runtime import native
+from weft.utils.errors import require_word
+
+
+@dataclass(frozen=True)
+class Sum(Aggregate):
+    """The sum over in-neighbours, zero where there are none.
+
+    norm: 'gcn' is D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, eq. 2), 'mean' divides by the in-degree. weighted:
+    by the edges' weights, if they have any.
+    """
+
+    norm: Norm = None
+    weighted: bool = False
+    linear = can_save = True
+
+    def __post_init__(self) -> None:
+        if self.norm is not None:
+            require_word("norm", self.norm, ("gcn", "mean"))
+
+    @property
+    def loops(self) -> bool:
+        return self.norm == "gcn"
+
+    @property
+    def reads_weight(self) -> bool:
+        return self.weighted
+
+    def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:
+        x, adjacency = prepared["x"], topology.adjacency
+        scale, weighted = topology.scale(self.norm, self.weighted, x.dtype), self.weighted and topology.has_weight
+        for _ in range(steps):
+            x = spmm(adjacency, x, scale=scale, weighted=weighted)
+        return x
+
+    def transposed(self, topology: Topology, grad: Tensor, into: Tensor | None = None) -> Tensor:
+        scale, weighted = topology.scale(self.norm, self.weighted, grad.dtype), self.weighted and topology.has_weight
+        return spmm_transposed(topology.adjacency, grad, scale=scale, weighted=weighted, into=into)
+
+    def working_set(
+        self, adjacency: Adjacency, width: int, *, itemsize: int, size: int = 1, num_edge_features: int = 0
+    ) -> WorkingSet:
+        del num_edge_features
+        row = -(-width // size) * itemsize
+        edge = adjacency.indices.itemsize + (itemsize if adjacency.weight is not None else 0)
+        return WorkingSet(TARGET_BYTES + 2 * itemsize + row + edge * self.loops, SLOT_BYTES + itemsize + row, edge)
+
+    def partial(self, part: EdgePart, rows: Rows) -> Partial:
+        return Partial(self.apply(part, rows))
+
+    def combine(self, partials: Sequence[Partial]) -> Tensor:
+        return add(partials)
+
+
+@dataclass(frozen=True)
+class Max(Aggregate):
+    """The maximum over in-neighbours by column, zero where there are none; the first of equals has the gradient."""
+
+    def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:
+        x = prepared["x"]
+        for _ in range(steps):
+            x = spmm_max(topology.adjacency, x)
+        return x
+
+    def working_set(
+        self, adjacency: Adjacency, width: int, *, itemsize: int, size: int = 1, num_edge_features: int = 0
+    ) -> WorkingSet:
+        del num_edge_features
+        row, edge_id = -(-width // size) * itemsize, native.id_dtype(adjacency.num_edges).itemsize
+        weight = itemsize if adjacency.weight is not None else 0
+        per_edge = 2 * (adjacency.indices.itemsize + weight) + edge_id
+        return WorkingSet(TARGET_BYTES + 3 * row, SLOT_BYTES + 3 * row, per_edge)
+
+    def partial(self, part: EdgePart, rows: Rows) -> Partial:
+        values, place = spmm_max_places(part.adjacency, rows["x"])
+        return Partial(values, part.edge_numbers(place))
+
+    def combine(self, partials: Sequence[Partial]) -> Tensor:
+        return merge_maxima(partials)
+
+
+@dataclass(frozen=True)
+class ByRelation(Aggregate):
+    """The mean, or the sum, over the in-edges of each relation: a row for each target and relation with any, [M, F].
+
+    `topology.relation_rows` maps those by their relations and adds them up to the targets' rows.
+    """
+
+    mean: bool = True
+    linear = can_save = True
+
+    @classmethod
+    def reducing(cls, reduce: str) -> ByRelation:
+        """Return the aggregate for a word, "mean" or "sum". InputError for another."""
+        require_word("reduce", reduce, ("sum", "mean"))
+        return cls(mean=reduce == "mean")
+
+    def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:
+        assert steps == 1, "the results are no rows of vertices"
+        x = prepared["x"]
+        return spmm(topology.relation_edges, x, scale=self._scale(topology, x.dtype))
+
+    def transposed(self, topology: Topology, grad: Tensor, into: Tensor | None = None) -> Tensor:
+        scale = self._scale(topology, grad.dtype)
+        return spmm_transposed(topology.relation_edges, grad, scale=scale, into=into)
+
+    def working_set(
+        self, adjacency: Adjacency, width: int, *, itemsize: int, size: int = 1, num_edge_features: int = 0
+    ) -> WorkingSet:
+        del num_edge_features
+        row = -(-width // size) * itemsize  # results of a block may be as many as its edges, which each has one of
+        return WorkingSet(TARGET_BYTES, SLOT_BYTES + row, adjacency.indices.itemsize + 8 + itemsize + row)
+
+    def partial(self, part: EdgePart, rows: Rows) -> Partial:
+        edges = part.relation_edges
+        return Partial(spmm(edges, rows["x"]), edges.degree[:, None])
+
+    def combine(self, partials: Sequence[Partial]) -> Tensor:
+        if not self.mean:
+            return add(partials)
+        counts = torch.stack([one.beside for one in partials if one.beside is not None]).sum(0)
+        return add(partials) / counts
+
+    def _scale(self, topology: Topology, dtype: torch.dtype) -> Scale:
+        return topology.relation_scale(dtype) if self.mean else Scale()

@@ -1,0 +1,1 @@
+"""Layers, written for one device over a View."""

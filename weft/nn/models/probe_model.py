@@ -1,0 +1,67 @@
+"""A model on a few vertices of a graph, joined by random edges: what can be found out by running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from weft.data import Adjacency, Graph
+from weft.nn.aggregate.topology import Topology
+from weft.nn.graph_view import GraphView, Inputs
+from weft.nn.layers.typed_input import typed_rows, with_own_rows
+from weft.nn.workload.workload import Workload
+
+
+def random_topology(
+    graph: Graph, num_vertices: int, degree: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
+) -> Topology:
+    """Random edges among so many vertices, `degree` times as many, which have what a graph's edges have."""
+    num_edges, random = num_vertices * degree, torch.Generator().manual_seed(seed)
+    source, target = (torch.randint(num_vertices, (num_edges,), generator=random) for _ in range(2))
+    weight = None if graph.in_edges.weight is None else torch.ones(num_edges, dtype=dtype)
+    adjacency = Adjacency.from_edges(source, target, num_sources=num_vertices, num_targets=num_vertices, weight=weight)
+    features = torch.randn(num_edges, graph.num_edge_features, generator=random) if graph.num_edge_features else None
+    edge_type = None
+    if graph.edge_type is not None:
+        edge_type = torch.randint(len(graph.relations), (num_edges,), generator=random)
+    return Topology(
+        adjacency.to(device),
+        edge_features=features,
+        dtype=dtype,
+        edge_type=edge_type,
+        num_relations=len(graph.relations),
+    )
+
+
+def some_vertices(graph: Graph, number: int) -> Tensor:
+    """So many vertices, int64, evenly spaced over all types; some are there twice where the graph has fewer."""
+    return torch.arange(number) * graph.num_vertices // number
+
+
+class Sample:
+    """A copy of a workload's model, in training, and what it reads of some vertices, int64 [n], of any order.
+
+    topology: the edges among these.
+    """
+
+    def __init__(self, work: Workload, topology: Topology, vertices: Tensor) -> None:
+        device = topology.adjacency.device
+        self.work, self.topology = work, topology
+        self.x = work.features(vertices, device)
+        self.typed = typed_rows(work.graph, vertices, device, work.dtype)
+        self.model = with_own_rows(work.model, work.graph, vertices)[0].to(device).train()
+
+    def forward(self, view_type: type[GraphView], **options: Any) -> Callable[[], Tensor]:
+        """A function that runs the model under views of this type, made with these options besides; its logits."""
+        inputs = Inputs(rows=self.x, optimisations=self.work.optimisations, typed=self.typed)
+        num_stages = cast(int, self.model.num_stages)
+
+        def run() -> Tensor:
+            views = [view_type(self.topology, inputs=inputs, key=1, **options) for _ in range(num_stages)]
+            logits: Tensor = self.model(views, self.x)
+            return logits
+
+        return run

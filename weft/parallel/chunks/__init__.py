@@ -1,0 +1,1 @@
+"""Work on a graph chunk by chunk. Knows no strategy."""

@@ -1,0 +1,1 @@
+"""What a model computes between its aggregates, traced once."""

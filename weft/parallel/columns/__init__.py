@@ -1,0 +1,1 @@
+"""Aggregates over columns of all rows, chunk by chunk (NeutronTP)."""

@@ -1,0 +1,32 @@
+"""What a person reads after a run, made from its records alone."""
+
+from weft.reporting.curves import plot, run_facts
+from weft.reporting.page import make_page
+from weft.reporting.print_table import print_table
+from weft.reporting.records import Records, epoch_columns, rank_columns
+from weft.reporting.run_table import (
+    compare_table,
+    learned_line,
+    partition_table,
+    plan_table,
+    run_table,
+    stage_table,
+    sweep_table,
+)
+
+__all__ = [
+    "Records",
+    "compare_table",
+    "epoch_columns",
+    "learned_line",
+    "make_page",
+    "partition_table",
+    "plan_table",
+    "plot",
+    "print_table",
+    "rank_columns",
+    "run_facts",
+    "run_table",
+    "stage_table",
+    "sweep_table",
+]

@@ -1,0 +1,1 @@
+"""Files of a run's folder: checkpoints, records, the model card."""

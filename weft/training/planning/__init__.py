@@ -1,0 +1,1 @@
+"""Estimates before a run: `weft plan`, `--strategy auto` and `weft probe`."""

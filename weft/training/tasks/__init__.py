@@ -1,0 +1,1 @@
+"""What a run learns: node classification or link prediction, its losses and metrics."""
