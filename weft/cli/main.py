@@ -350,7 +350,7 @@ def _named_by_files(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from weft import report
+    from weft import reporting
     from weft.training.flag_checks import without_foreign_flags
     from weft.training.launch.torchrun import is_main_process
     from weft.training.run import run
@@ -364,7 +364,7 @@ def _train(options: argparse.Namespace) -> int:
     with _named_by_files(options):
         done = run(config, None, None, out=options.out, resume=options.resume, quiet=options.quiet, plan=options.plan)
     if is_main_process():
-        tables = [report.run_table(done.summary)]
+        tables = [reporting.run_table(done.summary)]
         values = {"folder": str(done.folder), **done.summary}
         _print_result(options, tables, f"records and model in {done.folder}", values)
     return 0
@@ -372,13 +372,13 @@ def _train(options: argparse.Namespace) -> int:
 
 def _print_result(options: argparse.Namespace, tables: Sequence[Table], last: str, values: dict[str, Any]) -> None:
     """Prints what came of a command: tables and a last line, as --quiet the line alone, as --json one object."""
-    from weft import report
+    from weft import reporting
 
     if options.json:
         print(json.dumps(values))
         return
     for table in tables if not options.quiet else ():
-        report.print_table(table)
+        reporting.print_table(table)
     print(last)
 
 
@@ -393,7 +393,7 @@ def _print_config(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from weft import report
+    from weft import reporting
     from weft.experiments.compare import ablate, compare_as
     from weft.training.launch.torchrun import is_main_process
 
@@ -406,14 +406,14 @@ def _compare(options: argparse.Namespace) -> int:
             runs = compare_as(config, contenders(options.strategies), options.out, quiet=options.quiet)
     if is_main_process():
         folder, summaries = next(iter(runs.values())).folder.parent, {name: one.summary for name, one in runs.items()}
-        tables = [report.compare_table(summaries), report.stage_table(summaries)]
+        tables = [reporting.compare_table(summaries), reporting.stage_table(summaries)]
         values = {"folder": str(folder), "runs": summaries}
         _print_result(options, tables, f"records in {folder}/compare.jsonl", values)
     return 0
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    from weft import report
+    from weft import reporting
     from weft.experiments.sweep import over_seeds, sweep
 
     values, out = _given(options), options.out or Path("runs") / options.sweep.stem
@@ -423,12 +423,12 @@ def _sweep(options: argparse.Namespace) -> int:
         runs = sweep(values, out, quiet=options.quiet)
     points = over_seeds(runs)
     result = {"folder": str(out), "points": points}
-    _print_result(options, [report.sweep_table(points)], f"records in {out}/sweep.jsonl", result)
+    _print_result(options, [reporting.sweep_table(points)], f"records in {out}/sweep.jsonl", result)
     return int(any(one.error for one in runs))
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from weft import report
+    from weft import reporting
     from weft.training.planning.plan_call import Where, planned
 
     config = _config(options)
@@ -439,9 +439,9 @@ def _plan(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(values))
     else:
-        report.print_table(report.plan_table([dataclasses.asdict(one) for one in found]))
+        reporting.print_table(reporting.plan_table([dataclasses.asdict(one) for one in found]))
         if values["learned"]:
-            print(report.learned_line(values["learned"]))
+            print(reporting.learned_line(values["learned"]))
         for one in [one for one in found if one.fits][:3]:
             print(one.command)
         for note in values["notes"]:
@@ -505,7 +505,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _partition(options: argparse.Namespace) -> int:
-    from weft import report
+    from weft import reporting
     from weft.partition import make_book
     from weft.partition.book import require_writable
     from weft.training.progress import waiting
@@ -520,7 +520,7 @@ def _partition(options: argparse.Namespace) -> int:
     with waiting(f"partitioning {config.graph}", quiet=False):
         book = make_book(graph, options.parts, method=options.method, options=method)
     book.save(out)
-    report.print_table(report.partition_table(book.quality.record()))
+    reporting.print_table(reporting.partition_table(book.quality.record()))
     print(f"book in {out}")
     return 0
 

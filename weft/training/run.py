@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import nn
 
-from weft import report
+from weft import reporting
 from weft.comm import Group
 from weft.config.config import Config, is_imported
 from weft.data import Graph, GraphShape, as_asked, load
@@ -62,9 +62,9 @@ class Run:
     def _repr_html_(self) -> str | None:
         """What a notebook shows; None where the folder is not there, or damaged: `repr` then."""
         try:
-            found = report.Records.read(self.folder)
+            found = reporting.Records.read(self.folder)
             asked = {"graph": found.config.graph, "model": found.config.model}
-            return facts_table(f"Run {self.folder}", asked | report.run_facts(found))
+            return facts_table(f"Run {self.folder}", asked | reporting.run_facts(found))
         except InputError:
             return None
 
@@ -98,7 +98,7 @@ class Run:
         rank and phase: seconds, counts, and bytes by tag as columns such as `bytes_sent.halo`.
         InputError for another word, and where `weft[tables]` is not installed.
         """
-        tables = {"epochs": report.epoch_columns, "ranks": report.rank_columns}
+        tables = {"epochs": reporting.epoch_columns, "ranks": reporting.rank_columns}
         if of not in tables:
             raise unknown("table", of, tables)
         frame = extra("pandas", "to_pandas").DataFrame(tables[of](self.records))
@@ -109,7 +109,7 @@ class Run:
 
         InputError where no epoch is recorded yet, and where `weft[report]` is not installed.
         """
-        return report.plot(report.Records.read(self.folder))
+        return reporting.plot(reporting.Records.read(self.folder))
 
     @property
     def model(self) -> nn.Module:
