@@ -36,8 +36,9 @@ coverage: $(VENV)/ready
 test-docs: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m slow tests/test_docs.py tests/test_notebooks.py
 
-# Not --quiet, under which --strict counts no warning.
+# docs/results is generated from benchmarks/results. No --quiet, as --strict counts no warnings with it.
 docs: $(VENV)/ready
+	$(BIN)/python benchmarks/result_pages.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 browser: $(VENV)/ready

@@ -13,6 +13,8 @@ FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 OBJECT = re.compile(r"^::: (\S+)$", re.MULTILINE)
+FORMER = re.compile(r'<a id="([^"]+)"></a>')
+"""The anchor of a heading that has a new name, for links from elsewhere."""
 NAMED = re.compile(r"`((?:\.ci|benchmarks|csrc|docs|examples|tests|weft)/[a-z0-9_/.-]+)`")
 """A file of the repository in the text; names with capitals or stars stand for others."""
 
@@ -41,15 +43,24 @@ def resolves(page: Path, target: str) -> bool:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors of a page: of headings, as GitHub and the site make them, and of objects."""
+    """Return the anchors of a page: headings as GitHub and the site name them, their former names, and objects."""
     headings = HEADING.findall(FENCED.sub("", text))
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings} | set(OBJECT.findall(text))
+    named = {*OBJECT.findall(text), *FORMER.findall(text)}
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings} | named
 
 
 def test_what_is_not_there_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    (tmp_path / "other.md").write_text("# A title, in `code`\n\n::: weft.train\n\n```text\n# no title\n```\n")
-    good = ["other.md", "other.md#a-title-in-code", "other.md#weft.train", "#here", "https://elsewhere.example"]
+    text = "# A title, in `code`\n\n::: weft.train\n\n```text\n# no title\n```\n"
+    (tmp_path / "other.md").write_text(text + '<a id="former"></a>\n')
+    good = [
+        "other.md",
+        "other.md#former",
+        "other.md#a-title-in-code",
+        "other.md#weft.train",
+        "#here",
+        "https://elsewhere.example",
+    ]
     bad = ["gone.md", "other.md#no-title", "other.md#weft.run", "#there"]
     links = "\n".join(f"[x]({target})" for target in good + bad)
     page.write_text(f"# Here\n{links}\n`weft/gone.py` `weft/cli/main.py`")
