@@ -28,7 +28,7 @@ from weft.config.config import Config
 from weft.cost import Profile
 from weft.nn import Workload
 from weft.runtime.process_memory import Seen, watch
-from weft.strategies import Held, get_strategy
+from weft.strategies import MemoryUse, get_strategy
 from weft.training.planning.plan_subject import Parts
 from weft.training.planning.search import command
 from weft.training.run import prepared_workload
@@ -92,7 +92,7 @@ def measured(config: Config, work: Workload, machine: Profile, *, limits: bool) 
     return row
 
 
-def foretold(config: Config, work: Workload, machine: Profile) -> Held:
+def foretold(config: Config, work: Workload, machine: Profile) -> MemoryUse:
     """What the plan of a run says."""
     made = Parts(work.graph).options(config)
     plan = get_strategy(config.strategy)(work, config.workers, made)

@@ -24,9 +24,9 @@ from weft.comm import Group
 from weft.data import Graph
 from weft.nn import Workload, make_model
 from weft.partition import Dependencies, make_book
-from weft.strategies.split.feature_cache import CachedRows
+from weft.strategies.split.feature_cache import FeatureCache
 from weft.strategies.split.plan import BatchOptions, MiniBatchPlan, SampledPlan, SplitPlan
-from weft.strategies.split.sampler import Drawn, ask_each_other
+from weft.strategies.split.sampler import SampledBatch, ask_each_other
 
 SHARES = (0.0, 0.1, 0.25)
 
@@ -87,7 +87,7 @@ def rows_missed(plan: MiniBatchPlan, batches: Sequence[Sequence[Dependencies]], 
     caching = type(plan)(plan.work, plan.size, replace(plan.options, cache_memory=memory))
     for rank in range(plan.size):
         held = caching.cached_vertices(rank)
-        cache = CachedRows(graph.x, held, group.device, plan.work.dtype, group)
+        cache = FeatureCache(graph.x, held, group.device, plan.work.dtype, group)
         for batch in batches:
             cache[batch[rank].rows]
     return group.meter.counts.sampled["cache_misses"]
@@ -97,7 +97,7 @@ def edges(drawn: Dependencies) -> int:
     return sum(hop.block.num_edges for hop in drawn.hops)
 
 
-def balance(batches: Sequence[Sequence[Drawn]]) -> dict[str, float]:
+def balance(batches: Sequence[Sequence[SampledBatch]]) -> dict[str, float]:
     """Edge skew, the mean over batches of (most - least) / mean of the ranks' edges; and the share of local edges."""
     loads = torch.tensor([[edges(one) for one in batch] for batch in batches], dtype=torch.float64)
     skew = ((loads.amax(1) - loads.amin(1)) / loads.mean(1)).mean().item()

@@ -33,12 +33,12 @@ from weft.cost.datasheets import BYTES, GATHERED, NUMBER_BYTES, PASSES_BY_HEAD, 
 from weft.data import DescribedGraph
 from weft.nn import GraphOperation
 from weft.runtime.kernel_call import KernelCall
-from weft.strategies import Held, register
+from weft.strategies import MemoryUse, register
 from weft.strategies.vertex.blocks import BlockStats
 from weft.strategies.vertex.plan import CommunicatedPlan
 from weft.training.planning.machine_list import Machines, clusters_on
 from weft.training.planning.plan_subject import DescribedSubject
-from weft.training.planning.search import Foreseen, attempts, first_fitting, foreseen, too_little
+from weft.training.planning.search import StrategyEstimate, attempts, first_fitting, foreseen, too_little
 from weft.training.run import prepared_workload
 
 RESULTS = Path(__file__).parent / "results"
@@ -298,7 +298,7 @@ def judge(cell: Cell, tables: Path) -> Judged:
     return Judged(lines, (order[0], order[1]), (ratio[0], ratio[1]), (memory[0], memory[1]), sorted(causes))
 
 
-def simulate(cell: Cell, name: str, tables: Path) -> Foreseen:
+def simulate(cell: Cell, name: str, tables: Path) -> StrategyEstimate:
     """What a system takes in a cell."""
     system, graph = SYSTEMS[cell.paper, name], dataset(tables, cell.paper, cell.dataset)
     config = Config(
@@ -326,7 +326,7 @@ def simulate(cell: Cell, name: str, tables: Path) -> Foreseen:
         found = first_fitting(in_chunks if system.chunked else [whole, *in_chunks], asked, subject, cluster)
     if system.feature_gradients and found.fits:
         more_bytes = NUMBER_BYTES * int(graph["vertices"]) * int(graph["features"]) // cluster.ranks
-        held = Held(found.device_bytes + more_bytes, found.host_bytes, found.disk_bytes)
+        held = MemoryUse(found.device_bytes + more_bytes, found.host_bytes, found.disk_bytes)
         reason = too_little(held, whole, cluster)
         found = replace(found, device_bytes=held.device, fits=not reason, reason=reason)
     more = scoring_seconds(graph, cluster) if cell.links and found.epoch_seconds else 0.0

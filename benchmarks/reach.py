@@ -26,7 +26,7 @@ from weft.config.config import Config
 from weft.config.optimisations import Optimisations
 from weft.data import Graph
 from weft.nn import Workload, make_model
-from weft.partition import Reach
+from weft.partition import ReceptiveField
 from weft.strategies import ResidentPlan
 from weft.strategies.offload.plan import OffloadPlan
 from weft.training.tasks.metrics import NodeTask
@@ -95,7 +95,7 @@ def measure(graph: Graph, strategy: str, options: argparse.Namespace) -> dict[st
     plan = Runner(graph, strategy, "", options).plan  # and PyTorch has loaded what it loads late
     assert isinstance(plan, ResidentPlan | OffloadPlan)
     reach = plan.reach if isinstance(plan, OffloadPlan) else plan.reaches[True]
-    if not isinstance(reach, Reach):
+    if not isinstance(reach, ReceptiveField):
         return reach or "that would save little"
     runners = {without: Runner(graph, strategy, without, options) for without in ("", "reach")}
     for one, other in zip(*(runner.first() for runner in runners.values()), strict=True):

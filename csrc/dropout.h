@@ -6,7 +6,7 @@
 
 namespace weft::WEFT_ISA {
 
-// The finaliser of SplitMix64 (Steele, Lea, Flood 2014), as weft.core.random.mix64.
+// The finaliser of SplitMix64 (Steele, Lea, Flood 2014), as weft.utils.random.mix64.
 WEFT_INLINE uint64_t mix64(uint64_t value) {
   value += 0x9E3779B97F4A7C15u;
   value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;

@@ -1,4 +1,4 @@
-/* A heap of its own for large arrays, which a process preloads in front of glibc (LD_PRELOAD; weft/core/memory.py).
+/* A heap of its own for large arrays, which a process preloads in front of glibc (LD_PRELOAD; weft/runtime/memory.py).
  *
  * PyTorch allocates arrays by posix_memalign. In glibc's heap small pieces come to lie between large arrays that were
  * freed, so that the next of the same size does not fit and the heap grows: by a fifth, and never twice the same. Here

@@ -6,7 +6,7 @@
 
 NB_MODULE(_native, module) {
   module.doc() = "The C++ layer of weft: graph building and the kernels, without a tie to a torch version.";
-  module.attr("INTERFACE") = 14;  // as in weft/core/native.py
+  module.attr("INTERFACE") = 14;  // as in weft/runtime/native.py
   weft::bind_graph(module);
   weft::bind_host(module);
   weft::bind_kernels(module);

@@ -11,8 +11,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.utils import get_relative_url
 
-from weft.core.config import Config
-from weft.core.option import help_text
+from weft.config.config import Config
+from weft.config.option import help_text
 
 BESIDE = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md"}
 """Pages in the root of the repository, and where they are on the site."""

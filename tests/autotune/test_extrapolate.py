@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from weft.autotune import RankWork, Samples, extrapolated
+from weft.autotune import RankEstimate, Samples, extrapolated
 from weft.autotune.estimate_time import GraphBytes
 from weft.autotune.extrapolate import growth, kinds_of, numbers_of, shrinkage, with_numbers
 from weft.cost import Operation, Steps, Trace
 from weft.runtime.kernel_call import KernelCall
-from weft.strategies import Held
+from weft.strategies import MemoryUse
 
 
-def work(rows: int, width: int = 64, *, ahead: int = 0) -> RankWork:
+def work(rows: int, width: int = 64, *, ahead: int = 0) -> RankEstimate:
     """A rank that maps some rows, sends half of them, and adds up their edges, of some before they have come."""
     aggregate = KernelCall("Sum", (10 * rows, rows, 2 * rows, rows, width, 0))
     picked = KernelCall("gather", (rows, 4 * width))
@@ -25,20 +25,20 @@ def work(rows: int, width: int = 64, *, ahead: int = 0) -> RankWork:
         *early,
         Operation(kind="aggregate", edges=10 * rows * width, calls=(aggregate,)),
     )
-    return RankWork(
+    return RankEstimate(
         steps=[Steps(Trace(operations=operations), 1)],
         besides=[KernelCall("update", (512,))],
-        held=Held(9 * rows, 0, 0),
+        held=MemoryUse(9 * rows, 0, 0),
         graph=GraphBytes(8 * rows, rows),
     )
 
 
-def alike(one: RankWork) -> RankWork:
+def alike(one: RankEstimate) -> RankEstimate:
     """The same work, its calls in the order in which they are grown."""
     return with_numbers(one, numbers_of(one, kinds_of(one)), kinds_of(one))
 
 
-def edges_of(one: RankWork) -> int:
+def edges_of(one: RankEstimate) -> int:
     return one.steps[0].trace.edges
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.lib.ranks import on_ranks, spawn
 from weft.comm import (
+    ColumnLayout,
     Group,
-    Layout,
     cols_to_rows,
     column_layout,
     count_shared,
@@ -46,7 +46,7 @@ def check_exchange(group: Group) -> None:
         assert torch.equal(x_nF.grad, x_nF * 2)
 
     # Overlapping columns: the adjoint of handing a column to several ranks is to sum what comes back.
-    everywhere = Layout(rows=even_bounds(5, size), columns=(((0, 1), (2, 3)),) * size)
+    everywhere = ColumnLayout(rows=even_bounds(5, size), columns=(((0, 1), (2, 3)),) * size)
     rows = whole(5, 3)[everywhere.rows[rank] : everywhere.rows[rank + 1]].requires_grad_()
     held = rows_to_cols(rows, everywhere, group)
     assert torch.equal(held, whole(5, 3)[:, [0, 2]])

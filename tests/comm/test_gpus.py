@@ -20,7 +20,7 @@ from tests.lib.ranks import on_ranks, spawn
 from tests.lib.streams import DEVICE_NAME, FakeStreams, RaceError
 from weft.comm import Group, own_gpu
 from weft.comm.gpus import BOTH, each_has_its_own
-from weft.comm.group import Exchange
+from weft.comm.group import PendingExchange
 from weft.runtime.meter import Meter
 from weft.utils.errors import InputError
 
@@ -55,8 +55,8 @@ def check_staged(group: Group) -> None:
         group.device, group.streams, group.staged = DEVICE_NAME, streams, True
         numbers = torch.arange(4.0, device=DEVICE_NAME) + group.rank
         total = group.all_reduce(numbers, tag="sums")
-        whole = Exchange(group, numbers, [2, 2], [2, 2], tag="rows", ring=False).wait()
-        ring = Exchange(group, numbers, [2, 2], [2, 2], tag="rows")
+        whole = PendingExchange(group, numbers, [2, 2], [2, 2], tag="rows", ring=False).wait()
+        ring = PendingExchange(group, numbers, [2, 2], [2, 2], tag="rows")
         parts = [ring.wait(rank) for rank in range(2)]
         values = numbers.clone()
         group.broadcast(values, tag="values")

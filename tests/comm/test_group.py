@@ -7,7 +7,7 @@ import torch
 
 from tests.lib.ranks import spawn
 from weft.comm import Group, Key
-from weft.comm.group import Exchange
+from weft.comm.group import PendingExchange
 
 NUM_NUMBERS = 5
 LAYERS = {"first": 10.0, "second": 20.0}
@@ -59,7 +59,7 @@ def check_collectives(group: Group) -> None:
     stays, goes, comes = [me] * 3, [100 + me], [100 + other]
     sent, expected, sizes = (stays + goes, stays + comes, [3, 1]) if me == 0 else (goes + stays, comes + stays, [1, 3])
     for ring in (True, False):
-        exchange = Exchange(group, torch.tensor(sent, dtype=torch.float32), sizes, sizes, tag="rows", ring=ring)
+        exchange = PendingExchange(group, torch.tensor(sent, dtype=torch.float32), sizes, sizes, tag="rows", ring=ring)
         assert exchange.wait().tolist() == expected
     assert group.meter.take("setup").bytes_sent["rows"] == 8
     values = torch.tensor([10.0 + me])

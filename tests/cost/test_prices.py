@@ -13,11 +13,11 @@ import pytest
 
 from tests.lib.graph_checks import assert_one_line
 from tests.lib.profiles import flat, profile
-from weft.cost import Prices, Profile, Table
+from weft.cost import Prices, PriceTable, Profile
 from weft.runtime.kernel_call import KernelCall
 from weft.utils.errors import InputError
 
-TABLE = Table(axes=((10.0, 1000.0), (1.0, 4.0)), seconds=(1.0, 2.0, 100.0, 200.0))
+TABLE = PriceTable(axes=((10.0, 1000.0), (1.0, 4.0)), seconds=(1.0, 2.0, 100.0, 200.0))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,9 @@ def test_what_grows_by_each_size_is_told_exactly() -> None:
 
     axes = ((10.0, 1000.0), (0.1, 1.0), (2.0, 64.0), (8.0, 64.0), (1.0, 8.0))
     found = tuple(seconds(*one) / (one[0] * one[2] * one[3]) for one in product(*axes))
-    prices = replace(profile().prices_of(1)[0], call_seconds=0.0, tables={"Attend": Table(axes=axes, seconds=found)})
+    prices = replace(
+        profile().prices_of(1)[0], call_seconds=0.0, tables={"Attend": PriceTable(axes=axes, seconds=found)}
+    )
     for sources, fresh, degree, width, heads in product((10, 500), (0.1, 0.3), (3, 40), (8, 50), (1, 4, 8)):
         edges = sources * degree
         call = KernelCall("Attend", (edges, sources, sources, int(fresh * edges), width, heads))
@@ -65,8 +67,8 @@ def test_what_calls_cost_beside_their_work() -> None:
 def test_back_through_a_block_is_told_by_its_sources_too() -> None:
     """A sum's gradient is a sum over the transposed edges, an attention's goes over them both ways."""
     axes, by_degree = ((1e3,), (1.0,), (2.0, 64.0), (8.0,)), (4.0, 1.0)
-    tables = {"Sum": Table(axes=axes, seconds=by_degree)}
-    tables["Attend_backward"] = Table(axes=(*axes, (1.0,)), seconds=by_degree)
+    tables = {"Sum": PriceTable(axes=axes, seconds=by_degree)}
+    tables["Attend_backward"] = PriceTable(axes=(*axes, (1.0,)), seconds=by_degree)
     prices = replace(profile().prices_of(1)[0], call_seconds=0.0, tables=tables)
 
     def seconds(kernel: str, targets: int, sources: int) -> float:

@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from weft.cost import Disk, Network, Operation, Prices, Table, Trace
+from weft.cost import Disk, Network, Operation, Prices, PriceTable, Trace
 from weft.cost.profile import COLLECTIVES
-from weft.cost.simulate import NOTHING, Hosts, StepTime, Work, finish, simulate
+from weft.cost.simulate import NOTHING, Hosts, StepTime, WorkSeconds, finish, simulate
 from weft.cost.trace import transfer
 from weft.runtime.kernel_call import KernelCall
 
 CROSSING = 0.5
-NETWORK = Network(ranks=2, hosts=1, tables=dict.fromkeys(COLLECTIVES, Table(axes=((1.0,),), seconds=(CROSSING,))))
+NETWORK = Network(ranks=2, hosts=1, tables=dict.fromkeys(COLLECTIVES, PriceTable(axes=((1.0,),), seconds=(CROSSING,))))
 
 
 def hosts(ranks_each: int, slots: int = 2) -> Hosts:
     """Kernels take 1 s a flop, 2 s where all cores are at work, messages half a second, files 3 and 4 s a byte."""
     alone, busy = (
-        Prices(ranks=ranks, threads=1, tables={"linear": Table(axes=((1.0,),) * 3, seconds=(seconds,))})
+        Prices(ranks=ranks, threads=1, tables={"linear": PriceTable(axes=((1.0,),) * 3, seconds=(seconds,))})
         for ranks, seconds in ((1, 1.0), (2, 2.0))
     )
     return Hosts(
@@ -66,7 +66,7 @@ def test_ranks_of_a_host_slow_each_other() -> None:
 def test_ranks_keep_to_their_cores() -> None:
     """Of four on two cores that do not slow each other, the first two share one, whatever the others do."""
     alike = replace(hosts(4), busy=hosts(4).alone)
-    one, two = Work(1.0, 1.0), Work(2.0, 2.0)
+    one, two = WorkSeconds(1.0, 1.0), WorkSeconds(2.0, 2.0)
     assert finish([one, one, NOTHING, NOTHING], [0.0] * 4, alike) == [2, 2, 0, 0]
     assert finish([one, NOTHING, one, NOTHING], [0.0] * 4, alike) == [1, 0, 1, 0]
     assert finish([two, one, two, NOTHING], [0.0] * 4, alike) == [3, 2, 2, 0]
@@ -83,8 +83,8 @@ def test_work_while_rows_cross() -> None:
 def beside(seconds: float) -> Network:
     """Where an exchange of half a second, and half a second's work begun with it, take so long."""
     exchanges = {
-        "all_to_all": Table(axes=((1.0, 4.0, 8.0),), seconds=(CROSSING, CROSSING, 0.1)),
-        "all_to_all_beside": Table(axes=((1.0, 4.0),), seconds=(seconds, seconds)),
+        "all_to_all": PriceTable(axes=((1.0, 4.0, 8.0),), seconds=(CROSSING, CROSSING, 0.1)),
+        "all_to_all_beside": PriceTable(axes=((1.0, 4.0),), seconds=(seconds, seconds)),
     }
     return replace(NETWORK, tables={**NETWORK.tables, **exchanges})
 
@@ -162,8 +162,8 @@ def test_what_a_rank_does_for_a_collective_is_not_hidden() -> None:
 
 def test_begins_count() -> None:
     """The second begins when the first has done half: 2 s alone, then both at half speed."""
-    one = Work(4.0, 8.0)
-    assert finish([one, Work(1.0, 2.0)], [0.0, 2.0], hosts(2)) == pytest.approx([5.0, 4.0])
+    one = WorkSeconds(4.0, 8.0)
+    assert finish([one, WorkSeconds(1.0, 2.0)], [0.0, 2.0], hosts(2)) == pytest.approx([5.0, 4.0])
 
 
 def test_different_collectives_are_a_mistake() -> None:
@@ -173,7 +173,9 @@ def test_different_collectives_are_a_mistake() -> None:
 
 def test_work_that_a_late_clock_cannot_tell() -> None:
     """Once, this went on for ever."""
-    assert finish([Work(1e-9, 1e-9), Work(1.0, 1.0)], [1e9, 1e9], hosts(2)) == pytest.approx([1e9, 1e9 + 1])
+    assert finish([WorkSeconds(1e-9, 1e-9), WorkSeconds(1.0, 1.0)], [1e9, 1e9], hosts(2)) == pytest.approx(
+        [1e9, 1e9 + 1]
+    )
 
 
 def test_files_are_waited_for_by_each_rank() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.lib.graph_checks import CALM, assert_one_line, same_graph
 from weft.data import Graph
-from weft.data.io.graph_parts import EdgePart, GraphParts, gathered
+from weft.data.io.graph_parts import EdgesOfPart, GraphParts, gathered
 from weft.data.store import external_sort, write_parts
 from weft.data.store.external_sort import buckets
 from weft.data.store.import_parts import import_parts
@@ -36,7 +36,7 @@ def parts(draw: st.DrawFn) -> GraphParts:
     seed = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     weighted, featured, stated = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
     found = [
-        EdgePart(
+        EdgesOfPart(
             source=torch.randint(0, num_vertices, (size,), generator=seed),
             target=torch.randint(0, num_vertices, (size,), generator=seed),
             weight=torch.rand(size, generator=seed) if weighted else None,
@@ -71,7 +71,7 @@ def test_the_same_store_as_of_a_gathered_graph(parts: GraphParts, tmp_path_facto
 
 
 def test_undirected_joins_each_pair_once_in_either_direction() -> None:
-    given = EdgePart(
+    given = EdgesOfPart(
         source=torch.tensor([0, 1, 2, 0, 2]), target=torch.tensor([1, 0, 2, 1, 1]), weight=torch.arange(5.0)
     )
     graph = Graph.of(gathered(GraphParts(name="g", edges=lambda: iter([given]), undirected=True)))
@@ -91,7 +91,7 @@ def test_buckets_hold_whole_rows() -> None:
 def failing(parts: GraphParts, error: BaseException) -> GraphParts:
     """The same, whose edges end by an error."""
 
-    def edges() -> Iterator[EdgePart]:
+    def edges() -> Iterator[EdgesOfPart]:
         yield from parts.edges()
         raise error
 
@@ -100,7 +100,7 @@ def failing(parts: GraphParts, error: BaseException) -> GraphParts:
 
 SMALL = GraphParts(
     name="g",
-    edges=lambda: iter([EdgePart(source=torch.tensor([0, 1]), target=torch.tensor([1, 1]))]),
+    edges=lambda: iter([EdgesOfPart(source=torch.tensor([0, 1]), target=torch.tensor([1, 1]))]),
     num_vertices=2,
 )
 
@@ -118,10 +118,10 @@ def test_what_ends_early_leaves_nothing(error: BaseException, tmp_path: Path) ->
         ({"x": lambda: iter([torch.zeros(3, 2)])}, "features has 3 rows, and the graph 2 vertices"),
         ({"y": torch.tensor([0, -2])}, "y[1] is -2: classes count from 0"),
         ({"y": torch.tensor([0])}, "y has shape [1]"),
-        ({"edges": lambda: iter([EdgePart(source=torch.tensor([2**33]), target=torch.tensor([0]))])}, "2 vertices"),
+        ({"edges": lambda: iter([EdgesOfPart(source=torch.tensor([2**33]), target=torch.tensor([0]))])}, "2 vertices"),
         (
             {
-                "edges": lambda: iter([EdgePart(source=torch.tensor([2**33]), target=torch.tensor([0]))]),
+                "edges": lambda: iter([EdgesOfPart(source=torch.tensor([2**33]), target=torch.tensor([0]))]),
                 "num_vertices": None,
             },
             "number the vertices from 0",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.cost import Network, Prices, Profile, Table
+from weft.cost import Network, Prices, PriceTable, Profile
 from weft.cost.prices import WORK, table_of
 
 PER_UNIT = {"linear": 5e-11, "linear_weights": 5e-11, "Attend": 2e-9, "Attend_backward": 4e-9}
@@ -26,16 +26,16 @@ def profile(cores: int = 2, *, byte_seconds: float = 1e-9, message_seconds: floa
     ]
     sizes = tuple(float(1 << power) for power in (4, 12, 20, 30))
     seconds = tuple((message_seconds + size * byte_seconds) / size for size in sizes)
-    network = Table(axes=(sizes,), seconds=seconds)
+    network = PriceTable(axes=(sizes,), seconds=seconds)
     networks = [
         Network(ranks=2, hosts=hosts, tables={"all_to_all": network, "all_reduce": network}) for hosts in (1, 2)
     ]
     return Profile(host={"cores": cores, "processor": "none"}, prices=prices, networks=networks)
 
 
-def flat(seconds: float, name: str) -> Table:
+def flat(seconds: float, name: str) -> PriceTable:
     """A table that has one price."""
     axes = {"pass": 1, "gather": 2, "exponential": 1, "dropout": 1, "update": 1, "loss": 2, "draw": 2}
     axes |= {"Attend": 5, "AttendEdges": 5}
     count = axes.get(name.removesuffix("_backward"), 3 if name.startswith("linear") else 4)
-    return Table(axes=((1.0,),) * count, seconds=(seconds,))
+    return PriceTable(axes=((1.0,),) * count, seconds=(seconds,))

@@ -28,7 +28,7 @@ from weft.kernels import cpu, ops
 from weft.nn import Workload
 from weft.parallel.chunks.run import chunk_runtime
 from weft.runtime import native as host_native
-from weft.runtime.streams import COMPUTE, Mark
+from weft.runtime.streams import COMPUTE, StreamMark
 
 HOST, DEVICE = "host", "device"
 DEVICE_NAME = torch.device("cpu", 0)
@@ -135,22 +135,22 @@ class FakeStreams(TorchDispatchMode):
 
     # what weft.runtime.streams asks of a device
 
-    def mark(self) -> Mark:
-        return Mark(self._present[-1], self._behind(self._present[-1], self._thread))
+    def mark(self) -> StreamMark:
+        return StreamMark(self._present[-1], self._behind(self._present[-1], self._thread))
 
-    def join(self, mark: Mark | None) -> None:
+    def join(self, mark: StreamMark | None) -> None:
         if mark is not None and self._stays("join"):
             self._clocks[self._present[-1]] = joined(self._clock(self._present[-1]), mark.event)
 
-    def finish(self, mark: Mark | None) -> None:
+    def finish(self, mark: StreamMark | None) -> None:
         if mark is not None and self._stays("finish"):
             self._clocks[self._thread] = joined(self._clock(self._thread), mark.event)
 
-    def on(self, stream: str, behind: Mark | None) -> AbstractContextManager[None]:
+    def on(self, stream: str, behind: StreamMark | None) -> AbstractContextManager[None]:
         return self._on(stream, behind if behind is not None and self._stays(f"on {stream}") else None)
 
     @contextmanager
-    def _on(self, stream: str, behind: Mark | None) -> Iterator[None]:
+    def _on(self, stream: str, behind: StreamMark | None) -> Iterator[None]:
         self._present.append(stream)
         if behind is not None:
             self._clocks[stream] = joined(self._clock(stream), behind.event)

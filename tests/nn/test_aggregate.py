@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.data import Adjacency
-from weft.nn import Aggregate, Attend, AttendEdges, ByRelation, EdgePart, GraphView, Max, Rows, Sum, Topology, Total
+from weft.nn import Aggregate, Attend, AttendEdges, ByRelation, EdgeSubset, GraphView, Max, Rows, Sum, Topology, Total
 from weft.nn.aggregate import attention as attention_module
 from weft.nn.aggregate.attention import EdgeSoftmax, MaskKey
 from weft.nn.aggregate.partial import Partial
@@ -93,13 +93,13 @@ def rows_of(op: Aggregate, num_vertices: int, seed: int) -> Rows:
     return {name: rows[name].requires_grad_() for name in (*op.source, *op.target, *op.shared)}
 
 
-def split(topology: Topology, count: int, seed: int) -> list[EdgePart]:
+def split(topology: Topology, count: int, seed: int) -> list[EdgeSubset]:
     """The edges and loops assigned at random to some parts, of which one has none where there are several."""
     random, adjacency = torch.Generator().manual_seed(seed), topology.adjacency
     used = max(count - 1, 1)
     part = torch.randint(used, (adjacency.num_edges,), generator=random)
     loops = torch.randint(used, (adjacency.num_targets,), generator=random)
-    return [EdgePart(topology, (part == one).nonzero().view(-1), loops == one) for one in range(count)]
+    return [EdgeSubset(topology, (part == one).nonzero().view(-1), loops == one) for one in range(count)]
 
 
 def combined(op: Aggregate, topology: Topology, rows: Rows, count: int, seed: int) -> Tensor:
@@ -140,7 +140,7 @@ def test_parts_combine_under_dropout(op: EdgeSoftmax, count: int) -> None:
     topology = topology_of(2, 12, 60)
     op, rows, source = replace(op, dropout=MaskKey(0.5, 9)), rows_of(op, 12, 2), topology.adjacency.edges()[0]
     loops = torch.arange(12) % count
-    parts = [EdgePart(topology, (source % count == one).nonzero().view(-1), loops == one) for one in range(count)]
+    parts = [EdgeSubset(topology, (source % count == one).nonzero().view(-1), loops == one) for one in range(count)]
     whole = with_gradients(op.apply(topology, rows), rows)
     for first, second in zip(
         whole, with_gradients(op.combine([op.partial(p, rows) for p in parts]), rows), strict=True
@@ -179,7 +179,7 @@ def test_an_error_in_the_merge_is_seen(monkeypatch: pytest.MonkeyPatch, name: st
 def test_of_equal_maxima_the_first_edge_has_the_gradient() -> None:
     edges = Adjacency.from_edges(torch.arange(4), torch.zeros(4).long(), num_sources=4, num_targets=1)
     topology, x = Topology(edges), torch.ones(4, 1, dtype=torch.float64, requires_grad=True)
-    parts = [EdgePart(topology, torch.tensor(ids), torch.ones(1).bool()) for ids in ([2, 3], [1], [0])]
+    parts = [EdgeSubset(topology, torch.tensor(ids), torch.ones(1).bool()) for ids in ([2, 3], [1], [0])]
     Max().combine([Max().partial(part, {"x": x}) for part in parts]).sum().backward()
     assert x.grad is not None
     assert x.grad.view(-1).tolist() == [1, 0, 0, 0]

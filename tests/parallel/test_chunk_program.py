@@ -13,12 +13,12 @@ from tests.lib.session import Session
 from weft.comm import Group
 from weft.config.optimisations import Optimisations
 from weft.nn import Stack, Total
-from weft.parallel.chunks.program.chunk_program import Program, Segment
+from weft.parallel.chunks.program.chunk_program import ChunkProgram, Segment
 from weft.parallel.chunks.program.tracer import ProgramTracer
 from weft.parallel.chunks.run.slots import spread, with_loops
 
 
-def program(*, training: bool = True, without: str = "", **options: Any) -> Program:
+def program(*, training: bool = True, without: str = "", **options: Any) -> ChunkProgram:
     graph, model = Case(**options).build()
     return ProgramTracer(graph, model, Optimisations.without(without)).program(training=training)
 

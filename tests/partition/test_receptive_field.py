@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.lib.graph_checks import CALM
 from tests.lib.graphs import make_graph
 from weft.data import Adjacency
-from weft.partition import Caching, Reach, make_dependencies
+from weft.partition import Caching, ReceptiveField, make_dependencies
 
 NUM_PARTS = 3
 CACHING = Caching(costs=torch.ones(3, 5, dtype=torch.float64), ratio=0.5)
@@ -34,7 +34,7 @@ def test_each_level_has_the_sources_of_the_one_behind_it(num_vertices: int, num_
     adj = make_graph(num_vertices).in_edges
     vertices = data.draw(st.sets(st.integers(0, num_vertices - 1), max_size=3))
     reach, expected = (
-        Reach.of(adj, torch.tensor(sorted(vertices), dtype=torch.int64), num_hops),
+        ReceptiveField.of(adj, torch.tensor(sorted(vertices), dtype=torch.int64), num_hops),
         levels_of(adj, vertices, num_hops),
     )
     for level, members in enumerate(expected):
@@ -48,7 +48,7 @@ def test_parts_compute_what_is_reached_and_what_they_then_need(ratio: float) -> 
     """A part has its own rows of each level; what it computes again is read by its rows; the rest it fetches."""
     adj = make_graph(120).in_edges
     part = torch.arange(120, dtype=torch.int32) * 7 % NUM_PARTS
-    reach = Reach.of(adj, torch.tensor([3, 50, 81]), 3)
+    reach = ReceptiveField.of(adj, torch.tensor([3, 50, 81]), 3)
     caching = replace(CACHING, ratio=ratio)
     for own in range(NUM_PARTS):
         needed = make_dependencies(adj, part, own, NUM_PARTS, caching, reach=reach.levels)

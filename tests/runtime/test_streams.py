@@ -19,8 +19,8 @@ from weft.runtime.streams import (
     CudaStreams,
     Guard,
     InOrder,
-    Mark,
     Staging,
+    StreamMark,
     pinned_bytes,
     streams_of,
     to_host,
@@ -120,7 +120,7 @@ def test_a_reader_beside_a_writer_is_waited_for_by_the_next(writer: str, monkeyp
             with streams.on(LOAD, None), guard.stream_reads():
                 streams.to_device(pinned[2:])
 
-        def wait(mark: Mark | None) -> None:
+        def wait(mark: StreamMark | None) -> None:
             finish(mark)
             monkeypatch.undo()
             read()

@@ -19,7 +19,7 @@ from weft.data.sampling import layer_key, parse_fanouts
 from weft.partition import metis
 from weft.runtime import memory
 from weft.strategies.split import plan as split_plan
-from weft.strategies.split.feature_cache import CachedRows, most_read
+from weft.strategies.split.feature_cache import FeatureCache, most_read
 from weft.strategies.split.pre_sampling import EPOCH, presample
 from weft.strategies.split.sampler import BatchSampler, ask_each_other
 from weft.training.tasks.metrics import NodeTask
@@ -60,7 +60,7 @@ def train(group: Group, case: Case, name: str, given: Given, planted: str = "") 
     return Seen(losses, gradients, counts, placed.describe()["feature_cache_rows"])
 
 
-def plant(error: str, cache: CachedRows) -> None:
+def plant(error: str, cache: FeatureCache) -> None:
     """An error in the first row that is held, which is read."""
     if error == "stale row":
         cache.rows[0] += 1e-3

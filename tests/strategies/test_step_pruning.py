@@ -17,7 +17,7 @@ from tests.lib.ranks import on_ranks
 from tests.lib.session import Given, Session, check_case, check_close, workload
 from weft.comm import Group
 from weft.nn import Dot, Inputs, LinkModel, SAGEConv, Stack, View, Workload
-from weft.partition import Reach
+from weft.partition import ReceptiveField
 from weft.strategies import STRATEGIES, ResidentPlaced, Step
 from weft.training.tasks.metrics import NodeTask
 
@@ -34,11 +34,11 @@ def test_steps_are_restricted_wherever_they_can_be(case: Case) -> None:
         size = STRATEGIES[name].max_ranks or 3
         reaches = Given(machine=MACHINE).plan(name, workload(case), size).reaches
         of_types = name == "tensor" and case.typed
-        assert isinstance(reaches[False], str if of_types else Reach)
-        assert isinstance(reaches[True], str if of_types or case.norm == "batch" else Reach)
+        assert isinstance(reaches[False], str if of_types else ReceptiveField)
+        assert isinstance(reaches[True], str if of_types or case.norm == "batch" else ReceptiveField)
     if not case.typed:
         plan = Given(chunks=3).plan("offload", workload(case), 3)
-        assert isinstance(plan.reach, str if case.norm == "batch" else Reach)
+        assert isinstance(plan.reach, str if case.norm == "batch" else ReceptiveField)
 
 
 @pytest.mark.parametrize("name", [*HAVING, "offload"])

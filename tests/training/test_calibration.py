@@ -24,13 +24,13 @@ from weft.config.config import Config
 from weft.cost import Machine, Profile
 from weft.cost.profile import BOUND, LEAST_RUNS, NEWEST
 from weft.reporting import run_facts, run_table
-from weft.reporting.records import Records
+from weft.reporting.records import RunRecords
 from weft.runtime.kernel_selection import DEFAULT
 from weft.strategies.single import SinglePlan
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.machine_context import cluster_here, known_machine
 from weft.training.planning import calibration, probe_command, run_estimate
-from weft.training.planning.calibration import Epoch, Lesson, Told
+from weft.training.planning.calibration import Correction, Epoch, Estimate
 from weft.training.planning.probe_command import only_writer, teach
 from weft.training.run import prepared_workload
 
@@ -77,7 +77,7 @@ def test_a_run_beside_its_forecast(tmp_path: Path, machine: Path) -> None:
     }
     times = seen["epoch_seconds"] / told["epoch_seconds"]
     assert f"({times:.2f} x): compute " in str(run_table(run.summary).title)
-    assert "memory of all ranks, told and seen" in run_facts(Records.read(run.folder))
+    assert "memory of all ranks, told and seen" in run_facts(RunRecords.read(run.folder))
     assert learned(machine) == [{"compute": pytest.approx(seen["compute_seconds"] / told["compute_seconds"])}]
 
 
@@ -88,8 +88,8 @@ def test_several_ranks_are_told_of(tmp_path: Path) -> None:
     assert told.network_seconds > 0
     assert seen.network_seconds == run.summary["ranks"][1]["communication_seconds"]
     assert seen.host_bytes == sum(rank["peak_memory_bytes"] for rank in run.summary["ranks"])
-    lesson = Lesson(digest="", threads=1, factors={"compute": 1.5, "network": 1.0}, choices=DEFAULT)
-    ratios = Told(epoch=told, lesson=lesson).ratios(seen)
+    lesson = Correction(digest="", threads=1, factors={"compute": 1.5, "network": 1.0}, choices=DEFAULT)
+    ratios = Estimate(epoch=told, lesson=lesson).ratios(seen)
     assert ratios["compute"] == pytest.approx(1.5 * seen.compute_seconds / told.compute_seconds)
 
 
@@ -230,8 +230,8 @@ def test_ratios_survive_their_file(tmp_path: Path) -> None:
 
 def test_a_kind_of_few_seconds_teaches_nothing() -> None:
     whole = {"epoch_seconds": 1.0, "compute_seconds": 0.5, "waiting_seconds": 0.0, "host_bytes": 1}
-    lesson = Lesson(digest="", threads=1, factors={"compute": 1.0, "network": 1.0}, choices=DEFAULT)
-    told = Told(epoch=Epoch(network_seconds=0.01, **whole), lesson=lesson)  # type: ignore[arg-type]
+    lesson = Correction(digest="", threads=1, factors={"compute": 1.0, "network": 1.0}, choices=DEFAULT)
+    told = Estimate(epoch=Epoch(network_seconds=0.01, **whole), lesson=lesson)  # type: ignore[arg-type]
     assert told.ratios(Epoch(network_seconds=0.3, **whole)) == {"compute": 1.0}  # type: ignore[arg-type]
 
 

@@ -59,7 +59,7 @@ def test_has_the_bits_of_one_that_is_not(model: str, labelled: float, tmp_path: 
 def test_passes_of_every_model(case: Case) -> None:
     """Losses and gradients over some epochs."""
     plain, own = (Session(case, "single", Group()) for _ in range(2))
-    passes = cuda_graph.Pass(plain.strategy, plain.task), cuda_graph.CapturedPass(own.strategy, own.task)
+    passes = cuda_graph.TrainingPass(plain.strategy, plain.task), cuda_graph.CapturedPass(own.strategy, own.task)
     with replaced(cuda_graph, "capture", fake.capture):
         for epoch in range(4):
             found = []
@@ -90,14 +90,14 @@ def test_masks_that_do_not_change_are_seen(tmp_path: Path) -> None:
 
 def test_what_cannot_be_captured_is_done_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Planted: a loss that the host reads on its way."""
-    loss = cuda_graph.Pass.__call__
+    loss = cuda_graph.TrainingPass.__call__
 
-    def waits(self: cuda_graph.Pass, step: Any) -> Tensor:
+    def waits(self: cuda_graph.TrainingPass, step: Any) -> Tensor:
         found = loss(self, step)
         found.item()
         return found
 
-    with replaced(cuda_graph.Pass, "__call__", waits):
+    with replaced(cuda_graph.TrainingPass, "__call__", waits):
         made = captured_gcn(tmp_path / "waits")
     assert losses(made.folder) == losses(plain_gcn(tmp_path / "plain").folder)
     assert capsys.readouterr().err.count("no CUDA graph of this step could be captured (_local_scalar_dense") == 1

@@ -201,7 +201,7 @@ def test_a_rank_without_links_and_one_without_vertices() -> None:
 
 
 def check_planted(group: Group, case: Case, expected: Reference) -> None:
-    wrong = replaced(halo.Rows, "wait", too_large(halo.Rows.wait))
+    wrong = replaced(halo.RowsInTransit, "wait", too_large(halo.RowsInTransit.wait))
     with wrong, pytest.raises(AssertionError, match=r"gradient|loss"):
         check(group, case, "tensor", expected)
 

@@ -20,7 +20,7 @@ from weft.training.planning import probe_command
 from weft.training.planning.machine_list import Machines, clusters_on, machines_of
 from weft.training.planning.plan_call import Where, planned, subject_of
 from weft.training.planning.plan_subject import MOST_EDGES, MOST_RANKS, DescribedSubject
-from weft.training.planning.search import Foreseen, foresee, foreseen
+from weft.training.planning.search import StrategyEstimate, foresee, foreseen
 from weft.utils.errors import InputError
 
 PAPERS = "stats:vertices=111m,edges=1.6b,features=128,classes=172"
@@ -38,7 +38,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def rows(graph: str, machines: str, **options: object) -> dict[tuple[str, str], Foreseen]:
+def rows(graph: str, machines: str, **options: object) -> dict[tuple[str, str], StrategyEstimate]:
     """The first row of each strategy on each of some machines."""
     found = weft.plan(graph, machines=machines, **options)  # type: ignore[arg-type]
     return {(one.machines, one.strategy): one for one in reversed(found)}

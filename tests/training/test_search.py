@@ -23,7 +23,7 @@ from weft.strategies.split.plan import EXAMINED, MiniBatchPlan
 from weft.training.flag_checks import make_options
 from weft.training.planning import probe_command
 from weft.training.planning.machine_list import clusters_of
-from weft.training.planning.search import SAME, Foreseen, best, command, foresee
+from weft.training.planning.search import SAME, StrategyEstimate, best, command, foresee
 from weft.training.run import prepared_workload
 from weft.utils.errors import InputError
 
@@ -44,7 +44,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def foreseen(**options: object) -> list[Foreseen]:
+def foreseen(**options: object) -> list[StrategyEstimate]:
     config = Config(graph="digits", **options)  # type: ignore[arg-type]
     return foresee(config, prepared_workload(config, None, None), clusters_of(config, profile()))
 
@@ -89,8 +89,10 @@ def test_what_does_not_fit_is_said() -> None:
 
 
 def test_the_simpler_of_those_that_are_alike() -> None:
-    def one(strategy: str, workers: int, seconds: float) -> Foreseen:
-        return Foreseen(strategy=strategy, workers=workers, options={}, command="", fits=True, epoch_seconds=seconds)
+    def one(strategy: str, workers: int, seconds: float) -> StrategyEstimate:
+        return StrategyEstimate(
+            strategy=strategy, workers=workers, options={}, command="", fits=True, epoch_seconds=seconds
+        )
 
     alike, slower = 1 + 0.9 * SAME, 1 + 1.1 * SAME
     assert best([one("tensor", 4, 1.0), one("communicated", 4, alike)])[0].strategy == "tensor"

@@ -16,7 +16,7 @@ from weft.autotune.estimate_time import (
     held_by_all,
     time_of,
 )
-from weft.autotune.extrapolate import HALVINGS, RankWork, Samples, extrapolated, works_of
+from weft.autotune.extrapolate import HALVINGS, RankEstimate, Samples, extrapolated, works_of
 from weft.autotune.kernel_choice import measured_choices
 from weft.autotune.probe import measure_kernels, measure_network
 
@@ -24,7 +24,7 @@ __all__ = [
     "CONTEXT_BYTES",
     "HALVINGS",
     "Cluster",
-    "RankWork",
+    "RankEstimate",
     "Samples",
     "besides",
     "bytes_held",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from weft.autotune.estimate_time import Cluster
 from weft.cost import Machine
-from weft.cost.simulate import Work
+from weft.cost.simulate import WorkSeconds
 from weft.nn import Workload
 from weft.strategies.single import SinglePlan
 
@@ -29,7 +29,7 @@ def machine_of(work: Workload, cluster: Cluster) -> Machine:
 
     def seconds_of(kind: str) -> float:
         calls = [call for one in trace.operations if one.kind == kind for call in one.calls]
-        return Work.of(calls, alone, busy).at(busy_slots, cluster.slots, cluster.ranks_on_core)
+        return WorkSeconds.of(calls, alone, busy).at(busy_slots, cluster.slots, cluster.ranks_on_core)
 
     crossing = 0.0
     if cluster.ranks > 1:

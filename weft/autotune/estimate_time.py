@@ -12,7 +12,7 @@ from weft.cost.simulate import Hosts, StepTime, simulate
 from weft.data import is_symmetric
 from weft.nn import Workload
 from weft.runtime.kernel_call import KernelCall
-from weft.strategies import Held, Plan
+from weft.strategies import MemoryUse, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +52,14 @@ class Cluster:
         return -(-self.ranks_each // self.slots)
 
 
-def epoch_time(plan: Plan, cluster: Cluster, held: Held | None = None) -> StepTime:
+def epoch_time(plan: Plan, cluster: Cluster, held: MemoryUse | None = None) -> StepTime:
     """The seconds of an epoch's training steps; held: see `bytes_held`, if that is known already."""
     steps = [plan.epoch_steps(rank) for rank in range(plan.size)]
     return time_of(steps, [besides(plan)] * plan.size, cluster, held or bytes_held(plan, cluster))
 
 
 def time_of(
-    steps: Sequence[Sequence[Steps]], besides: Sequence[Sequence[KernelCall]], cluster: Cluster, held: Held
+    steps: Sequence[Sequence[Steps]], besides: Sequence[Sequence[KernelCall]], cluster: Cluster, held: MemoryUse
 ) -> StepTime:
     """The seconds of an epoch in whose steps ranks do this.
 
@@ -82,7 +82,7 @@ def time_of(
     return total
 
 
-def disk_of(held: Held, cluster: Cluster, steps: Sequence[Sequence[Steps]]) -> Disk:
+def disk_of(held: MemoryUse, cluster: Cluster, steps: Sequence[Sequence[Steps]]) -> Disk:
     """Seconds of a byte of files that steps move, as far as a host's memory has no room for them beside what it holds.
 
     All of its ranks read and write at the same time. Where a device is apart, rows are in memory, see `held_by_all`.
@@ -125,7 +125,7 @@ def step_calls(plan: Plan, rank: int) -> list[KernelCall]:
     return [*chain.from_iterable(one.calls for one in operations), *besides(plan)]
 
 
-def bytes_held(plan: Plan, cluster: Cluster) -> Held:
+def bytes_held(plan: Plan, cluster: Cluster) -> MemoryUse:
     """What the ranks of a plan hold at most: on a device, on a host, whose processors may be that, and in files.
 
     A host has its processes and the graph beside, of which ranks that one process starts share a copy in files.
@@ -133,7 +133,7 @@ def bytes_held(plan: Plan, cluster: Cluster) -> Held:
     return held_by_all([plan.held(rank) for rank in range(plan.size)], graph_bytes(plan.work), cluster)
 
 
-def held_by_all(found: Sequence[Held], graph: GraphBytes, cluster: Cluster) -> Held:
+def held_by_all(found: Sequence[MemoryUse], graph: GraphBytes, cluster: Cluster) -> MemoryUse:
     """The same of what each rank holds; beside a device of its own, rows of files are in the host's memory."""
     apart, sizes = cluster.device_bytes is not None, cluster.profile.processes
     here = found[: cluster.ranks_each]
@@ -143,7 +143,7 @@ def held_by_all(found: Sequence[Held], graph: GraphBytes, cluster: Cluster) -> H
     graphs = store + graph.memory * (1 if not graph.store or launched else len(here))
     rows = sum(max(0, (one.disk if apart else one.device) + one.host - one.shared) for one in here)
     disk = 0 if apart else sum(one.disk for one in here)
-    return Held(max(one.device for one in found), processes + graphs + rows, disk + store)
+    return MemoryUse(max(one.device for one in found), processes + graphs + rows, disk + store)
 
 
 def graph_bytes(work: Workload) -> GraphBytes:

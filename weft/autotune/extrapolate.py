@@ -12,7 +12,7 @@ from statistics import fmean
 from weft.autotune.estimate_time import GraphBytes, besides, graph_bytes
 from weft.cost import Operation, Steps, Trace
 from weft.runtime.kernel_call import KernelCall
-from weft.strategies import Held, Plan
+from weft.strategies import MemoryUse, Plan
 
 BACK = ("", "_backward")
 AMOUNTS = ("flops", "edges", "bytes_sent", "bytes_received")
@@ -30,7 +30,7 @@ NEAR = 0.03
 """To 0 or 1, for an exponent to be taken as that."""
 
 
-Place = tuple[int | str | bool, ...]
+OperationKey = tuple[int | str | bool, ...]
 """Of a number in a step: the same for every rank and graph, also where some have nothing to do for an operation."""
 Kind = tuple[str, str, bool]
 """What an operation is, and whether it is done ahead."""
@@ -41,13 +41,13 @@ LOOK = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankWork:
+class RankEstimate:
     """What a rank does in the training steps of an epoch, and what it holds."""
 
     steps: Sequence[Steps]
     besides: Sequence[KernelCall]
     """Of each step, what its trace does not have."""
-    held: Held
+    held: MemoryUse
     graph: GraphBytes
     """Of the whole graph."""
 
@@ -92,13 +92,13 @@ def shrinkage(found: Sequence[float], doublings: float) -> float:
 class Samples:
     """Of what ranks do, a few on small graphs, the last of both kinds the same."""
 
-    by_vertices: Sequence[Sequence[RankWork]]
+    by_vertices: Sequence[Sequence[RankEstimate]]
     """On graphs each HALVINGS doublings larger than the one before, what each of the same number of ranks does."""
-    by_ranks: Sequence[Sequence[RankWork]]
+    by_ranks: Sequence[Sequence[RankEstimate]]
     """On the largest of these, what each of some ranks does, twice as many as before; of one number alone: no more."""
 
 
-def extrapolated(samples: Samples, times: float, ranks: int) -> list[RankWork]:
+def extrapolated(samples: Samples, times: float, ranks: int) -> list[RankEstimate]:
     """The work of each of `ranks` ranks on a graph that has so many times the vertices of the largest sampled.
 
     Each number grows as its mean over the ranks does; how ranks differ is as in the last sample.
@@ -122,13 +122,13 @@ def extrapolated(samples: Samples, times: float, ranks: int) -> list[RankWork]:
     return [grown[rank * len(last) // ranks] for rank in range(ranks)]
 
 
-def may_grow(place: Place) -> bool:
+def may_grow(place: OperationKey) -> bool:
     """Whether a number may be another one on a larger graph."""
     *_, kernel, _, number = ("", "", *place)
     return number not in COLUMNS.get(str(kernel), ())
 
 
-def means_of(samples: Sequence[Sequence[RankWork]], order: Order) -> list[dict[Place, float]]:
+def means_of(samples: Sequence[Sequence[RankEstimate]], order: Order) -> list[dict[OperationKey, float]]:
     """The mean of each number over the ranks of each sample."""
     found = []
     for works in samples:
@@ -143,9 +143,9 @@ def enlarged(number: int, factor: float) -> int:
     return max(1, round(number * factor)) if number else 0
 
 
-def numbers_of(work: RankWork, order: Order) -> dict[Place, int]:
+def numbers_of(work: RankEstimate, order: Order) -> dict[OperationKey, int]:
     """All that may grow with the graph."""
-    found: dict[Place, int] = {("held", name): number for name, number in work.held._asdict().items()}
+    found: dict[OperationKey, int] = {("held", name): number for name, number in work.held._asdict().items()}
     found |= {("graph", name): number for name, number in work.graph._asdict().items()}
     for place, one in placed(work, order):
         found |= {(*place, name): getattr(one, name) for name in AMOUNTS}
@@ -153,33 +153,33 @@ def numbers_of(work: RankWork, order: Order) -> dict[Place, int]:
     return found | numbers_of_calls((), work.besides)
 
 
-def kinds_of(work: RankWork) -> Order:
+def kinds_of(work: RankEstimate) -> Order:
     """The operations of a rank in their order."""
     return [[(one.kind, one.tag, one.ahead) for one in trace.operations] for trace, _ in work.steps]
 
 
-def placed(work: RankWork, order: Order) -> Iterator[tuple[Place, Operation]]:
+def placed(work: RankEstimate, order: Order) -> Iterator[tuple[OperationKey, Operation]]:
     """Operations, each by its step and where it stands in an order, from which some may be missing; else behind that.
 
     A chunk exchanges nothing where those before it have had all that it reads, and a rank without own edges has none
     that it sums while others come.
     """
     for number, ((trace, _), kinds, here) in enumerate(zip(work.steps, order, kinds_of(work), strict=True)):
-        seen, begin = Counter[Place](), 0
+        seen, begin = Counter[OperationKey](), 0
         for kind, one in zip(here, trace.operations, strict=True):
             at = next((at for at in range(begin, min(begin + LOOK, len(kinds))) if kinds[at] == kind), None)
-            place: Place = (number, at) if at is not None else (number, begin, *kind)
+            place: OperationKey = (number, at) if at is not None else (number, begin, *kind)
             yield (*place, seen[place]), one
             seen[place] += 1
             begin = begin if at is None else at + 1
 
 
-def numbers_of_calls(place: Place, calls: Sequence[KernelCall]) -> dict[Place, int]:
+def numbers_of_calls(place: OperationKey, calls: Sequence[KernelCall]) -> dict[OperationKey, int]:
     """The sizes of the calls of an operation."""
     return {(*at, number): size for at, call in placed_calls(place, calls) for number, size in enumerate(call.sizes)}
 
 
-def placed_calls(place: Place, calls: Sequence[KernelCall]) -> Iterator[tuple[Place, KernelCall]]:
+def placed_calls(place: OperationKey, calls: Sequence[KernelCall]) -> Iterator[tuple[OperationKey, KernelCall]]:
     """The calls of an operation, one by one, by kernel and how many of it there were."""
     seen = Counter[str]()
     for call in each_apart(calls):
@@ -187,10 +187,10 @@ def placed_calls(place: Place, calls: Sequence[KernelCall]) -> Iterator[tuple[Pl
         seen[call.kernel] += 1
 
 
-def with_numbers(work: RankWork, numbers: Mapping[Place, int], order: Order) -> RankWork:
+def with_numbers(work: RankEstimate, numbers: Mapping[OperationKey, int], order: Order) -> RankEstimate:
     """The same work with others of these."""
 
-    def grown(place: Place, calls: Sequence[KernelCall]) -> tuple[KernelCall, ...]:
+    def grown(place: OperationKey, calls: Sequence[KernelCall]) -> tuple[KernelCall, ...]:
         return tuple(
             call._replace(sizes=tuple(numbers[*at, number] for number in range(len(call.sizes))))
             for at, call in placed_calls(place, calls)
@@ -208,9 +208,9 @@ def with_numbers(work: RankWork, numbers: Mapping[Place, int], order: Order) -> 
         for place, one in placed(work, order)
     )
     steps = [Steps(Trace(operations=tuple(islice(operations, len(trace.operations)))), n) for trace, n in work.steps]
-    held = Held(*(numbers["held", name] for name in Held._fields))
+    held = MemoryUse(*(numbers["held", name] for name in MemoryUse._fields))
     graph = GraphBytes(*(numbers["graph", name] for name in GraphBytes._fields))
-    return RankWork(steps=steps, besides=grown((), work.besides), held=held, graph=graph)
+    return RankEstimate(steps=steps, besides=grown((), work.besides), held=held, graph=graph)
 
 
 def each_apart(calls: Sequence[KernelCall]) -> list[KernelCall]:
@@ -219,16 +219,18 @@ def each_apart(calls: Sequence[KernelCall]) -> list[KernelCall]:
     return sorted(apart, key=lambda call: (call.kernel, call.sizes[::-1]), reverse=True)
 
 
-def works_of(plan: Plan, *, exactly: bool = True) -> list[RankWork]:
+def works_of(plan: Plan, *, exactly: bool = True) -> list[RankEstimate]:
     """What each rank of a plan does and holds; not exactly: each is said to hold what one does that does most."""
     steps = [plan.epoch_steps(rank) for rank in range(plan.size)]
     if exactly:
         held = [plan.held(rank) for rank in range(plan.size)]
     else:
         asked = [plan.held(rank) for rank in busiest([some[0].trace for some in steps])]
-        held = [Held(*map(max, zip(*asked, strict=True)))] * plan.size
+        held = [MemoryUse(*map(max, zip(*asked, strict=True)))] * plan.size
     beside, graph = besides(plan), graph_bytes(plan.work)
-    return [RankWork(steps=some, besides=beside, held=one, graph=graph) for some, one in zip(steps, held, strict=True)]
+    return [
+        RankEstimate(steps=some, besides=beside, held=one, graph=graph) for some, one in zip(steps, held, strict=True)
+    ]
 
 
 def busiest(traces: Sequence[Trace]) -> set[int]:

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, elu
 
 from weft.autotune.estimate_time import Cluster, epoch_time, step_calls
 from weft.comm import Group
-from weft.cost import Network, Operation, Prices, Profile, Table
+from weft.cost import Network, Operation, Prices, PriceTable, Profile
 from weft.cost.prices import MOVES, is_attention
 from weft.data import Adjacency, Graph
 from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
@@ -25,7 +25,7 @@ from weft.nn.layers.linear_transform import linear
 from weft.runtime.kernel_call import KernelCall
 from weft.runtime.memory import memory_limit_bytes
 from weft.runtime.tensor_peak import TensorPeak
-from weft.strategies import Held, Plan, VertexOptions
+from weft.strategies import MemoryUse, Plan, VertexOptions
 from weft.strategies.offload.options import OffloadOptions
 from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.plan import PipelineOptions, PipelinePlan
@@ -43,7 +43,7 @@ MOST_SECONDS = 1.0
 """That more than ROUNDS take."""
 TURNS = 5
 """Of whole steps of several ranks, which a neighbour on the machine slows for a second."""
-NOWHERE = Held(0, 0, 0)
+NOWHERE = MemoryUse(0, 0, 0)
 VERTICES, WIDTH, CLOSE, FAR = 4096, 64, 256, 256
 """Of a graph whose steps show their fixed costs, as those of some milliseconds have them: rows, and their columns.
 Sources are among so many rows; of each so many edges, one comes from anywhere."""
@@ -165,7 +165,7 @@ def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated:
     alone = watch.seconds(passes(PASSES, group.device)) / PASSES
     one_pass = statistics.fmean(float(one["seconds"]) for one in group.all_gather_object({"seconds": alone}))
 
-    def beside(size: float) -> Sample:
+    def beside(size: float) -> ProbeSample:
         takes = size * tables["all_to_all"].at((size,))
         return exchanged(group, int(size), num_passes=max(1, round(takes / one_pass)))
 
@@ -263,11 +263,13 @@ def train_step(plan: Plan, group: Group) -> Work:
     return step
 
 
-Sample = tuple[float, float, Callable[[], Work]]
+ProbeSample = tuple[float, float, Callable[[], Work]]
 """The units of a sample's work, the share of the most that a sample may do, and what makes it ready."""
 
 
-def table(watch: Stopwatch, axes: Sequence[tuple[float, ...]], make: Callable[..., Sample], **said: Any) -> Table:
+def table(
+    watch: Stopwatch, axes: Sequence[tuple[float, ...]], make: Callable[..., ProbeSample], **said: Any
+) -> PriceTable:
     """The seconds of a unit at all sizes; where a sample is too large, those of one that is as large as may be.
 
     Nor does that have less on the first axis than the sample before has, whose seconds then count.
@@ -290,7 +292,7 @@ def table(watch: Stopwatch, axes: Sequence[tuple[float, ...]], make: Callable[..
         seconds = tuple(statistics.fmean(each) for each in zip(*(one["seconds"] for one in shared), strict=True))
     else:
         seconds = tuple(found.values())
-    return Table(axes=tuple(axes), seconds=seconds)
+    return PriceTable(axes=tuple(axes), seconds=seconds)
 
 
 def copies(ready: Callable[[], Work]) -> list[Work]:
@@ -302,7 +304,7 @@ def copies(ready: Callable[[], Work]) -> list[Work]:
     return works
 
 
-def forward_map(rows: float, columns: float, width: float) -> Sample:
+def forward_map(rows: float, columns: float, width: float) -> ProbeSample:
     flops = 2 * rows * columns * width
 
     def ready() -> Work:
@@ -312,7 +314,7 @@ def forward_map(rows: float, columns: float, width: float) -> Sample:
     return flops, flops / MOST_WORK["flops"], ready
 
 
-def weights_map(rows: float, columns: float, width: float) -> Sample:
+def weights_map(rows: float, columns: float, width: float) -> ProbeSample:
     flops = 2 * rows * columns * width
 
     def ready() -> Work:
@@ -324,7 +326,7 @@ def weights_map(rows: float, columns: float, width: float) -> Sample:
     return flops, flops / MOST_WORK["flops"], ready
 
 
-def elementwise(num_bytes: float) -> Sample:
+def elementwise(num_bytes: float) -> ProbeSample:
     def ready() -> Work:
         x = torch.rand(int(num_bytes) // 8)
         return lambda: x + 1.0
@@ -332,7 +334,7 @@ def elementwise(num_bytes: float) -> Sample:
     return num_bytes, num_bytes / MOST_WORK["bytes"], ready
 
 
-def gathered(num_bytes: float, row_bytes: float) -> Sample:
+def gathered(num_bytes: float, row_bytes: float) -> ProbeSample:
     """One row of each two, either at random."""
 
     def ready() -> Work:
@@ -344,7 +346,7 @@ def gathered(num_bytes: float, row_bytes: float) -> Sample:
     return num_bytes, num_bytes / MOST_WORK["bytes"], ready
 
 
-def exponential(numbers: float) -> Sample:
+def exponential(numbers: float) -> ProbeSample:
     def ready() -> Work:
         x = torch.rand(int(numbers)) - 0.5
         return lambda: elu(x)
@@ -352,7 +354,7 @@ def exponential(numbers: float) -> Sample:
     return numbers, numbers / MOST_WORK["numbers"], ready
 
 
-def dropped(numbers: float) -> Sample:
+def dropped(numbers: float) -> ProbeSample:
     def ready() -> Work:
         x = torch.rand(max(int(numbers) // 64, 1), 64)
         rows = torch.arange(len(x))
@@ -361,7 +363,7 @@ def dropped(numbers: float) -> Sample:
     return numbers, numbers / MOST_WORK["numbers"], ready
 
 
-def updated(numbers: float) -> Sample:
+def updated(numbers: float) -> ProbeSample:
     def ready() -> Work:
         weight = torch.nn.Parameter(torch.rand(int(numbers)))
         weight.grad = torch.rand(int(numbers))
@@ -370,7 +372,7 @@ def updated(numbers: float) -> Sample:
     return numbers, numbers / MOST_WORK["numbers"], ready
 
 
-def scored(rows: float, classes: float) -> Sample:
+def scored(rows: float, classes: float) -> ProbeSample:
     numbers = rows * classes
 
     def ready() -> Work:
@@ -381,7 +383,7 @@ def scored(rows: float, classes: float) -> Sample:
     return numbers, numbers / MOST_WORK["numbers"], ready
 
 
-def drawn(targets: float, fanout: float) -> Sample:
+def drawn(targets: float, fanout: float) -> ProbeSample:
     """One hop of a mini-batch as a rank makes it: edges drawn, their sources numbered, and the edges both ways."""
     edges = targets * fanout
 
@@ -429,7 +431,7 @@ def aggregate(
     make: Callable[[Adjacency], Callable[[Tensor], Tensor]],
     *,
     backward: bool = False,
-) -> Sample:
+) -> ProbeSample:
     """A sample of an aggregate, or of its backward pass, over rows of some width; edges: see random_edges.
 
     Where the whole is too large, forward it is of fewer targets, whose sources are as many as were asked for: rows of
@@ -454,15 +456,15 @@ def aggregate(
     return numbers, numbers / MOST_WORK["aggregated_backward"], ready
 
 
-def summed(sources: float, share: float, degree: float, width: float) -> Sample:
+def summed(sources: float, share: float, degree: float, width: float) -> ProbeSample:
     return aggregate((sources, share, degree), width, lambda edges: lambda x: spmm(edges, x))
 
 
-def maximum(sources: float, share: float, degree: float, width: float, *, backward: bool) -> Sample:
+def maximum(sources: float, share: float, degree: float, width: float, *, backward: bool) -> ProbeSample:
     return aggregate((sources, share, degree), width, lambda edges: lambda x: spmm_max(edges, x), backward=backward)
 
 
-def attended(sources: float, share: float, degree: float, width: float, heads: float, *, backward: bool) -> Sample:
+def attended(sources: float, share: float, degree: float, width: float, heads: float, *, backward: bool) -> ProbeSample:
     def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
         bounds = [int(width) * head // int(heads) for head in range(int(heads) + 1)]
         sizes = edges.num_sources, edges.num_targets
@@ -474,7 +476,7 @@ def attended(sources: float, share: float, degree: float, width: float, heads: f
 
 def attended_edges(
     sources: float, share: float, degree: float, width: float, heads: float, *, backward: bool
-) -> Sample:
+) -> ProbeSample:
     def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
         bounds = [int(width) * head // int(heads) for head in range(int(heads) + 1)]
         right = torch.rand(edges.num_targets, int(width), requires_grad=True)
@@ -500,7 +502,7 @@ def passes(number: int, device: torch.device) -> Work:
     return run
 
 
-def exchanged(group: Group, num_bytes: int, *, num_passes: int = 0) -> Sample:
+def exchanged(group: Group, num_bytes: int, *, num_passes: int = 0) -> ProbeSample:
     """Every rank sends so many bytes, evenly to all others, and receives as many; beside so many `passes`."""
 
     def ready() -> Work:
@@ -519,7 +521,7 @@ def exchanged(group: Group, num_bytes: int, *, num_passes: int = 0) -> Sample:
     return float(num_bytes), 0.0, ready
 
 
-def reduced(group: Group, num_bytes: int) -> Sample:
+def reduced(group: Group, num_bytes: int) -> ProbeSample:
     """A sum over the ranks in which each sends so many bytes, as a ring moves it."""
 
     def ready() -> Work:

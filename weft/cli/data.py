@@ -155,7 +155,7 @@ def parts_of(
     from weft.data.io.ogb import ogb_parts
     from weft.data.splits import split_vertices
     from weft.data.tables.edge_list import edge_list_parts
-    from weft.data.tables.table_graph import Columns, table_parts
+    from weft.data.tables.table_graph import ColumnRoles, table_parts
 
     if config.split and kind != OGB:
         raise InputError(f"--split {config.split}: {config.graph} has no splits to choose from: leave it out")
@@ -174,7 +174,7 @@ def parts_of(
             undirected=options.undirected,
             seed=config.seed,
         )
-    columns = Columns(
+    columns = ColumnRoles(
         id=options.id,
         source=options.source or "source",
         target=options.target or "target",

@@ -471,10 +471,10 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from weft import engine
+    from weft.prediction.prediction import predict
     from weft.training.launch.torchrun import is_main_process
 
-    rows = engine.predict(
+    rows = predict(
         options.run,
         options.graph,
         out=options.out,

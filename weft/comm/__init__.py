@@ -2,7 +2,7 @@
 
 from weft.comm.columns import (
     ColsToRows,
-    Layout,
+    ColumnLayout,
     RowSet,
     RowsToCols,
     cols_to_rows,
@@ -24,12 +24,12 @@ from weft.comm.route import Route, make_route, make_sum_route
 
 __all__ = [
     "ColsToRows",
+    "ColumnLayout",
     "EdgeSlices",
     "Expected",
     "Group",
     "Halo",
     "Key",
-    "Layout",
     "Messages",
     "Pending",
     "PendingRows",

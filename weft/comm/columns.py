@@ -20,7 +20,7 @@ from weft.comm.group import Group, Pending
 from weft.utils.dtypes import sum_dtype
 
 Range = tuple[int, int]
-Place = tuple[slice, int]
+BlockPlace = tuple[slice, int]
 
 
 def even_bounds(count: int, parts: int) -> tuple[int, ...]:
@@ -29,7 +29,7 @@ def even_bounds(count: int, parts: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class ColumnLayout:
     """Who holds what of an [N, F] matrix. Column ranges of two ranks may overlap; then `cols_to_rows` sums them."""
 
     rows: tuple[int, ...]
@@ -54,19 +54,19 @@ class Layout:
         return self.rows[rank + 1] - self.rows[rank]
 
 
-def column_layout(rows: tuple[int, ...], width: int) -> Layout:
+def column_layout(rows: tuple[int, ...], width: int) -> ColumnLayout:
     """Every rank gets its even share of `width` columns; ranks beyond the width get none."""
-    return Layout(
+    return ColumnLayout(
         rows=rows, columns=tuple(((start, stop),) for start, stop in pairwise(even_bounds(width, len(rows) - 1)))
     )
 
 
-def rows_to_cols(x_nF: Tensor, layout: Layout, group: Group) -> Tensor:
+def rows_to_cols(x_nF: Tensor, layout: ColumnLayout, group: Group) -> Tensor:
     """Rows to columns: from the rows [n, F] this rank answers for to its columns [N, f] of all rows."""
     return _RowsToCols.apply(x_nF, layout, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def cols_to_rows(x_Nf: Tensor, layout: Layout, group: Group) -> Tensor:
+def cols_to_rows(x_Nf: Tensor, layout: ColumnLayout, group: Group) -> Tensor:
     """Columns to rows: from this rank's columns [N, f] of all rows to the rows [n, F] it answers for."""
     return _ColsToRows.apply(x_Nf, layout, group)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -86,7 +86,7 @@ class RowSet:
 class RowsToCols:
     """Rows of a set on their way to columns."""
 
-    def __init__(self, x_nF: Tensor, rows: RowSet, layout: Layout, group: Group, key: Key) -> None:
+    def __init__(self, x_nF: Tensor, rows: RowSet, layout: ColumnLayout, group: Group, key: Key) -> None:
         self._shape = len(rows.ids), layout.width(group.rank)
         self._exchange = _send_columns(x_nF[rows.own], rows.counts, layout, group, key)
 
@@ -98,7 +98,7 @@ class RowsToCols:
 class ColsToRows:
     """A rank's columns [c, f] of a set on their way to the rows' ranks."""
 
-    def __init__(self, x_cf: Tensor, rows: RowSet, layout: Layout, group: Group, key: Key) -> None:
+    def __init__(self, x_cf: Tensor, rows: RowSet, layout: ColumnLayout, group: Group, key: Key) -> None:
         self._rows, self._layout = rows, layout
         self._exchange = _send_rows(x_cf, rows.counts, layout, group, key)
 
@@ -153,17 +153,19 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter], group: Group) -> Non
             parameter.grad = part.view_as(parameter)
 
 
-def _split(x_nF: Tensor, layout: Layout, group: Group) -> Tensor:
+def _split(x_nF: Tensor, layout: ColumnLayout, group: Group) -> Tensor:
     counts = [layout.num_rows(rank) for rank in range(group.size)]
     return _send_columns(x_nF, counts, layout, group).wait().view(layout.rows[-1], layout.width(group.rank))
 
 
-def _gather(x_Nf: Tensor, layout: Layout, group: Group) -> Tensor:
+def _gather(x_Nf: Tensor, layout: ColumnLayout, group: Group) -> Tensor:
     counts = [layout.num_rows(rank) for rank in range(group.size)]
     return _join_columns(_send_rows(x_Nf, counts, layout, group).wait(), counts[group.rank], layout)
 
 
-def _send_columns(x_nF: Tensor, counts: Sequence[int], layout: Layout, group: Group, key: Key | None = None) -> Pending:
+def _send_columns(
+    x_nF: Tensor, counts: Sequence[int], layout: ColumnLayout, group: Group, key: Key | None = None
+) -> Pending:
     """Begins to send every rank its columns of these rows, and to receive this rank's of `counts` rows of each."""
     messages = [torch.cat([x_nF[:, start:stop] for start, stop in ranges], 1).reshape(-1) for ranges in layout.columns]
     sent = [len(x_nF) * layout.width(rank) for rank in range(group.size)]
@@ -173,7 +175,9 @@ def _send_columns(x_nF: Tensor, counts: Sequence[int], layout: Layout, group: Gr
     )
 
 
-def _send_rows(x_Nf: Tensor, counts: Sequence[int], layout: Layout, group: Group, key: Key | None = None) -> Pending:
+def _send_rows(
+    x_Nf: Tensor, counts: Sequence[int], layout: ColumnLayout, group: Group, key: Key | None = None
+) -> Pending:
     """Begins to send every rank its `counts` of these rows, which stand rank by rank, and to receive this rank's."""
     f, n = layout.width(group.rank), counts[group.rank]
     received = [n * layout.width(rank) for rank in range(group.size)]
@@ -182,7 +186,7 @@ def _send_rows(x_Nf: Tensor, counts: Sequence[int], layout: Layout, group: Group
     )
 
 
-def _join_columns(messages: Tensor, n: int, layout: Layout) -> Tensor:
+def _join_columns(messages: Tensor, n: int, layout: ColumnLayout) -> Tensor:
     """The rows [n, F] whose columns the ranks have sent."""
     dtype = sum_dtype(messages.dtype) if layout.overlaps else messages.dtype
     x_nF = messages.new_zeros(n, layout.num_columns, dtype=dtype)
@@ -207,7 +211,7 @@ def _sum_shared(x: Tensor, columns: Sequence[Range], group: Group) -> Tensor:
     return total
 
 
-def _share(columns: Sequence[Range], rank: int, other: int, owner: int, num_rows: int) -> list[Place]:
+def _share(columns: Sequence[Range], rank: int, other: int, owner: int, num_rows: int) -> list[BlockPlace]:
     """Where in `rank`'s columns that `other` holds as well, and others perhaps, `owner` adds up."""
     places = []
     for column in range(*columns[rank]):
@@ -219,8 +223,8 @@ def _share(columns: Sequence[Range], rank: int, other: int, owner: int, num_rows
 
 
 def _swap(
-    x: Tensor, sent: Sequence[list[Place]], received: Sequence[list[Place]], group: Group
-) -> Iterable[tuple[Place, Tensor]]:
+    x: Tensor, sent: Sequence[list[BlockPlace]], received: Sequence[list[BlockPlace]], group: Group
+) -> Iterable[tuple[BlockPlace, Tensor]]:
     """Sends each rank some entries of x, and gives what came of each, in rank order, with the place that it is for."""
     counts = [[sum(rows.stop - rows.start for rows, _ in one) for one in places] for places in (sent, received)]
     message = torch.cat([x.new_empty(0), *(x[place] for place in chain(*sent))])
@@ -231,7 +235,7 @@ def _swap(
 
 class _RowsToCols(Function):
     @staticmethod
-    def forward(ctx: Any, x_nF: Tensor, layout: Layout, group: Group) -> Tensor:
+    def forward(ctx: Any, x_nF: Tensor, layout: ColumnLayout, group: Group) -> Tensor:
         ctx.layout, ctx.group = layout, group
         return _split(x_nF, layout, group)
 
@@ -243,7 +247,7 @@ class _RowsToCols(Function):
 
 class _ColsToRows(Function):
     @staticmethod
-    def forward(ctx: Any, x_Nf: Tensor, layout: Layout, group: Group) -> Tensor:
+    def forward(ctx: Any, x_Nf: Tensor, layout: ColumnLayout, group: Group) -> Tensor:
         ctx.layout, ctx.group = layout, group
         return _gather(x_Nf, layout, group)
 

@@ -91,7 +91,9 @@ class Group:
 
         key: by which ranks tell it from others under way; None: by its place among the group's with this tag.
         """
-        return Ready(send) if self.size == 1 else Exchange(self, send, send_counts, recv_counts, tag=tag, key=key)
+        return (
+            Ready(send) if self.size == 1 else PendingExchange(self, send, send_counts, recv_counts, tag=tag, key=key)
+        )
 
     def next_key(self, what: str) -> Key:
         """The next key of its kind, for exchanges that all ranks begin in one order among those of that kind."""
@@ -214,7 +216,7 @@ class Ready:
         return self.values
 
 
-class Exchange:
+class PendingExchange:
     """An exchange under way: slice q of the flat `send` goes to rank q, and what the ranks send arrives in rank order.
 
     Counts are elements per rank. ring: each pair of ranks for itself, the next rank in the ring first, so that no two

@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from weft.comm.exchange_key import Key
-from weft.comm.group import Exchange, Group
+from weft.comm.group import Group, PendingExchange
 from weft.comm.route import Route
 from weft.data import Adjacency
 from weft.kernels import Scale, spmm, spmm_transposed
@@ -29,7 +29,7 @@ class PendingRows(Protocol):
         ...
 
 
-class Rows:
+class RowsInTransit:
     """Rows on their way between ranks."""
 
     history: Any = None
@@ -39,7 +39,7 @@ class Rows:
     ) -> None:
         self._width = width = rows.shape[1]
         counts = ([number * width for number in numbers] for numbers in (sent, received))
-        self._exchange = Exchange(group, rows.reshape(-1), *counts, tag="halo", key=key, ring=ring)
+        self._exchange = PendingExchange(group, rows.reshape(-1), *counts, tag="halo", key=key, ring=ring)
 
     def wait(self, rank: int | None = None) -> Tensor:
         return self._exchange.wait(rank).view(-1, self._width)
@@ -68,9 +68,9 @@ class Halo:
         del history
         return self._exchange(grad, self.route.received, self.route.sent, "gradients")
 
-    def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], what: str) -> Rows:
+    def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], what: str) -> RowsInTransit:
         key = self.group.next_key(f"{self.name} {what}")
-        return Rows(rows, sent, received, self.group, key=key, ring=self.ring)
+        return RowsInTransit(rows, sent, received, self.group, key=key, ring=self.ring)
 
     def fetch(self, x: Tensor) -> Tensor:
         """The rows [h, F] of other ranks that this one lacks, by owner; from the rows [n, F] of each."""

@@ -2,7 +2,7 @@
 
 from weft.cost.datasheets import GPUS, Gpu, nominal_network, nominal_prices
 from weft.cost.machine import NOMINAL_RATES, Machine, Rates
-from weft.cost.prices import Network, Prices, Table
+from weft.cost.prices import Network, Prices, PriceTable
 from weft.cost.profile import KINDS, Disk, Processes, Profile, holds_profile
 from weft.cost.trace import Operation, Steps, Trace, all_reduce, transfer
 
@@ -15,12 +15,12 @@ __all__ = [
     "Machine",
     "Network",
     "Operation",
+    "PriceTable",
     "Prices",
     "Processes",
     "Profile",
     "Rates",
     "Steps",
-    "Table",
     "Trace",
     "all_reduce",
     "holds_profile",

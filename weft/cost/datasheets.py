@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from weft.cost.prices import WORK, Network, Prices, Table, table_of
+from weft.cost.prices import WORK, Network, Prices, PriceTable, table_of
 
 GIB = 1 << 30
 INDEX_BYTES, NUMBER_BYTES = 4, 4
@@ -126,7 +126,7 @@ def nominal_prices(gpu: Gpu) -> Prices:
         return seconds
 
     edges = (SOURCES, SHARES, DEGREES, WIDTHS)
-    known: dict[str, Table] = {}
+    known: dict[str, PriceTable] = {}
     for name in {table_of(kernel) for kernel in WORK if kernel != "draw"}:  # by hosts
         back = name.endswith("_backward")
         if name.startswith("linear"):
@@ -163,9 +163,9 @@ NUMBERS_READ = {
 """Bytes that kernels over numbers move for a unit: of a pass a byte, of the others a number."""
 
 
-def filled(axes: Sequence[tuple[float, ...]], seconds: Callable[..., float]) -> Table:
+def filled(axes: Sequence[tuple[float, ...]], seconds: Callable[..., float]) -> PriceTable:
     """The table of a formula."""
-    return Table(axes=tuple(axes), seconds=tuple(seconds(*sizes) for sizes in product(*axes)))
+    return PriceTable(axes=tuple(axes), seconds=tuple(seconds(*sizes) for sizes in product(*axes)))
 
 
 def nominal_network(ranks: int, hosts: int, bytes_per_second: float, like: Network | None = None) -> Network:
@@ -176,7 +176,7 @@ def nominal_network(ranks: int, hosts: int, bytes_per_second: float, like: Netwo
     latency = (NETWORK_LATENCY if hosts > 1 else LINK_LATENCY) * max(1, math.ceil(math.log2(max(ranks, 2))))
     rate = (NETWORKED if hosts > 1 else LINKED) * bytes_per_second
 
-    def taken(rounds: int) -> Table:
+    def taken(rounds: int) -> PriceTable:
         return filled((BYTES,), lambda size: (rounds * latency + size / rate) / size)
 
     return Network(

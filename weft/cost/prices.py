@@ -14,7 +14,7 @@ REMEDY = "measure the machine again with: weft probe"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class PriceTable:
     """Seconds for a unit of work, by sizes.
 
     Between those measured, the seconds of all units are linear in each size, and beyond them a unit takes as long as at
@@ -59,7 +59,7 @@ class Prices:
     """At work while it was measured."""
     threads: int
     """Of each of them."""
-    tables: Mapping[str, Table]
+    tables: Mapping[str, PriceTable]
     """By kernel."""
     call_seconds: float = 0.0
     """What a kernel's call costs beside its work, but of one that moves rows."""
@@ -100,7 +100,7 @@ class Network:
     ranks: int
     hosts: int
     """On which they are, as many on each."""
-    tables: Mapping[str, Table]
+    tables: Mapping[str, PriceTable]
     """all_to_all and all_reduce, by the bytes that a rank sends.
 
     all_to_all_beside, where it was measured: an all_to_all and, begun with it, work that takes as long as it does by

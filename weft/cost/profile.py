@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from weft.cost.prices import REMEDY, Network, Prices, Table
+from weft.cost.prices import REMEDY, Network, Prices, PriceTable
 from weft.runtime.kernel_selection import DEFAULT, Choices
 from weft.utils import migrate
 from weft.utils.errors import InputError, readable
@@ -192,14 +192,14 @@ def _amount(name: str, value: float) -> float:
     return value
 
 
-def _table(values: dict[str, Any]) -> Table:
+def _table(values: dict[str, Any]) -> PriceTable:
     axes = tuple(tuple(map(float, axis)) for axis in values["axes"])
     seconds = tuple(map(float, values["seconds"]))
     if len(seconds) != math.prod(map(len, axes)) or not all(math.isfinite(one) and one > 0 for one in seconds):
         raise ValueError("a table that does not have a time above 0 for each of its sizes")
     if not all(axis and low < high < math.inf for axis in axes for low, high in pairwise((0.0, *axis))):
         raise ValueError("a table whose sizes do not ascend from above 0")
-    return Table(axes=axes, seconds=seconds)
+    return PriceTable(axes=axes, seconds=seconds)
 
 
 def _ratios(values: dict[str, Any]) -> dict[str, float]:

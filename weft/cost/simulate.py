@@ -37,7 +37,7 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkSeconds:
     """Seconds of a rank's work."""
 
     alone: float = 0.0
@@ -48,12 +48,12 @@ class Work:
     """For files, whoever is at work."""
 
     @classmethod
-    def of(cls, calls: Sequence[KernelCall], alone: Prices, busy: Prices) -> Work:
+    def of(cls, calls: Sequence[KernelCall], alone: Prices, busy: Prices) -> WorkSeconds:
         """That of calls."""
         return cls(sum(map(alone.seconds, calls)), sum(map(busy.seconds, calls)))
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.alone + other.alone, self.busy + other.busy, self.disk + other.disk)
+    def __add__(self, other: WorkSeconds) -> WorkSeconds:
+        return WorkSeconds(self.alone + other.alone, self.busy + other.busy, self.disk + other.disk)
 
     def at(self, busy: int, slots: int, ranks: int) -> float:
         """The seconds where so many of a host's `slots` for ranks are busy, this one with so many ranks at work."""
@@ -64,15 +64,15 @@ class Work:
 class Stretch(NamedTuple):
     """What a rank does up to its next collective, and what that takes by itself; None: there is no more."""
 
-    work: Work
-    beside: Work
+    work: WorkSeconds
+    beside: WorkSeconds
     """What it may do while rows cross."""
     crossing: float | None
     hidden: float = 1.0
     """See `Network.hidden`."""
 
 
-NOTHING, IN_MEMORY = Work(), Disk()
+NOTHING, IN_MEMORY = WorkSeconds(), Disk()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,7 @@ def priced(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hos
     return rows
 
 
-def finish(works: Sequence[Work], begins: Sequence[float], hosts: Hosts) -> list[float]:
+def finish(works: Sequence[WorkSeconds], begins: Sequence[float], hosts: Hosts) -> list[float]:
     """When each rank is done with a piece of work that it begins at some time; ranks of a host slow each other.
 
     Each keeps to its share of the cores, as weft.runtime.cores gives it.
@@ -185,7 +185,7 @@ def finish(works: Sequence[Work], begins: Sequence[float], hosts: Hosts) -> list
     return ends
 
 
-def _finish_on_host(works: Sequence[Work], begins: Sequence[float], slots: int) -> list[float]:
+def _finish_on_host(works: Sequence[WorkSeconds], begins: Sequence[float], slots: int) -> list[float]:
     left, ends = [1.0 if work.alone + work.disk > 0 else 0.0 for work in works], list(begins)
     places = [i * slots // len(works) for i in range(len(works))]
     now = min(begins)
@@ -207,16 +207,16 @@ def _finish_on_host(works: Sequence[Work], begins: Sequence[float], slots: int) 
     return ends
 
 
-def work_of(operation: Operation, hosts: Hosts) -> Work:
+def work_of(operation: Operation, hosts: Hosts) -> WorkSeconds:
     """What an operation keeps a rank at work with: kernels, collectives, and files that a transfer reads and writes."""
     beside = NOTHING
     if operation.kind == "transfer":
-        beside = Work(disk=hosts.disk.write * operation.bytes_sent + hosts.disk.read * operation.bytes_received)
+        beside = WorkSeconds(disk=hosts.disk.write * operation.bytes_sent + hosts.disk.read * operation.bytes_received)
     elif operation.kind == "collective" and hosts.network:
         network = hosts.network
         seconds = operation.messages * network.message_seconds if operation.messages else network.collective_seconds
-        beside = Work(seconds, seconds)
-    return beside + Work.of(operation.calls, hosts.alone, hosts.busy)
+        beside = WorkSeconds(seconds, seconds)
+    return beside + WorkSeconds.of(operation.calls, hosts.alone, hosts.busy)
 
 
 class Link:
@@ -272,7 +272,7 @@ def stretches(trace: Trace, besides: Sequence[KernelCall], hosts: Hosts) -> list
                 last = crossing / max(operation.messages, 1)
                 crossing = max(last, crossing - hidden * min(found[-1].work.alone, crossing))
         waited = link.work(calls.alone + (crossing or 0.0))
-        calls += Work(waited, waited)
+        calls += WorkSeconds(waited, waited)
         if crossing is not None:
             found[-1] = found[-1]._replace(work=found[-1].work + calls, crossing=crossing, hidden=hidden)
             found.append(Stretch(NOTHING, NOTHING, None))
@@ -280,6 +280,8 @@ def stretches(trace: Trace, besides: Sequence[KernelCall], hosts: Hosts) -> list
             found[-2] = found[-2]._replace(beside=found[-2].beside + calls)
         else:
             found[-1] = found[-1]._replace(work=found[-1].work + calls)
-    more = Work.of(besides, hosts.alone, hosts.busy) + Work(hosts.alone.step_seconds, hosts.busy.step_seconds)
+    more = WorkSeconds.of(besides, hosts.alone, hosts.busy) + WorkSeconds(
+        hosts.alone.step_seconds, hosts.busy.step_seconds
+    )
     left = link.end()
-    return [*found[:-1], found[-1]._replace(work=found[-1].work + more + Work(left, left))]
+    return [*found[:-1], found[-1]._replace(work=found[-1].work + more + WorkSeconds(left, left))]

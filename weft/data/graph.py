@@ -22,7 +22,7 @@ from weft.data.io.pyg import PygGraph, from_pyg, to_pyg
 from weft.data.rules import check_kinds, check_shapes, check_values
 from weft.data.splits import SHARES, random_split, split_by_time
 from weft.data.store.store import read_store, save
-from weft.data.tables.table_graph import Columns, table_parts
+from weft.data.tables.table_graph import ColumnRoles, table_parts
 from weft.data.tensor_checks import (
     LINKS,
     MASKS,
@@ -300,7 +300,7 @@ class Graph(GraphFields):
 
         Raises InputError that names table, column and row.
         """
-        columns = Columns(
+        columns = ColumnRoles(
             id=id,
             source=source,
             target=target,

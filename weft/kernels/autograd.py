@@ -13,7 +13,7 @@ from weft.kernels.backend import Attention, AttentionInputs, Backend, Pairs, Sca
 from weft.utils.random import RandomKey
 
 
-class Spmm(torch.autograd.Function):
+class SpmmFunction(torch.autograd.Function):
     """A sum over in-edges, see `spmm`."""
 
     @staticmethod
@@ -30,7 +30,7 @@ class Spmm(torch.autograd.Function):
         return backend.spmm_transposed(adj, grad_y, scale, weighted), None, None, None, None, None
 
 
-class SpmmMax(torch.autograd.Function):
+class SpmmMaxFunction(torch.autograd.Function):
     """A maximum over in-edges, and the place of each; see `spmm_max_places`."""
 
     @staticmethod
@@ -52,7 +52,7 @@ class SpmmMax(torch.autograd.Function):
         return backend.spmm_max_backward(adj, position, grad_y.contiguous()), None, None
 
 
-class Attend(torch.autograd.Function):
+class AttendFunction(torch.autograd.Function):
     """Attention whose logits are sums of one of the source and one of the target; see `attend`."""
 
     @staticmethod
@@ -111,7 +111,7 @@ class PairLogits(torch.autograd.Function):
         return (*grads, None, None)
 
 
-class AttendEdges(torch.autograd.Function):
+class AttendEdgesFunction(torch.autograd.Function):
     """Attention by logits of edges; see `attend_edges`."""
 
     @staticmethod

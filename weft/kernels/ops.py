@@ -30,7 +30,15 @@ from weft.kernels.argument_checks import (
     checked_features,
     checked_loop,
 )
-from weft.kernels.autograd import Attend, AttendEdges, KeyedDropout, PairLogits, ReluDropout, Spmm, SpmmMax
+from weft.kernels.autograd import (
+    AttendEdgesFunction,
+    AttendFunction,
+    KeyedDropout,
+    PairLogits,
+    ReluDropout,
+    SpmmFunction,
+    SpmmMaxFunction,
+)
 from weft.kernels.backend import (
     Attention,
     AttentionInputs,
@@ -127,7 +135,7 @@ def spmm(
             raise ValueError(f"the edge weights are {adj.weight.dtype}, x is {x.dtype}: use adj.cast({wanted})")
         check_vector("weight", adj.weight, x, adj.num_edges)
     scale = Scale(*(None if vector is None else vector.contiguous() for vector in scale))
-    y: Tensor = Spmm.apply(x, sum_backend_of(x), adj, scale, weighted, wide)  # type: ignore[no-untyped-call]
+    y: Tensor = SpmmFunction.apply(x, sum_backend_of(x), adj, scale, weighted, wide)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -161,7 +169,7 @@ def spmm_max(adj: Adjacency, x: Tensor) -> Tensor:
 def spmm_max_places(adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:
     """As `spmm_max`, and the place [n, F] of each maximum among the in-edges of its row, anything where v has none."""
     check_rows("x", x, adj, adj.num_sources)
-    found: tuple[Tensor, Tensor] = SpmmMax.apply(x, backend_of(x), adj)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, Tensor] = SpmmMaxFunction.apply(x, backend_of(x), adj)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -193,7 +201,7 @@ def attend(
     over = Attention(adj=adj, bounds=bounds, loop=loop, slope=slope, steps=steps, dropout=dropout)
     over = checked_attention(over, h, logit_src, logit_dst)
     needs_logits = torch.is_grad_enabled() and (logit_src.requires_grad or logit_dst.requires_grad)
-    y: Tensor = Attend.apply(h, logit_src, logit_dst, backend_of(h), over, needs_logits)  # type: ignore[no-untyped-call]
+    y: Tensor = AttendFunction.apply(h, logit_src, logit_dst, backend_of(h), over, needs_logits)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -291,7 +299,7 @@ def attend_edges(
     check_steps(steps, adj)
     check_dropout(dropout, adj)
     over = Attention(adj=adj, bounds=bounds, loop=loop, slope=1.0, steps=steps, dropout=dropout)
-    y: Tensor = AttendEdges.apply(h, logits, backend_of(h), over)  # type: ignore[no-untyped-call]
+    y: Tensor = AttendEdgesFunction.apply(h, logits, backend_of(h), over)  # type: ignore[no-untyped-call]
     return y
 
 

@@ -5,7 +5,7 @@ from weft.nn.aggregate.attention import Attend, AttendEdges, EdgeSoftmax
 from weft.nn.aggregate.kernel_memory import SUM_BYTES, Footprint, kernel_footprint
 from weft.nn.aggregate.reduce import ByRelation, Max, Sum
 from weft.nn.aggregate.relations import OwnRelationRows, RelationIndex, RelationRows
-from weft.nn.aggregate.topology import EdgePart, SubTopology, Topology
+from weft.nn.aggregate.topology import EdgeSubset, SubTopology, Topology
 from weft.nn.convert import Converted, convert
 from weft.nn.graph_view import ONE_DEVICE, SPREAD, GraphView, Inputs, UnitCost, ViewTraits
 from weft.nn.layers.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
@@ -41,13 +41,13 @@ from weft.nn.models.model_zoo import (
     make_model,
     require_model,
 )
-from weft.nn.models.probe_model import Sample, random_topology, some_vertices
+from weft.nn.models.probe_model import ProbeModel, random_topology, some_vertices
 from weft.nn.models.pyg_export import to_pyg
 from weft.nn.models.row_independence import idle_parameters, require_independent_rows
 from weft.nn.view import TypedRows, View
 from weft.nn.workload.dense_cost import make_levels, map_flops, step_memory
 from weft.nn.workload.flops import MapFlops
-from weft.nn.workload.layer_sizes import BlockSize, Levels
+from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
 from weft.nn.workload.workload import Outlines, Workload
@@ -76,8 +76,8 @@ __all__ = [
     "Decoupled",
     "DistMult",
     "Dot",
-    "EdgePart",
     "EdgeSoftmax",
+    "EdgeSubset",
     "Embedding",
     "FeatureTables",
     "Footprint",
@@ -90,7 +90,7 @@ __all__ = [
     "GraphView",
     "Inputs",
     "LayerNorm",
-    "Levels",
+    "LayerSizes",
     "Linear",
     "LinkModel",
     "MapFlops",
@@ -98,6 +98,7 @@ __all__ = [
     "OneHotRGCNConv",
     "Outlines",
     "OwnRelationRows",
+    "ProbeModel",
     "PyGConv",
     "RGCNConv",
     "RelationIndex",
@@ -106,7 +107,6 @@ __all__ = [
     "RowLayer",
     "Rows",
     "SAGEConv",
-    "Sample",
     "Stack",
     "SubTopology",
     "Sum",

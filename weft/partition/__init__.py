@@ -5,7 +5,7 @@ from weft.partition.assign import METHODS, metis
 from weft.partition.book import PartitionBook, make_book
 from weft.partition.dependencies import Caching, Choice, Dependencies, Hop, make_dependencies, range_bounds, range_parts
 from weft.partition.quality import Quality
-from weft.partition.receptive_field import Reach
+from weft.partition.receptive_field import ReceptiveField
 from weft.partition.vertex_cover import Cover
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "PartitionBook",
     "PartitionOptions",
     "Quality",
-    "Reach",
+    "ReceptiveField",
     "make_book",
     "make_dependencies",
     "metis",

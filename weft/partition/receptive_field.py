@@ -15,7 +15,7 @@ from weft.runtime import native
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Reach:
+class ReceptiveField:
     """The rows that some vertices' results are made of: of the last level theirs, before that also all their sources'.
 
     So each level has the rows of the level behind it, and a vertex's highest level tells all.
@@ -31,7 +31,7 @@ class Reach:
     """How many in-edges each hop goes over."""
 
     @classmethod
-    def of(cls, adj: Adjacency, vertices: Tensor, num_hops: int) -> Reach:
+    def of(cls, adj: Adjacency, vertices: Tensor, num_hops: int) -> ReceptiveField:
         """That of some vertices by so many hops; reads each in-edge that any hop goes over once."""
         levels = torch.full((adj.num_targets,), -1, dtype=torch.int16)
         levels[vertices] = num_hops

@@ -3,7 +3,7 @@
 from weft.reporting.curves import plot, run_facts
 from weft.reporting.page import make_page
 from weft.reporting.print_table import print_table
-from weft.reporting.records import Records, epoch_columns, rank_columns
+from weft.reporting.records import RunRecords, epoch_columns, rank_columns
 from weft.reporting.run_table import (
     compare_table,
     learned_line,
@@ -15,7 +15,7 @@ from weft.reporting.run_table import (
 )
 
 __all__ = [
-    "Records",
+    "RunRecords",
     "compare_table",
     "epoch_columns",
     "learned_line",

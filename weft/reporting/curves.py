@@ -8,9 +8,9 @@ import statistics
 from typing import Any
 
 from weft.reporting import figures
-from weft.reporting.figures import Data, Group
-from weft.reporting.page_parts import NO_EPOCH, Code, Figure, Runs, Section, Table, by_run, course, seconds_text
-from weft.reporting.records import Records, rank_summaries, score_names
+from weft.reporting.figures import Data, FigureGroup
+from weft.reporting.page_parts import NO_EPOCH, Code, Figure, PageTable, Runs, Section, by_run, course, seconds_text
+from weft.reporting.records import RunRecords, rank_summaries, score_names
 from weft.reporting.rerun import changed_fields, repeating
 from weft.reporting.run_table import EXCHANGES
 from weft.utils.errors import InputError
@@ -25,7 +25,7 @@ def overview(runs: Runs) -> Section:
     return Section(name="overview", title="The runs", parts=[table])
 
 
-def run_facts(run: Records) -> dict[str, str]:
+def run_facts(run: RunRecords) -> dict[str, str]:
     """How a run ended, or how far it is, by what is said of it."""
     newest = run.summary or (run.epochs or [{}])[-1]
     scores = [name for name in score_names(run.epochs) if isinstance(newest.get(name), int | float)]
@@ -56,7 +56,7 @@ def run_facts(run: Records) -> dict[str, str]:
     return facts
 
 
-def state(run: Records) -> str:
+def state(run: RunRecords) -> str:
     """How a run ended, or how far it is."""
     if run.summary:
         return f"finished after {run.summary['epochs']:,} epochs"
@@ -110,7 +110,7 @@ def loss_data(runs: Runs) -> Data:
     return Data(
         name="epochs",
         groups=[
-            Group(
+            FigureGroup(
                 alike={"run": run.name},
                 columns={name: [finite(line.get(name)) for line in run.epochs] for name in names},
             )
@@ -121,14 +121,16 @@ def loss_data(runs: Runs) -> Data:
 
 def score_data(runs: Runs) -> dict[str, Data]:
     """By kind of score, such as accuracy, its values of each split where they were evaluated."""
-    groups: dict[str, list[Group]] = {}
+    groups: dict[str, list[FigureGroup]] = {}
     for run in runs:
         for name in score_names(run.epochs):
             split, _, kind = name.partition("_")
             lines = [line for line in run.epochs if isinstance(line.get(name), int | float)]
             if kind and lines:
                 columns = {"epoch": [one["epoch"] for one in lines], "value": [finite(one[name]) for one in lines]}
-                groups.setdefault(kind, []).append(Group(alike={"run": run.name, "split": split}, columns=columns))
+                groups.setdefault(kind, []).append(
+                    FigureGroup(alike={"run": run.name, "split": split}, columns=columns)
+                )
     return {kind: Data(name=f"scores-{number}", groups=found) for number, (kind, found) in enumerate(groups.items())}
 
 
@@ -137,7 +139,7 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def plot(run: Records) -> Any:
+def plot(run: RunRecords) -> Any:
     """The curves of one run as a chart by itself. InputError where it has no epoch yet."""
     if not run.epochs:
         raise InputError(f"{run.folder} has no epoch yet: there is nothing to draw")
@@ -152,7 +154,7 @@ def configuration(runs: Runs) -> Section:
     every = [spec.name for spec in dataclasses.fields(runs[0].config)]
     short = ["graph", "model", *(name for name in every if name in changed)]
     texts = [{name: _shown(getattr(run.config, name)) for name in every} for run in runs]
-    parts: list[Table | Code] = []
+    parts: list[PageTable | Code] = []
     for run in runs:
         own_model, own_graph = str(run.begun.get("own_model", "")), bool(run.begun.get("own_graph"))
         _, text = repeating(run.config, changed_fields(run.config), own_model=own_model, own_graph=own_graph)

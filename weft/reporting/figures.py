@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from weft.reporting.records import Columns
+from weft.reporting.records import RecordColumns
 from weft.utils.optional_packages import extra
 
 LINE_POINTS = 40
@@ -22,11 +22,11 @@ BYTES = "datum.value == 0 ? '0' : format(datum.value, '.3~s') + 'B'"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class FigureGroup:
     """Rows of a figure's data: some columns, and what is alike in all of them."""
 
     alike: dict[str, Any]
-    columns: Columns
+    columns: RecordColumns
 
     def rows(self) -> list[dict[str, Any]]:
         """One mapping a row."""
@@ -39,7 +39,7 @@ class Data:
     """What figures are drawn from."""
 
     name: str
-    groups: Sequence[Group]
+    groups: Sequence[FigureGroup]
 
     def rows(self) -> list[dict[str, Any]]:
         """Those of all groups."""

@@ -6,9 +6,9 @@ import statistics
 from typing import Any
 
 from weft.reporting import figures
-from weft.reporting.figures import Data, Group
-from weft.reporting.page_parts import Figure, Runs, Section, Table, by_run, rank_name
-from weft.reporting.records import Records
+from weft.reporting.figures import Data, FigureGroup
+from weft.reporting.page_parts import Figure, PageTable, Runs, Section, by_run, rank_name
+from weft.reporting.records import RunRecords
 
 
 def graph(runs: Runs) -> Section:
@@ -19,15 +19,15 @@ def graph(runs: Runs) -> Section:
         {name: f"{value:,}" if isinstance(value, int) else str(value) for name, value in _of_graph(run).items()}
         for run in begun
     ]
-    parts: list[Figure | Table] = [by_run(begun, "Graph and model", facts)] if begun else []
-    found: dict[str, Group] = {}
+    parts: list[Figure | PageTable] = [by_run(begun, "Graph and model", facts)] if begun else []
+    found: dict[str, FigureGroup] = {}
     for run in begun:
         degrees = run.begun.get("degrees")
         if not degrees:
             lacking[run.name] = "degrees are not recorded"
         elif (mark := str(run.begun["graph"].get("fingerprint"))) not in found:
             ranges = {"degree": [_range(number) for number in range(len(degrees))], "vertices": degrees}
-            found[mark] = Group(alike={"graph": run.config.graph or run.name}, columns=ranges)
+            found[mark] = FigureGroup(alike={"graph": run.config.graph or run.name}, columns=ranges)
     if found:
         data = Data(name="degrees", groups=[*found.values()])
         chart = figures.columns(data, "degree", "in-degree", "vertices", "vertices", by="graph")
@@ -36,7 +36,7 @@ def graph(runs: Runs) -> Section:
     return Section(name="graph", title="Graph", parts=parts, lacking=lacking)
 
 
-def _of_graph(run: Records) -> dict[str, Any]:
+def _of_graph(run: RunRecords) -> dict[str, Any]:
     begun = run.begun
     known = {name: begun["graph"].get(name) for name in ("vertices", "edges", "fingerprint")}
     shape: Any = begun.get("shape") or {}
@@ -78,8 +78,8 @@ def partition(runs: Runs) -> Section:
             mean = statistics.fmean(values)
             if mean:
                 columns = {"who": who, "value": values, "share": [value / mean for value in values]}
-                groups.append(Group(alike={"load": PARTS[load]}, columns=columns))
-    parts: list[Figure | Table] = [by_run(shown, "Partition", facts)] if shown else []
+                groups.append(FigureGroup(alike={"load": PARTS[load]}, columns=columns))
+    parts: list[Figure | PageTable] = [by_run(shown, "Partition", facts)] if shown else []
     if groups:
         data = Data(name="parts", groups=groups)
         chart = figures.grouped_bars(data, "share", "share of the parts' mean; 1 is even", by="load", mark=1.0)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.reporting.figures import Data
-from weft.reporting.page_parts import Code, Figure, Section, Table
-from weft.reporting.records import Records
+from weft.reporting.page_parts import Code, Figure, PageTable, Section
+from weft.reporting.records import RunRecords
 from weft.reporting.sections import sections
 from weft.utils.optional_packages import extra
 
@@ -40,7 +40,7 @@ COLOURS = {
 ZOOMS = {"in": "Zoom in", "out": "Zoom out", "left": "Left", "right": "Right", "all": "Whole"}
 
 
-def make_page(runs: Sequence[Records], *, follow: str | None = None) -> str:
+def make_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:
     """The report of some runs. follow: the state that a served page is of, which asks for newer ones then.
 
     InputError for records that cannot be read, and where the packages for figures are not installed.
@@ -108,11 +108,11 @@ def _by_reason(section: Section) -> dict[str, list[str]]:
     return found
 
 
-def _part(part: Figure | Table | Code) -> str:
+def _part(part: Figure | PageTable | Code) -> str:
     match part:
         case Figure():
             return _figure(part)
-        case Table():
+        case PageTable():
             return _table(part)
         case Code():
             return f"<h3>{escape(part.title)}</h3>\n<pre><code>{escape(part.text)}</code></pre>\n"
@@ -131,7 +131,7 @@ def _figure(figure: Figure) -> str:
         for move, text in ZOOMS.items()
     )
     tools = f'<div class="tools">{buttons}</div>' if figure.zoom else ""
-    lazy = Table(caption=figure.title, head=(), rows=())
+    lazy = PageTable(caption=figure.title, head=(), rows=())
     table = _table(figure.table or lazy)
     of = "" if figure.table else f' data-table="{figure.data.name}"'
     return (
@@ -144,7 +144,7 @@ def _figure(figure: Figure) -> str:
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: PageTable) -> str:
     head = "".join(f'<th scope="col">{escape(cell)}</th>' if cell else "<td></td>" for cell in table.head)
     rows = "".join(
         f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in rest)}</tr>\n'

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.reporting.figures import Data
-from weft.reporting.records import Records
+from weft.reporting.records import RunRecords
 
-Runs = Sequence[Records]
+Runs = Sequence[RunRecords]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class PageTable:
     """Cells as text; the first column names the row."""
 
     caption: str
@@ -33,7 +33,7 @@ class Figure:
     caption: str
     data: Data
     chart: Any
-    table: Table | None = None
+    table: PageTable | None = None
     """Where that of the data's own rows would be too long; None: the page makes that when it is opened."""
     zoom: str = ""
     """The field of the horizontal axis, where it can be zoomed."""
@@ -53,23 +53,23 @@ class Section:
 
     name: str
     title: str
-    parts: Sequence[Figure | Table | Code] = ()
+    parts: Sequence[Figure | PageTable | Code] = ()
     lacking: dict[str, str] = field(default_factory=dict)
     """By the name of a run that it does not show: why."""
 
 
-def by_run(runs: Runs, caption: str, facts: Sequence[dict[str, str]]) -> Table:
+def by_run(runs: Runs, caption: str, facts: Sequence[dict[str, str]]) -> PageTable:
     """A column for each run."""
     names = dict.fromkeys(name for one in facts for name in one)
     rows = [[name, *(one.get(name, "-") for one in facts)] for name in names]
-    return Table(caption=caption, head=["", *(run.name for run in runs)], rows=rows)
+    return PageTable(caption=caption, head=["", *(run.name for run in runs)], rows=rows)
 
 
-def with_ranks(runs: Runs) -> tuple[list[Records], dict[str, str]]:
+def with_ranks(runs: Runs) -> tuple[list[RunRecords], dict[str, str]]:
     return [run for run in runs if run.rank_lines], {run.name: NO_EPOCH for run in runs if not run.rank_lines}
 
 
-def rank_name(run: Records, rank: int, runs: Runs) -> str:
+def rank_name(run: RunRecords, rank: int, runs: Runs) -> str:
     """What a rank is called among those of all runs of the report."""
     return f"{run.name}, rank {rank}" if len(runs) > 1 else f"rank {rank}"
 
@@ -81,7 +81,7 @@ def seconds_text(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.2f} ms"
 
 
-def course(run: Records, name: str, text: Callable[[float], str] = lambda value: f"{value:.4g}") -> str:
+def course(run: RunRecords, name: str, text: Callable[[float], str] = lambda value: f"{value:.4g}") -> str:
     """Where a curve begins and ends, as a sentence."""
     known = [(line["epoch"], line[name]) for line in run.epochs if isinstance(line.get(name), int | float)]
     if not known:

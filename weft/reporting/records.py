@@ -12,8 +12,8 @@ from weft.config.config import Config
 from weft.utils import jsonl
 from weft.utils.errors import InputError
 
-Line = dict[str, Any]
-Columns = dict[str, list[Any]]
+RecordLine = dict[str, Any]
+RecordColumns = dict[str, list[Any]]
 """Values by column, all of one length; None where a row has none."""
 
 KINDS = ("compute", "communication", "waiting")
@@ -40,7 +40,7 @@ NO_SCORES = ("kind", "version", "epoch", "loss", "lr", "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records:
+class RunRecords:
     """What the folder of a run says, also of one that goes on or was stopped."""
 
     name: str
@@ -48,11 +48,11 @@ class Records:
     folder: Path
     config: Config
     """As config.toml has it: without what had no effect."""
-    lines: list[Line]
+    lines: list[RecordLine]
     """Of metrics.jsonl, checked."""
 
     @classmethod
-    def read(cls, folder: Path, name: str = "") -> Records:
+    def read(cls, folder: Path, name: str = "") -> RunRecords:
         """Those in a folder. InputError where there is no run, and where a line is not as a run writes it."""
         config, metrics = folder / "config.toml", folder / "metrics.jsonl"
         try:
@@ -65,28 +65,28 @@ class Records:
             ) from error
         return cls(name=name or folder.resolve().name, folder=folder, config=Config.read(config), lines=lines)
 
-    def of_kind(self, kind: str) -> list[Line]:
+    def of_kind(self, kind: str) -> list[RecordLine]:
         """The lines of one kind."""
         return [line for line in self.lines if line["kind"] == kind]
 
     @property
-    def begun(self) -> Line:
+    def begun(self) -> RecordLine:
         """What the run, or its newest start, was begun with; empty where that is not recorded yet."""
         return (self.of_kind("config") or [{}])[-1]
 
     @property
-    def epochs(self) -> list[Line]:
+    def epochs(self) -> list[RecordLine]:
         """The lines of epochs."""
         return self.of_kind("epoch")
 
     @property
-    def summary(self) -> Line:
+    def summary(self) -> RecordLine:
         """The last line of a run that has ended; else empty."""
         last = (self.lines or [{"kind": ""}])[-1]
         return last if last["kind"] == "summary" else {}
 
     @property
-    def rank_lines(self) -> list[Line]:
+    def rank_lines(self) -> list[RecordLine]:
         """The lines of ranks since the run's newest start that got an epoch done."""
         return [line for line in newest_start(self.lines) if line["kind"] == "rank"]
 
@@ -96,7 +96,7 @@ class Records:
         return 1 + max((line["rank"] for line in self.rank_lines), default=-1)
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_lines(path: Path) -> list[RecordLine]:
     """The lines of a metrics.jsonl, each with what readers need; the last may be cut short. InputError for others."""
     lines = jsonl.read(path)
     for number, line in enumerate(lines, 1):
@@ -111,22 +111,22 @@ def read_lines(path: Path) -> list[Line]:
     return lines
 
 
-def newest_start(lines: Sequence[Line]) -> Sequence[Line]:
+def newest_start(lines: Sequence[RecordLine]) -> Sequence[RecordLine]:
     """The lines since a run began or went on the last time, if it got an epoch done since; else all."""
     begun = max((number for number, line in enumerate(lines) if line["kind"] == "config"), default=0)
     return lines[begun:] if any(line["kind"] == "epoch" for line in lines[begun:]) else lines
 
 
-def rank_summaries(lines: Iterable[Line]) -> list[Line]:
+def rank_summaries(lines: Iterable[RecordLine]) -> list[RecordLine]:
     """By rank, what its training epochs come to: medians of seconds, counts of the last one, the most memory."""
     trained = [line for line in lines if line["kind"] == "rank" and line["phase"] == "train"]
-    by_rank: dict[int, list[Line]] = {}
+    by_rank: dict[int, list[RecordLine]] = {}
     for line in trained:
         by_rank.setdefault(line["rank"], []).append(line)
     return [_rank_summary(rank, by_rank[rank]) for rank in sorted(by_rank)]
 
 
-def _rank_summary(rank: int, lines: list[Line]) -> Line:
+def _rank_summary(rank: int, lines: list[RecordLine]) -> RecordLine:
     last = lines[-1]
     return {
         "rank": rank,
@@ -143,22 +143,22 @@ def _rank_summary(rank: int, lines: list[Line]) -> Line:
     }
 
 
-def score_names(epochs: Iterable[Line]) -> list[str]:
+def score_names(epochs: Iterable[RecordLine]) -> list[str]:
     """The scores of some epochs, such as val_accuracy, in the order of their first appearance."""
     return list(dict.fromkeys(name for line in epochs for name in line if name not in NO_SCORES))
 
 
-def epoch_columns(lines: Iterable[Line]) -> Columns:
+def epoch_columns(lines: Iterable[RecordLine]) -> RecordColumns:
     """A row for each epoch: epoch, loss, lr, seconds, and each score, None where it was not evaluated."""
     return _columns([line for line in lines if line["kind"] == "epoch"])
 
 
-def rank_columns(lines: Iterable[Line]) -> Columns:
+def rank_columns(lines: Iterable[RecordLine]) -> RecordColumns:
     """A row for each epoch, phase and rank; counts by tag are columns such as bytes_sent.halo, or None."""
     flat = []
     for line in lines:
         if line["kind"] == "rank":
-            row: Line = {}
+            row: RecordLine = {}
             for name, value in line.items():
                 row |= (
                     {f"{name}.{tag}": one for tag, one in value.items()} if isinstance(value, dict) else {name: value}
@@ -167,6 +167,6 @@ def rank_columns(lines: Iterable[Line]) -> Columns:
     return _columns(flat)
 
 
-def _columns(lines: Sequence[Line]) -> Columns:
+def _columns(lines: Sequence[RecordLine]) -> RecordColumns:
     names = dict.fromkeys(name for line in lines for name in line if name not in ("kind", "version"))
     return {name: [line.get(name) for line in lines] for name in names}

@@ -8,11 +8,21 @@ from typing import Any
 
 from weft.reporting import figures
 from weft.reporting.curves import finite, loss_data
-from weft.reporting.figures import SECONDS, Data, Group
-from weft.reporting.page_parts import Code, Figure, Runs, Section, Table, course, rank_name, seconds_text, with_ranks
-from weft.reporting.records import Columns, Line, Records, rank_summaries
+from weft.reporting.figures import SECONDS, Data, FigureGroup
+from weft.reporting.page_parts import (
+    Code,
+    Figure,
+    PageTable,
+    Runs,
+    Section,
+    course,
+    rank_name,
+    seconds_text,
+    with_ranks,
+)
+from weft.reporting.records import RecordColumns, RecordLine, RunRecords, rank_summaries
 from weft.reporting.run_table import STAGES
-from weft.reporting.timeline_rows import Drawn, read_slices, totals
+from weft.reporting.timeline_rows import TimelineSpan, read_slices, totals
 from weft.utils.units import format_bytes
 
 MAX_SLICES = 3000
@@ -24,7 +34,7 @@ SHOWN_KINDS = {"compute": "compute", "communication": "network", "waiting": "wai
 def seconds(runs: Runs) -> Section:
     """Where an epoch's time goes."""
     shown, lacking = with_ranks(runs)
-    parts: list[Figure | Table | Code] = []
+    parts: list[Figure | PageTable | Code] = []
     if shown:
         data = loss_data(shown)
         parts.append(
@@ -39,7 +49,7 @@ def seconds(runs: Runs) -> Section:
         )
     for phase, title in PHASES.items():
         groups = [
-            Group(
+            FigureGroup(
                 alike={"who": rank_name(run, rank, runs)},
                 columns={"kind": list(found), "seconds": [*found.values()], "place": [*range(len(found))]},
             )
@@ -60,7 +70,7 @@ def seconds(runs: Runs) -> Section:
                 )
             )
     stages = [
-        Group(alike={"who": rank_name(run, one["rank"], runs)}, columns=_stages(one["stages"]))
+        FigureGroup(alike={"who": rank_name(run, one["rank"], runs)}, columns=_stages(one["stages"]))
         for run in shown
         for one in rank_summaries(run.rank_lines)
         if one["stages"]
@@ -71,7 +81,7 @@ def seconds(runs: Runs) -> Section:
         caption = "Medians of an epoch's training, with the network and waiting inside each stage."
         parts.append(Figure(name="stages", title="Training by stage", caption=caption, data=data, chart=chart))
     courses = [
-        Group(alike={"who": rank_name(run, rank, runs)}, columns=_course_of_seconds(run, rank))
+        FigureGroup(alike={"who": rank_name(run, rank, runs)}, columns=_course_of_seconds(run, rank))
         for run in shown
         for rank in range(run.num_ranks)
     ]
@@ -90,7 +100,7 @@ def seconds(runs: Runs) -> Section:
     return Section(name="seconds", title="Where the time goes", parts=parts, lacking=lacking)
 
 
-def _phase_seconds(run: Records, phase: str) -> dict[int, dict[str, float]]:
+def _phase_seconds(run: RunRecords, phase: str) -> dict[int, dict[str, float]]:
     """By rank, the seconds of each kind: medians over the epochs; of what is done once, sums."""
     taken = sum if phase == "setup" else statistics.median
     lines = [line for line in run.rank_lines if line["phase"] == phase]
@@ -108,7 +118,7 @@ def _stages(found: dict[str, float]) -> dict[str, list[Any]]:
     return {"stage": known, "seconds": [found[stage] for stage in known], "place": [*range(len(known))]}
 
 
-def _course_of_seconds(run: Records, rank: int) -> dict[str, list[Any]]:
+def _course_of_seconds(run: RunRecords, rank: int) -> dict[str, list[Any]]:
     lines = [line for line in run.rank_lines if line["rank"] == rank and line["phase"] == "train"]
     kinds = {shown: [finite(line[f"{kind}_seconds"]) for line in lines] for kind, shown in SHOWN_KINDS.items()}
     return {"epoch": [line["epoch"] for line in lines], **kinds}
@@ -148,12 +158,12 @@ def timelines(runs: Runs) -> Section:
 STREAM_ORDER = {"compute": 0, "send": 1, "receive": 2, "load": 3, "store": 4}
 
 
-def _lanes(slices: Iterable[Drawn]) -> list[Group]:
-    lanes: dict[tuple[str, str], list[Drawn]] = {}
+def _lanes(slices: Iterable[TimelineSpan]) -> list[FigureGroup]:
+    lanes: dict[tuple[str, str], list[TimelineSpan]] = {}
     for one in sorted(slices, key=lambda one: (one.rank, STREAM_ORDER.get(one.stream, 9), one.depth, one.start)):
         lanes.setdefault((one.lane, one.kind), []).append(one)
     return [
-        Group(
+        FigureGroup(
             alike={"lane": lane, "kind": kind},
             columns={name: [getattr(one, name) for one in found] for name in ("name", "start", "stop")},
         )
@@ -161,16 +171,16 @@ def _lanes(slices: Iterable[Drawn]) -> list[Group]:
     ]
 
 
-def _totals(slices: list[Drawn]) -> Table:
+def _totals(slices: list[TimelineSpan]) -> PageTable:
     rows = [
         [f"rank {rank}", stream, name, f"{number:,}", f"{length:,.3f}"]
         for (rank, stream, name), (number, length) in totals(slices).items()
     ]
     head = ["rank", "stream", "what", "times", "milliseconds together"]
-    return Table(caption="What each rank did, by stream", head=head, rows=rows)
+    return PageTable(caption="What each rank did, by stream", head=head, rows=rows)
 
 
-LOADS: dict[str, tuple[Callable[[Line], float], Callable[[float], str]]] = {
+LOADS: dict[str, tuple[Callable[[RecordLine], float], Callable[[float], str]]] = {
     "edges x width": (lambda one: one["edges"], lambda value: f"{value:,.0f}"),
     "bytes sent": (lambda one: one["bytes_sent"], format_bytes),
     "compute seconds": (lambda one: one["compute_seconds"], lambda value: seconds_text(value)),
@@ -191,16 +201,16 @@ def balance(runs: Runs) -> Section:
             if not mean:
                 continue
             who = [rank_name(run, one["rank"], runs) for one in ranks]
-            columns: Columns = {"who": who, "value": values, "share": [value / mean for value in values]}
-            groups.append(Group(alike={"load": load}, columns=columns))
+            columns: RecordColumns = {"who": who, "value": values, "share": [value / mean for value in values]}
+            groups.append(FigureGroup(alike={"load": load}, columns=columns))
             most, least = text(max(values)), text(min(values))
             ratio = f"{max(values) / min(values):.3f}" if min(values) else "-"
             rows.append([run.name, load, most, least, text(mean), f"{max(values) / mean:.3f}", ratio])
-    parts: list[Figure | Table] = []
+    parts: list[Figure | PageTable] = []
     if groups:
         data = Data(name="balance", groups=groups)
         head = ["run", "load of a training epoch", "most", "least", "mean", "most / mean", "most / least"]
-        table = Table(caption="Loads over the ranks", head=head, rows=rows)
+        table = PageTable(caption="Loads over the ranks", head=head, rows=rows)
         chart = figures.grouped_bars(data, "share", "share of the ranks' mean; 1 is even", by="load", mark=1.0)
         caption = "Each load of a rank, as a share of the mean over the run's ranks."
         parts = [Figure(name="balance", title="Load balance", caption=caption, data=data, chart=chart), table]

@@ -13,7 +13,7 @@ MICROSECONDS = 1e3
 """Of a millisecond."""
 
 
-class Drawn(NamedTuple):
+class TimelineSpan(NamedTuple):
     """Something that a rank did without a break."""
 
     rank: int
@@ -36,13 +36,13 @@ class Drawn(NamedTuple):
         return "waiting" if self.name.startswith("wait:") else self.stream
 
 
-def read_slices(path: Path) -> list[Drawn]:
+def read_slices(path: Path) -> list[TimelineSpan]:
     """The slices of a timeline by rank and stream, each in the order of its start. InputError for a damaged file."""
     with readable(path, "remove it, or train again with --timeline"):
         events: list[dict[str, Any]] = migrate.timeline(json.loads(path.read_text()), path)["traceEvents"]
         streams = {(one["pid"], one["tid"]): str(one["args"]["name"]) for one in events if one["name"] == "thread_name"}
         slices = [
-            Drawn(
+            TimelineSpan(
                 rank=int(one["pid"]),
                 stream=streams[one["pid"], one["tid"]],
                 name=str(one["name"]),
@@ -57,10 +57,10 @@ def read_slices(path: Path) -> list[Drawn]:
     return _nested(sorted(slices, key=lambda one: (one.rank, order[one.stream], one.start, -one.stop)))
 
 
-def _nested(slices: list[Drawn]) -> list[Drawn]:
+def _nested(slices: list[TimelineSpan]) -> list[TimelineSpan]:
     """With the depths of slices that stand by rank, stream and start."""
-    found: list[Drawn] = []
-    around: list[Drawn] = []
+    found: list[TimelineSpan] = []
+    around: list[TimelineSpan] = []
     for one in slices:
         while around and (around[-1][:2] != one[:2] or around[-1].stop <= one.start):
             around.pop()
@@ -69,7 +69,7 @@ def _nested(slices: list[Drawn]) -> list[Drawn]:
     return found
 
 
-def totals(slices: list[Drawn]) -> dict[tuple[int, str, str], tuple[int, float]]:
+def totals(slices: list[TimelineSpan]) -> dict[tuple[int, str, str], tuple[int, float]]:
     """By rank, stream and name, how many slices there are, and their milliseconds together."""
     found: dict[tuple[int, str, str], tuple[int, float]] = {}
     for one in slices:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from weft.reporting import figures
-from weft.reporting.figures import BYTES, Data, Group
-from weft.reporting.page_parts import Figure, Runs, Section, Table, rank_name, with_ranks
-from weft.reporting.records import Columns, Line, Records, rank_summaries
+from weft.reporting.figures import BYTES, Data, FigureGroup
+from weft.reporting.page_parts import Figure, PageTable, Runs, Section, rank_name, with_ranks
+from weft.reporting.records import RecordColumns, RecordLine, RunRecords, rank_summaries
 
 WAYS = {"bytes_sent": "sent", "to_device": "to the device", "to_host": "to the host"}
 FORECAST = {"bytes_sent": "network", "to_device": "to_device", "to_host": "to_host"}
@@ -35,8 +35,8 @@ def traffic(runs: Runs) -> Section:
         for (way, tag), values in counted.items():
             amount, plan = statistics.median(values), planned.get((way, tag))
             kinds = {"counted": amount} | ({} if plan is None else {"planned": plan})
-            columns: Columns = {"kind": [*kinds], "bytes": [*kinds.values()]}
-            groups.append(Group(alike={"who": f"{way}: {tag}"}, columns=columns))
+            columns: RecordColumns = {"kind": [*kinds], "bytes": [*kinds.values()]}
+            groups.append(FigureGroup(alike={"who": f"{way}: {tag}"}, columns=columns))
             spread = "" if min(values) == max(values) else f" ({min(values):,} to {max(values):,})"
             rows.append([f"{way}: {tag}", f"{amount:,.0f}{spread}", "not recorded" if plan is None else f"{plan:,}"])
         data, title = Data(name=f"traffic-{number}", groups=groups), f"Bytes of an epoch's training: {run.name}"
@@ -47,13 +47,13 @@ def traffic(runs: Runs) -> Section:
                 caption="Of all ranks together: the median over the epochs as counted, and what the plan said.",
                 data=data,
                 chart=figures.grouped_bars(data, "bytes", "bytes", by="kind", unit=BYTES),
-                table=Table(caption=title, head=["way and tag", "counted", "planned"], rows=rows),
+                table=PageTable(caption=title, head=["way and tag", "counted", "planned"], rows=rows),
             )
         )
     return Section(name="traffic", title="Bytes moved", parts=parts, lacking=lacking)
 
 
-def _counted(run: Records) -> Bytes[list[int]]:
+def _counted(run: RunRecords) -> Bytes[list[int]]:
     """The bytes of all ranks in each epoch's training."""
     found: dict[tuple[str, str], dict[int, int]] = {}
     lines = [line for line in run.rank_lines if line["phase"] == "train"]
@@ -65,7 +65,7 @@ def _counted(run: Records) -> Bytes[list[int]]:
     return {key: [*by_epoch.values()] for key, by_epoch in sorted(found.items()) if any(by_epoch.values())}
 
 
-def _planned(run: Records) -> Bytes[int]:
+def _planned(run: RunRecords) -> Bytes[int]:
     """The same of an epoch by the plan, where each rank has recorded its own."""
     placed = run.begun.get("placement", [])
     found = Counter[tuple[str, str]]()
@@ -77,7 +77,7 @@ def _planned(run: Records) -> Bytes[int]:
     return found if all("forecast" in one or "planned" in one for one in placed) else {}
 
 
-def _amounts(counts: Line) -> Iterator[tuple[str, str, int]]:
+def _amounts(counts: RecordLine) -> Iterator[tuple[str, str, int]]:
     """Way, tag and bytes; of all tags as well."""
     for way, shown in WAYS.items():
         by_tag = counts.get(way, {})
@@ -95,13 +95,13 @@ def memory(runs: Runs) -> Section:
         placed = run.begun.get("placement", [])
         for one in rank_summaries(run.rank_lines):
             rank, alike = one["rank"], {"who": rank_name(run, one["rank"], runs)}
-            process.append(Group(alike=alike, columns={"what": ["process"], "bytes": [one["peak_memory_bytes"]]}))
+            process.append(FigureGroup(alike=alike, columns={"what": ["process"], "bytes": [one["peak_memory_bytes"]]}))
             forecast = placed[rank].get("forecast", {}) if rank < len(placed) else {}
             working = max(line["working_bytes"] for line in run.rank_lines if line["rank"] == rank)
             found = {"working set, seen": working} | {f"{what}, forecast": forecast.get(what, 0) for what in PLACES}
             known = {what: amount for what, amount in found.items() if amount}
             if known:
-                held.append(Group(alike=alike, columns={"what": [*known], "bytes": [*known.values()]}))
+                held.append(FigureGroup(alike=alike, columns={"what": [*known], "bytes": [*known.values()]}))
     figures_of = {
         ("memory", "Most memory of each rank's process"): (process, "As seen, with Python and PyTorch themselves."),
         ("held", "Memory as forecast, and working sets"): (
@@ -122,5 +122,5 @@ PLACES = ("device", "host", "disk")
 """Where a forecast says that bytes are."""
 
 
-def _is_forecast(run: Records) -> bool:
+def _is_forecast(run: RunRecords) -> bool:
     return any("forecast" in one for one in run.begun.get("placement", []))

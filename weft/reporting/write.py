@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.reporting.page import make_page
-from weft.reporting.records import Records
+from weft.reporting.records import RunRecords
 from weft.utils.errors import InputError, readable
 
 
-def read_runs(folders: Sequence[Path]) -> list[Records]:
+def read_runs(folders: Sequence[Path]) -> list[RunRecords]:
     """The records of runs, named by their folders, or by the paths where two folders have one name.
 
     InputError for a folder given twice, one without a run, and damaged records.
@@ -21,18 +21,18 @@ def read_runs(folders: Sequence[Path]) -> list[Records]:
             raise InputError(f"{folders[number]}: is given twice: give each run once")
     names = [folder.name for folder in whole]
     return [
-        Records.read(folder, name if names.count(name) == 1 else str(folder))
+        RunRecords.read(folder, name if names.count(name) == 1 else str(folder))
         for folder, name in zip(folders, names, strict=True)
     ]
 
 
-def report_page(runs: Sequence[Records], *, follow: str | None = None) -> str:
+def report_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:
     """`make_page`; InputError also for what damaged lines make it stumble over."""
     with readable(", ".join(str(run.folder) for run in runs), "the records are not as a run of this weft writes them"):
         return make_page(runs, follow=follow)
 
 
-def write_report(runs: Sequence[Records], out: Path, *, overwrite: bool = False) -> None:
+def write_report(runs: Sequence[RunRecords], out: Path, *, overwrite: bool = False) -> None:
     """Writes a report whole or not at all. InputError for a file that is there, and one that cannot be written."""
     if out.suffix != ".html":
         raise InputError(f"--out {out}: give a file's name that ends with .html")

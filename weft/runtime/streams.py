@@ -20,7 +20,7 @@ BUFFERS = 2
 """Staging buffers that copies are under way from while the host fills another."""
 
 
-class Mark(NamedTuple):
+class StreamMark(NamedTuple):
     """All that a stream had been given at a time."""
 
     stream: str
@@ -33,19 +33,19 @@ class Streams(Protocol):
     apart: bool
     """Whether it has a memory of its own, and works while the host goes on."""
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> StreamMark | None:
         """All that the present stream has been given; None: it is done."""
         ...
 
-    def join(self, mark: Mark | None) -> None:
+    def join(self, mark: StreamMark | None) -> None:
         """What the present stream is given from now on comes behind a mark."""
         ...
 
-    def finish(self, mark: Mark | None) -> None:
+    def finish(self, mark: StreamMark | None) -> None:
         """The host waits for a mark."""
         ...
 
-    def on(self, stream: str, behind: Mark | None) -> AbstractContextManager[None]:
+    def on(self, stream: str, behind: StreamMark | None) -> AbstractContextManager[None]:
         """What this thread gives the device inside goes to a stream, behind a mark."""
         ...
 
@@ -77,13 +77,13 @@ class InOrder:
     def mark(self) -> None:
         """Everything is done."""
 
-    def join(self, mark: Mark | None) -> None:
+    def join(self, mark: StreamMark | None) -> None:
         del mark
 
-    def finish(self, mark: Mark | None) -> None:
+    def finish(self, mark: StreamMark | None) -> None:
         del mark
 
-    def on(self, stream: str, behind: Mark | None) -> AbstractContextManager[None]:
+    def on(self, stream: str, behind: StreamMark | None) -> AbstractContextManager[None]:
         del stream, behind
         return nullcontext()
 
@@ -118,21 +118,21 @@ class CudaStreams:
         now = torch.cuda.current_stream(self.device)
         return next((name for name, stream in self._streams.items() if stream == now), COMPUTE)
 
-    def mark(self) -> Mark:
+    def mark(self) -> StreamMark:
         event = torch.cuda.Event(blocking=True)  # who waits for it sleeps
         event.record(torch.cuda.current_stream(self.device))
-        return Mark(self._present, event)
+        return StreamMark(self._present, event)
 
-    def join(self, mark: Mark | None) -> None:
+    def join(self, mark: StreamMark | None) -> None:
         if mark is not None:
             torch.cuda.current_stream(self.device).wait_event(mark.event)
 
-    def finish(self, mark: Mark | None) -> None:
+    def finish(self, mark: StreamMark | None) -> None:
         if mark is not None:
             mark.event.synchronize()
 
     @contextmanager
-    def on(self, stream: str, behind: Mark | None) -> Iterator[None]:
+    def on(self, stream: str, behind: StreamMark | None) -> Iterator[None]:
         with torch.cuda.stream(self._streams[stream]):  # and on its device, which another thread has not set
             self.join(behind)
             yield
@@ -203,8 +203,8 @@ class Guard:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._written: Mark | None = None
-        self._read: dict[str, Mark] = {}
+        self._written: StreamMark | None = None
+        self._read: dict[str, StreamMark] = {}
         """By stream the last one, which the stream's others come before."""
 
     def host_reads(self) -> None:
@@ -238,7 +238,7 @@ class Staging:
 
     def __init__(self, streams: Streams) -> None:
         self.streams = streams
-        self._free: deque[tuple[Tensor, Mark | None]] = deque()
+        self._free: deque[tuple[Tensor, StreamMark | None]] = deque()
 
     @contextmanager
     def lend(self, num_rows: int, width: int, dtype: torch.dtype) -> Iterator[Tensor]:

@@ -1,6 +1,6 @@
 """Where rows, columns and edges live: a folder per strategy, one table of names."""
 
-from weft.strategies.base import CandidateLinks, Held, Options, Placed, Plan, Step
+from weft.strategies.base import CandidateLinks, MemoryUse, Options, Placed, Plan, Step
 from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.plan import PipelinePlan
 from weft.strategies.placed_view import Exchange, PlacedView
@@ -47,7 +47,7 @@ __all__ = [
     "AggregateSize",
     "CandidateLinks",
     "Exchange",
-    "Held",
+    "MemoryUse",
     "Options",
     "Placed",
     "PlacedView",

@@ -68,7 +68,7 @@ class Step:
         return (self.epoch, self.number) if self.number else (self.epoch,)
 
 
-class Held(NamedTuple):
+class MemoryUse(NamedTuple):
     """Bytes of a rank, or of several, by where they are."""
 
     device: int
@@ -173,7 +173,7 @@ class Plan(ABC):
         return rows, round(rows * (1.0 if mask is None else float(mask.float().mean())))
 
     @abstractmethod
-    def held(self, rank: int = 0) -> Held:
+    def held(self, rank: int = 0) -> MemoryUse:
         """The bytes that a rank holds at most in a run, beside those of its process."""
 
     @abstractmethod

@@ -17,8 +17,8 @@ from weft.nn import (
     ByRelation,
     GraphOperation,
     GraphView,
+    ProbeModel,
     Rows,
-    Sample,
     ViewTraits,
     Workload,
     random_topology,
@@ -81,7 +81,7 @@ def probe(work: Workload, traits: ViewTraits, group: Group) -> Machine:
     most = min(MAX_VERTICES, MAX_EDGES // degree, MAX_FEATURES // max(graph.num_features, 1))
     num_vertices = max(1, min(graph.num_vertices // group.size, most))
     topology = random_topology(graph, num_vertices, degree, work.dtype, group.device)
-    sample = Sample(work, topology, some_vertices(graph, num_vertices))
+    sample = ProbeModel(work, topology, some_vertices(graph, num_vertices))
 
     def seconds_of(view_type: type[GraphView]) -> float:
         forward = sample.forward(view_type)

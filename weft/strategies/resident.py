@@ -24,7 +24,7 @@ from weft.nn import (
     Footprint,
     GraphOperation,
     Inputs,
-    Levels,
+    LayerSizes,
     Topology,
     Total,
     make_levels,
@@ -33,10 +33,10 @@ from weft.nn import (
     step_memory,
     typed_rows,
 )
-from weft.partition import Reach
+from weft.partition import ReceptiveField
 from weft.runtime.kernel_call import KernelCall
 from weft.runtime.tensor_peak import TensorPeak
-from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES, Held, Placed, Plan, Step, whole_topology
+from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES, MemoryUse, Placed, Plan, Step, whole_topology
 from weft.strategies.placed_view import Exchange, PlacedView
 from weft.strategies.step_pruning import describe_reach, find_reach
 from weft.utils.random import key
@@ -58,11 +58,11 @@ class ResidentPlan(Plan):
     """Whether steps on the whole graph train, where it has such steps."""
 
     @cached_property
-    def reaches(self) -> dict[bool, Reach | str]:
+    def reaches(self) -> dict[bool, ReceptiveField | str]:
         """What training steps, and evaluations, on the whole graph read of it, or why that is all."""
         return {training: self.find_reach(training=training) for training in self.whole_graph}
 
-    def find_reach(self, *, training: bool) -> Reach | str:
+    def find_reach(self, *, training: bool) -> ReceptiveField | str:
         """See `weft.strategies.step_pruning.find_reach`."""
         return find_reach(self.work, self.traits, training=training) if "reach" in self.optimisations else ""
 
@@ -70,15 +70,15 @@ class ResidentPlan(Plan):
     def step_plans(self) -> dict[bool, ResidentPlan]:
         """The plan of such a step: this one, or that of the rows which are reached."""
         return {
-            training: self.reaching(found) if isinstance(found, Reach) else self
+            training: self.reaching(found) if isinstance(found, ReceptiveField) else self
             for training, found in self.reaches.items()
         }
 
-    def reaching(self, reach: Reach) -> ResidentPlan:
+    def reaching(self, reach: ReceptiveField) -> ResidentPlan:
         """The same plan for steps that read no more than this."""
         raise NotImplementedError(f"strategy {self.name} reads all rows, not {reach.rows}")
 
-    def make_share(self, placed: ResidentPlaced) -> Share:
+    def make_share(self, placed: ResidentPlaced) -> StepInputs:
         """What a rank has for the steps of such a plan; all ranks call it."""
         raise NotImplementedError(f"strategy {self.name} reads all rows on rank {placed.group.rank}")
 
@@ -106,7 +106,7 @@ class ResidentPlan(Plan):
         """The model's aggregates over edges, one after the other."""
         return max((op.hops.stop for op in self.work.outline(self.traits, training=True)), default=0)
 
-    def levels(self, rank: int) -> Levels:
+    def levels(self, rank: int) -> LayerSizes:
         """How much of everything a rank has at each aggregate."""
         asked = any(op.op == "block" for op in self.work.outline(self.traits, training=True))
         return make_levels(self.work, self.level_rows(rank), self.level_blocks(rank) if asked else ())
@@ -119,7 +119,7 @@ class ResidentPlan(Plan):
         """What an aggregate over edges takes on a rank, beside its result and gradients."""
         raise NotImplementedError(f"strategy {self.name} does not say what {op.op} takes on rank {rank}")
 
-    def held(self, rank: int = 0) -> Held:
+    def held(self, rank: int = 0) -> MemoryUse:
         """What is there from epoch to epoch, and the most of what is made beside it by a step or before the first."""
         plans = {id(plan): (plan, trains) for trains, plan in sorted(self.step_plans.items())}  # of both kinds: trains
         kept = [plan.kept(rank, trains=trains) for plan, trains in plans.values()]
@@ -128,7 +128,7 @@ class ResidentPlan(Plan):
         parameters = self.work.num_shared * self.work.dtype.itemsize
         made.append(CHECKPOINT_COPIES * parameters)
         held = sum(one.device for one in kept) + max(made) + whole + PARAMETER_COPIES * parameters
-        return Held(held, 0, 0, sum(one.shared for one in kept))
+        return MemoryUse(held, 0, 0, sum(one.shared for one in kept))
 
     def made(self, rank: int) -> list[int]:
         """Bytes of what each kind of step makes at most, and what is made before the first of it."""
@@ -139,7 +139,7 @@ class ResidentPlan(Plan):
             for most in (step.room, plan.first_memory(rank, training=training))
         ]
 
-    def kept(self, rank: int, *, trains: bool = True) -> Held:
+    def kept(self, rank: int, *, trains: bool = True) -> MemoryUse:
         """What a rank keeps for steps on the rows of this plan: features, aggregates of them, edges.
 
         trains: whether there are training steps among these, whose gradients take edges the other way.
@@ -159,7 +159,7 @@ class ResidentPlan(Plan):
         nonzeros = max((call.sizes[0] for one in maps for call in one.calls if call.kernel == "sparse"), default=0)
         made = aggregates * work.itemsize + again + nonzeros * NONZERO_BYTES + ROW_BYTES * levels.rows[0]
         shared = features + in_edges if isinstance(rows, slice) else 0
-        return Held(features + in_edges + made, 0, 0, shared)
+        return MemoryUse(features + in_edges + made, 0, 0, shared)
 
     def first_memory(self, rank: int, *, training: bool) -> int:
         """Bytes of what a rank makes for a moment for the largest aggregate of constant features, made only once."""
@@ -262,7 +262,7 @@ def aggregate(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Share:
+class StepInputs:
     """What a rank has for a step."""
 
     input_rows: slice | Tensor
@@ -287,12 +287,12 @@ class ResidentPlaced(Placed):
         self.shares = {training: one.make_share(self) for training, one in plan.step_plans.items() if one is not plan}
 
     @cached_property
-    def whole(self) -> Share:
+    def whole(self) -> StepInputs:
         """What the rank has for a step on the whole graph."""
         exchanges = [self.exchange(stage) for stage in self.stages]
-        return Share(input_rows=self.rows, inputs=self.make_inputs(self.rows), exchanges=exchanges)
+        return StepInputs(input_rows=self.rows, inputs=self.make_inputs(self.rows), exchanges=exchanges)
 
-    def share(self, step: Step) -> Share:
+    def share(self, step: Step) -> StepInputs:
         """What the rank has for a step."""
         return self.whole if step.vertices is None else self.shares[step.training]
 
@@ -306,7 +306,7 @@ class ResidentPlaced(Placed):
         if training not in self.shares:
             return Step(epoch=epoch, training=training)
         reach = self.plan.reaches[training]
-        assert isinstance(reach, Reach)
+        assert isinstance(reach, ReceptiveField)
         vertices = self.shares[training].vertices
         return Step(epoch=epoch, training=training, vertices=vertices, batch_size=len(reach.vertices))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.comm import Group
 from weft.cost import Operation
 from weft.nn import ONE_DEVICE, Aggregate, Footprint, GraphOperation, kernel_footprint
-from weft.partition import Reach
+from weft.partition import ReceptiveField
 from weft.strategies.placed_view import Identity
 from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, aggregate
 from weft.strategies.vertex.plan import VertexPlan
@@ -19,7 +19,7 @@ class SinglePlan(ResidentPlan):
     max_ranks = 1
     optimisations = ("reach", "capture")
 
-    def reaching(self, reach: Reach) -> VertexPlan:
+    def reaching(self, reach: ReceptiveField) -> VertexPlan:
         return OneRankPlan(self.work).reaching(reach)
 
     def footprint(self, op: GraphOperation, rank: int) -> Footprint:

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from weft.data import Graph
 from weft.nn import ONE_DEVICE, LinkModel, Total, ViewTraits, Workload, require_independent_rows
-from weft.partition import Reach
+from weft.partition import ReceptiveField
 from weft.utils.errors import InputError
 
 LEAST_SAVED = 0.25
 """The share of the edges that must be left out, since the others are copied for it."""
 
 
-def find_reach(work: Workload, traits: ViewTraits, *, training: bool) -> Reach | str:
+def find_reach(work: Workload, traits: ViewTraits, *, training: bool) -> ReceptiveField | str:
     """What a training step's labelled vertices, or an evaluation's scored ones, reach; or why all rows are read.
 
     traits: of views on all rows. '': it is switched off, or would save little.
@@ -27,7 +27,7 @@ def find_reach(work: Workload, traits: ViewTraits, *, training: bool) -> Reach |
     if isinstance(work.model, LinkModel):
         return "links may join any vertices"
     vertices = labelled_vertices(work.graph, "train" if training else "train val test")
-    reach = Reach.of(work.graph.in_edges, vertices, hops)
+    reach = ReceptiveField.of(work.graph.in_edges, vertices, hops)
     if not len(vertices) or sum(reach.edges) >= (1 - LEAST_SAVED) * hops * work.graph.num_edges:
         return ""
     return why_all(work, traits, training=training) or reach
@@ -60,7 +60,9 @@ def labelled_vertices(graph: Graph, splits: str) -> Tensor:
     return found.nonzero().view(-1)
 
 
-def describe_reach(known: dict[str, Reach | str]) -> dict[str, Any]:
+def describe_reach(known: dict[str, ReceptiveField | str]) -> dict[str, Any]:
     """What steps read, by what they are called, or why they read all rows, for a record."""
-    found = {what: reach.counts if isinstance(reach, Reach) else reach for what, reach in known.items() if reach}
+    found = {
+        what: reach.counts if isinstance(reach, ReceptiveField) else reach for what, reach in known.items() if reach
+    }
     return {"reach": found} if found else {}

@@ -29,7 +29,7 @@ OURS = ("weft.nn.", "torch.nn.")
 """Modules that do in each step what they did in the one before: others may count on the host, or draw."""
 
 
-class Pass:
+class TrainingPass:
     """Forward and backward pass of a training step."""
 
     def __init__(self, strategy: Placed, task: Task) -> None:
@@ -64,7 +64,7 @@ class Recording(NamedTuple):
     """Edges x width aggregated."""
 
 
-class CapturedPass(Pass):
+class CapturedPass(TrainingPass):
     """The pass of a GPU, the second of which is captured: the first makes what is made once, and compiles kernels.
 
     A pass that cannot be captured is done as it was, with a warning.
@@ -112,9 +112,9 @@ class CapturedPass(Pass):
         self.recording = Recording(step, captured, loss, [parameter.grad for parameter in self.parameters], edges)
 
 
-def make_pass(config: Config, strategy: Placed, task: Task, own: OwnFunctions = NOTHING_OWN) -> Pass:
+def make_pass(config: Config, strategy: Placed, task: Task, own: OwnFunctions = NOTHING_OWN) -> TrainingPass:
     """The pass of the steps that a configuration asks for."""
-    return (CapturedPass if is_captured(config, strategy, own) else Pass)(strategy, task)
+    return (CapturedPass if is_captured(config, strategy, own) else TrainingPass)(strategy, task)
 
 
 def is_captured(config: Config, strategy: Placed, own: OwnFunctions = NOTHING_OWN) -> bool:

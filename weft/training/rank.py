@@ -33,7 +33,7 @@ from weft.training.flag_checks import make_options
 from weft.training.launch.watchdog import Watchdog
 from weft.training.loop import Trainer
 from weft.training.machine_context import known_machine
-from weft.training.planning.calibration import Told
+from weft.training.planning.calibration import Estimate
 from weft.training.progress import ProgressShow, waiting
 from weft.training.tasks.losses import num_logits
 from weft.training.tasks.task import make_task
@@ -63,7 +63,7 @@ class Job:
     """Whether the graph was given as an object."""
     own: OwnFunctions = NOTHING_OWN
     """What a person has given as functions."""
-    told: Told | None = None
+    told: Estimate | None = None
     """What the run is expected to take, where somebody has asked."""
     choices: Choices = DEFAULT
     """Which implementations rank 0 uses, and so all."""

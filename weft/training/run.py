@@ -62,7 +62,7 @@ class Run:
     def _repr_html_(self) -> str | None:
         """What a notebook shows; None where the folder is not there, or damaged: `repr` then."""
         try:
-            found = reporting.Records.read(self.folder)
+            found = reporting.RunRecords.read(self.folder)
             asked = {"graph": found.config.graph, "model": found.config.model}
             return facts_table(f"Run {self.folder}", asked | reporting.run_facts(found))
         except InputError:
@@ -109,7 +109,7 @@ class Run:
 
         InputError where no epoch is recorded yet, and where `weft[report]` is not installed.
         """
-        return reporting.plot(reporting.Records.read(self.folder))
+        return reporting.plot(reporting.RunRecords.read(self.folder))
 
     @property
     def model(self) -> nn.Module:

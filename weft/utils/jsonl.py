@@ -15,7 +15,7 @@ from weft.utils.errors import InputError, RunError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class FilePosition:
     """How far a record had come at some time; a checkpoint keeps that of its own."""
 
     size: int = 0
@@ -57,9 +57,9 @@ class Recorder:
         return line
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> FilePosition:
         """That of the record as it is."""
-        return Mark(size=self._size, sha256=self._digest.hexdigest(), epochs=list(self._epochs))
+        return FilePosition(size=self._size, sha256=self._digest.hexdigest(), epochs=list(self._epochs))
 
     def close(self) -> None:
         """Ends the record; nothing can be written any more."""
@@ -87,7 +87,7 @@ def _parsed(data: bytes, path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def restore(path: Path, mark: Mark) -> Path | None:
+def restore(path: Path, mark: FilePosition) -> Path | None:
     """Takes a record back to where it was at a mark, without what a stopped run wrote after its checkpoint.
 
     Where it is not what it was then, it is made again from the mark's epochs; the path that the other is kept at.

@@ -19,7 +19,7 @@ Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EdgePart:
+class EdgesOfPart:
     """Some edges, between vertices by number; checked."""
 
     source: Tensor
@@ -31,10 +31,10 @@ class EdgePart:
     features: Tensor | None = None
     """float32 [e, K]."""
 
-    def rows(self, first: int, last: int) -> EdgePart:
+    def rows(self, first: int, last: int) -> EdgesOfPart:
         """Those from one place up to another."""
         found = {name: getattr(self, name) for name in ("source", "target", "weight", "features")}
-        return EdgePart(**{name: rows[first:last] for name, rows in found.items() if rows is not None})
+        return EdgesOfPart(**{name: rows[first:last] for name, rows in found.items() if rows is not None})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,7 +42,7 @@ class GraphParts:
     """A graph of N vertices whose edges and features are read when they are asked for, each time from the start."""
 
     name: str
-    edges: Callable[[], Iterator[EdgePart]]
+    edges: Callable[[], Iterator[EdgesOfPart]]
     """The edges; all parts have weights, or features of one width, or none has."""
     num_vertices: int | None = None
     """N; None: one more than the largest number in the edges."""

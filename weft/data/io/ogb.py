@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.data.io.graph_parts import EdgePart, GraphParts
+from weft.data.io.graph_parts import EdgesOfPart, GraphParts
 from weft.data.splits import Masks
 from weft.data.store.npy import Header, parsing, read_header
 from weft.data.tables.edge_list import read_edge_table
@@ -91,7 +91,7 @@ def finite(rows: Rows, path: Path) -> Iterator[Tensor]:
         yield x
 
 
-def read_edges(raw: Path, num_vertices: int) -> Iterator[EdgePart]:
+def read_edges(raw: Path, num_vertices: int) -> Iterator[EdgesOfPart]:
     """The edges, with features where there are any. InputError for an id that no vertex has."""
     path = raw / (BINARY if (raw / BINARY).is_file() else EDGES)
     given = binary_edges(raw, num_vertices) if path.name == BINARY else read_edge_table(path, num_vertices)
@@ -111,14 +111,14 @@ def read_edges(raw: Path, num_vertices: int) -> Iterator[EdgePart]:
         held = held[len(part.source) :]
 
 
-def binary_edges(raw: Path, num_vertices: int) -> Iterator[EdgePart]:
+def binary_edges(raw: Path, num_vertices: int) -> Iterator[EdgesOfPart]:
     """The edges of an .npz file."""
     for ends in zip(binary(raw, "edge_index", row=0), binary(raw, "edge_index", row=1), strict=True):
         source, target = (torch.from_numpy(ids.astype(np.int64)) for ids in ends)
         with located(raw / BINARY):
             check_ids("edge_index[0]", source, num_vertices)
             check_ids("edge_index[1]", target, num_vertices)
-        yield EdgePart(source=source, target=target)
+        yield EdgesOfPart(source=source, target=target)
 
 
 def read_splits(folder: Path, num_vertices: int, split: int) -> Masks:

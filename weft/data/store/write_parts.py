@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from weft.data.adjacency import topology_digest
 from weft.data.edges import check_sparse_ids, vertex_count
-from weft.data.io.graph_parts import EdgePart, GraphParts, require_rows
+from weft.data.io.graph_parts import EdgesOfPart, GraphParts, require_rows
 from weft.data.store.external_sort import RecordFile, Records, Say, sorted_records
 from weft.data.store.npy_writer import ArrayWriter, write_array
 from weft.data.store.store import no_types, write_manifest
@@ -36,7 +36,7 @@ def write_parts(parts: GraphParts, folder: Path, say: Say) -> None:
     """
     none = torch.empty(0, dtype=torch.int64)
     given = parts.edges()
-    some = next(given, EdgePart(source=none, target=none))
+    some = next(given, EdgesOfPart(source=none, target=none))
     with closing(RecordFile(folder, "edges.tmp", record_type(some))) as spool:
         num_vertices = fill(spool, itertools.chain([some], given), parts, say)
         give_back_pages()
@@ -63,7 +63,7 @@ def write_parts(parts: GraphParts, folder: Path, say: Say) -> None:
     write_manifest(no_types() | manifest, files, folder)
 
 
-def fill(spool: RecordFile, edges: Iterator[EdgePart], parts: GraphParts, say: Say) -> int:
+def fill(spool: RecordFile, edges: Iterator[EdgesOfPart], parts: GraphParts, say: Say) -> int:
     """Keeps the edges as they come; the number of vertices."""
     largest, limit = -1, MAX_ID if parts.num_vertices is None else parts.num_vertices
     for part in edges:
@@ -84,7 +84,7 @@ def fill(spool: RecordFile, edges: Iterator[EdgePart], parts: GraphParts, say: S
     return vertex_count(parts.num_vertices)
 
 
-def record_type(part: EdgePart, ids: DTypeLike = np.int64) -> np.dtype[Any]:
+def record_type(part: EdgesOfPart, ids: DTypeLike = np.int64) -> np.dtype[Any]:
     """What is kept of an edge into `row` from `col`."""
     fields: list[Any] = [("row", ids), ("col", ids)]
     if part.weight is not None:
@@ -94,7 +94,7 @@ def record_type(part: EdgePart, ids: DTypeLike = np.int64) -> np.dtype[Any]:
     return np.dtype(fields)
 
 
-def records_of(part: EdgePart, dtype: np.dtype[Any]) -> Records:
+def records_of(part: EdgesOfPart, dtype: np.dtype[Any]) -> Records:
     """Edges as records."""
     records = np.empty(len(part.source), dtype)
     records["row"], records["col"] = part.target.numpy(), part.source.numpy()

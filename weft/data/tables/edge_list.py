@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.data.io.graph_parts import EdgePart, GraphParts
+from weft.data.io.graph_parts import EdgesOfPart, GraphParts
 from weft.data.splits import Masks, split_labelled, split_vertices
 from weft.data.store.npy import map_array, map_tensor
-from weft.data.tables.table import FrameTable, Table, TextTable
+from weft.data.tables.table import FrameTable, InputTable, TextTable
 from weft.data.tables.table_graph import split_column
-from weft.data.tables.text_table import Block, read_blocks
+from weft.data.tables.text_table import TextBlock, read_blocks
 from weft.data.tensor_checks import check_finite, located, vertex_ids
 from weft.utils.errors import InputError
 
@@ -66,7 +66,7 @@ def edge_list_parts(
     )
 
 
-def read_edge_table(path: Path, num_vertices: int | None) -> Iterator[EdgePart]:
+def read_edge_table(path: Path, num_vertices: int | None) -> Iterator[EdgesOfPart]:
     """The edges of a text table, with weights where it has three columns."""
     limit, block = MAX_ID if num_vertices is None else num_vertices, None
     for block in read_blocks(path, remedy=NAMES):
@@ -77,14 +77,14 @@ def read_edge_table(path: Path, num_vertices: int | None) -> Iterator[EdgePart]:
         if block.values.shape[1] == 3:
             weights = as_float32(block, block.values[:, 2:], "the weight must be finite, and below 3e38")
             weight = torch.from_numpy(weights)[:, 0]
-        yield EdgePart(source=source, target=target, weight=weight)
+        yield EdgesOfPart(source=source, target=target, weight=weight)
     if block is None and num_vertices is None:
         raise InputError(
             f"{path}: holds no edges: give lines of 'source target', or num_vertices for a graph without any"
         )
 
 
-def edge_ids(block: Block, limit: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def edge_ids(block: TextBlock, limit: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sources and targets of a block, int64 [rows]; InputError at the first line whose ids are not in [0, limit)."""
     ends = block.values[:, :2]
     check_rows(block, np.any(ends < 0, axis=1), "vertex ids count from 0: renumber them")
@@ -96,7 +96,7 @@ def edge_ids(block: Block, limit: int) -> tuple[NDArray[np.int64], NDArray[np.in
     return np.ascontiguousarray(ids[:, 0]), np.ascontiguousarray(ids[:, 1])
 
 
-def as_float32(block: Block, values: NDArray[Any], reason: str) -> NDArray[np.float32]:
+def as_float32(block: TextBlock, values: NDArray[Any], reason: str) -> NDArray[np.float32]:
     """Columns of a block as float32; InputError for the first row in which one is not finite, or too large for it."""
     with np.errstate(over="ignore"):
         result = values.astype(np.float32)
@@ -104,13 +104,13 @@ def as_float32(block: Block, values: NDArray[Any], reason: str) -> NDArray[np.fl
     return result
 
 
-def check_rows(block: Block, wrong: NDArray[np.bool_], reason: str) -> None:
+def check_rows(block: TextBlock, wrong: NDArray[np.bool_], reason: str) -> None:
     """Raises the block's error for the first flagged row."""
     if wrong.any():
         raise block.error(int(wrong.argmax()), reason)
 
 
-def read_edge_array(path: Path) -> Iterator[EdgePart]:
+def read_edge_array(path: Path) -> Iterator[EdgesOfPart]:
     """The edges of a memory-mapped .npy array of integers: views where its rows are contiguous."""
     edges = map_tensor(path, "edges")
     if edges.dim() != 2 or 2 not in edges.shape:
@@ -118,7 +118,7 @@ def read_edge_array(path: Path) -> Iterator[EdgePart]:
     pair = edges if len(edges) == 2 else edges.T
     with located(path):
         source, target = (vertex_ids(f"edge_index[{row}]", pair[row]) for row in (0, 1))
-    yield EdgePart(source=source, target=target)
+    yield EdgesOfPart(source=source, target=target)
 
 
 def read_features(path: Path) -> Tensor:
@@ -147,7 +147,7 @@ def read_labels(path: Path) -> Tensor:
 def read_split(path: Path) -> Masks:
     """A split from .npy or a text table of one column: train, val or test, or 0, 1 or 2; -1 or none for neither."""
     if path.suffix == ".npy":
-        table: Table = FrameTable({"split": map_array(path)}, str(path))
+        table: InputTable = FrameTable({"split": map_array(path)}, str(path))
     else:
         table = TextTable(path)
     return split_column(table, table.columns[0])

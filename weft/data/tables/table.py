@@ -38,7 +38,7 @@ class Column(NamedTuple):
     """[n]: where there is none; the value is any then."""
 
 
-class Table(Protocol):
+class InputTable(Protocol):
     """Columns of equal length that can be read again and again, a part at a time."""
 
     @property
@@ -168,7 +168,7 @@ class TextTable:
             number += text.count(b"\n")
 
 
-def open_table(source: Any, place: str) -> Table:
+def open_table(source: Any, place: str) -> InputTable:
     """A table of any kind: a path, a DataFrame, a pyarrow.Table, or arrays by name. `place` names what has no path.
 
     Raises InputError for what is no table.
@@ -336,7 +336,7 @@ def refuse(wrong: NDArray[np.bool_], place: str, first_row: int, reason: str) ->
         raise InputError(f"{place}, row {first_row + int(wrong.argmax())}: {reason}")
 
 
-def require_columns(table: Table, columns: Sequence[str], flag: str) -> None:
+def require_columns(table: InputTable, columns: Sequence[str], flag: str) -> None:
     """InputError for a column that a table does not have."""
     for name in columns:
         if name not in table.columns:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.data.io.graph_parts import EdgePart, GraphParts
+from weft.data.io.graph_parts import EdgesOfPart, GraphParts
 from weft.data.splits import SHARES, Masks, random_split, split_by_time
 from weft.data.tables.table import (
     ID,
@@ -20,7 +20,7 @@ from weft.data.tables.table import (
     TEXT,
     TIME,
     Column,
-    Table,
+    InputTable,
     any_of_row,
     ids_of,
     matrix_of,
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class ColumnRoles:
     """Which columns of the two tables mean what."""
 
     id: str | None = None
@@ -65,7 +65,7 @@ class Columns:
 def table_parts(
     vertices: Any,
     edges: Any,
-    columns: Columns,
+    columns: ColumnRoles,
     *,
     name: str | None = None,
     undirected: bool = False,
@@ -111,14 +111,14 @@ def table_parts(
     )
 
 
-def refuse_vertex_columns(columns: Columns) -> None:
+def refuse_vertex_columns(columns: ColumnRoles) -> None:
     """InputError for a column of vertices where there is no table of them."""
     for flag in ("id", "features", "label", "split", "split_time"):
         if getattr(columns, flag):
             raise InputError(f"--{flag.replace('_', '-')} names a column of vertices: give their table, --vertices")
 
 
-def named_by_edges(table: Table, columns: Columns) -> tuple[NameIndex | None, VertexNames | None, int]:
+def named_by_edges(table: InputTable, columns: ColumnRoles) -> tuple[NameIndex | None, VertexNames | None, int]:
     """The ids that edges have, and how many."""
     found, row = NameCollector(), 0
     for part in table.parts({columns.source: ID, columns.target: ID}):
@@ -136,7 +136,7 @@ def interleaved(left: Ids, right: Ids) -> Ids:
     return both.take(places) if isinstance(both, Texts) else both[places]
 
 
-def named_by_vertices(table: Table, column: str | None) -> tuple[NameIndex | None, VertexNames | None, int]:
+def named_by_vertices(table: InputTable, column: str | None) -> tuple[NameIndex | None, VertexNames | None, int]:
     """The ids of a table of vertices, and how many rows it has; no ids where rows are counted."""
     if column is None:
         some = table.columns[0]
@@ -151,7 +151,9 @@ def named_by_vertices(table: Table, column: str | None) -> tuple[NameIndex | Non
     return NameIndex(ids, place), VertexNames.of(ids, column), len(ids)
 
 
-def read_edges(table: Table, columns: Columns, index: NameIndex | None, num_vertices: int) -> Iterator[EdgePart]:
+def read_edges(
+    table: InputTable, columns: ColumnRoles, index: NameIndex | None, num_vertices: int
+) -> Iterator[EdgesOfPart]:
     """The edges between vertices by number. InputError at the first id that no vertex has."""
     kinds = {columns.source: ID, columns.target: ID}
     kinds |= dict.fromkeys([*filter(None, [columns.weight]), *columns.edge_features], NUMBER)
@@ -181,11 +183,11 @@ def read_edges(table: Table, columns: Columns, index: NameIndex | None, num_vert
                 raise InputError(f"{table.place}: column '{columns.weight}' holds lists: a weight is one number")
             weight = torch.from_numpy(weights)[:, 0]
         features = side_by_side(table, columns.edge_features, part, row)
-        yield EdgePart(source=ends[0], target=ends[1], weight=weight, features=features)
+        yield EdgesOfPart(source=ends[0], target=ends[1], weight=weight, features=features)
         row += len(ends[0])
 
 
-def feature_reader(table: Table, names: Sequence[str]) -> Callable[[], Iterator[Tensor]] | None:
+def feature_reader(table: InputTable, names: Sequence[str]) -> Callable[[], Iterator[Tensor]] | None:
     """What reads columns of numbers as rows; None for no columns."""
 
     def read() -> Iterator[Tensor]:
@@ -199,13 +201,13 @@ def feature_reader(table: Table, names: Sequence[str]) -> Callable[[], Iterator[
     return read if names else None
 
 
-def side_by_side(table: Table, names: Sequence[str], part: dict[str, Column], first_row: int) -> Tensor | None:
+def side_by_side(table: InputTable, names: Sequence[str], part: dict[str, Column], first_row: int) -> Tensor | None:
     """Columns of numbers as one matrix, float32 [n, F]; None for no columns."""
     found = [matrix_of(part[name], f"{table.place}: column '{name}'", first_row) for name in names]
     return torch.from_numpy(np.concatenate(found, 1)) if found else None
 
 
-def read_label(table: Table, names: Sequence[str]) -> Tensor | None:
+def read_label(table: InputTable, names: Sequence[str]) -> Tensor | None:
     """Labels, as in GraphFields; None for no columns."""
     found: list[NDArray[np.float64]] = []
     row = 0
@@ -217,7 +219,7 @@ def read_label(table: Table, names: Sequence[str]) -> Tensor | None:
     return labels_of(np.concatenate([np.empty((0, len(names))), *found]))
 
 
-def label_part(column: Column, table: Table, name: str, first_row: int) -> NDArray[np.float64]:
+def label_part(column: Column, table: InputTable, name: str, first_row: int) -> NDArray[np.float64]:
     """Some rows of labels as float64 [n, C], NaN where there is none."""
     values, missing = column
     if isinstance(values, Texts) or values.dtype.kind not in "biuf":
@@ -242,7 +244,12 @@ def labels_of(rows: NDArray[np.float64]) -> Tensor:
 
 
 def read_masks(
-    table: Table, columns: Columns, y: Tensor | None, num_vertices: int, shares: Sequence[float] | None, seed: int
+    table: InputTable,
+    columns: ColumnRoles,
+    y: Tensor | None,
+    num_vertices: int,
+    shares: Sequence[float] | None,
+    seed: int,
 ) -> Masks:
     """The split that a column tells, or that is drawn or cut of the labelled vertices."""
     if columns.split and (shares is not None or columns.split_time):
@@ -255,7 +262,7 @@ def read_masks(
     return Masks() if y is None and shares is None else random_split(labelled, seed, shares or SHARES)
 
 
-def split_column(table: Table, name: str) -> Masks:
+def split_column(table: InputTable, name: str) -> Masks:
     """The masks that a column of words tells."""
     place, row, found = f"{table.place}: column '{name}'", 0, []
     for part in table.parts({name: TEXT}):
@@ -270,7 +277,7 @@ def split_column(table: Table, name: str) -> Masks:
     return Masks(*(which == number for number in range(len(MASKS))))
 
 
-def read_time(table: Table, name: str) -> Tensor:
+def read_time(table: InputTable, name: str) -> Tensor:
     """A column of numbers or points in time, float64 [N]. InputError at the first row without one."""
     place, row, found = f"{table.place}: column '{name}'", 0, [np.empty(0)]
     for part in table.parts({name: TIME}):

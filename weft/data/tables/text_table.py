@@ -27,7 +27,7 @@ NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?|nan|inf(i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class TextBlock:
     """Some whole lines of a table."""
 
     path: Path
@@ -57,7 +57,7 @@ def shown(line: bytes) -> str:
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
-def read_blocks(path: Path, *, integral: bool | None = None, remedy: str = "") -> Iterator[Block]:
+def read_blocks(path: Path, *, integral: bool | None = None, remedy: str = "") -> Iterator[TextBlock]:
     """The table's lines in order, a block at a time; every line has as many columns as the first.
 
     Columns are separated by blanks, tabs, commas or semicolons. Lines that begin with # or % and blank lines are
@@ -77,7 +77,7 @@ def read_blocks(path: Path, *, integral: bool | None = None, remedy: str = "") -
             values = parse(path, clean, columns, columns <= 2 if integral is None else integral, number, remedy)
             num_bytes += values.nbytes
             require_memory(num_bytes, f"{path}: its first {number} lines and more", "give fewer of them")
-            yield Block(path=path, values=values, text=clean, first_line=number)
+            yield TextBlock(path=path, values=values, text=clean, first_line=number)
         number += text.count(b"\n")
 
 

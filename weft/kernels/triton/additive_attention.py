@@ -15,7 +15,15 @@ from weft.data.adjacency import Adjacency
 from weft.data.degrees import CompressedRows
 from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, SourceGrads
 from weft.kernels.triton.device.additive_attention import attend_rows, attend_stats, softmax_rows
-from weft.kernels.triton.launch_config import MAX_LANES, Columns, columns_of, flat, over_segments, types, whole_rows
+from weft.kernels.triton.launch_config import (
+    MAX_LANES,
+    ColumnBlocks,
+    columns_of,
+    flat,
+    over_segments,
+    types,
+    whole_rows,
+)
 from weft.kernels.triton.sums import sum_pieces
 from weft.utils.dtypes import sum_dtype
 from weft.utils.random import key_on
@@ -191,7 +199,7 @@ def _weighted(
         grad_src.add_(_by_head(dots, columns))
 
 
-def _by_head(dots: Tensor, columns: Columns) -> Tensor:
+def _by_head(dots: Tensor, columns: ColumnBlocks) -> Tensor:
     """Sums of blocks [s, B] by their heads, [s, H]."""
     if dots.shape[1] == len(columns.heads) - 1:
         return dots

@@ -30,7 +30,7 @@ THREAD_NUMBERS = 16
 WARP = 32
 
 
-class Columns(NamedTuple):
+class ColumnBlocks(NamedTuple):
     """Columns cut into blocks that each lie in one head."""
 
     blocks: Tensor
@@ -46,7 +46,7 @@ class Columns(NamedTuple):
 
 
 @lru_cache(256)
-def columns_of(bounds: tuple[int, ...], device: torch.device) -> Columns:
+def columns_of(bounds: tuple[int, ...], device: torch.device) -> ColumnBlocks:
     """The blocks of heads with these bounds."""
     widest = max(end - begin for begin, end in pairwise(bounds))
     size = min(triton.next_power_of_2(max(widest, 1)), MAX_COLUMNS)
@@ -55,7 +55,7 @@ def columns_of(bounds: tuple[int, ...], device: torch.device) -> Columns:
         blocks += [(head, first, min(first + size, end)) for first in range(begin, max(end, begin + 1), size)]
         heads.append(len(blocks))
     tables = (torch.tensor(table, dtype=torch.int32).to(device) for table in (blocks, bounds))
-    return Columns(next(tables), size, tuple(heads), next(tables), gcd(MOST_ALIGNED, *bounds))
+    return ColumnBlocks(next(tables), size, tuple(heads), next(tables), gcd(MOST_ALIGNED, *bounds))
 
 
 def types(*tensors: Tensor | None) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def types(*tensors: Tensor | None) -> dict[str, Any]:
     return {"ACC": tl.float64 if double else tl.float32, "OFFSET": tl.int64 if wide else tl.int32}
 
 
-def over_segments(kernel: Any, segments: Segments, columns: Columns, *, lanes: int, **arguments: Any) -> None:
+def over_segments(kernel: Any, segments: Segments, columns: ColumnBlocks, *, lanes: int, **arguments: Any) -> None:
     """A program for some segments and each block of columns; lanes: entries of a segment that it has at a time."""
     if not len(segments):
         return

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from weft.data import Adjacency
 from weft.nn.aggregate.partial import Partial
-from weft.nn.aggregate.topology import EdgePart, Topology
+from weft.nn.aggregate.topology import EdgeSubset, Topology
 
 Rows = dict[str, Tensor]
 """Tensors of an aggregate by name."""
@@ -175,7 +175,7 @@ class Aggregate:
         """
         raise NotImplementedError
 
-    def partial(self, part: EdgePart, rows: Rows) -> Partial:
+    def partial(self, part: EdgeSubset, rows: Rows) -> Partial:
         """The result over some of the edges, to be combined with those over the others; differentiable."""
         raise NotImplementedError
 

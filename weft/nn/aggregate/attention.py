@@ -22,7 +22,7 @@ from weft.kernels import (
 )
 from weft.nn.aggregate.aggregate import SLOT_BYTES, TARGET_BYTES, Aggregate, Request, Rows, WorkingSet
 from weft.nn.aggregate.partial import Partial, log_sum_exp, merge_softmaxes
-from weft.nn.aggregate.topology import EdgePart, Topology
+from weft.nn.aggregate.topology import EdgeSubset, Topology
 from weft.runtime import native
 from weft.utils.random import RandomKey
 
@@ -87,7 +87,7 @@ class EdgeSoftmax(Aggregate):
             edge,
         )
 
-    def partial(self, part: EdgePart, rows: Rows) -> Partial:
+    def partial(self, part: EdgeSubset, rows: Rows) -> Partial:
         logits = self.edge_logits(part, rows)
         dropout = self.edge_dropout(part)
         y = attend_edges(part.adjacency, rows["h"], logits, bounds=self.bounds, loop=part.loop, dropout=dropout)

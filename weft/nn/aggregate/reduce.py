@@ -12,7 +12,7 @@ from weft.data import Adjacency
 from weft.kernels import Scale, spmm, spmm_max, spmm_max_places, spmm_transposed
 from weft.nn.aggregate.aggregate import SLOT_BYTES, TARGET_BYTES, Aggregate, Rows, WorkingSet
 from weft.nn.aggregate.partial import Partial, add, merge_maxima
-from weft.nn.aggregate.topology import EdgePart, Norm, Topology
+from weft.nn.aggregate.topology import EdgeSubset, Norm, Topology
 from weft.runtime import native
 from weft.utils.errors import require_word
 
@@ -60,7 +60,7 @@ class Sum(Aggregate):
         edge = adjacency.indices.itemsize + (itemsize if adjacency.weight is not None else 0)
         return WorkingSet(TARGET_BYTES + 2 * itemsize + row + edge * self.loops, SLOT_BYTES + itemsize + row, edge)
 
-    def partial(self, part: EdgePart, rows: Rows) -> Partial:
+    def partial(self, part: EdgeSubset, rows: Rows) -> Partial:
         return Partial(self.apply(part, rows))
 
     def combine(self, partials: Sequence[Partial]) -> Tensor:
@@ -86,7 +86,7 @@ class Max(Aggregate):
         per_edge = 2 * (adjacency.indices.itemsize + weight) + edge_id
         return WorkingSet(TARGET_BYTES + 3 * row, SLOT_BYTES + 3 * row, per_edge)
 
-    def partial(self, part: EdgePart, rows: Rows) -> Partial:
+    def partial(self, part: EdgeSubset, rows: Rows) -> Partial:
         values, place = spmm_max_places(part.adjacency, rows["x"])
         return Partial(values, part.edge_numbers(place))
 
@@ -126,7 +126,7 @@ class ByRelation(Aggregate):
         row = -(-width // size) * itemsize  # results of a block may be as many as its edges, which each has one of
         return WorkingSet(TARGET_BYTES, SLOT_BYTES + row, adjacency.indices.itemsize + 8 + itemsize + row)
 
-    def partial(self, part: EdgePart, rows: Rows) -> Partial:
+    def partial(self, part: EdgeSubset, rows: Rows) -> Partial:
         edges = part.relation_edges
         return Partial(spmm(edges, rows["x"]), edges.degree[:, None])
 

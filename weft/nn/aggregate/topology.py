@@ -196,7 +196,7 @@ class SubTopology(Topology):
         return Scale(*(None if vector is None else vector[rows].to(self.adjacency.device) for vector, rows in taken))
 
 
-class EdgePart(Topology):
+class EdgeSubset(Topology):
     """Some of a topology's in-edges, between all of its sources and targets.
 
     Under dropout of attention, edges that join the same ends must be of one part: masks tell them apart by their order.

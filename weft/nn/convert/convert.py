@@ -14,7 +14,7 @@ from weft.data import GraphShape
 from weft.nn.convert.hetero import INPUT, RowsByType, Types, takes_types
 from weft.nn.convert.native_layers import GlobalNorm, WithView
 from weft.nn.convert.traced_model import Converted
-from weft.nn.convert.traced_steps import GraphStep, Program
+from weft.nn.convert.traced_steps import GraphStep, TracedProgram
 from weft.nn.convert.tracing import EDGES, parameters_of, trace
 from weft.nn.layers.norm import BatchNorm
 from weft.utils.errors import InputError
@@ -82,11 +82,11 @@ def _sharing(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, {id(one): one for one in tensors})
 
 
-def _graph_steps(program: Program) -> list[Any]:
+def _graph_steps(program: TracedProgram) -> list[Any]:
     return [step for step in program.steps if isinstance(step.does, GraphStep)]
 
 
-def _replaced(model: nn.Module, program: Program) -> dict[str, nn.Module]:
+def _replaced(model: nn.Module, program: TracedProgram) -> dict[str, nn.Module]:
     """The modules that stand for others, by path."""
     found: dict[str, nn.Module] = {}
     for step in _graph_steps(program):

@@ -12,7 +12,17 @@ from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
 from weft.nn.convert.hetero import edges_of, together
-from weft.nn.convert.traced_steps import Dropout, Kind, Method, Module, Parameter, Program, Step, Value, values_in
+from weft.nn.convert.traced_steps import (
+    Dropout,
+    Method,
+    Module,
+    Parameter,
+    StepKind,
+    TracedProgram,
+    TracedStep,
+    TracedValue,
+    values_in,
+)
 from weft.utils.errors import InputError
 
 RANDOM = (
@@ -30,7 +40,7 @@ ROOT = "model."
 """What paths begin with below the module that was traced."""
 
 
-def make_program(graph: fx.Graph, root: nn.Module, *, training: bool, num_relations: int = 0) -> Program:
+def make_program(graph: fx.Graph, root: nn.Module, *, training: bool, num_relations: int = 0) -> TracedProgram:
     """The steps of a traced forward; root: has the model as `model`. num_relations: of a model by vertex types."""
     for node in graph.nodes:
         _require_plain(node)
@@ -106,17 +116,17 @@ def _is_behind(order: dict[fx.Node, int], node: fx.Node, user: fx.Node) -> bool:
     return order[user] > order[node]
 
 
-def _program(graph: fx.Graph, root: nn.Module, training: bool, num_relations: int) -> Program:
+def _program(graph: fx.Graph, root: nn.Module, training: bool, num_relations: int) -> TracedProgram:
     """The steps of a graph."""
-    kinds: dict[str, Kind] = {"x": "rows"}
+    kinds: dict[str, StepKind] = {"x": "rows"}
     alias: dict[fx.Node, Any] = {}
     edges: set[fx.Node] = set()
-    steps: list[Step] = []
+    steps: list[TracedStep] = []
     result = ""
     for node in graph.nodes:
         line = node.meta.get("line", "")
         if node.op == "placeholder":
-            alias[node] = Value("x")
+            alias[node] = TracedValue("x")
             if node.target != "x":
                 edges.add(node)
             continue
@@ -135,7 +145,7 @@ def _program(graph: fx.Graph, root: nn.Module, training: bool, num_relations: in
         args, kwargs = (fx.map_arg(one, lambda one: alias[one]) for one in (node.args, node.kwargs))
         if node.op == "output":
             (found,) = args
-            if not isinstance(found, Value) or kinds[found.name] != "rows":
+            if not isinstance(found, TracedValue) or kinds[found.name] != "rows":
                 raise InputError("the model is to return one tensor with a row for each vertex, as [vertices, classes]")
             result = found.name
             continue
@@ -143,13 +153,13 @@ def _program(graph: fx.Graph, root: nn.Module, training: bool, num_relations: in
         if step is None:  # no more than its argument
             alias[node] = args[0]
             continue
-        kind: Kind = "rows" if any(kinds[one] == "rows" for one in values_in(args, kwargs)) else "shared"
+        kind: StepKind = "rows" if any(kinds[one] == "rows" for one in values_in(args, kwargs)) else "shared"
         if _is_width(node):
             kind = "shared"
-        kinds[node.name], alias[node] = kind, Value(node.name)
-        steps.append(Step(name=node.name, does=step[0], args=step[1], kwargs=step[2], line=line))
+        kinds[node.name], alias[node] = kind, TracedValue(node.name)
+        steps.append(TracedStep(name=node.name, does=step[0], args=step[1], kwargs=step[2], line=line))
     layers = [alias[node].name for node in graph.nodes if node.meta.get(LAYER)]
-    return Program.of(together(steps, kinds, num_relations), result, kinds, tuple(layers))
+    return TracedProgram.of(together(steps, kinds, num_relations), result, kinds, tuple(layers))
 
 
 def _step(

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from weft.data import GraphShape, TypedShape
 from weft.nn.aggregate.aggregate import Request, WholeLayer
-from weft.nn.convert.traced_steps import GraphStep, Kind, Step, Value, values_in
+from weft.nn.convert.traced_steps import GraphStep, StepKind, TracedStep, TracedValue, values_in
 from weft.nn.layers.phases import Boundary
 from weft.nn.layers.typed_input import TypedInput
 from weft.nn.view import View
@@ -203,7 +203,7 @@ def type_of(value: Any) -> str | None:
     return value.node.meta.get(TYPE) if isinstance(value, fx.Proxy) else None
 
 
-class Scope(Protocol):
+class RelationScope(Protocol):
     """What a rule writes its steps with."""
 
     def over_relation(self, weight: str, reduce: Reduce, x: Any) -> Any:
@@ -211,7 +211,7 @@ class Scope(Protocol):
         ...
 
 
-def sage(scope: Scope, conv: Any, x: Any, own: Any) -> Any:
+def sage(scope: RelationScope, conv: Any, x: Any, own: Any) -> Any:
     """Hamilton, Ying, Leskovec 2017, algorithm 1, between two kinds of vertices."""
     if conv.project:
         x = torch.relu(conv.lin(x))
@@ -220,7 +220,7 @@ def sage(scope: Scope, conv: Any, x: Any, own: Any) -> Any:
     return functional.normalize(y, p=2.0, dim=-1) if conv.normalize else y
 
 
-def graph(scope: Scope, conv: Any, x: Any, own: Any) -> Any:
+def graph(scope: RelationScope, conv: Any, x: Any, own: Any) -> Any:
     """Morris et al. 2019, eq. 3, between two kinds of vertices."""
     return plus_bias(scope.over_relation("lin_rel", REDUCE[conv.aggr], x), conv.lin_rel) + conv.lin_root(own)
 
@@ -235,15 +235,15 @@ REDUCE: dict[str, Reduce] = {"mean": "mean", "sum": "sum", "add": "sum"}
 """By the name of PyG's aggregation."""
 
 
-def together(steps: list[Step], kinds: dict[str, Kind], num_relations: int) -> list[Step]:
+def together(steps: list[TracedStep], kinds: dict[str, StepKind], num_relations: int) -> list[TracedStep]:
     """The steps, with those of relations that can be made at the same time as one."""
     depth: dict[str, int] = {}
-    at = defaultdict[int, list[Step]](list)
+    at = defaultdict[int, list[TracedStep]](list)
     for step in steps:
         read = max((depth.get(name, 0) for name in values_in(step.args, step.kwargs)), default=0)
         depth[step.name] = read + isinstance(step.does, Related)
         at[read].append(step)
-    found: list[Step] = []
+    found: list[TracedStep] = []
     for number in sorted(at):
         found += [step for step in at[number] if not isinstance(step.does, Related)]
         for reduce in ("mean", "sum"):
@@ -253,11 +253,13 @@ def together(steps: list[Step], kinds: dict[str, Kind], num_relations: int) -> l
     return found
 
 
-def _joined(some: list[Step], reduce: Reduce, name: str, kinds: dict[str, Kind], num_relations: int) -> list[Step]:
+def _joined(
+    some: list[TracedStep], reduce: Reduce, name: str, kinds: dict[str, StepKind], num_relations: int
+) -> list[TracedStep]:
     """One step for those of several relations, and what each of them gives, as columns of it."""
     read: dict[tuple[int, str], int] = {}
     widths, made, slots = defaultdict[int, int](int), defaultdict[str, int](int), list[Slot]()
-    parts: list[Step] = []
+    parts: list[TracedStep] = []
     for step in some:
         does, (x, kind) = step.does, step.args
         assert isinstance(does, Related)
@@ -268,8 +270,8 @@ def _joined(some: list[Step], reduce: Reduce, name: str, kinds: dict[str, Kind],
         begin = made[does.target]
         made[does.target] += width
         slots.append(Slot(does.relation, does.weight, read[source], begin))
-        parts.append(replace(step, does=columns_of, args=(Value(name), begin, width)))
+        parts.append(replace(step, does=columns_of, args=(TracedValue(name), begin, width)))
     made_of = Relations(reduce, tuple(slots), tuple(number for number, _ in read), num_relations)
-    args = (kind, *(Value(one) for _, one in read))
+    args = (kind, *(TracedValue(one) for _, one in read))
     kinds[name] = "rows"
-    return [Step(name=name, does=made_of, args=args, kwargs={}, line=some[0].line), *parts]
+    return [TracedStep(name=name, does=made_of, args=args, kwargs={}, line=some[0].line), *parts]

@@ -128,7 +128,7 @@ class GlobalNorm(Phased):
         return norm
 
 
-class Scope(Protocol):
+class LayerScope(Protocol):
     """What a rule writes its steps with."""
 
     path: str
@@ -144,7 +144,7 @@ def gathered(op: Aggregate, x: Tensor) -> Request:
     return Request(op, {"x": x})
 
 
-def summed(scope: Scope, op: Aggregate, x: Any, steps: int = 1) -> Any:
+def summed(scope: LayerScope, op: Aggregate, x: Any, steps: int = 1) -> Any:
     """An aggregate of x alone."""
     return scope.over_graph(Aggregated(partial(gathered, op), steps), x)
 
@@ -167,13 +167,13 @@ def kipf(conv: Any, weight: Any) -> Sum | None:
     return Sum("gcn", weighted=weighted) if conv.add_self_loops else None
 
 
-def gcn(scope: Scope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+def gcn(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
     """Kipf and Welling 2017, eq. 2."""
     op = kipf(conv, edge_weight)
     return op and scope.over_graph(Mapped(scope.path, op, "lin"), x)
 
 
-def sage(scope: Scope, conv: Any, *, x: Any) -> Any:
+def sage(scope: LayerScope, conv: Any, *, x: Any) -> Any:
     """Hamilton, Ying, Leskovec 2017, algorithm 1."""
     op = reduction(conv, weighted=False)
     if op is None:
@@ -186,7 +186,7 @@ def sage(scope: Scope, conv: Any, *, x: Any) -> Any:
     return functional.normalize(y, p=2.0, dim=-1) if conv.normalize else y
 
 
-def graph(scope: Scope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+def graph(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
     """Morris et al. 2019, eq. 3."""
     op = reduction(conv, weighted=edge_weight is not None)
     if isinstance(op, Sum):
@@ -194,7 +194,7 @@ def graph(scope: Scope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
     return op and conv.lin_rel(summed(scope, op, x)) + conv.lin_root(x)
 
 
-def gin(scope: Scope, conv: Any, *, x: Any) -> Any:
+def gin(scope: LayerScope, conv: Any, *, x: Any) -> Any:
     """Xu et al. 2019, eq. 4.1."""
     op = reduction(conv, weighted=False)
     return op and conv.nn((1 + conv.eps) * x + summed(scope, op, x))
@@ -213,13 +213,13 @@ def attends_as_weft(conv: Any) -> bool:
     return bool(conv.add_self_loops and conv.fill_value == "mean" and conv.aggr in ("add", "sum"))
 
 
-def attention(scope: Scope, conv: Any, make: Callable[..., Request], *rows: Any) -> Any:
+def attention(scope: LayerScope, conv: Any, make: Callable[..., Request], *rows: Any) -> Any:
     """The attention of a convolution."""
     dropout = conv.dropout if conv.training else 0.0
     return scope.over_graph(Attended(partial(make, slope=conv.negative_slope), dropout=dropout), *rows)
 
 
-def gat(scope: Scope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
+def gat(scope: LayerScope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
     """Velickovic et al. 2018, eqs. 1-6."""
     if not attends_as_weft(conv) or conv.lin is None:
         return None
@@ -247,7 +247,7 @@ def attend_with_edges(
     return AttendEdges.of(h, logit_src, logit_dst, ones, edge_map=edge_map, slope=slope, dropout=dropout)
 
 
-def gatv2(scope: Scope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
+def gatv2(scope: LayerScope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
     """Brody et al. 2022, eq. 7."""
     if not attends_as_weft(conv):
         return None
@@ -270,7 +270,7 @@ def attend_pairs(
     return AttendEdges.of(left, None, right, attention, edge_map=edge_map, slope=slope, dropout=dropout)
 
 
-def appnp(scope: Scope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+def appnp(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
     """Gasteiger et al. 2019, eq. 4."""
     op, y = kipf(conv, edge_weight), x
     if op is None or conv.dropout:
@@ -280,13 +280,13 @@ def appnp(scope: Scope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
     return y
 
 
-def sgc(scope: Scope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+def sgc(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
     """Wu et al. 2019, eq. 8."""
     op = kipf(conv, edge_weight)
     return op and conv.lin(summed(scope, op, x, steps=conv.K))
 
 
-def gcn2(scope: Scope, conv: Any, *, x: Any, x_0: Any, edge_weight: Any) -> Any:
+def gcn2(scope: LayerScope, conv: Any, *, x: Any, x_0: Any, edge_weight: Any) -> Any:
     """Chen et al. 2020, eq. 5."""
     op = kipf(conv, edge_weight)
     if op is None:
@@ -312,12 +312,12 @@ class RelationalConv(nn.Module):
         return related(view, x, weight, self.comp, self.root, self.bias)
 
 
-def rgcn(scope: Scope, conv: Any, *, x: Any) -> Any:
+def rgcn(scope: LayerScope, conv: Any, *, x: Any) -> Any:
     """Schlichtkrull et al. 2018, eq. 2."""
     return scope.over_graph(WithView(scope.path, RelationalConv), x) if conv.aggr == "mean" else None
 
 
-def simple(scope: Scope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+def simple(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
     """A sum, mean or maximum, and no map."""
     op = reduction(conv, weighted=edge_weight is not None)
     return None if conv.combine_root is not None or op is None else summed(scope, op, x)

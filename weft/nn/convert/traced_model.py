@@ -8,7 +8,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from weft.nn.convert.traced_steps import Dropout, GraphStep, Module, Parameter, Program, Step, Value, map_values
+from weft.nn.convert.traced_steps import (
+    Dropout,
+    GraphStep,
+    Module,
+    Parameter,
+    TracedProgram,
+    TracedStep,
+    TracedValue,
+    map_values,
+)
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
 from weft.nn.view import View
 from weft.utils.errors import InputError
@@ -24,7 +33,7 @@ class Converted(PhasedModel):
     evaluating: what a forward pass does.
     """
 
-    def __init__(self, model: nn.Module, training: Program, evaluating: Program) -> None:
+    def __init__(self, model: nn.Module, training: TracedProgram, evaluating: TracedProgram) -> None:
         super().__init__()
         self.num_stages = training.num_stages
         self.programs = {True: training, False: evaluating}
@@ -64,7 +73,7 @@ class Converted(PhasedModel):
         return self._advance(views, number, reached, {**plain, **of_all, **_restored(kept, shapes)})
 
     @property
-    def _program(self) -> Program:
+    def _program(self) -> TracedProgram:
         return self.programs[self.training]
 
     def _advance(
@@ -85,7 +94,7 @@ class Converted(PhasedModel):
         found: Tensor = values[program.result]
         return found
 
-    def _run(self, step: Step, view: View, values: dict[str, Any]) -> Any:
+    def _run(self, step: TracedStep, view: View, values: dict[str, Any]) -> Any:
         """The result of a step on the rows at hand."""
         args, kwargs = self._arguments(step.args, values), self._arguments(step.kwargs, values)
         does = step.does
@@ -101,15 +110,15 @@ class Converted(PhasedModel):
         return module(*args, **kwargs)
 
     def _arguments(self, arguments: Any, values: dict[str, Any]) -> Any:
-        def known(one: Value | Parameter) -> Any:
-            if isinstance(one, Value):
+        def known(one: TracedValue | Parameter) -> Any:
+            if isinstance(one, TracedValue):
                 return values[one.name]
             path, _, name = one.path.rpartition(".")
             return getattr(self.get_submodule(path), name)
 
         return map_values(known, arguments)
 
-    def _kept(self, step: Step, number: int, values: dict[str, Any], boundary: Boundary) -> Boundary:
+    def _kept(self, step: TracedStep, number: int, values: dict[str, Any], boundary: Boundary) -> Boundary:
         """A step's boundary, with what later steps read of what there is."""
         kinds = self._program.kinds
         rows: dict[str, Tensor] = {}

@@ -13,7 +13,7 @@ from weft.nn.layers.phases import Boundary, BoundaryState
 from weft.nn.view import View
 
 
-class Value(NamedTuple):
+class TracedValue(NamedTuple):
     """The result of a step, in the arguments of another."""
 
     name: str
@@ -25,7 +25,7 @@ class Parameter(NamedTuple):
     path: str
 
 
-Kind = Literal["rows", "shared"]
+StepKind = Literal["rows", "shared"]
 """Whether a value has a row for each vertex, or is the same for all."""
 
 
@@ -69,7 +69,7 @@ class Dropout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class TracedStep:
     """One call: its result, what is called, and with what."""
 
     name: str
@@ -87,13 +87,13 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class TracedProgram:
     """The steps of a forward pass."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[TracedStep, ...]
     result: str
     """Name of the value that is the model's result."""
-    kinds: dict[str, Kind]
+    kinds: dict[str, StepKind]
     """Of the values."""
     layers: tuple[str, ...] = ()
     """Names of the convolutions' results, in the order of their calls."""
@@ -101,18 +101,20 @@ class Program:
     """Vertex types that it has rows for, of a model by vertex types; the others' are zero."""
 
     @classmethod
-    def of(cls, steps: Sequence[Step], result: str, kinds: dict[str, Kind], layers: tuple[str, ...]) -> Program:
+    def of(
+        cls, steps: Sequence[TracedStep], result: str, kinds: dict[str, StepKind], layers: tuple[str, ...]
+    ) -> TracedProgram:
         """The steps that lead to a result, each with its stage and with what is read behind it."""
-        read, needed = {result}, list[Step]()
+        read, needed = {result}, list[TracedStep]()
         for step in reversed(steps):
             if step.name in read:
                 needed.append(step)
                 read |= {*values_in(step.args, step.kwargs)}
         return cls(steps=_placed(needed[::-1], result), result=result, kinds=kinds, layers=layers)
 
-    def up_to(self, layer: int) -> Program:
+    def up_to(self, layer: int) -> TracedProgram:
         """That whose result is what the convolution of this number gives, from 1."""
-        return Program.of(self.steps, self.layers[layer - 1], self.kinds, self.layers[:layer])
+        return TracedProgram.of(self.steps, self.layers[layer - 1], self.kinds, self.layers[:layer])
 
     @property
     def num_stages(self) -> int:
@@ -120,12 +122,12 @@ class Program:
         return max(1, sum(isinstance(step.does, GraphStep) and step.does.over_edges for step in self.steps))
 
 
-def _placed(steps: list[Step], result: str) -> tuple[Step, ...]:
+def _placed(steps: list[TracedStep], result: str) -> tuple[TracedStep, ...]:
     """The steps, each with its stage and with what is read behind it."""
     aggregates = [isinstance(step.does, GraphStep) and step.does.over_edges for step in steps]
     begun, last = [0, *accumulate(aggregates)], max(sum(aggregates) - 1, 0)
     read: dict[str, None] = {result: None}
-    found: list[Step] = []
+    found: list[TracedStep] = []
     for number, step in reversed([*enumerate(steps)]):
         read.pop(step.name, None)
         norm = isinstance(step.does, GraphStep) and not step.does.over_edges
@@ -135,9 +137,9 @@ def _placed(steps: list[Step], result: str) -> tuple[Step, ...]:
     return tuple(reversed(found))
 
 
-def map_values(change: Callable[[Value | Parameter], Any], argument: Any) -> Any:
+def map_values(change: Callable[[TracedValue | Parameter], Any], argument: Any) -> Any:
     """An argument with what `change` makes of the values in it."""
-    if isinstance(argument, Value | Parameter):
+    if isinstance(argument, TracedValue | Parameter):
         return change(argument)
     if isinstance(argument, tuple | list):
         found = [map_values(change, one) for one in argument]
@@ -152,5 +154,5 @@ def map_values(change: Callable[[Value | Parameter], Any], argument: Any) -> Any
 def values_in(*arguments: Any) -> list[str]:
     """Names of the values in arguments."""
     found: list[str] = []
-    map_values(lambda one: found.append(one.name) if isinstance(one, Value) else None, list(arguments))
+    map_values(lambda one: found.append(one.name) if isinstance(one, TracedValue) else None, list(arguments))
     return found

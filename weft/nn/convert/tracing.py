@@ -18,7 +18,7 @@ from weft.nn.convert import hetero
 from weft.nn.convert.fx_calls import CONSTANT, LAYER, ROOT, make_program, run_step
 from weft.nn.convert.native_layers import RULES, GlobalNorm, WithView, by_blocks
 from weft.nn.convert.source_location import blamed, first_line, line_of
-from weft.nn.convert.traced_steps import GraphStep, Program
+from weft.nn.convert.traced_steps import GraphStep, TracedProgram
 from weft.utils.errors import InputError
 
 EDGES = {
@@ -32,7 +32,7 @@ COUPLING = ("GraphNorm", "InstanceNorm", "PairNorm", "MeanSubtractionNorm", "Gra
 """Norms of PyG whose rows depend on all rows."""
 
 
-def trace(model: nn.Module, given: frozenset[str], types: hetero.Types | None = None) -> Program:
+def trace(model: nn.Module, given: frozenset[str], types: hetero.Types | None = None) -> TracedProgram:
     """The steps of a model's forward, as it is set to train or to evaluate.
 
     given: the optional arguments that the graph fills. types: of a model by vertex types. InputError, with the line,

@@ -17,7 +17,7 @@ from weft.utils.errors import InputError
 INITIAL_SPREAD = 0.02  # of trained rows: what they are to be is learned, and little of chance stays in them
 
 
-class Table(Protocol):
+class RowTable(Protocol):
     """Rows [m, F] that can be taken by number: a tensor, or a cache before one."""
 
     def __getitem__(self, wanted: Tensor, /) -> Tensor: ...
@@ -26,9 +26,9 @@ class Table(Protocol):
 class FeatureTables(NamedTuple):
     """Where the features of a graph's vertices are read."""
 
-    x: Table | None
+    x: RowTable | None
     """By vertex; None where they have no features of one width."""
-    features: Mapping[str, Table]
+    features: Mapping[str, RowTable]
     """By vertex type, and place among its vertices."""
 
 
@@ -124,7 +124,7 @@ def typed_rows(
     vertices: slice | Tensor,
     device: torch.device | str,
     dtype: torch.dtype,
-    tables: Mapping[str, Table] | None = None,
+    tables: Mapping[str, RowTable] | None = None,
 ) -> TypedRows | None:
     """What is known of some vertices of a graph without x; None for one with x.
 

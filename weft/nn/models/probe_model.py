@@ -41,7 +41,7 @@ def some_vertices(graph: Graph, number: int) -> Tensor:
     return torch.arange(number) * graph.num_vertices // number
 
 
-class Sample:
+class ProbeModel:
     """A copy of a workload's model, in training, and what it reads of some vertices, int64 [n], of any order.
 
     topology: the edges among these.

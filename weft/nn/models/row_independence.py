@@ -15,7 +15,7 @@ from weft.data import Adjacency
 from weft.nn.aggregate.topology import Topology
 from weft.nn.graph_view import SPREAD, GraphView
 from weft.nn.layers.norm import BatchNorm
-from weft.nn.models.probe_model import Sample, random_topology, some_vertices
+from weft.nn.models.probe_model import ProbeModel, random_topology, some_vertices
 from weft.nn.workload.workload import Workload
 from weft.utils.errors import InputError
 
@@ -74,7 +74,7 @@ def require_independent_rows(work: Workload, *, together: bool) -> None:
     few = random_topology(work.graph, NUM_VERTICES, DEGREE, work.dtype)
     totals: list[Tensor] = []
     with torch.random.fork_rng(devices=[]):
-        sample = Sample(work, few, vertices)
+        sample = ProbeModel(work, few, vertices)
         run = sample.forward(SampleView, noted=totals, totals=None)
         try:
             calls, again = _calls(sample.model, run), _calls(sample.model, run)
@@ -95,7 +95,7 @@ def require_independent_rows(work: Workload, *, together: bool) -> None:
             return
         beside = some_vertices(work.graph, BESIDE_VERTICES)
         more = random_topology(work.graph, BESIDE_VERTICES, BESIDE_DEGREE, work.dtype, seed=1)
-        sample = Sample(work, _side_by_side(more, few), torch.cat([beside, vertices]))
+        sample = ProbeModel(work, _side_by_side(more, few), torch.cat([beside, vertices]))
         run = sample.forward(SampleView, noted=[], totals=iter(totals))
         by_rounding = torch.finfo(work.row_dtype).eps ** 0.5  # what sums may change by with the number of rows
         name = _first_other(calls, _calls(sample.model, run), by_rounding)
@@ -180,7 +180,7 @@ def idle_parameters(work: Workload) -> list[str]:
         return []
     precise = Workload(copy.deepcopy(work.model).double(), work.graph, work.optimisations)
     vertices = some_vertices(work.graph, NUM_VERTICES)
-    sample = Sample(precise, random_topology(work.graph, NUM_VERTICES, DEGREE, torch.float64), vertices)
+    sample = ProbeModel(precise, random_topology(work.graph, NUM_VERTICES, DEGREE, torch.float64), vertices)
     try:
         logits = sample.forward(SampleView, noted=[], totals=None)()
         logits.backward(torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits))

@@ -14,8 +14,8 @@ from torch import Tensor
 from weft.nn.aggregate.kernel_memory import Footprint
 from weft.nn.graph_view import ViewTraits
 from weft.nn.layers.pyg_conv import PyGConv
-from weft.nn.workload.flops import CountedConv, FlopCounter, MapFlops, Place
-from weft.nn.workload.layer_sizes import BlockSize, Levels
+from weft.nn.workload.flops import CountedConv, FlopCounter, FlopPosition, MapFlops
+from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
 from weft.nn.workload.outline import Twin, typed_rows_of
 from weft.nn.workload.outline_view import Notes, OutlineView
 from weft.nn.workload.workload import MapsKey, Workload
@@ -23,7 +23,7 @@ from weft.runtime.kernel_call import merged
 from weft.runtime.tensor_peak import TensorPeak
 
 
-def map_flops(work: Workload, traits: ViewTraits, levels: Levels, *, training: bool) -> tuple[MapFlops, ...]:
+def map_flops(work: Workload, traits: ViewTraits, levels: LayerSizes, *, training: bool) -> tuple[MapFlops, ...]:
     """Those of a rank's maps, which has so much of everything, in one training step or one evaluation.
 
     Before the first of the outline's operations, between two, and behind the last. Found out once for each workload.
@@ -33,7 +33,7 @@ def map_flops(work: Workload, traits: ViewTraits, levels: Levels, *, training: b
         counter = FlopCounter()
         footprints = [Footprint()] * len(work.outline(traits, training=training))
         count = _run_step(work, traits, levels, counter, footprints, training=training)
-        places = [(Place(i), Place(i, backward=True)) for i in range(count + 1)]
+        places = [(FlopPosition(i), FlopPosition(i, backward=True)) for i in range(count + 1)]
         work.maps[key] = tuple(
             MapFlops(
                 counter.found[there],
@@ -47,7 +47,7 @@ def map_flops(work: Workload, traits: ViewTraits, levels: Levels, *, training: b
 
 
 def step_memory(
-    work: Workload, traits: ViewTraits, levels: Levels, footprints: Sequence[Footprint], *, training: bool
+    work: Workload, traits: ViewTraits, levels: LayerSizes, footprints: Sequence[Footprint], *, training: bool
 ) -> TensorPeak:
     """The memory of all that a step makes on a rank, whose operations take so much."""
     peak = TensorPeak()
@@ -58,7 +58,7 @@ def step_memory(
 def _run_step(
     work: Workload,
     traits: ViewTraits,
-    levels: Levels,
+    levels: LayerSizes,
     counter: FlopCounter,
     footprints: Sequence[Footprint],
     *,
@@ -90,7 +90,7 @@ def _run_step(
     return count
 
 
-def make_levels(work: Workload, vertices: Sequence[slice | Tensor], blocks: Sequence[BlockSize]) -> Levels:
+def make_levels(work: Workload, vertices: Sequence[slice | Tensor], blocks: Sequence[BlockSize]) -> LayerSizes:
     """The sizes of a rank's share, from the vertices before each aggregate and in the end, and each one's block.
 
     blocks: none where no layer asks for them. Where the graph is not there, its types are taken to be spread evenly.
@@ -107,7 +107,7 @@ def make_levels(work: Workload, vertices: Sequence[slice | Tensor], blocks: Sequ
         featured = [int(((ids >= span.start) & (ids < span.stop)).sum()) for span in spans]
         counts = work.graph.num_relations_in if typed.num_relations else torch.zeros(stats.num_vertices)
         relation_rows = [int(counts[one].sum()) for one in vertices[1:]]
-    return Levels(
+    return LayerSizes(
         rows=rows,
         featured=tuple(featured),
         num_embedded=rows[0] - sum(featured) if typed.num_embedded else 0,
@@ -127,7 +127,7 @@ def steps_of(work: Workload, traits: ViewTraits, *, training: bool) -> Counter[i
 def backward_flops(counter: FlopCounter, segment: int, results: list[Tensor]) -> None:
     """Counts the backward pass from some results of a segment."""
     results = [one for one in results if one.requires_grad]
-    counter.place = Place(segment, backward=True)
+    counter.place = FlopPosition(segment, backward=True)
     with counter, torch.device("meta"):
         torch.autograd.backward(results, [torch.empty_like(one) for one in results])
 

@@ -19,7 +19,7 @@ from weft.runtime.kernel_call import KernelCall
 aten = torch.ops.aten
 
 
-class Place(NamedTuple):
+class FlopPosition(NamedTuple):
     """Where in a run flops are counted: before which of the model's graph operations, and in which direction."""
 
     segment: int = 0
@@ -42,10 +42,10 @@ class FlopCounter(DispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.place: Place | None = Place()
+        self.place: FlopPosition | None = FlopPosition()
         """None: what runs now is not counted."""
-        self.found: Counter[Place] = Counter()
-        self.calls: defaultdict[Place, list[KernelCall]] = defaultdict(list)
+        self.found: Counter[FlopPosition] = Counter()
+        self.calls: defaultdict[FlopPosition, list[KernelCall]] = defaultdict(list)
 
     @property
     def total(self) -> int:

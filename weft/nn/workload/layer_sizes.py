@@ -38,7 +38,7 @@ class BlockSize(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Levels:
+class LayerSizes:
     """The sizes of one rank's share of the work."""
 
     rows: tuple[int, ...]

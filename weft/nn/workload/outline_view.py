@@ -18,8 +18,8 @@ from weft.nn.aggregate.relations import map_blocks
 from weft.nn.aggregate.topology import Topology
 from weft.nn.graph_view import GraphView, Inputs, Origin, ViewTraits
 from weft.nn.layers.linear_transform import linear, sum_rows
-from weft.nn.workload.flops import FlopCounter, Place
-from weft.nn.workload.layer_sizes import BlockSize, Levels
+from weft.nn.workload.flops import FlopCounter, FlopPosition
+from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
 from weft.nn.workload.operation import GraphOperation
 from weft.utils.errors import InputError
 from weft.utils.random import RandomKey
@@ -44,7 +44,7 @@ class Notes:
     """Of the graph."""
     rows_per_vertex: float = 1.0
     """How many rows a relational layer maps for one of the result."""
-    levels: Levels | None = None
+    levels: LayerSizes | None = None
     """How many rows there really are, where the run is of one rank."""
     footprints: Sequence[Footprint] = ()
     """In a run of one rank, what each operation takes; of a layer of its own, none."""
@@ -63,7 +63,7 @@ class Notes:
     def mark(self, result: Tensor, number: int) -> Tensor:
         """The result of operation `number`: once its gradient is there, what follows belongs before the operation."""
         if result.requires_grad:
-            result.register_hook(lambda _: setattr(self.counter, "place", Place(number, backward=True)))
+            result.register_hook(lambda _: setattr(self.counter, "place", FlopPosition(number, backward=True)))
         return result
 
 
@@ -213,7 +213,7 @@ class OutlineView(GraphView):
                 layer=notes.running[-1],
             )
         )
-        notes.counter.place = Place(number + 1)
+        notes.counter.place = FlopPosition(number + 1)
         if op == "embed" or isinstance(op, Total):
             return notes.mark(x.view_as(x), number)
         notes.flops = made

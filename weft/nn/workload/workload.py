@@ -15,7 +15,7 @@ from weft.nn.layers.phases import parameter_dtype, row_dtype
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.typed_input import shared_parameters
 from weft.nn.workload.flops import BlockFlops, MapFlops
-from weft.nn.workload.layer_sizes import Levels
+from weft.nn.workload.layer_sizes import LayerSizes
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
 from weft.utils.errors import InputError
@@ -35,7 +35,7 @@ class MapsKey(NamedTuple):
 
     traits: ViewTraits
     training: bool
-    levels: Levels
+    levels: LayerSizes
 
 
 Outlines = Mapping[OutlineKey, tuple[GraphOperation, ...]]

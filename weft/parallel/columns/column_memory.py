@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.comm import Layout, RowSet
+from weft.comm import ColumnLayout, RowSet
 from weft.nn import Aggregate, AttendEdges, Footprint, kernel_footprint
 from weft.parallel.chunks.run.slots import Way, edge_bytes
 from weft.parallel.columns.chunking import CutSizes
@@ -44,7 +44,7 @@ class Crossing(NamedTuple):
     here: int
 
     @classmethod
-    def of(cls, layout: Layout, rank: int) -> Crossing:
+    def of(cls, layout: ColumnLayout, rank: int) -> Crossing:
         """Those of a layout on a rank."""
         return cls(layout.num_columns, sum(map(layout.width, range(len(layout.columns)))), layout.width(rank))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from weft.comm import ColsToRows, Group, Key, Layout, RowSet, RowsToCols
+from weft.comm import ColsToRows, ColumnLayout, Group, Key, RowSet, RowsToCols
 from weft.nn import Aggregate, ByRelation, Request, Topology, WorkingSet, Workload
 from weft.nn import Rows as Tensors
 from weft.nn.layers.phases import Boundary
@@ -93,8 +93,8 @@ class ColumnPass:
         runtime: ColumnRounds,
         op: Aggregate,
         columns: dict[str, slice],
-        rows_in: Layout | None,
-        rows_out: Layout,
+        rows_in: ColumnLayout | None,
+        rows_out: ColumnLayout,
         steps: int = 1,
     ) -> None:
         self.runtime, self.op, self.group, self.plan = runtime, op, runtime.group, runtime.exchange_plan
@@ -245,13 +245,13 @@ class ColumnPass:
         """How many sets of rows may be on their way at once; each takes memory of the host. None: any number."""
         return None if self.runtime.in_memory else 1
 
-    def _receives(self, x: Tensor, sets: Sequence[RowSet | None], layout: Layout, what: str) -> Receives:
+    def _receives(self, x: Tensor, sets: Sequence[RowSet | None], layout: ColumnLayout, what: str) -> Receives:
         def start(number: int, rows: RowSet) -> RowsToCols:
             return RowsToCols(x, rows, layout, self.group, Key(f"{self.name} {what} split", number))
 
         return Receives(sets, start, ahead=self._in_flight)
 
-    def _sends(self, like: Tensor, num_rows: int, layout: Layout, what: str) -> Sends:
+    def _sends(self, like: Tensor, num_rows: int, layout: ColumnLayout, what: str) -> Sends:
         def start(number: int, rows: RowSet, values: Tensor) -> ColsToRows:
             return ColsToRows(values, rows, layout, self.group, Key(f"{self.name} {what} gather", number))
 

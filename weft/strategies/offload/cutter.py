@@ -13,12 +13,12 @@ from weft.nn import Workload
 from weft.parallel.chunks.cut.ranges import RankSide, chunk_vertices, even_ranges, reorder
 from weft.parallel.chunks.cut.rank_chunks import ChunkShape, HopSchedule, RankChunks
 from weft.parallel.chunks.cut.residency import Sides, Volumes
-from weft.parallel.chunks.program.chunk_program import Program, Segment, goes_back
+from weft.parallel.chunks.program.chunk_program import ChunkProgram, Segment, goes_back
 from weft.parallel.chunks.program.stages import AggregateStep
 from weft.parallel.chunks.run.chunk_aggregates import layout_of
 from weft.parallel.chunks.run.chunk_runtime import as_slice
 from weft.parallel.chunks.run.rounds import Round, in_place, pays_in_place
-from weft.parallel.chunks.run.slots import BACKWARD, FORWARD, Layout, edge_bytes
+from weft.parallel.chunks.run.slots import BACKWARD, FORWARD, SlotLayout, edge_bytes
 from weft.partition import Dependencies, Hop
 
 MAX_CHUNKS = 1 << 14
@@ -43,7 +43,7 @@ class Cutter:
     def __init__(
         self,
         work: Workload,
-        programs: dict[bool, Program],
+        programs: dict[bool, ChunkProgram],
         needed: Sequence[Dependencies],
         kept: frozenset[int],
         *,
@@ -235,7 +235,7 @@ def own_width(segment: Segment) -> int:
     return sum(segment.live[port].width for port in {*segment.targets.values(), *segment.rows.values()})
 
 
-def layouts_of(programs: Iterable[Program], hops: range) -> tuple[Layout, ...]:
+def layouts_of(programs: Iterable[ChunkProgram], hops: range) -> tuple[SlotLayout, ...]:
     """How the edges of these hops are stored for the aggregates over them."""
     asked = (segment for program in programs for segment in program.segments if segment.aggregates)
     found = {layout_of(one.op) for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps))}

@@ -14,7 +14,7 @@ from weft.parallel.chunks.program.stages import AggregateStep, Stage
 from weft.parallel.chunks.run.chunk_aggregates import layout_of
 from weft.parallel.chunks.run.chunk_halos import HaloPlan
 from weft.parallel.chunks.run.rounds import Round
-from weft.parallel.chunks.run.slots import Layout, Way, edge_bytes
+from weft.parallel.chunks.run.slots import SlotLayout, Way, edge_bytes
 from weft.runtime.kernel_call import KernelCall, backward_of, merged
 from weft.strategies.vertex.blocks import BlockStats
 
@@ -202,7 +202,7 @@ class Moves:
     def _scheduled(self, hop: int) -> HopSchedule:
         return self.plan.schedules[self.plan.schedule_of[hop]]
 
-    def edge_bytes(self, layout: Layout, planned: HopSchedule, round_: Round, missing: int, way: Way) -> int:
+    def edge_bytes(self, layout: SlotLayout, planned: HopSchedule, round_: Round, missing: int, way: Way) -> int:
         """The bytes of a round's edges as they are stored for an aggregate."""
         index, rows = planned.hop.block.indices.itemsize, round_.targets.stop - round_.targets.start
         edges = round_.edges.stop - round_.edges.start + (missing if layout == "looped" else 0)

@@ -14,8 +14,8 @@ from weft.nn import Workload, shared_parameters
 from weft.parallel.chunks.cut.rank_chunks import RankChunks
 from weft.parallel.chunks.run.activations import Rows
 from weft.parallel.chunks.run.chunk_runtime import Fetcher, PlacedChunks
-from weft.parallel.chunks.run.passes import Pass
-from weft.partition import Reach
+from weft.parallel.chunks.run.passes import ChunkPass
+from weft.partition import ReceptiveField
 from weft.strategies.base import Placed, Step, whole_topology
 from weft.strategies.offload.estimate import Forecast
 from weft.strategies.step_pruning import describe_reach
@@ -38,7 +38,7 @@ class PlacedOffload(Placed):
         folder: Path | None,
         embedded_halo: Fetcher | None = None,
         forecast: Forecast | None = None,
-        reach: Reach | str = "",
+        reach: ReceptiveField | str = "",
         only_first: bool = False,
     ) -> None:
         super().__init__(work, group, chunks.dependencies.own, seed=seed)
@@ -56,7 +56,7 @@ class PlacedOffload(Placed):
             only_first=only_first,
         )
         self._volumes = [{"given": asdict(one.given), "chosen": asdict(one.volumes)} for one in chunks.schedules]
-        self._pass: Pass | None = None
+        self._pass: ChunkPass | None = None
         self._lent: list[Rows] = []
         self._logits: Rows | None = None
         self.chunks.release()
@@ -68,7 +68,7 @@ class PlacedOffload(Placed):
     def forward(self, step: Step) -> Tensor:
         self.model.train(step.training)
         self._end()
-        made = Pass(self.chunks, self.programs[step.training], step_key=step.key, training=step.training)
+        made = ChunkPass(self.chunks, self.programs[step.training], step_key=step.key, training=step.training)
         logits = made.forward()
         if step.training:
             self._pass = made

@@ -24,10 +24,10 @@ from weft.parallel.chunks.program.chunk_program import Segment
 from weft.parallel.chunks.program.segment_flops import SegmentFlops
 from weft.parallel.chunks.program.tracer import ProgramTracer
 from weft.parallel.chunks.run.chunk_runtime import as_slice
-from weft.partition import Dependencies, Reach, make_dependencies
+from weft.partition import Dependencies, ReceptiveField, make_dependencies
 from weft.runtime.memory import give_back_pages
 from weft.storage.unnamed_files import free_bytes
-from weft.strategies.base import Held, Options, Plan
+from weft.strategies.base import MemoryUse, Options, Plan
 from weft.strategies.offload.cutter import Cutter, Orders
 from weft.strategies.offload.estimate import Forecast, forecast, graph_bytes
 from weft.strategies.offload.memory_probe import MemoryProbe
@@ -96,10 +96,10 @@ class OffloadPlan(Plan):
             partition=options.partition, cache_ratio=options.cache_ratio, cache_memory=options.cache_memory
         )
         vertices = (ChunkVertices if by_cost else CommunicatedPlan)(self.work, self.size, caching, self.machine)
-        return vertices.reaching(self.reach) if isinstance(self.reach, Reach) else vertices
+        return vertices.reaching(self.reach) if isinstance(self.reach, ReceptiveField) else vertices
 
     @cached_property
-    def reach(self) -> Reach | str:
+    def reach(self) -> ReceptiveField | str:
         """What training steps and evaluations read of the graph, which have one set of rows; or why that is all."""
         reach = find_reach(self.work, self.traits, training=False)
         if isinstance(reach, str):
@@ -332,10 +332,10 @@ class OffloadPlan(Plan):
             return 0
         return chunks.num_rows(0) * x.shape[1] * self.work.itemsize
 
-    def held(self, rank: int = 0) -> Held:
+    def held(self, rank: int = 0) -> MemoryUse:
         known = self._cuts().get("forecasts")
         told = Forecast(**known[rank]) if known else self.forecast(rank, self.chunks(rank))
-        return Held(told.device, told.host, told.disk, graph_bytes(self.work.graph))
+        return MemoryUse(told.device, told.host, told.disk, graph_bytes(self.work.graph))
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedOffload:
         foreseen, vertices = self._cuts().get("forecasts"), self.vertices

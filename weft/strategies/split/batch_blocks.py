@@ -12,7 +12,7 @@ from weft.kernels import Scale
 from weft.nn import Aggregate, Inputs, Rows, Topology
 from weft.nn.aggregate.topology import Norm
 from weft.strategies.placed_view import PlacedView
-from weft.strategies.split.sampler import Drawn, SampledHop
+from weft.strategies.split.sampler import SampledBatch, SampledHop
 from weft.strategies.vertex.blocks import Block, Halos
 from weft.strategies.vertex.plan import PlacedVertices
 
@@ -70,7 +70,7 @@ class BatchHalos(Halos):
         return found
 
 
-class Batch:
+class BatchBlocks:
     """What a rank has of a mini-batch. Nothing crosses the network here.
 
     drawn: its share. num_rows: vertices of all ranks, by level. stage_hops: the aggregates of each of the model's
@@ -81,7 +81,7 @@ class Batch:
 
     def __init__(
         self,
-        drawn: Drawn,
+        drawn: SampledBatch,
         num_rows: Sequence[int],
         stage_hops: Sequence[Sequence[int]],
         backward_hops: Collection[int],

@@ -29,7 +29,7 @@ def most_read(vertices: Tensor, reads: Tensor, row_bytes: Tensor, limit: int) ->
     return order[row_bytes[order].cumsum(0) <= limit].sort().values
 
 
-class CachedRows:
+class FeatureCache:
     """The rows of a table [m, F], of which some are held on a device, and the others are read from it each time.
 
     held: int64, ascending, which. counted: its meter counts the rows found (`cache_hits`) and read (`cache_misses`).
@@ -61,9 +61,9 @@ def cached_tables(
 ) -> FeatureTables:
     """A graph's features, of which those of some vertices are held; as for `CachedRows`."""
 
-    def cached(table: Tensor, span: range) -> CachedRows:
+    def cached(table: Tensor, span: range) -> FeatureCache:
         here = held[(held >= span.start) & (held < span.stop)] - span.start
-        return CachedRows(table, here, device, dtype, counted)
+        return FeatureCache(table, here, device, dtype, counted)
 
     return FeatureTables(
         x=None if graph.x is None else cached(graph.x, range(graph.num_vertices)),

@@ -32,13 +32,13 @@ from weft.partition import metis
 from weft.runtime.kernel_selection import sizes_vary
 from weft.runtime.memory import require_memory
 from weft.runtime.meter import Counts, Meter
-from weft.strategies.base import Held, Step
+from weft.strategies.base import MemoryUse, Step
 from weft.strategies.placed_view import PlacedView
-from weft.strategies.split.batch_blocks import Batch
+from weft.strategies.split.batch_blocks import BatchBlocks
 from weft.strategies.split.feature_cache import cached_tables, feature_bytes, most_read
 from weft.strategies.split.pre_sampling import Presample, presample
 from weft.strategies.split.read_ahead import ahead
-from weft.strategies.split.sampler import BatchSampler, Drawn, ask_each_other, ask_ranks
+from weft.strategies.split.sampler import BatchSampler, SampledBatch, ask_each_other, ask_ranks
 from weft.strategies.split.step_trace import BatchPlan
 from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions
 from weft.utils.errors import InputError
@@ -199,7 +199,7 @@ class MiniBatchPlan(CommunicatedPlan):
         own = (self.part == rank).nonzero().view(-1) if self.splits else torch.arange(graph.num_vertices)
         return most_read(own, self.presample().reads, feature_bytes(graph, self.work.itemsize), memory)
 
-    def drawn(self, epoch: int, number: int) -> list[Drawn]:
+    def drawn(self, epoch: int, number: int) -> list[SampledBatch]:
         """A batch of an epoch on all ranks."""
         examples = self.sampler.batches(epoch)[number]
         return ask_each_other([self.sampler.draw(examples, rank, epoch, number) for rank in range(self.size)])
@@ -248,7 +248,7 @@ class MiniBatchPlan(CommunicatedPlan):
         kept = there * max(batch.kept(rank).device for batch in batches)
         return [*super().made(rank), *(kept + most for batch in batches for most in batch.made(rank))]
 
-    def kept(self, rank: int, *, trains: bool = True) -> Held:
+    def kept(self, rank: int, *, trains: bool = True) -> MemoryUse:
         """And the features that a rank holds for its batches, with where each vertex's are."""
         known, cached = super().kept(rank, trains=trains), self.cached_vertices(rank)
         rows = int(feature_bytes(self.work.graph, self.work.itemsize)[cached].sum())
@@ -296,7 +296,7 @@ class SampledPlan(MiniBatchPlan):
 class BatchStep(Step):
     """A step on a mini-batch that has been made."""
 
-    batch: Batch
+    batch: BatchBlocks
 
 
 class PlacedBatches(PlacedVertices):
@@ -343,7 +343,7 @@ class PlacedBatches(PlacedVertices):
             drawn = ask_ranks(sampler.draw(examples, group.rank, epoch, number), group)
             num_rows = group.all_reduce(torch.tensor(drawn.level_counts), tag="sampling").tolist()
             inputs, embedded = self._inputs(drawn.rows), self._embedded_places(drawn.rows)
-            batch = Batch(drawn, num_rows, stage_hops, backward_hops, embedded, self, inputs)
+            batch = BatchBlocks(drawn, num_rows, stage_hops, backward_hops, embedded, self, inputs)
             step = BatchStep(
                 epoch=epoch,
                 number=number,

@@ -57,7 +57,7 @@ class SampledHop(Hop):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn(Dependencies):
+class SampledBatch(Dependencies):
     """A rank's share of a batch."""
 
     hops: tuple[SampledHop, ...]
@@ -82,7 +82,7 @@ class Drawn(Dependencies):
         return {"edges": edges, "vertices": sum(self.level_counts), "rows_loaded": len(self.rows)}
 
 
-class Found(NamedTuple):
+class RowLookup(NamedTuple):
     """Where vertices are that a rank reads."""
 
     inputs: Tensor
@@ -158,7 +158,7 @@ class BatchSampler:
         first = examples if self.links is None else examples[:, 0]
         return examples[rank :: self.size] if self.part is None else examples[self.part[first] == rank]
 
-    def draw(self, examples: Tensor, rank: int, epoch: int, number: int) -> Asking[Drawn]:
+    def draw(self, examples: Tensor, rank: int, epoch: int, number: int) -> Asking[SampledBatch]:
         """A rank's share of a batch, all of whose ranks draw at once."""
         own, links = self.own(examples, rank), None
         if self.links is not None:
@@ -169,7 +169,7 @@ class BatchSampler:
         for hop, fanout in enumerate(self.fanouts):
             made, rows = yield from self._hop(rows, rank, fanout, *self._keys(epoch, number, hop))
             hops.insert(0, made)
-        return Drawn(rows=rows, num_own=len(own), hops=tuple(hops), links=links)
+        return SampledBatch(rows=rows, num_own=len(own), hops=tuple(hops), links=links)
 
     def _keys(self, epoch: int, number: int, hop: int) -> tuple[int, Turn | None]:
         """What a hop's draws are keyed by, and how far dependent ones are on the way to the next key."""
@@ -203,14 +203,14 @@ class BatchSampler:
         )
         return hop, inputs
 
-    def _find(self, targets: Tensor, vertices: Tensor, rank: int) -> Asking[Found]:
+    def _find(self, targets: Tensor, vertices: Tensor, rank: int) -> Asking[RowLookup]:
         """Where vertices are that a rank reads: among its targets, others of its own, or with other ranks, as it asks.
 
         targets: int64, distinct. vertices: int32 or int64 [E].
         """
         places, found = self._relabeller.relabel(targets, vertices)
         if self.part is None:
-            return Found(torch.cat([targets, found]), found[:0], (0,) * self.size, places, None)
+            return RowLookup(torch.cat([targets, found]), found[:0], (0,) * self.size, places, None)
         owner = self.part[found]
         here, others = owner == rank, (owner != rank).nonzero().view(-1)
         others = others[owner[others].argsort(stable=True)]
@@ -223,7 +223,7 @@ class BatchSampler:
         place[len(targets) :][here] = own_rows
         place[len(targets) :][others] = torch.arange(len(others), dtype=torch.int32) + len(inputs)
         route = Route(rows=asked_rows.long(), sent=tuple(asked.counts), received=received, num_rows=len(inputs))
-        return Found(inputs, fetched.vertices, received, place[places], route)
+        return RowLookup(inputs, fetched.vertices, received, place[places], route)
 
     @cached_property
     def _relabeller(self) -> Relabeller:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.cost import Operation, Trace, all_reduce
-from weft.nn import SPREAD, GraphOperation, Levels, Workload
+from weft.nn import SPREAD, GraphOperation, LayerSizes, Workload
 from weft.runtime.kernel_call import KernelCall
 from weft.strategies.split.feature_cache import feature_bytes
-from weft.strategies.split.sampler import Drawn
+from weft.strategies.split.sampler import SampledBatch
 from weft.strategies.vertex.blocks import BlockStats, operations
 from weft.strategies.vertex.plan import VertexPlan
 
@@ -27,18 +27,18 @@ class BatchPlan(VertexPlan):
     ratio = 0.0
     whole_graph = (True,)
 
-    def __init__(self, work: Workload, drawn: Sequence[Drawn], *, draws: bool, prefetched: bool = False) -> None:
+    def __init__(self, work: Workload, drawn: Sequence[SampledBatch], *, draws: bool, prefetched: bool = False) -> None:
         super().__init__(work, len(drawn))
         self.drawn, self.draws, self.prefetched = drawn, draws, prefetched
 
-    def dependencies(self, rank: int) -> Drawn:
+    def dependencies(self, rank: int) -> SampledBatch:
         return self.drawn[rank]
 
     def block(self, rank: int, op: GraphOperation, number: int) -> BlockStats:
         exchanged = self.drawn[rank].hops[number].route is not None
         return replace(super().block(rank, op, number), exchanged=exchanged)
 
-    def levels(self, rank: int) -> Levels:
+    def levels(self, rank: int) -> LayerSizes:
         levels, types = super().levels(rank), self.work.graph.edge_type
         if types is None:
             return levels
@@ -74,7 +74,7 @@ class BatchPlan(VertexPlan):
         made = [replace(one, prefetched=self.prefetched) for one in made]
         return Trace(operations=(*made, *step.operations))
 
-    def _drawing(self, drawn: Drawn) -> tuple[KernelCall, ...]:
+    def _drawing(self, drawn: SampledBatch) -> tuple[KernelCall, ...]:
         """The kernels that draw a batch, and the pass that reads its features."""
         calls = [KernelCall("draw", (hop.block.num_edges, hop.block.num_targets)) for hop in drawn.hops]
         read = int(feature_bytes(self.work.graph, self.work.itemsize)[drawn.rows].sum())

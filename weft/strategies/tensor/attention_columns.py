@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from weft.comm import Layout, count_shared, even_bounds
+from weft.comm import ColumnLayout, count_shared, even_bounds
 from weft.comm.columns import Range
 from weft.nn import AttendEdges, EdgeSoftmax
 
@@ -85,7 +85,7 @@ class AttentionPlan:
         each = self.logit_width // self.heads
         return self.columns if sums else [(first * each, last * each) for first, last in self.held]
 
-    def layout(self, *, sums: bool) -> Layout:
+    def layout(self, *, sums: bool) -> ColumnLayout:
         """Of [h | right], or with left apart of [h | left | right]."""
         assigned: list[tuple[Range, ...]] = []
         for columns, (start, stop) in zip(self.columns, self.logit_columns(sums=sums), strict=True):
@@ -94,7 +94,7 @@ class AttentionPlan:
             assigned.append(
                 (columns, (left, left + stop - start), beside) if self.left_apart else ((start, stop), beside)
             )
-        return Layout(rows=self.rows, columns=tuple(assigned))
+        return ColumnLayout(rows=self.rows, columns=tuple(assigned))
 
     def own_columns(self, rank: int) -> tuple[slice, slice, slice]:
         """Where h, and what logits of sources and of targets are made of, stand in a rank's share of the layout.

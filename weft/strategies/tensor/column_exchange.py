@@ -13,7 +13,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from weft.comm import Group, Layout, cols_to_rows, column_layout, count_shared, even_bounds, rows_to_cols, sum_shared
+from weft.comm import (
+    ColumnLayout,
+    Group,
+    cols_to_rows,
+    column_layout,
+    count_shared,
+    even_bounds,
+    rows_to_cols,
+    sum_shared,
+)
 from weft.cost import Operation, transfer
 from weft.nn import (
     Aggregate,
@@ -36,7 +45,7 @@ from weft.strategies.resident import AggregateSize, aggregate
 from weft.strategies.tensor.attention_columns import AttentionPlan
 
 
-class Columns(Exchange):
+class ColumnExchange(Exchange):
     """This rank's rows become its columns of all rows, and back. The features' columns are read from the graph.
 
     work: whose graph has the features. topology: the whole graph's. rows: the vertices that the rank answers for.
@@ -118,7 +127,7 @@ class Columns(Exchange):
             prepared["logits"] = sum_shared(prepared["logits"], plan.held, self.group)
         return cols_to_rows(view.run(mine, prepared, steps, self.topology), leaving, self.group)
 
-    def _columns(self, view: PlacedView, x: Tensor, layout: Layout) -> Tensor:
+    def _columns(self, view: PlacedView, x: Tensor, layout: ColumnLayout) -> Tensor:
         """This rank's columns of all rows, from its rows; those of features are here."""
         if view.origin(x) == "rows":
             return rows_to_cols(x, layout, self.group)

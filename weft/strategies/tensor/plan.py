@@ -22,14 +22,14 @@ from weft.nn import SPREAD, Aggregate, ByRelation, EdgeSoftmax, Footprint, Graph
 from weft.parallel.columns.chunking import Chunking, by_chunk, least_bytes, too_little
 from weft.parallel.columns.column_memory import Crossing, PassSizes, SetSize
 from weft.parallel.columns.column_pass import ColumnRounds
-from weft.partition import Reach
+from weft.partition import ReceptiveField
 from weft.runtime.native import count_parts
-from weft.strategies.base import Held, Options
-from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, Share
+from weft.strategies.base import MemoryUse, Options
+from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, StepInputs
 from weft.strategies.single import OneRankPlan
 from weft.strategies.step_pruning import reaching
 from weft.strategies.tensor.attention_columns import AttentionPlan
-from weft.strategies.tensor.column_exchange import Columns, operations
+from weft.strategies.tensor.column_exchange import ColumnExchange, operations
 from weft.strategies.tensor.pruned_exchange import LevelRows, ReachedColumns
 from weft.strategies.vertex.plan import VertexPlan
 from weft.strategies.vertex.setup import make_blocks
@@ -74,7 +74,7 @@ class TensorPlan(ResidentPlan):
             )
         super().decide(decisions)
 
-    def find_reach(self, *, training: bool) -> Reach | str:
+    def find_reach(self, *, training: bool) -> ReceptiveField | str:
         found = super().find_reach(training=training)
         if isinstance(found, str):
             return found
@@ -85,7 +85,7 @@ class TensorPlan(ResidentPlan):
             return "rows of types are assigned by their vertices"
         return found
 
-    def reaching(self, reach: Reach) -> TensorPlan:
+    def reaching(self, reach: ReceptiveField) -> TensorPlan:
         plan = copy.copy(self)
         plan.one, plan.traits = OneRankPlan(self.work).reaching(reach), reaching(self.traits)
         plan.__dict__.pop("_attention", None)
@@ -96,7 +96,7 @@ class TensorPlan(ResidentPlan):
         if self.one is not None:
             self.one.forget()
 
-    def make_share(self, placed: ResidentPlaced) -> Share:
+    def make_share(self, placed: ResidentPlaced) -> StepInputs:
         assert self.one is not None
         group, whole, needed = placed.group, placed.topology, self.one.dependencies(0)
         blocks = make_blocks(placed, needed, (), (), self.one.make_halo)
@@ -111,7 +111,7 @@ class TensorPlan(ResidentPlan):
             part = blocks[first:end], whole, levels[first : end + 1], row_ids, group, attention
             exchanges.append(ReachedColumns(*part))
             first = end
-        return Share(input_rows=rows, inputs=placed.make_inputs(rows), exchanges=exchanges, vertices=last)
+        return StepInputs(input_rows=rows, inputs=placed.make_inputs(rows), exchanges=exchanges, vertices=last)
 
     def level(self, number: int) -> LevelRows:
         """A level of what its steps read."""
@@ -303,7 +303,7 @@ class TensorPlan(ResidentPlan):
             itemsize=self.work.itemsize,
         )
 
-    def held(self, rank: int = 0) -> Held:
+    def held(self, rank: int = 0) -> MemoryUse:
         """Chunks have rounds besides; below a limit the device has the working set, and what they read is in files."""
         found, chunking = super().held(rank), self.chunking
         if chunking is None:
@@ -318,7 +318,7 @@ class TensorPlan(ResidentPlan):
         device = max((one.cut.num_bytes for one in sizes.values()), default=0)
         apart = any(one.apart for one in sizes.values())
         disk = rounds + sum(one.row_bytes(passes[which]) for which, one in sizes.items())
-        return Held(device, found.device if apart else max(found.device - device, 0), disk, found.shared)
+        return MemoryUse(device, found.device if apart else max(found.device - device, 0), disk, found.shared)
 
     def schedule(self, op: GraphOperation, rank: int) -> list[tuple[SetSize, int, SetSize]]:
         """Without chunks, the rows that are split, the edges of all steps, and the rows that are gathered."""
@@ -349,7 +349,7 @@ class PlacedTensor(ResidentPlaced):
             device = torch.device(plan.options.device) if plan.options.device else group.device
             chunked = cache(partial(ColumnRounds, plan.work, self.topology, plan.chunking, group, device))
             assigned = plan.chunking.relations(group.rank, group.size) if self.graph.relations else None
-        self.columns = Columns(
+        self.columns = ColumnExchange(
             plan.work,
             self.topology,
             rows,
@@ -361,7 +361,7 @@ class PlacedTensor(ResidentPlaced):
             attention=plan.attention,
         )
 
-    def exchange(self, stage: int) -> Columns:
+    def exchange(self, stage: int) -> ColumnExchange:
         del stage
         return self.columns
 

@@ -31,9 +31,9 @@ from weft.nn import (
     is_embedded,
     kernel_footprint,
 )
-from weft.partition import Caching, Choice, Dependencies, Reach, make_dependencies, range_parts
+from weft.partition import Caching, Choice, Dependencies, ReceptiveField, make_dependencies, range_parts
 from weft.strategies.base import Options, whole_topology
-from weft.strategies.resident import ResidentPlaced, ResidentPlan, Share
+from weft.strategies.resident import ResidentPlaced, ResidentPlan, StepInputs
 from weft.strategies.step_pruning import reaching
 from weft.strategies.vertex.blocks import Block, BlockStats, Halos, operations
 from weft.strategies.vertex.costs import NOMINAL, fetched_width, is_fetched, is_sum, level_costs
@@ -70,7 +70,7 @@ class VertexPlan(ResidentPlan):
     traits = SPREAD._replace(shrinks_rows=True)
     ratio: ClassVar[float | None] = None
     """The share of remote sources that is cached; None: as the person says, or by cost."""
-    reach: Reach | None = None
+    reach: ReceptiveField | None = None
     """What its steps read; None: the whole graph."""
     options: VertexOptions
 
@@ -110,13 +110,13 @@ class VertexPlan(ResidentPlan):
             self._dependencies[rank] = self._dependencies_by(self.caching, rank, **known)
         return self._dependencies[rank]
 
-    def reaching(self, reach: Reach) -> VertexPlan:
+    def reaching(self, reach: ReceptiveField) -> VertexPlan:
         plan = copy.copy(self)
         plan.reach, plan.traits, plan._dependencies = reach, reaching(self.traits), {}
         return plan
 
-    def make_share(self, placed: ResidentPlaced) -> VertexShare:
-        return VertexShare.of(self, placed)
+    def make_share(self, placed: ResidentPlaced) -> VertexStepInputs:
+        return VertexStepInputs.of(self, placed)
 
     def caching_of(self, rank: int) -> Caching:
         """The costs of a rank, to which a fetched row of a sum is the share of one that its least halo sends."""
@@ -280,7 +280,7 @@ class VertexPlan(ResidentPlan):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class VertexShare(Share):
+class VertexStepInputs(StepInputs):
     """A rank's vertices in a step, the blocks of their in-edges, and the halos that bring what these lack."""
 
     needed: Dependencies
@@ -289,7 +289,7 @@ class VertexShare(Share):
     exchanges: Sequence[Halos]
 
     @classmethod
-    def of(cls, plan: VertexPlan, placed: ResidentPlaced) -> VertexShare:
+    def of(cls, plan: VertexPlan, placed: ResidentPlaced) -> VertexStepInputs:
         """That of a plan of a step; all ranks call it."""
         group, needed, whole = placed.group, plan.dependencies(placed.group.rank), placed.topology
         asked = plan.work.outline(plan.traits, training=True)
@@ -323,7 +323,7 @@ class PlacedVertices(ResidentPlaced):
         return whole_topology(self.work, "cpu")
 
     @cached_property
-    def whole(self) -> VertexShare:
+    def whole(self) -> VertexStepInputs:
         with self.group.meter.during("setup"):
             return self.plan.make_share(self)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group, Halo, PendingRows, Route
-from weft.strategies.base import Held, Step
+from weft.strategies.base import MemoryUse, Step
 from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions
 
 
@@ -30,7 +30,7 @@ class HaloHistory:
         """The rows sent, where they are compared with the present ones."""
 
 
-class CachedRows:
+class StaleRows:
     """Rows of an earlier step, so many of each rank; nothing is exchanged."""
 
     def __init__(self, rows: Tensor, counts: Sequence[int], history: HaloHistory) -> None:
@@ -86,7 +86,7 @@ class StaleHalo(Halo):
         history.fresh = history.rows is None or history.age >= self.every or self._changed(rows, history)
         if not history.fresh:
             assert history.rows is not None
-            return CachedRows(history.rows, self.route.received, history)
+            return StaleRows(history.rows, self.route.received, history)
         history.age = 0
         if self.bound:
             history.sent = rows
@@ -97,7 +97,7 @@ class StaleHalo(Halo):
             return super().start_back(grad, history)
         if not history.fresh:
             assert history.gradients is not None
-            return CachedRows(history.gradients, self.route.sent, history)
+            return StaleRows(history.gradients, self.route.sent, history)
         return RecordedRows(super().start_back(grad, history), history, "gradients")
 
     def _changed(self, rows: Tensor, history: HaloHistory) -> bool:
@@ -139,7 +139,7 @@ class StalePlan(CommunicatedPlan):
         every, bound = options.refresh_every, options.staleness
         return StaleHalo(route, group, name=name, every=every, bound=bound, ring=on.ring, overlap=on.overlap)
 
-    def kept(self, rank: int, *, trains: bool = True) -> Held:
+    def kept(self, rank: int, *, trains: bool = True) -> MemoryUse:
         """And what exchanges last brought, both ways; with a bound, also what they sent."""
         known, tables = super().kept(rank, trains=trains), 0
         for op in self.work.outline(self.traits, training=True):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from weft.config.config import Config
 from weft.utils import migrate
 from weft.utils.errors import InputError, RunError, readable
-from weft.utils.jsonl import Mark
+from weft.utils.jsonl import FilePosition
 from weft.utils.tensor_file import save_tensors
 
 KEPT = 2
@@ -60,7 +60,7 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     updates: dict[str, Any] = field(default_factory=dict)
     """What is known of the optimiser and the schedule that is no tensor; plain JSON values."""
-    record: Mark = field(default_factory=Mark)
+    record: FilePosition = field(default_factory=FilePosition)
     """How far metrics.jsonl had come."""
     data: dict[str, str] = field(default_factory=dict)
     """Digests of the graph's arrays, see weft.data.data_digests; empty where an earlier weft wrote none."""
@@ -140,7 +140,7 @@ def _read(path: Path) -> Checkpoint:
         progress=Progress(**state["progress"]),
         tensors=load_file(path / "state.safetensors"),
         updates=state["updates"],
-        record=Mark(**state["record"]),
+        record=FilePosition(**state["record"]),
         data=state["data"],
     )
 

@@ -24,7 +24,7 @@ from weft.training.artifacts.folder_lock import NAME as LOCK
 from weft.training.artifacts.folder_lock import FolderLock, require_unlocked
 from weft.utils import jsonl
 from weft.utils.errors import InputError
-from weft.utils.jsonl import Mark
+from weft.utils.jsonl import FilePosition
 from weft.utils.migrate import NewerFile
 
 FRAME = ("kind", "version")
@@ -166,7 +166,7 @@ class RunFolder:
             print(NO_DIGESTS.format(self.path), file=sys.stderr)
         with self._usable():
             checkpoint.drop_after(self.checkpoints, found.progress.epoch if found else 0)
-            kept = jsonl.restore(self.metrics, found.record if found else Mark())
+            kept = jsonl.restore(self.metrics, found.record if found else FilePosition())
         if kept:
             print(
                 f"weft: {self.metrics} is not as it was written: its epochs are made again from the checkpoint, and "

@@ -21,7 +21,7 @@ from weft.training.artifacts.checkpoint import Checkpoint, Progress
 from weft.training.artifacts.model_card import make_card
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.artifacts.saved_model import Description
-from weft.training.planning.calibration import Told
+from weft.training.planning.calibration import Estimate
 from weft.training.progress import ProgressShow
 from weft.utils import jsonl
 from weft.utils.errors import RunError
@@ -96,7 +96,7 @@ class RunWriter:
         """The run was told to stop after `epoch`."""
         self.recorder.write("event", event="stopped", epoch=epoch, signal=signal)
 
-    def finish(self, progress: Progress, best: dict[str, Tensor], told: Told | None = None) -> dict[str, Any]:
+    def finish(self, progress: Progress, best: dict[str, Tensor], told: Estimate | None = None) -> dict[str, Any]:
         """The run has reached its end: writes the best weights, the card, and as the last line the summary: that.
 
         told: what was told of it, which the summary has beside what it took.

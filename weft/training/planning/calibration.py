@@ -55,7 +55,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lesson:
+class Correction:
     """By what a run was told, on the machine that it is on."""
 
     digest: str
@@ -75,11 +75,11 @@ class Lesson:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class Estimate:
     """What was told of a run before it began."""
 
     epoch: Epoch
-    lesson: Lesson | None = None
+    lesson: Correction | None = None
     """None: it was told elsewhere, and the run teaches nothing."""
 
     def record(self, summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from weft.training.planning.machine_list import clusters_of, clusters_on, machin
 from weft.training.planning.plan_file import record
 from weft.training.planning.plan_subject import DescribedSubject, Subject, WholeSubject
 from weft.training.planning.probe_command import known_profile
-from weft.training.planning.search import Foreseen, foresee, notes_on
+from weft.training.planning.search import StrategyEstimate, foresee, notes_on
 from weft.training.run import asked, prepared_workload
 from weft.utils.errors import InputError
 
@@ -32,7 +32,7 @@ def plan(
     machines: str = "",
     approximate: bool = False,
     **options: Any,
-) -> list[Foreseen]:
+) -> list[StrategyEstimate]:
     """What training will take under each strategy that has the options, those that fit and are fastest first.
 
     graph, model, options: as of `weft.train`, or `stats:...`, a graph of which only numbers are known;
@@ -75,7 +75,7 @@ class Where:
 
 def planned(
     config: Config, graph: Graph | None, model: nn.Module | None, where: Where, *, approximate: bool
-) -> tuple[list[Foreseen], dict[str, Any]]:
+) -> tuple[list[StrategyEstimate], dict[str, Any]]:
     """`plan` for a configuration, and what a file of it says."""
     known_choices(config)  # the command has them, and prices are of those that were measured
     clusters, profile = where.clusters(config)

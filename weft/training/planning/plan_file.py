@@ -11,8 +11,8 @@ from typing import Any
 
 from weft.config.config import Config
 from weft.nn import Workload
-from weft.training.planning.calibration import Epoch, Told
-from weft.training.planning.search import Foreseen
+from weft.training.planning.calibration import Epoch, Estimate
+from weft.training.planning.search import StrategyEstimate
 from weft.utils import migrate
 from weft.utils.errors import InputError, readable
 
@@ -20,13 +20,13 @@ DECIDED = {spec.name for spec in dataclasses.fields(Config)} - {"graph", "model"
 """Fields of a configuration that a plan may say."""
 
 
-def record(found: Sequence[Foreseen], fingerprint: str, notes: Sequence[str] = ()) -> dict[str, Any]:
+def record(found: Sequence[StrategyEstimate], fingerprint: str, notes: Sequence[str] = ()) -> dict[str, Any]:
     """All as JSON knows it, the graph that it is of ('': one that is only described), and what was not measured."""
     plans = [dataclasses.asdict(one) for one in found]
     return migrate.versioned("plan", {"fingerprint": fingerprint, "plans": plans, "notes": [*notes]})
 
 
-def as_planned(config: Config, work: Workload, path: Path) -> tuple[Config, Told, str]:
+def as_planned(config: Config, work: Workload, path: Path) -> tuple[Config, Estimate, str]:
     """A configuration with what the best plan of a file says. InputError where it says something else by itself."""
     options, epoch = planned_options(path, work.graph.fingerprint)
     for name, value in options.items():
@@ -34,7 +34,7 @@ def as_planned(config: Config, work: Workload, path: Path) -> tuple[Config, Told
         if getattr(config, name) not in (default, value):
             flag = "--" + name.replace("_", "-")
             raise InputError(f"{flag} {getattr(config, name)}: {path} says {value}: leave {flag} or --plan out")
-    return replace(config, **options), Told(epoch=epoch), ""
+    return replace(config, **options), Estimate(epoch=epoch), ""
 
 
 def planned_options(path: Path, fingerprint: str) -> tuple[dict[str, Any], Epoch]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from weft.autotune import HALVINGS, RankWork
+from weft.autotune import HALVINGS, RankEstimate
 from weft.config.config import Config
 from weft.data import DescribedGraph, Graph
 from weft.nn import Workload
@@ -38,7 +38,7 @@ class Parts:
         return with_partition(options, self.found[name, config.workers])
 
 
-class Known(NamedTuple):
+class PlannedWorkload(NamedTuple):
     """A workload as a plan is made of it, and the partitions of its graph."""
 
     work: Workload
@@ -48,7 +48,7 @@ class Known(NamedTuple):
 class Point(NamedTuple):
     """What a plan is made of to learn of a larger one."""
 
-    known: Known
+    known: PlannedWorkload
     ranks: int
 
 
@@ -58,7 +58,7 @@ class WholeSubject:
     is_there = True
 
     def __init__(self, work: Workload) -> None:
-        self.whole = Known(work, Parts(work.graph))
+        self.whole = PlannedWorkload(work, Parts(work.graph))
 
     def explain(self, ranks: int) -> str:
         """What was extrapolated: nothing."""
@@ -76,10 +76,10 @@ class DescribedSubject:
 
     def __init__(self, described: DescribedGraph, work: Callable[[Graph], Workload]) -> None:
         self.described, self._work = described, work
-        self._drawn = dict[int, Known]()
-        self._found = dict[Hashable, list[RankWork]]()
+        self._drawn = dict[int, PlannedWorkload]()
+        self._found = dict[Hashable, list[RankEstimate]]()
 
-    def found(self, what: Hashable, find: Callable[[], list[RankWork]]) -> list[RankWork]:
+    def found(self, what: Hashable, find: Callable[[], list[RankEstimate]]) -> list[RankEstimate]:
         """What is found out on one of these graphs, once for all machines on which it is the same."""
         if what not in self._found:
             self._found[what] = find()
@@ -123,13 +123,13 @@ class DescribedSubject:
             last += 1
         return [last + HALVINGS, last] if last else [0]
 
-    def _at(self, halvings: int) -> Known:
+    def _at(self, halvings: int) -> PlannedWorkload:
         if halvings not in self._drawn:
             work = self._work(self.described.drawn(halvings))
             if self._drawn:  # of one model, plans for each of the graphs know what chunks take
                 model = next(iter(self._drawn.values())).work.model
                 work = Workload(model, work.graph, work.optimisations, num_classes=work.num_classes)
-            self._drawn[halvings] = Known(work, Parts(work.graph))
+            self._drawn[halvings] = PlannedWorkload(work, Parts(work.graph))
         return self._drawn[halvings]
 
 

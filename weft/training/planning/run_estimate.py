@@ -14,7 +14,7 @@ from weft.strategies import Plan
 from weft.training.launch.joined_ranks import said_by_first
 from weft.training.launch.torchrun import on_one_host
 from weft.training.machine_context import cluster_here
-from weft.training.planning.calibration import Epoch, Lesson, Told
+from weft.training.planning.calibration import Correction, Epoch, Estimate
 from weft.training.planning.plan_file import as_planned
 from weft.training.planning.search import chosen, require_foreseeable
 
@@ -22,13 +22,13 @@ LEAST_EPOCHS = 100
 """Of a run of which a forecast is made for its summary: it takes as long as a few of its epochs at most."""
 
 
-def as_foreseen(config: Config, work: Workload, path: Path | None) -> tuple[Config, Told | None]:
+def as_foreseen(config: Config, work: Workload, path: Path | None) -> tuple[Config, Estimate | None]:
     """A configuration with the best of a file of plans, or of those that this machine's profile comes to.
 
     And what it was told to take, on rank 0: of torchrun's ranks, that one decides for all. InputError where nothing
     fits, or the configuration says something else by itself.
     """
-    told: list[Told] = []
+    told: list[Estimate] = []
 
     def lead() -> dict[str, Any]:
         taken, expected, said = as_planned(config, work, path) if path else chosen(config, work)
@@ -42,7 +42,7 @@ def as_foreseen(config: Config, work: Workload, path: Path | None) -> tuple[Conf
     return taken, told[0] if told and on_one_host() else None
 
 
-def foretold(config: Config, plan: Plan) -> Told | None:
+def foretold(config: Config, plan: Plan) -> Estimate | None:
     """What a run by a plan will take here; None where that cannot be told, or the run is too short to be worth it."""
     cluster = cluster_here(config) if config.epochs >= LEAST_EPOCHS else None
     if cluster is None:
@@ -63,4 +63,4 @@ def foretold(config: Config, plan: Plan) -> Told | None:
         waiting_seconds=seconds.waiting,
         host_bytes=held.host,
     )
-    return Told(epoch=epoch, lesson=Lesson.of(cluster.profile, cluster.threads))
+    return Estimate(epoch=epoch, lesson=Correction.of(cluster.profile, cluster.threads))

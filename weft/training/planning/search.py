@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from weft.autotune import CONTEXT_BYTES, Cluster, RankWork, Samples, extrapolated, held_by_all, time_of, works_of
+from weft.autotune import CONTEXT_BYTES, Cluster, RankEstimate, Samples, extrapolated, held_by_all, time_of, works_of
 from weft.config.config import Config
 from weft.cost import Machine
 from weft.nn import Workload
 from weft.reporting.rerun import flags
-from weft.strategies import STRATEGIES, Held, Plan, get_strategy
+from weft.strategies import STRATEGIES, MemoryUse, Plan, get_strategy
 from weft.training.flag_checks import (
     asks_for_batches,
     configured_options,
@@ -23,9 +23,9 @@ from weft.training.flag_checks import (
     refuse_foreign_flags,
 )
 from weft.training.machine_context import known_machine
-from weft.training.planning.calibration import Epoch, Lesson, Told
+from weft.training.planning.calibration import Correction, Epoch, Estimate
 from weft.training.planning.machine_list import clusters_of
-from weft.training.planning.plan_subject import Known, Point, Subject, WholeSubject
+from weft.training.planning.plan_subject import PlannedWorkload, Point, Subject, WholeSubject
 from weft.training.planning.probe_command import known_profile
 from weft.utils.errors import InputError
 from weft.utils.units import format_bytes, parse_bytes
@@ -38,7 +38,7 @@ SAME = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreseen:
+class StrategyEstimate:
     """A run as it could be, and what it will take."""
 
     strategy: str
@@ -81,7 +81,7 @@ def foresee(
     clusters: Sequence[Cluster],
     *,
     approximate: bool = False,
-) -> list[Foreseen]:
+) -> list[StrategyEstimate]:
     """What a workload will take under each strategy with its sensible options, on each of some clusters: best first.
 
     approximate: also under strategies that do not give the numbers of `single`, which those of mini-batches, asked for
@@ -129,7 +129,7 @@ def require_batches_foreseeable(subject: Subject, clusters: Sequence[Cluster]) -
         )
 
 
-def without_same(found: Iterable[Foreseen]) -> list[Foreseen]:
+def without_same(found: Iterable[StrategyEstimate]) -> list[StrategyEstimate]:
     """Those that do not do what one before does: on one rank, most strategies are `single`."""
     first = {
         (one.machines, one.workers, one.epoch_seconds, one.device_bytes, one.reason): one for one in reversed([*found])
@@ -171,7 +171,7 @@ def device_limit(config: Config, cluster: Cluster) -> int | None:
     return None if cluster.device_bytes is None else cluster.device_bytes - CONTEXT_BYTES
 
 
-def first_fitting(tried: Iterable[Config], asked: Config, subject: Subject, cluster: Cluster) -> Foreseen:
+def first_fitting(tried: Iterable[Config], asked: Config, subject: Subject, cluster: Cluster) -> StrategyEstimate:
     """What the first configuration that fits will take, or the last."""
     found = None
     for config in tried:
@@ -182,14 +182,14 @@ def first_fitting(tried: Iterable[Config], asked: Config, subject: Subject, clus
     return found
 
 
-def foreseen(config: Config, asked: Config, subject: Subject, cluster: Cluster) -> Foreseen:
+def foreseen(config: Config, asked: Config, subject: Subject, cluster: Cluster) -> StrategyEstimate:
     """What one configuration will take."""
     options = {
         spec.name: getattr(config, spec.name)
         for spec in dataclasses.fields(config)
         if spec.name not in ("strategy", "workers") and getattr(config, spec.name) != getattr(asked, spec.name)
     }
-    known = Foreseen(
+    known = StrategyEstimate(
         strategy=config.strategy,
         workers=config.workers,
         machines=cluster.machines,
@@ -220,7 +220,7 @@ def foreseen(config: Config, asked: Config, subject: Subject, cluster: Cluster) 
     )
 
 
-def rank_works(config: Config, subject: Subject, cluster: Cluster) -> list[RankWork]:
+def rank_works(config: Config, subject: Subject, cluster: Cluster) -> list[RankEstimate]:
     """What each rank does and holds under a configuration. InputError for what cannot be."""
     ranks = config.workers
     if isinstance(subject, WholeSubject):
@@ -228,7 +228,7 @@ def rank_works(config: Config, subject: Subject, cluster: Cluster) -> list[RankW
         return planned_works(config, subject.whole, machine, required=True)
     bare = without_fixed_costs(cluster)
 
-    def sampled(point: Point) -> list[RankWork]:
+    def sampled(point: Point) -> list[RankEstimate]:
         one = replace(config, workers=point.ranks)
         machine = known_machine(one, point.known.work, cluster=bare)
         return subject.found((one, point.known.parts.graph, machine), lambda: planned_works(one, point.known, machine))
@@ -245,7 +245,9 @@ def without_fixed_costs(cluster: Cluster) -> Cluster:
     return replace(cluster, profile=replace(cluster.profile, prices=prices))
 
 
-def planned_works(config: Config, known: Known, machine: Machine | None, *, required: bool = False) -> list[RankWork]:
+def planned_works(
+    config: Config, known: PlannedWorkload, machine: Machine | None, *, required: bool = False
+) -> list[RankEstimate]:
     """The same on a graph that is there; required: where there is memory and disk for it, and of all ranks exactly.
 
     Else it stands for a larger one, which is opened where it is stored.
@@ -258,7 +260,7 @@ def planned_works(config: Config, known: Known, machine: Machine | None, *, requ
     return found if required else [replace(one, graph=one.graph._replace(store=0)) for one in found]
 
 
-def too_little(held: Held, config: Config, cluster: Cluster) -> str:
+def too_little(held: MemoryUse, config: Config, cluster: Cluster) -> str:
     """Why that does not fit; '': it does."""
     if held.host > cluster.memory_bytes:
         return f"takes {format_bytes(held.host)} of a host's {format_bytes(cluster.memory_bytes)}"
@@ -281,7 +283,7 @@ def command(config: Config, hosts: int = 1) -> str:
     return shlex.join([*words, *chain.from_iterable(flags(changed))])
 
 
-def best(found: Sequence[Foreseen]) -> tuple[Foreseen, str]:
+def best(found: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate, str]:
     """The one to take, and why, in a line: of those as good as the fastest, the one with the fewest ranks and options.
 
     InputError where none fits.
@@ -301,14 +303,14 @@ def best(found: Sequence[Foreseen]) -> tuple[Foreseen, str]:
     return chosen, why
 
 
-def chosen(config: Config, work: Workload) -> tuple[Config, Told, str]:
+def chosen(config: Config, work: Workload) -> tuple[Config, Estimate, str]:
     """The configuration that `--strategy auto` comes to on this machine, what it will take, and a line that says so."""
     profile = known_profile()
     taken, why = best(foresee(config, work, clusters_of(config, profile)))
-    lesson = Lesson.of(profile, max(1, profile.cores // taken.workers))
+    lesson = Correction.of(profile, max(1, profile.cores // taken.workers))
     said = f"auto: {taken.strategy} {' '.join(f'{name}={value}' for name, value in taken.options.items())}".rstrip()
     taking = replace(config, strategy=taken.strategy, workers=taken.workers, **taken.options)
-    return taking, Told(epoch=Epoch.of(vars(taken)), lesson=lesson), f"{said} ({why})"
+    return taking, Estimate(epoch=Epoch.of(vars(taken)), lesson=lesson), f"{said} ({why})"
 
 
 def notes_on(subject: Subject, clusters: Sequence[Cluster]) -> list[str]:

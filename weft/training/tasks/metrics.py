@@ -22,7 +22,7 @@ from weft.training.tasks.row_batching import row_blocks
 from weft.training.tasks.scores import Metric, make_metrics
 
 SPLITS = ("train", "val", "test")
-Counts = dict[str, dict[str, Any]]
+MetricCounts = dict[str, dict[str, Any]]
 """By split and metric: the sums over a rank's rows, or the score of all ranks' rows."""
 
 
@@ -114,7 +114,7 @@ class NodeTask:
             total += loss.detach()
         return total, grad
 
-    def counts(self, logits: Tensor, step: Step) -> Counts:
+    def counts(self, logits: Tensor, step: Step) -> MetricCounts:
         """Per split and metric, the sums over this rank's rows, or, where all rows are needed, the score."""
         chosen_of, y, vertices = self.chosen, self.y, self.vertices
         if step.vertices is not None:
@@ -122,7 +122,7 @@ class NodeTask:
             chosen_of = {
                 split: mask[vertices].nonzero().view(-1).to(logits.device) for split, mask in self.labelled.items()
             }
-        found: Counts = {split: {} for split in chosen_of}
+        found: MetricCounts = {split: {} for split in chosen_of}
         together = any(metric.sums is None for metric in self.metrics)
         ids = {split: mask.nonzero().view(-1) for split, mask in self.labelled.items()} if together else {}
         scored = {
@@ -150,7 +150,7 @@ class NodeTask:
         metrics = [metric for metric in self.metrics if metric.sums is None]
         return {metric.name: metric.score(logits, y) if len(y) else None for metric in metrics}
 
-    def scores(self, counts: list[Counts]) -> dict[str, float | None]:
+    def scores(self, counts: list[MetricCounts]) -> dict[str, float | None]:
         """Each metric of each split; None where it is not known, as of an empty split."""
         made = {}
         for metric in self.metrics:

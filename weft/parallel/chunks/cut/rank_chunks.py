@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from weft.parallel.chunks.cut.residency import Volumes
-from weft.parallel.chunks.program.chunk_program import Program
+from weft.parallel.chunks.program.chunk_program import ChunkProgram
 from weft.parallel.chunks.program.stages import PassStages, compile_stages
 from weft.parallel.chunks.run.chunk_halos import HaloPlan
 from weft.parallel.chunks.run.rounds import Schedule
-from weft.parallel.chunks.run.slots import Layout
+from weft.parallel.chunks.run.slots import SlotLayout
 from weft.partition import Dependencies, Hop
 
 
@@ -32,7 +32,7 @@ class HopSchedule:
     hop: Hop
     """The first of them."""
     schedule: Schedule
-    layouts: tuple[Layout, ...]
+    layouts: tuple[SlotLayout, ...]
     """How the edges of its rounds are stored."""
     volumes: Volumes
     """What moves."""
@@ -53,7 +53,7 @@ class HopSchedule:
 class RankChunks:
     """What a rank does chunk by chunk."""
 
-    programs: dict[bool, Program]
+    programs: dict[bool, ChunkProgram]
     """By whether it trains."""
     dependencies: Dependencies
     schedules: tuple[HopSchedule, ...]

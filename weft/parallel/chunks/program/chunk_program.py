@@ -101,7 +101,7 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class ChunkProgram:
     """A model's segments in training or in an evaluation; num_hops: its aggregates."""
 
     segments: tuple[Segment, ...]

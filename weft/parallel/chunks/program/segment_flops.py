@@ -11,13 +11,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from weft.nn import SPREAD, BlockSize, Inputs, Levels, MapFlops, Total, WholeLayer, Workload
+from weft.nn import SPREAD, BlockSize, Inputs, LayerSizes, MapFlops, Total, WholeLayer, Workload
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
 from weft.nn.workload.dense_cost import backward_flops, counted_twin
-from weft.nn.workload.flops import FlopCounter, Place
+from weft.nn.workload.flops import FlopCounter, FlopPosition
 from weft.nn.workload.outline import typed_rows_of
 from weft.nn.workload.outline_view import Notes, OutlineView, counted_dropout
-from weft.parallel.chunks.program.chunk_program import Program, Segment, differentiable, left_by
+from weft.parallel.chunks.program.chunk_program import ChunkProgram, Segment, differentiable, left_by
 from weft.parallel.chunks.program.segments import leaf
 from weft.parallel.chunks.run.chunk_views import RowsView
 from weft.runtime.kernel_call import KernelCall, merged
@@ -25,7 +25,7 @@ from weft.utils.random import RandomKey
 
 CHUNK = SPREAD._replace(shrinks_rows=True)
 """The traits of a chunk's view: fewer rows come out than go in."""
-NO_ROWS = Levels(rows=(0, 0), relation_rows=(0,), blocks=(BlockSize(0, 0, 0, 0),))
+NO_ROWS = LayerSizes(rows=(0, 0), relation_rows=(0,), blocks=(BlockSize(0, 0, 0, 0),))
 
 
 class ShapedRows(RowsView):
@@ -41,7 +41,7 @@ class ShapedRows(RowsView):
 class SegmentFlops:
     """Counts those of a program's segments on a rank that has so much of everything, all of its chunks together."""
 
-    def __init__(self, work: Workload, program: Program, levels: Levels, *, training: bool) -> None:
+    def __init__(self, work: Workload, program: ChunkProgram, levels: LayerSizes, *, training: bool) -> None:
         self.work, self.segments, self.levels, self.training = work, program.segments, levels, training
         self.counter = FlopCounter()
         self.twin = counted_twin(work, self.counter, training=training)
@@ -65,7 +65,7 @@ class SegmentFlops:
         segment, levels, hop = self.segments[number], self.levels, self.segments[number].hop
         op = cast(Boundary, self._reach(number, 0)[0]).request.op
         assert isinstance(op, WholeLayer)
-        size = Levels(
+        size = LayerSizes(
             rows=(num_sources, levels.rows[hop + 1]),
             relation_rows=(levels.relation_rows[hop],),
             blocks=tuple(one._replace(sources=num_sources) for one in levels.blocks[hop : hop + 1]),
@@ -118,7 +118,7 @@ class SegmentFlops:
             context=boundary.context,
         )
 
-    def _layer(self, op: WholeLayer, segment: Segment, levels: Levels) -> MapFlops:
+    def _layer(self, op: WholeLayer, segment: Segment, levels: LayerSizes) -> MapFlops:
         """Those of one call on a block of these sizes."""
         notes = Notes(
             levels.rows[1],
@@ -148,7 +148,7 @@ class SegmentFlops:
 
     def _start(self) -> int:
         """Begins to note calls anew; the flops counted before."""
-        self.counter.place = Place()
+        self.counter.place = FlopPosition()
         self.counter.calls.clear()
         return self.counter.total
 

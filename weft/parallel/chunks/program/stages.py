@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from weft.parallel.chunks.program.chunk_program import Program, Segment, differentiable, goes_back
+from weft.parallel.chunks.program.chunk_program import ChunkProgram, Segment, differentiable, goes_back
 from weft.parallel.chunks.run.slots import Way
 
 
@@ -122,7 +122,7 @@ class Sizes(Protocol):
     def num_held(self, hop: int) -> int: ...
 
 
-def compile_stages(program: Program, sizes: Sizes, *, training: bool) -> PassStages:
+def compile_stages(program: ChunkProgram, sizes: Sizes, *, training: bool) -> PassStages:
     """The stages of a training step, or of an evaluation, whose backward pass has none."""
     made = _Compiler(program.segments, sizes, training=training)
     once = made.once() if program.segments[0].constant else ()

@@ -14,7 +14,7 @@ from weft.config.optimisations import Optimisations
 from weft.data import Adjacency, Graph
 from weft.nn import GraphView, Inputs, LinkModel, Request, Topology, Total, WholeLayer, is_embedded, typed_rows
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel, phases_of
-from weft.parallel.chunks.program.chunk_program import LiveRows, Program, Segment, places, stepwise
+from weft.parallel.chunks.program.chunk_program import ChunkProgram, LiveRows, Segment, places, stepwise
 from weft.parallel.chunks.run.chunk_views import ChunkView, RowsView
 from weft.parallel.chunks.run.slots import SlotTopology
 from weft.utils.errors import InputError
@@ -46,7 +46,7 @@ class ProgramTracer:
         self.num_embedded = int(is_embedded(graph)[:count].sum()) if graph.typed.num_embedded else 0
         self.topology = ring(graph, count, self.device, self.dtype)
 
-    def program(self, *, training: bool) -> Program:
+    def program(self, *, training: bool) -> ChunkProgram:
         """What the model does in a training step, or in an evaluation."""
         model, before = self.model, self.model.training
         model.train(training)
@@ -56,7 +56,7 @@ class ProgramTracer:
         finally:
             model.train(before)
 
-    def _run(self) -> Program:
+    def _run(self) -> ChunkProgram:
         model = cast(PhasedModel, self.model)
         inputs = Inputs(rows=self.x, optimisations=self.optimisations, typed=self.typed)
         ids = torch.arange(len(self.x), device=self.device)
@@ -74,7 +74,7 @@ class ProgramTracer:
             still = still and calls == tuple(view.calls for view in views)
             if not isinstance(reached, Boundary):
                 segments.append(last_segment(reached, calls, hop))
-                return Program(segments=tuple(segments), num_hops=hop)
+                return ChunkProgram(segments=tuple(segments), num_hops=hop)
             segment, state = self._cross(stepwise(reached), calls, hop, views, constant=still and not segments)
             still = segment.constant
             segments.append(segment)

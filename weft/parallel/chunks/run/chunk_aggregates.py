@@ -20,7 +20,7 @@ from weft.parallel.chunks.run.activations import BoundaryRows, Grads, Rows
 from weft.parallel.chunks.run.chunk_runtime import Runtime
 from weft.parallel.chunks.run.chunk_sources import SlotExchange, Source
 from weft.parallel.chunks.run.chunk_views import ChunkView
-from weft.parallel.chunks.run.slots import BACKWARD, FORWARD, Layout, PlacedRound, SlotTopology
+from weft.parallel.chunks.run.slots import BACKWARD, FORWARD, PlacedRound, SlotLayout, SlotTopology
 
 
 @dataclass(kw_only=True)
@@ -44,7 +44,7 @@ class RoundBackward:
     back: Callable[[Tensor | None], None]
 
 
-def layout_of(op: Aggregate) -> Layout:
+def layout_of(op: Aggregate) -> SlotLayout:
     """How a round's edges are to stand for an aggregate."""
     if isinstance(op, WholeLayer):
         return "whole"
@@ -67,7 +67,7 @@ class ChunkAggregates:
         return self.table.op
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> SlotLayout:
         """How its edges stand."""
         return layout_of(self.op)
 

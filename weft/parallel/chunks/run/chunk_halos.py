@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.comm import Expected, Group, Key, Messages
 from weft.runtime.streams import to_host
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 Level = tuple[int, int]
 """Rows that an aggregate reads at sources: the segment that makes or begins them, and the step of the aggregate."""
 
@@ -85,7 +85,7 @@ class HaloFlow:
         self.messages = Messages(group, expected, dtype, tag="halo")
         self._held: list[tuple[int, Key, Tensor]] = []
 
-    def wait_for(self, look: Callable[[], Found | None]) -> Found:
+    def wait_for(self, look: Callable[[], Result | None]) -> Result:
         """What `look` finds, which is asked again whenever a message has come. RunError where a peer is lost."""
         while True:
             seen = self.messages.num_come

@@ -16,7 +16,7 @@ from weft.parallel.chunks.run.chunk_halos import GradFlow, HaloFlow, Level, RowF
 from weft.parallel.chunks.run.chunk_runtime import PlacedChunks
 
 
-class Task(NamedTuple):
+class ChunkTask(NamedTuple):
     """A chunk of a segment that comes next; behind the last one, what ends the segment."""
 
     segment: int
@@ -25,7 +25,7 @@ class Task(NamedTuple):
     """Whether what it reads is there; prepares that where it is."""
 
 
-Work = Iterator[Task]
+Work = Iterator[ChunkTask]
 """A segment's chunks, one after the other: each is given before it runs."""
 
 
@@ -70,7 +70,7 @@ class ChunkOrder:
 
     def _run(self, works: Sequence[Work], flow: HaloFlow | None, way: str) -> None:
         """All chunks: those of one segment after the other, or whichever can run, of the segment that is furthest."""
-        waiting: list[tuple[Work, Task]] = []
+        waiting: list[tuple[Work, ChunkTask]] = []
         for work in works:
             task = next(work, None)
             if task is not None and flow is not None and self.runtime.optimisations.eager:
@@ -91,7 +91,7 @@ class ChunkOrder:
         if flow is not None:
             flow.finish()
 
-    def _do(self, task: Task, work: Work, way: str) -> Task | None:
+    def _do(self, task: ChunkTask, work: Work, way: str) -> ChunkTask | None:
         """Runs a chunk of a segment; the next one."""
         with self.group.meter.noted("compute", f"{way} {task.segment}", segment=task.segment, chunk=task.chunk):
             return next(work, None)

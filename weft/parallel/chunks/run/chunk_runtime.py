@@ -18,7 +18,7 @@ from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
 from weft.parallel.chunks.cut.rank_chunks import RankChunks
 from weft.parallel.chunks.run.activations import BoundaryRows, Rows
 from weft.parallel.chunks.run.slots import PlacedRound
-from weft.runtime.streams import COMPUTE, LOAD, STORE, InOrder, Mark, Staging, streams_of
+from weft.runtime.streams import COMPUTE, LOAD, STORE, InOrder, Staging, StreamMark, streams_of
 from weft.storage.host_rows import IndexedRows, MemoryRows, host_rows
 from weft.storage.unnamed_files import ArrayFile, ArrayMemory, release
 
@@ -139,13 +139,13 @@ class Runtime(ABC):
         """
         items, streams, stream = list(items), self.streams, LOAD if self.prefetch else COMPUTE
 
-        def bring(number: int, behind: Mark | None) -> tuple[Brought, Mark | None]:
+        def bring(number: int, behind: StreamMark | None) -> tuple[Brought, StreamMark | None]:
             if number:
                 streams.finish(behind)
             with streams.on(stream, None if number else behind), self.meter.noted("load", "chunk", chunk=number):
                 return load(items[number]), streams.mark()
 
-        coming: Future[tuple[Brought, Mark | None]] | None = None
+        coming: Future[tuple[Brought, StreamMark | None]] | None = None
         behind = streams.mark()
         for number, item in enumerate(items):
             loaded, there = bring(number, behind) if coming is None else self._waited_for(coming)

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from weft.nn import Total
 from weft.nn.layers.phases import Boundary
-from weft.parallel.chunks.program.chunk_program import Program, left_by, stepwise
+from weft.parallel.chunks.program.chunk_program import ChunkProgram, left_by, stepwise
 from weft.parallel.chunks.program.segments import Own, SegmentRuns
 from weft.parallel.chunks.program.stages import AggregateStep, Buffer, Stage
 from weft.parallel.chunks.run.activations import BoundaryRows, Grads, Rows
 from weft.parallel.chunks.run.chunk_aggregates import ChunkAggregates, Loaded, RoundBackward
-from weft.parallel.chunks.run.chunk_order import ChunkOrder, Task, Work
+from weft.parallel.chunks.run.chunk_order import ChunkOrder, ChunkTask, Work
 from weft.parallel.chunks.run.chunk_runtime import PlacedChunks
 from weft.parallel.chunks.run.slots import PlacedRound
 from weft.utils.random import key
@@ -36,10 +36,12 @@ Known = tuple[Own, Tensor | None]
 """What goes on with a range of rows, and the result there, or the one for all."""
 
 
-class Pass:
+class ChunkPass:
     """A forward pass of a program on a rank, and the backward pass that may follow."""
 
-    def __init__(self, runtime: PlacedChunks, program: Program, *, step_key: tuple[int, ...], training: bool) -> None:
+    def __init__(
+        self, runtime: PlacedChunks, program: ChunkProgram, *, step_key: tuple[int, ...], training: bool
+    ) -> None:
         self.runtime, self.segments, self.group = runtime, program.segments, runtime.group
         self.stages = runtime.stages[training]
         self.keys = [key(runtime.seed, *step_key, stage) for stage in runtime.model_stages]
@@ -267,9 +269,9 @@ def chunk_by_chunk(
 ) -> Work:
     """A segment's chunks. work: is told a chunk's number and what is brought for it; ready: whether that is there."""
     chunk = 0
-    yield Task(segment, chunk, partial(ready, chunk))
+    yield ChunkTask(segment, chunk, partial(ready, chunk))
     while (item := next(brought, None)) is not None:
         work(chunk, *item)
         del item  # before the next is brought
         chunk += 1
-        yield Task(segment, chunk, partial(ready, chunk))
+        yield ChunkTask(segment, chunk, partial(ready, chunk))

@@ -23,7 +23,7 @@ from weft.partition import Hop
 from weft.runtime.native import id_dtype
 from weft.storage.unnamed_files import ArrayFile, ArrayMemory, ArrayRef
 
-Layout = Literal["plain", "looped", "whole", "relations"]
+SlotLayout = Literal["plain", "looped", "whole", "relations"]
 """How a round's edges stand: from slots to targets; so, with a missing loop as an edge; with the slots behind the
 targets' own rows; or from slots to relation rows."""
 Way = Literal["forward", "both", "back"]
@@ -111,7 +111,7 @@ class PlacedRound:
         hop: Hop,
         vertices: Tensor,
         whole: Topology,
-        layouts: Iterable[Layout],
+        layouts: Iterable[SlotLayout],
         array_file: ArrayFile | ArrayMemory,
         relations: RelationIndex | None = None,
     ) -> None:
@@ -122,7 +122,7 @@ class PlacedRound:
         self.fetch_counts, self.serve_counts = round_.fetch_counts, round_.serve_counts
         self.give_counts, self.take_counts = round_.give_counts, round_.take_counts
         self.in_place = round_.in_place
-        self._topologies: dict[Layout, SlotTopology] = {}
+        self._topologies: dict[SlotLayout, SlotTopology] = {}
         ids = vertices[round_.held.clamp(min=0)]
         narrow = id_dtype(len(whole.ids))
         self._sources, self._targets = array_file.put(ids.to(narrow)), array_file.put(vertices[self.targets].to(narrow))
@@ -156,7 +156,7 @@ class PlacedRound:
         """An index set of the round, int64."""
         return self.array_file.get(self._indices[name]).long()
 
-    def topology(self, layout: Layout, to_device: Callable[[Tensor], Tensor], way: Way) -> SlotTopology:
+    def topology(self, layout: SlotLayout, to_device: Callable[[Tensor], Tensor], way: Way) -> SlotTopology:
         """The edges on the device; `back`: good for the transpose alone, and for what needs no numbers of edges.
 
         to_device: brings an array there. In memory there is one for all ways.
@@ -167,7 +167,7 @@ class PlacedRound:
             self._topologies[layout] = self._topology(layout, to_device, "both")
         return self._topologies[layout]
 
-    def _topology(self, layout: Layout, to_device: Callable[[Tensor], Tensor], way: Way) -> SlotTopology:
+    def _topology(self, layout: SlotLayout, to_device: Callable[[Tensor], Tensor], way: Way) -> SlotTopology:
         edges, get, known = self._edges[layout], self.array_file.get, None
 
         def bring(stored: ArrayRef) -> Tensor:
@@ -200,7 +200,7 @@ class PlacedRound:
             relations=layout == "relations",
         )
 
-    def edge_bytes(self, layout: Layout, way: Way) -> int:
+    def edge_bytes(self, layout: SlotLayout, way: Way) -> int:
         """What of the edges is taken to the device."""
         edges = self._edges[layout]
         indptr, indices, ids, weight = edges.transpose
@@ -208,7 +208,7 @@ class PlacedRound:
         taken = {"forward": forward, "both": (*forward, *back, ids), "back": back}[way]
         return edges.indptr.num_bytes + sum(one.num_bytes for one in taken if one is not None)
 
-    def _keep(self, layout: Layout, round_: Round, hop: Hop, relations: RelationIndex | None) -> Edges:
+    def _keep(self, layout: SlotLayout, round_: Round, hop: Hop, relations: RelationIndex | None) -> Edges:
         first, end = self.targets.start, self.targets.stop
         indptr = hop.block.indptr[first : end + 1] - hop.block.indptr[first]
         known = self.whole.adjacency.weight
