@@ -20,7 +20,8 @@ VAGUE_NAMES = {"one", "found", "made", "told", "asked", "given", "known", "said"
 DIALECT = {"foretold", "retold", "hindsight", "everyone", "besides", "foreseen", "mirrored", "miniature"}
 """Words that have a standard word in the field (docs/glossary.md), as identifiers or parts of these."""
 OPENINGS = re.compile(
-    r"(That|Those|Of|The same|So|And|Such|As|Where|By|From|It|Its|They|Their|Whose|Whoever|What|How (many|wide|much|long))\b"
+    r"(That|Those|Of|The same|So|And|Such|As|Where|By|From|It|Its|They|Their|Whose|Whoever|What|How "
+    r"(many|wide|much|long))\b"
 )
 """First words of a docstring that refers to another text, or that names nothing."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -68,7 +69,7 @@ def names_of(node: ast.AST) -> Iterator[tuple[int, str]]:
 
 def docstrings_of(node: ast.AST) -> Iterator[ast.Constant]:
     """Yield the docstring of a module, class or function, and those below its fields."""
-    for statement in getattr(node, "body", None) or () if not isinstance(node, (ast.Lambda, ast.IfExp)) else ():
+    for statement in [] if isinstance(node, (ast.Lambda, ast.IfExp)) else getattr(node, "body", []):
         if (
             isinstance(statement, ast.Expr)
             and isinstance(statement.value, ast.Constant)
