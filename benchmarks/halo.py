@@ -28,7 +28,7 @@ import weft
 from weft.data import Graph
 from weft.data.sampling import parse_fanouts
 from weft.partition import Caching, Cover, Hop, make_book, make_dependencies
-from weft.strategies.split.sampler import BatchSampler, ask_each_other
+from weft.strategies.split.sampler import BatchSampler, exchange_requests_locally
 
 GRAPHS = "tolokers;topo_dblp-2010;topo_cnr-2000;topo_soc-Slashdot0902;coauthor_physics;amazon_photo"
 NO_CACHING = Caching(costs=torch.zeros(1, 5, dtype=torch.float64), ratio=0.0)
@@ -72,7 +72,7 @@ def drawn(graph: Graph, part: Tensor, num_parts: int, options: argparse.Namespac
     )
     start, hops = time.perf_counter(), list[Hop]()
     for number, vertices in enumerate(sampler.batches(0)[: options.batches]):
-        batch = ask_each_other([sampler.draw(vertices, rank, 0, number) for rank in range(num_parts)])
+        batch = exchange_requests_locally([sampler.sample(vertices, rank, 0, number) for rank in range(num_parts)])
         hops += [hop for one in batch for hop in one.hops]
     return hops, time.perf_counter() - start
 

@@ -15,11 +15,11 @@ from weft.strategies import AggregateSize, Exchange, PlacedView, ResidentPlaced,
 class BroadcastPlan(ResidentPlan):
     name = "broadcast"
 
-    def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
+    def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
         first, end = even_bounds(self.work.stats.num_vertices, self.size)[rank : rank + 2]
         num_own, indptr, made = end - first, self.work.graph.in_edges.indptr, list[Operation]()
         for step in range(op.steps if op.reads_edges else 0):
-            row = (op.width + (0 if step else op.beside_width)) * self.work.itemsize
+            row = (op.width + (0 if step else op.separate_logit_width)) * self.work.itemsize
             sent, received = num_own * (self.size - 1) * row, (len(indptr) - 1 - num_own) * row
             if self.size > 1:
                 made.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
@@ -34,10 +34,10 @@ class BroadcastPlan(ResidentPlan):
 
 class PlacedRange(ResidentPlaced):
     def exchange(self, _stage: int) -> Exchange:
-        return Everyone(self.topology, self.rows, self.group)
+        return BroadcastExchange(self.topology, self.rows, self.group)
 
 
-class Everyone(Exchange):
+class BroadcastExchange(Exchange):
     """The rows of all ranks, this rank's first; gradients of the others' rows go back to their ranks."""
 
     def __init__(self, whole: Topology, own: slice, group: Group) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from weft.cost import Disk, Network, Operation, Prices, PriceTable, Trace
 from weft.cost.profile import COLLECTIVES
-from weft.cost.simulate import NOTHING, Hosts, StepTime, WorkSeconds, finish, simulate
+from weft.cost.simulate import NO_WORK, Hosts, StepTime, WorkSeconds, finish_times, simulate
 from weft.cost.trace import transfer
 from weft.runtime.kernel_call import KernelCall
 
@@ -67,9 +67,9 @@ def test_ranks_keep_to_their_cores() -> None:
     """Of four on two cores that do not slow each other, the first two share one, whatever the others do."""
     alike = replace(hosts(4), busy=hosts(4).alone)
     one, two = WorkSeconds(1.0, 1.0), WorkSeconds(2.0, 2.0)
-    assert finish([one, one, NOTHING, NOTHING], [0.0] * 4, alike) == [2, 2, 0, 0]
-    assert finish([one, NOTHING, one, NOTHING], [0.0] * 4, alike) == [1, 0, 1, 0]
-    assert finish([two, one, two, NOTHING], [0.0] * 4, alike) == [3, 2, 2, 0]
+    assert finish_times([one, one, NO_WORK, NO_WORK], [0.0] * 4, alike) == [2, 2, 0, 0]
+    assert finish_times([one, NO_WORK, one, NO_WORK], [0.0] * 4, alike) == [1, 0, 1, 0]
+    assert finish_times([two, one, two, NO_WORK], [0.0] * 4, alike) == [3, 2, 2, 0]
 
 
 def test_work_while_rows_cross() -> None:
@@ -93,9 +93,9 @@ def beside(seconds: float) -> Network:
 def test_what_of_a_crossing_goes_on_beside_work(seconds: float, share: float) -> None:
     """All of it where both take no longer than one; nothing where they take as long as one after the other."""
     network = beside(seconds)
-    assert [network.hidden("halo", size) for size in (0, 1, 3, 100)] == pytest.approx([share] * 4)
-    assert network.hidden("gradients", 1) == 1.0
-    assert NETWORK.hidden("halo", 1) == 1.0
+    assert [network.overlapped_share("halo", size) for size in (0, 1, 3, 100)] == pytest.approx([share] * 4)
+    assert network.overlapped_share("gradients", 1) == 1.0
+    assert NETWORK.overlapped_share("halo", 1) == 1.0
 
 
 def test_work_takes_its_core_from_what_crosses() -> None:
@@ -163,7 +163,7 @@ def test_what_a_rank_does_for_a_collective_is_not_hidden() -> None:
 def test_begins_count() -> None:
     """The second begins when the first has done half: 2 s alone, then both at half speed."""
     one = WorkSeconds(4.0, 8.0)
-    assert finish([one, WorkSeconds(1.0, 2.0)], [0.0, 2.0], hosts(2)) == pytest.approx([5.0, 4.0])
+    assert finish_times([one, WorkSeconds(1.0, 2.0)], [0.0, 2.0], hosts(2)) == pytest.approx([5.0, 4.0])
 
 
 def test_different_collectives_are_a_mistake() -> None:
@@ -173,7 +173,7 @@ def test_different_collectives_are_a_mistake() -> None:
 
 def test_work_that_a_late_clock_cannot_tell() -> None:
     """Once, this went on for ever."""
-    assert finish([WorkSeconds(1e-9, 1e-9), WorkSeconds(1.0, 1.0)], [1e9, 1e9], hosts(2)) == pytest.approx(
+    assert finish_times([WorkSeconds(1e-9, 1e-9), WorkSeconds(1.0, 1.0)], [1e9, 1e9], hosts(2)) == pytest.approx(
         [1e9, 1e9 + 1]
     )
 

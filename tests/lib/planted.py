@@ -120,13 +120,13 @@ def masks_by_local_ids() -> Iterator[None]:
 @contextmanager
 def masks_of_first_heads() -> Iterator[None]:
     """A rank takes its first head for the first of all."""
-    right = AttentionPlan.share
+    right = AttentionPlan.rank_part
 
     def wrong(plan: AttentionPlan, op: EdgeSoftmax, rank: int) -> EdgeSoftmax:
         mine = right(plan, op, rank)
         return replace(mine, dropout=mine.dropout and mine.dropout._replace(first_head=0))
 
-    with replaced(AttentionPlan, "share", wrong):
+    with replaced(AttentionPlan, "rank_part", wrong):
         yield
 
 

@@ -26,8 +26,8 @@ from weft.comm import Group
 from weft.config.optimisations import Optimisations
 from weft.cost import Trace
 from weft.data import Graph
-from weft.nn import GraphOperation, Inputs, MapFlops, Workload, embeddings
-from weft.nn.workload.workload import MapsKey, OutlineKey
+from weft.nn import GraphOperation, Inputs, DenseFlops, Workload, embeddings
+from weft.nn.workload.workload import DenseFlopsKey, OutlineKey
 from weft.partition import make_book
 from weft.runtime.meter import Counts
 from weft.strategies import Placed, ResidentPlaced, get_strategy
@@ -62,7 +62,7 @@ class Planned:
 
     decisions: Any
     outlines: dict[OutlineKey, tuple[GraphOperation, ...]]
-    maps: dict[MapsKey, tuple[MapFlops, ...]]
+    maps: dict[DenseFlopsKey, tuple[DenseFlops, ...]]
 
     @classmethod
     def of(cls, case: Case, name: str, given: Given, size: int) -> Planned:
@@ -72,7 +72,7 @@ class Planned:
             return cls(plan._cuts(), work.outlines, work.maps)
         for rank, training in product(range(size), (True, False)):
             plan.trace(rank, training=training)
-        return cls(plan.decisions(), work.outlines, work.maps)
+        return cls(plan.state(), work.outlines, work.maps)
 
     def workload(self, case: Case) -> Workload:
         """That of the case, of which what is known here is found out."""
@@ -127,7 +127,7 @@ class Session:
         """The constant features of a resident strategy's training steps."""
         assert isinstance(self.strategy, ResidentPlaced)
         (step,) = self.strategy.steps(0)
-        return self.strategy.share(step).inputs
+        return self.strategy.step_inputs(step).inputs
 
     def gradients(self) -> dict[str, Tensor]:
         return {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
@@ -145,7 +145,7 @@ class Session:
         if not isinstance(self.strategy, ResidentPlaced):
             self.strategy.forward(step)
             return None
-        share = self.strategy.share(step)
+        share = self.strategy.step_inputs(step)
         assert share.inputs.rows is not None
         x = share.inputs.rows.clone().requires_grad_()
         logits = self.model(self.strategy.views(step), x)

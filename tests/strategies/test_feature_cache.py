@@ -20,8 +20,8 @@ from weft.partition import metis
 from weft.runtime import memory
 from weft.strategies.split import plan as split_plan
 from weft.strategies.split.feature_cache import FeatureCache, most_read
-from weft.strategies.split.pre_sampling import EPOCH, presample
-from weft.strategies.split.sampler import BatchSampler, ask_each_other
+from weft.strategies.split.pre_sampling import EPOCH, pre_sample
+from weft.strategies.split.sampler import BatchSampler, exchange_requests_locally
 from weft.training.tasks.metrics import NodeTask
 from weft.utils.errors import InputError
 
@@ -96,7 +96,7 @@ def test_no_bit_changes_and_hits_are_exact(name: str, case: Case, rows: int, siz
     held, expected = [plan.cached_vertices(rank) for rank in range(size)], [Counter[str]() for _ in range(size)]
     for epoch in range(2):
         for number in range(len(plan.sampler.batches(epoch))):
-            for rank, drawn in enumerate(plan.drawn(epoch, number)):
+            for rank, drawn in enumerate(plan.sample_batch(epoch, number)):
                 hits = int(torch.isin(drawn.rows, held[rank]).sum())
                 expected[rank] += Counter(cache_hits=hits, cache_misses=int(has_features[drawn.rows].sum()) - hits)
     for rank, (one, other) in enumerate(zip(on_ranks(size, train, case, name, given), plain, strict=True)):
@@ -126,7 +126,7 @@ def test_a_row_is_held_by_its_owner_alone() -> None:
         assert len(held) == 7
         assert (split.part[held] == rank).all()
         own = split.part == rank
-        assert split.presample().reads[held].min() >= split.presample().reads[own].sort(descending=True).values[6]
+        assert split.pre_sample().reads[held].min() >= split.pre_sample().reads[own].sort(descending=True).values[6]
         assert torch.equal(sampled.cached_vertices(rank), sampled.cached_vertices(0))
 
 
@@ -149,16 +149,16 @@ def test_the_most_read_that_fit() -> None:
 def test_a_cache_of_no_use_is_refused(options: dict[str, int], case: Case, said: str) -> None:
     plan = Given(**BATCHES | options).plan("split", workload(case))
     with pytest.raises(InputError, match=f"^--cache-memory .*{said}"):
-        plan.require()
+        plan.check_fits()
 
 
 def test_a_cache_of_all_ranks_together_fits_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     given = Given(**BATCHES, partition=part_by("random", PLAIN, 2), cache_memory=2 * ROW_BYTES)
     alone, two = (given.plan("split", workload(PLAIN), size) for size in (1, 2))
     monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 3 * ROW_BYTES)
-    alone.require()
+    alone.check_fits()
     with pytest.raises(InputError, match="on 2 ranks would take"):
-        two.require()
+        two.check_fits()
 
 
 def hub_sampler() -> BatchSampler:
@@ -172,14 +172,14 @@ def edge_skew(sampler: BatchSampler, part: Tensor) -> float:
     """(most - least) / mean of the ranks' edges in an epoch of training (GSplit, table 5)."""
     split, edges = replace(sampler, size=4, part=part), torch.zeros(4)
     for number, vertices in enumerate(split.batches(0)):
-        drawn = ask_each_other([split.draw(vertices, rank, 0, number) for rank in range(4)])
+        drawn = exchange_requests_locally([split.sample(vertices, rank, 0, number) for rank in range(4)])
         edges += torch.tensor([sum(hop.block.num_edges for hop in one.hops) for one in drawn])
     return ((edges.max() - edges.min()) / edges.mean()).item()
 
 
 def test_a_partition_by_what_is_drawn_evens_the_edges() -> None:
     sampler = hub_sampler()
-    found = presample(sampler)
+    found = pre_sample(sampler)
     before, after = (edge_skew(sampler, metis(sampler.graph, 4, 0, one)) for one in (None, found.weights))
     assert before > 1
     assert after < 0.2
@@ -188,11 +188,11 @@ def test_a_partition_by_what_is_drawn_evens_the_edges() -> None:
 def test_presampling_depends_on_keys_alone() -> None:
     """Not on ranks or their vertices; and no epoch of a training draws the same."""
     sampler = hub_sampler()
-    alone, split = presample(sampler), presample(replace(sampler, size=3, part=metis(sampler.graph, 3, 0)))
+    alone, split = pre_sample(sampler), pre_sample(replace(sampler, size=3, part=metis(sampler.graph, 3, 0)))
     assert torch.equal(alone.reads, split.reads)
     assert torch.equal(alone.edges, split.edges)
     assert int(alone.edges.sum()) > 0
-    assert not torch.equal(alone.edges, presample(replace(sampler, seed=4)).edges)
+    assert not torch.equal(alone.edges, pre_sample(replace(sampler, seed=4)).edges)
     first = {layer_key(3, EPOCH, 0, 0), *(layer_key(3, epoch, 0, 0) for epoch in range(100))}
     assert len(first) == 101
 
@@ -200,10 +200,10 @@ def test_presampling_depends_on_keys_alone() -> None:
 def test_the_partition_is_made_once_and_handed_on() -> None:
     work = workload(PLAIN)
     plan = BATCHES.plan("split", work, 3)
-    assert plan.decisions() == torch.bincount(plan.part, plan.presample().edges, 3).tolist()
+    assert plan.state() == torch.bincount(plan.part, plan.pre_sample().edges, 3).tolist()
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(split_plan, "metis")
-        patch.delattr(split_plan, "presample")
-        other = Given(**BATCHES, partition=plan.options.partition).plan("split", work, 3, plan.decisions())
+        patch.delattr(split_plan, "pre_sample")
+        other = Given(**BATCHES, partition=plan.options.partition).plan("split", work, 3, plan.state())
     assert torch.equal(other.part, plan.part)
-    assert other.decisions() == plan.decisions()
+    assert other.state() == plan.state()

@@ -57,7 +57,7 @@ def table_bytes(group: Group, model: str) -> tuple[int, int]:
     assert isinstance(without, CommunicatedPlan)
     every = plan.options.refresh_every
     left = [alive for _, alive in step_peaks(plan.place(group), epochs=every + 2)]
-    told = plan.kept(group.rank).device - without.kept(group.rank).device
+    told = plan.resident_memory(group.rank).device - without.resident_memory(group.rank).device
     return told, left[every] - left[every + 1]
 
 
@@ -74,9 +74,9 @@ def edge_bytes(group: Group, strategy: str, model: str) -> tuple[int, int]:
     work = workload(model)
     plan = get_strategy(strategy)(work, group.size)
     assert isinstance(plan, ResidentPlan)
-    told = plan.kept(group.rank).device
-    plan.edges_held = lambda _: []  # type: ignore[method-assign]
-    told -= plan.kept(group.rank).device
+    told = plan.resident_memory(group.rank).device
+    plan.resident_edges = lambda _: []  # type: ignore[method-assign]
+    told -= plan.resident_memory(group.rank).device
     placed = plan.place(group)
     assert isinstance(placed, ResidentPlaced)
     step_peaks(placed, epochs=1)
@@ -118,10 +118,10 @@ def column_bytes(group: Group, reached: bool, dropped: bool) -> tuple[int, int]:
     assert (plan.step_plans[True] is not plan) == reached
     placed = plan.place(group)
     step_peaks(placed, epochs=1)
-    share = placed.share(next(iter(placed.steps(1))))
+    share = placed.step_inputs(next(iter(placed.steps(1))))
     kept = [vars(exchange).get("features", torch.empty(0)) for exchange in set(share.exchanges)]
     asked = [op for op in work.outline(plan.traits, training=True) if not work.is_cached(op)]
-    told = max(plan.step_plans[True].constant_rows(op, group.rank) for op in asked)
+    told = max(plan.step_plans[True].feature_copy_bytes(op, group.rank) for op in asked)
     return told, sum(one.nbytes for one in kept)
 
 
@@ -222,10 +222,10 @@ def test_a_limit_is_where_the_chunks_are() -> None:
     work = chunk_workload("gat", decoupled=False)
     limit = 8 * TensorPlan(work, 2).least_bytes()
     here, apart = (TensorPlan(work, 2, TensorOptions(device_memory=limit, device=one)) for one in ("", "cuda"))
-    whole = TensorPlan(work, 2).held()
-    assert 0 < apart.held().device == here.held().device <= limit
-    assert 0 < apart.held().host < here.held().host + here.held().device
-    assert 2 * here.held().disk > apart.held().disk > here.held().disk > whole.disk == 0
+    whole = TensorPlan(work, 2).peak_memory()
+    assert 0 < apart.peak_memory().device == here.peak_memory().device <= limit
+    assert 0 < apart.peak_memory().host < here.peak_memory().host + here.peak_memory().device
+    assert 2 * here.peak_memory().disk > apart.peak_memory().disk > here.peak_memory().disk > whole.disk == 0
     assert here.memory() < TensorPlan(work, 2, TensorOptions(chunks=9)).memory()
 
 

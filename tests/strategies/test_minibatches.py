@@ -59,7 +59,7 @@ def link_operations(links: CandidateLinks) -> list[Operation]:
         return []
     sent, received = (sum(counts) * WIDTH * 8 for counts in (links.route.sent, links.route.received))
     rows = Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received)
-    return [rows, rows.mirrored()]
+    return [rows, rows.adjoint()]
 
 
 def train(group: Group, case: AnyCase, name: str, given: Given, num_steps: int = STEPS) -> Seen:
@@ -264,7 +264,7 @@ def test_dependent_batches_draw_the_same_edges() -> None:
 
     def drawn_again(kappa: int, steps_on: int) -> int:
         plan: Any = dependent(kappa, batch_size="all").plan("split", work, 1)
-        first, second = (plan.drawn(epoch, 0)[0].hops[-1].edge_ids for epoch in (0, steps_on))
+        first, second = (plan.sample_batch(epoch, 0)[0].hops[-1].edge_ids for epoch in (0, steps_on))
         return int(torch.isin(first, second).sum())
 
     anew = drawn_again(1, 1)

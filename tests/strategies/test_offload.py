@@ -473,9 +473,9 @@ def test_small_chunks_tell_what_others_take(case: Case) -> None:
         probe = plan_of(case, **options).memory_probe
         seen = {shape: max(probe._work_on(shape)) for shape in SHAPES}
         for shape, most in seen.items():
-            assert 0.99 <= probe.bytes(shape) / most <= 1.04, shape
+            assert 0.99 <= probe.peak_of_shape(shape) / most <= 1.04, shape
     beside = 10_000_000
-    told = probe.most([[(SHAPES[0], 0), (SHAPES[1], 0)], [(SHAPES[0], beside), (SHAPES[3], 0)]])
+    told = probe.peak([[(SHAPES[0], 0), (SHAPES[1], 0)], [(SHAPES[0], beside), (SHAPES[3], 0)]])
     assert 0.99 <= told / max(seen[SHAPES[1]], seen[SHAPES[3]], seen[SHAPES[0]] + beside) <= 1.04
 
 
@@ -485,7 +485,7 @@ def test_chunks_in_memory_are_told_with_what_stays_of_the_others(case: Case, chu
     placed = Session(case, "offload", Group(), Given(chunks=chunks))
     placed.step(0)
     placed.evaluation()
-    told = placed.plan.forecast(0, placed.plan.chunks(0)).device
+    told = placed.plan.estimate(0, placed.plan.chunks(0)).device
     assert 0.9 <= told / peak(placed) <= 1.25
 
 
@@ -495,25 +495,25 @@ def test_the_moment_of_the_most_differs_by_shape(monkeypatch: pytest.MonkeyPatch
     work_on = MemoryProbe._work_on
     monkeypatch.setattr(MemoryProbe, "_work_on", lambda probe, shape: [max(work_on(probe, shape))])
     probe = plan_of(LIMITED[2]).memory_probe
-    assert min(probe.bytes(shape) / max(work_on(probe, shape)) for shape in SHAPES) < 0.8
+    assert min(probe.peak_of_shape(shape) / max(work_on(probe, shape)) for shape in SHAPES) < 0.8
 
 
 def test_a_step_that_does_more_on_larger_chunks_is_told_by_its_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_probe, "_found", WeakKeyDictionary())
     monkeypatch.setattr(MemoryProbe, "_work_on", lambda _, shape: [1] * (shape.edges // 1000) + [7 + 3 * shape.slots])
-    assert plan_of(LIMITED[1]).memory_probe.bytes(ChunkShape(1, 50_000, 100_000)) == 7 + 3 * 50_000
+    assert plan_of(LIMITED[1]).memory_probe.peak_of_shape(ChunkShape(1, 50_000, 100_000)) == 7 + 3 * 50_000
 
 
 @pytest.mark.parametrize("case", limited("sage"))
 def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
     """What 8 chunks take is a limit that more than one chunk keeps, by what is foreseen and by what is then alive."""
     plan = plan_of(case, device_memory=IN_FILES)
-    whole, needed = (plan.memory_probe.most(plan.cut(chunks)[0].chunks) for chunks in (1, 8))
+    whole, needed = (plan.memory_probe.peak(plan.cut(chunks)[0].chunks) for chunks in (1, 8))
     limit = int(needed / MARGIN) + 1
     assert limit < whole
     placed = Session(case, "offload", Group(), Given(device_memory=limit))
     assert isinstance(placed.strategy, PlacedOffload)
-    assert plan.memory_probe.most(placed.plan.chunks(0).chunks) <= limit
+    assert plan.memory_probe.peak(placed.plan.chunks(0).chunks) <= limit
     # The search goes up in jumps, and what a chunk of rgcn takes does not fall steadily: 8 and 9 fit, 10 to 16 do not.
     assert 1 < len(placed.strategy.chunks.rounds(0)) <= 24
     check_numbers(placed)
@@ -558,7 +558,7 @@ def in_files() -> list[Any]:
 def check_forecast(group: Group, case: Case, placement: Given) -> None:
     placed = Session(case, "offload", group, placement)
     assert isinstance(placed.strategy, PlacedOffload)
-    foreseen = placed.plan.decisions()["forecasts"][group.rank]
+    foreseen = placed.plan.state()["estimates"][group.rank]
     with rows_made() as made:
         for _ in range(2):
             placed.meter.take("train")

@@ -55,7 +55,7 @@ def test_hybrid_pays_for_a_row_of_a_sum_what_the_cover_does_on_the_mean() -> Non
     plan, without = (
         Given(machine=MACHINE).plan("hybrid", workload(replace(case, without=one)), 3) for one in ("", "cover")
     )
-    for rank, needed in enumerate(NOTHING.plan("communicated", workload(case), 3).everyone):
+    for rank, needed in enumerate(NOTHING.plan("communicated", workload(case), 3).all_dependencies):
         hop = needed.hops[1]
         share = sum(hop.cover.received) / len(hop.fetched)
         costs, paid = without.caching_of(rank).costs, plan.caching_of(rank).costs

@@ -131,7 +131,7 @@ def test_chunks_wait_for_what_they_read(method: str, priority: bool) -> None:
 
     part = part_by(method, case, size)
     vertices = CommunicatedPlan(Workload(model, graph), size, VertexOptions(partition=part))
-    ranks = order_ranks(vertices.everyone, priority=priority)
+    ranks = order_ranks(vertices.all_dependencies, priority=priority)
     bounds = [[one.needed.num_own * chunk // num_chunks for chunk in range(num_chunks + 1)] for one in ranks]
     plans = [halo_plan(ranks, bounds, rank, at_once=False) for rank in range(size)]
     chunk_of: dict[int, tuple[int, int]] = {}

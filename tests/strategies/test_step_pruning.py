@@ -32,7 +32,7 @@ def test_steps_are_restricted_wherever_they_can_be(case: Case) -> None:
         if case.reads_edges and STRATEGIES[name].traits.block_error:
             continue
         size = STRATEGIES[name].max_ranks or 3
-        reaches = Given(machine=MACHINE).plan(name, workload(case), size).reaches
+        reaches = Given(machine=MACHINE).plan(name, workload(case), size).receptive_fields
         of_types = name == "tensor" and case.typed
         assert isinstance(reaches[False], str if of_types else ReceptiveField)
         assert isinstance(reaches[True], str if of_types or case.norm == "batch" else ReceptiveField)
@@ -60,9 +60,9 @@ def test_it_aggregates_fewer_edges_and_maps_fewer_rows(name: str) -> None:
 def test_plans_let_go_of_what_such_steps_hold(name: str) -> None:
     plan: Any = Given().plan(name, workload(CASE), 2)
     few = plan.step_plans[True]
-    held = weakref.ref((few.one if name == "tensor" else few).dependencies(0))
+    held = weakref.ref((few.pruned if name == "tensor" else few).dependencies(0))
     assert held()
-    plan.forget()
+    plan.release()
     gc.collect()
     assert not held()
 
@@ -71,7 +71,7 @@ def test_nothing_is_copied_where_labels_are_everywhere() -> None:
     plan = Given().plan("single", workload(Case(model="gcn")))
     assert set(plan.step_plans.values()) == {plan}
     placed = plan.place(Group())
-    assert not placed.shares
+    assert not placed.pruned_inputs
     assert "reach" not in placed.describe()
     assert placed.topology.adjacency.indices.data_ptr() == plan.work.graph.in_edges.indices.data_ptr()
 
@@ -116,7 +116,7 @@ def test_where_all_rows_are_read_the_record_says_why(model: Any, said: str) -> N
     work = Workload(model().double(), CASE.build()[0])
     placed = Given().plan("single", work).place(Group())
     assert isinstance(placed, ResidentPlaced)
-    assert True not in placed.shares
+    assert True not in placed.pruned_inputs
     assert said in placed.describe()["reach"]["training"]
     (step,) = placed.steps(0)
     assert step.vertices is None
@@ -129,8 +129,8 @@ def test_it_can_be_switched_off_and_on_for_a_step() -> None:
     whole = Given().plan("single", workload(replace(CASE, without="reach"))).place(Group())
     assert isinstance(placed, ResidentPlaced)
     assert isinstance(whole, ResidentPlaced)
-    assert set(placed.shares) == {True, False}
-    assert not whole.shares
+    assert set(placed.pruned_inputs) == {True, False}
+    assert not whole.pruned_inputs
     step = Step(epoch=3, training=True)
     logits = whole.forward(step)
     check_close(placed.forward(step), logits, "all rows")

@@ -83,7 +83,7 @@ def is_mixed(case: Case, method: str, size: int) -> bool:
     """Whether some rank caches sources of a later hop and fetches others."""
     graph, model = case.build()
     given = Given(partition=part_by(method, case, size), machine=MACHINE)
-    plans = given.plan("hybrid", Workload(model, graph), size).everyone
+    plans = given.plan("hybrid", Workload(model, graph), size).all_dependencies
     return any(hop.num_inputs > plan.num_own and len(hop.fetched) for plan in plans for hop in plan.hops[1:])
 
 

@@ -114,7 +114,7 @@ def test_what_is_foreseen_of_pinned_rows_is_what_their_blocks_take(monkeypatch: 
         for _ in range(2):
             session.step(0)
             session.evaluation()
-    assert session.plan.held().disk == sum(map(pinned_bytes, made)) + session.strategy.chunks.array_file.num_bytes
+    assert session.plan.peak_memory().disk == sum(map(pinned_bytes, made)) + session.strategy.chunks.array_file.num_bytes
     assert sum(made) < sum(map(pinned_bytes, made)) < 2 * sum(made)
 
 

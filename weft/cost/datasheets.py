@@ -75,15 +75,15 @@ GPUS = {
     ),
 }
 
-STREAMED = 0.8
+STREAM_EFFICIENCY = 0.8
 """Of a memory's bytes a second, where rows are read one after the other, as copies reach."""
-GATHERED = 0.6
+GATHER_EFFICIENCY = 0.6
 """The same where rows are read by index."""
-MULTIPLIED = 0.7
+MATMUL_EFFICIENCY = 0.7
 """Of the peak's flops, in products of matrices of thousands of rows that are tens to hundreds wide."""
-CACHED = 1 / 3
+CACHE_TIME_RATIO = 1 / 3
 """Of the time of a row from memory, what one from the cache takes."""
-LINKED, NETWORKED = 0.8, 0.85
+LINK_EFFICIENCY, NETWORK_EFFICIENCY = 0.8, 0.85
 """Of the bytes a second of a link inside a host, and of a network, in messages of megabytes."""
 SECTOR_BYTES = 32
 """The least that is read of memory."""
@@ -93,7 +93,7 @@ STEP_SECONDS = 1e-3
 """Of a step beside its kernels: reading the loss, and Python's own."""
 LINK_LATENCY, NETWORK_LATENCY = 1e-5, 5e-5
 """Seconds of a message between GPUs of a host, and between hosts over TCP."""
-PASSES_BY_HEAD = 6
+PASSES_PER_HEAD = 6
 """Over numbers by edge and head, of attention: logits, their maximum, sum and softmax, read and written."""
 
 BYTES = tuple(float(1 << power) for power in range(8, 37, 4))
@@ -105,8 +105,8 @@ WIDTHS, HEADS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0), (1
 
 def nominal_prices(gpu: Gpu) -> Prices:
     """What kernels take on a GPU: by its arithmetic or by its memory, whichever takes longer (a roofline)."""
-    streamed, gathered = (1 / (share * gpu.memory_gbps * 1e9) for share in (STREAMED, GATHERED))
-    flop = 1 / (MULTIPLIED * gpu.tflops * 1e12)
+    streamed, gathered = (1 / (share * gpu.memory_gbps * 1e9) for share in (STREAM_EFFICIENCY, GATHER_EFFICIENCY))
+    flop = 1 / (MATMUL_EFFICIENCY * gpu.tflops * 1e12)
 
     def product_of(rows: float, columns: float, width: float) -> float:
         moved = NUMBER_BYTES * (rows * columns + rows * width + columns * width)
@@ -114,13 +114,13 @@ def nominal_prices(gpu: Gpu) -> Prices:
 
     def summed(_: float, share: float, degree: float, width: float) -> float:
         row = NUMBER_BYTES * width
-        read = share * max(row, SECTOR_BYTES) + (1 - share) * CACHED * row
+        read = share * max(row, SECTOR_BYTES) + (1 - share) * CACHE_TIME_RATIO * row
         written = (row + 2 * INDEX_BYTES) / degree
         return (INDEX_BYTES + read + written) * gathered / width
 
     def attended(back: bool) -> Callable[..., float]:
         def seconds(sources: float, share: float, degree: float, width: float, heads: float) -> float:
-            by_head = PASSES_BY_HEAD * heads * NUMBER_BYTES * gathered / width
+            by_head = PASSES_PER_HEAD * heads * NUMBER_BYTES * gathered / width
             return (1 + back) * (summed(sources, share, degree, width) + by_head)
 
         return seconds
@@ -130,19 +130,19 @@ def nominal_prices(gpu: Gpu) -> Prices:
     for name in {table_of(kernel) for kernel in WORK if kernel != "draw"}:  # by hosts
         back = name.endswith("_backward")
         if name.startswith("linear"):
-            known[name] = filled((ROWS, COLUMNS, COLUMNS), product_of)
+            known[name] = table_from_formula((ROWS, COLUMNS, COLUMNS), product_of)
         elif name == "loss":
-            known[name] = filled((ROWS, COLUMNS), lambda _, __: 4 * NUMBER_BYTES * streamed)
+            known[name] = table_from_formula((ROWS, COLUMNS), lambda _, __: 4 * NUMBER_BYTES * streamed)
         elif name == "gather":
-            known[name] = filled(
+            known[name] = table_from_formula(
                 (BYTES, ROW_BYTES), lambda _, row: (max(row, SECTOR_BYTES) / row) * gathered + streamed
             )
-        elif name in NUMBERS_READ:
-            known[name] = filled((BYTES,), lambda _, num_bytes=NUMBERS_READ[name]: num_bytes * streamed)
+        elif name in BYTES_PER_UNIT:
+            known[name] = table_from_formula((BYTES,), lambda _, num_bytes=BYTES_PER_UNIT[name]: num_bytes * streamed)
         elif name.startswith("Attend"):
-            known[name] = filled((*edges, HEADS), attended(back))
+            known[name] = table_from_formula((*edges, HEADS), attended(back))
         else:
-            known[name] = filled(edges, summed)
+            known[name] = table_from_formula(edges, summed)
     return Prices(
         ranks=1,
         threads=1,
@@ -150,11 +150,11 @@ def nominal_prices(gpu: Gpu) -> Prices:
         call_seconds=LAUNCH_SECONDS,
         move_seconds=LAUNCH_SECONDS,
         step_seconds=STEP_SECONDS,
-        link_seconds=1 / (LINKED * gpu.host_gbps * 1e9),
+        link_seconds=1 / (LINK_EFFICIENCY * gpu.host_gbps * 1e9),
     )
 
 
-NUMBERS_READ = {
+BYTES_PER_UNIT = {
     "pass": 1,
     "exponential": 2 * NUMBER_BYTES,
     "dropout": 2 * NUMBER_BYTES,
@@ -163,7 +163,7 @@ NUMBERS_READ = {
 """Bytes that kernels over numbers move for a unit: of a pass a byte, of the others a number."""
 
 
-def filled(axes: Sequence[tuple[float, ...]], seconds: Callable[..., float]) -> PriceTable:
+def table_from_formula(axes: Sequence[tuple[float, ...]], seconds: Callable[..., float]) -> PriceTable:
     """The table of a formula."""
     return PriceTable(axes=tuple(axes), seconds=tuple(seconds(*sizes) for sizes in product(*axes)))
 
@@ -174,10 +174,10 @@ def nominal_network(ranks: int, hosts: int, bytes_per_second: float, like: Netwo
     like: a measured one, of which a collective's fixed costs are.
     """
     latency = (NETWORK_LATENCY if hosts > 1 else LINK_LATENCY) * max(1, math.ceil(math.log2(max(ranks, 2))))
-    rate = (NETWORKED if hosts > 1 else LINKED) * bytes_per_second
+    rate = (NETWORK_EFFICIENCY if hosts > 1 else LINK_EFFICIENCY) * bytes_per_second
 
     def taken(rounds: int) -> PriceTable:
-        return filled((BYTES,), lambda size: (rounds * latency + size / rate) / size)
+        return table_from_formula((BYTES,), lambda size: (rounds * latency + size / rate) / size)
 
     return Network(
         ranks=ranks,

@@ -80,7 +80,7 @@ class Prices:
         """Those of a kernel's calls."""
         if call.kernel == "round":
             return self.factor * call.number * self.round_seconds
-        if call.kernel in MAPPED:
+        if call.kernel in COMPOSITE_KERNELS:
             return self.factor * call.number * self.call_seconds
         if call.kernel not in WORK:
             raise InputError(f"the probe has not measured {call.kernel}: {REMEDY}")
@@ -88,8 +88,8 @@ class Prices:
         table = self.tables.get(table_of(call.kernel))
         if table is None or len(table.axes) != len(sizes):
             raise InputError(f"another version of weft's probe measured {call.kernel}, in another way: {REMEDY}")
-        work = units * table.at(sizes, flat=FLAT.get(table_of(call.kernel), ())) if units > 0 else 0.0
-        beside = self.move_seconds if call.kernel in MOVES else self.call_seconds
+        work = units * table.at(sizes, flat=RATE_AXES.get(table_of(call.kernel), ())) if units > 0 else 0.0
+        beside = self.move_seconds if call.kernel in MOVE_KERNELS else self.call_seconds
         return self.factor * call.number * (beside + self.attention_seconds * is_attention(call) + work)
 
 
@@ -115,17 +115,17 @@ class Network:
 
     def seconds(self, tag: str, num_bytes: int) -> float:
         """Those in which a collective crosses, where a rank sends, or receives, so many bytes at most."""
-        table = self.tables["all_reduce" if tag in SUMMED else "all_to_all"]
+        table = self.tables["all_reduce" if tag in ALL_REDUCE_TAGS else "all_to_all"]
         return self.factor * max(num_bytes, 1) * table.at((max(num_bytes, 1),))
 
-    def hidden(self, tag: str, num_bytes: int) -> float:
+    def overlapped_share(self, tag: str, num_bytes: int) -> float:
         """The share of a crossing that goes on while its rank computes, of the shorter of the two.
 
         The rest waits until the rank leaves its core to the network, or takes the core from it. 1 where nothing was
         measured.
         """
         beside = self.tables.get("all_to_all_beside")
-        if beside is None or tag in SUMMED:
+        if beside is None or tag in ALL_REDUCE_TAGS:
             return 1.0
         size = (min(num_bytes, beside.axes[0][-1]),)
         return min(max(2.0 - beside.at(size) / self.tables["all_to_all"].at(size), 0.0), 1.0)
@@ -136,15 +136,15 @@ def is_attention(call: KernelCall) -> bool:
     return call.kernel.startswith("Attend")
 
 
-SUMMED = ("gradients", "statistics", "norm")
+ALL_REDUCE_TAGS = ("gradients", "statistics", "norm")
 """Tags of collectives that are sums over the ranks."""
-NARROW = 2
+MIN_COLUMNS = 2
 """Maps from or to fewer columns take as long."""
 Sized = tuple[float, tuple[float, ...]]
 
 
 def _linear(rows: int, columns: int, width: int) -> Sized:
-    columns, width = max(columns, NARROW), max(width, NARROW)
+    columns, width = max(columns, MIN_COLUMNS), max(width, MIN_COLUMNS)
     return 2.0 * rows * columns * width, (rows, columns, width)
 
 
@@ -204,18 +204,18 @@ WORK: Mapping[str, Callable[..., Sized]] = {
 }
 """By kernel, the units of its work and where they stand in its table, from a call's sizes."""
 ROW, FRESH, HEADS = 1, 1, 4
-FLAT = {
+RATE_AXES = {
     "gather": (ROW,),
     **dict.fromkeys(("Sum", "Max", "Max_backward"), (FRESH,)),
     **{f"{name}{back}": (FRESH, HEADS) for name in ("Attend", "AttendEdges") for back in ("", "_backward")},
 }
 """By table, the axes with which there are no more units: a row's bytes, the share of edges whose row comes from memory,
 and heads."""
-MOVES = ("pass", "gather")
+MOVE_KERNELS = ("pass", "gather")
 """Kernels that one operation of PyTorch is."""
-MAPPED = ("WholeLayer", "WholeLayer_backward")
+COMPOSITE_KERNELS = ("WholeLayer", "WholeLayer_backward")
 """Kernels whose work a trace has as maps and passes."""
-ALIKE = {
+PRICED_AS = {
     "product": "linear",
     "Sum_backward": "Sum",
     "ByRelation": "Sum",
@@ -228,4 +228,4 @@ ALIKE = {
 
 def table_of(kernel: str) -> str:
     """The table by which a kernel is priced."""
-    return ALIKE.get(kernel, kernel)
+    return PRICED_AS.get(kernel, kernel)

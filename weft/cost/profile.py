@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from weft.cost.prices import REMEDY, Network, Prices, PriceTable
-from weft.runtime.kernel_selection import DEFAULT, Choices
+from weft.runtime.kernel_selection import DEFAULT, KernelSelection
 from weft.utils import migrate
 from weft.utils.errors import InputError, readable
 
@@ -22,7 +22,7 @@ KINDS = ("compute", "network")
 """Of seconds that runs tell apart, whatever their strategy."""
 COUNTS = ("ranks", "threads", "hosts")
 COLLECTIVES = ("all_to_all", "all_reduce")
-NEWEST, LEAST_RUNS, BOUND = 32, 3, 2.0
+MAX_RUNS, MIN_RUNS, MAX_FACTOR = 32, 3, 2.0
 """Runs that count, how many it takes before they do, and the most that they make of a price, or of its inverse."""
 
 
@@ -57,7 +57,7 @@ class Profile:
     prices: Sequence[Prices]
     """With fewer threads and more ranks at work; for each number of threads at least those of one rank."""
     networks: Sequence[Network] = ()
-    choices: Choices = DEFAULT
+    choices: KernelSelection = DEFAULT
     """Which implementations of kernels are fastest, of which prices are those."""
     learned: Sequence[Mapping[str, float]] = ()
     """Of the newest runs, the last one last: seconds seen over those that the tables alone tell, by kind of KINDS."""
@@ -65,12 +65,12 @@ class Profile:
     def factor(self, kind: str) -> float:
         """The median of what runs have taught of a kind, within BOUND; 1 before there are LEAST_RUNS of them."""
         found = [math.log(one[kind]) for one in self.learned if kind in one]
-        bound = math.log(BOUND)
-        return math.exp(min(bound, max(-bound, statistics.median(found)))) if len(found) >= LEAST_RUNS else 1.0
+        bound = math.log(MAX_FACTOR)
+        return math.exp(min(bound, max(-bound, statistics.median(found)))) if len(found) >= MIN_RUNS else 1.0
 
-    def taught(self, ratios: Mapping[str, float]) -> Profile:
+    def with_calibration(self, ratios: Mapping[str, float]) -> Profile:
         """The same after one more run; see `learned`."""
-        return replace(self, learned=[*self.learned, ratios][-NEWEST:])
+        return replace(self, learned=[*self.learned, ratios][-MAX_RUNS:])
 
     @property
     def digest(self) -> str:
@@ -147,7 +147,7 @@ class Profile:
                 host=_host(known["host"]),
                 prices=[Prices(**_priced(one)) for one in known["prices"]],
                 networks=[Network(**_priced(one, COLLECTIVES)) for one in known["networks"]],
-                choices=Choices.from_record(known["choices"]),
+                choices=KernelSelection.from_record(known["choices"]),
                 learned=[_ratios(one) for one in known["learned"]],
             )
 

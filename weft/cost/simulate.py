@@ -72,7 +72,7 @@ class Stretch(NamedTuple):
     """See `Network.hidden`."""
 
 
-NOTHING, IN_MEMORY = WorkSeconds(), Disk()
+NO_WORK, IN_MEMORY = WorkSeconds(), Disk()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +94,18 @@ class Hosts:
         alone, busy = (replace(one, step_seconds=0.0) for one in (self.alone, self.busy))
         return replace(self, alone=alone, busy=busy)
 
-    def crossing(self, operation: Operation) -> float:
+    def exchange_seconds(self, operation: Operation) -> float:
         """The seconds of a collective by itself."""
         if self.network is None:
             return 0.0
         num_bytes = max(operation.bytes_sent, operation.bytes_received)
         return self.network.seconds(operation.tag, num_bytes)
 
-    def hidden(self, operation: Operation) -> float:
+    def overlapped_share(self, operation: Operation) -> float:
         """See `Network.hidden`."""
         if self.network is None:
             return 1.0
-        return self.network.hidden(operation.tag, max(operation.bytes_sent, operation.bytes_received))
+        return self.network.overlapped_share(operation.tag, max(operation.bytes_sent, operation.bytes_received))
 
 
 def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> StepTime:
@@ -116,23 +116,23 @@ def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], h
     them; a rank that waits for it is said to compute, as in the record of a run.
     """
     if not any(one.prefetched for trace in traces for one in trace.operations):
-        return in_turn(traces, besides, hosts)
-    made, step = ([trace.part(prefetched=prefetched) for trace in traces] for prefetched in (True, False))
-    taken = in_turn(step, besides, hosts)
-    ahead = in_turn(made, [[]] * len(made), hosts.without_steps()).total
+        return simulate_sequentially(traces, besides, hosts)
+    made, step = ([trace.select(prefetched=prefetched) for trace in traces] for prefetched in (True, False))
+    taken = simulate_sequentially(step, besides, hosts)
+    ahead = simulate_sequentially(made, [[]] * len(made), hosts.without_steps()).total
     total = max(taken.total, ahead) if hosts.slots > hosts.ranks_each else taken.total + ahead
     return replace(taken, total=total, compute=taken.compute + total - taken.total)
 
 
-def in_turn(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> StepTime:
+def simulate_sequentially(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> StepTime:
     """The same where a rank does one operation after the other."""
-    rows = priced(traces, besides, hosts)
+    rows = price_traces(traces, besides, hosts)
     if len({len(row) for row in rows}) != 1:
         raise ValueError("ranks take part in different collectives")
     clocks = [0.0] * len(rows)
     compute, waiting, network = [0.0] * len(rows), [0.0] * len(rows), 0.0
     for together in zip(*rows, strict=True):
-        ends = finish([one.work for one in together], clocks, hosts)
+        ends = finish_times([one.work for one in together], clocks, hosts)
         compute = [spent + end - clock for spent, end, clock in zip(compute, ends, clocks, strict=True)]
         crossings = [one.crossing for one in together if one.crossing is not None]
         if not crossings:
@@ -141,7 +141,7 @@ def in_turn(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], ho
         begin = max(ends)
         waiting = [waited + begin - end for waited, end in zip(waiting, ends, strict=True)]
         clocks = [begin] * len(rows)
-        beside = finish([one.beside for one in together], clocks, hosts)
+        beside = finish_times([one.beside for one in together], clocks, hosts)
         compute = [spent + end - begin for spent, end in zip(compute, beside, strict=True)]
         crossing = max(crossings)
         clocks = [
@@ -159,19 +159,19 @@ def in_turn(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], ho
     )
 
 
-def priced(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> list[list[Stretch]]:
+def price_traces(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> list[list[Stretch]]:
     """What each rank does; ranks whose trace is one object are priced once."""
     found: dict[tuple[int, int], list[Stretch]] = {}
     rows = []
     for trace, calls in zip(traces, besides, strict=True):
         key = id(trace), id(calls)
         if key not in found:
-            found[key] = stretches(trace, calls, hosts)
+            found[key] = split_at_collectives(trace, calls, hosts)
         rows.append(found[key])
     return rows
 
 
-def finish(works: Sequence[WorkSeconds], begins: Sequence[float], hosts: Hosts) -> list[float]:
+def finish_times(works: Sequence[WorkSeconds], begins: Sequence[float], hosts: Hosts) -> list[float]:
     """When each rank is done with a piece of work that it begins at some time; ranks of a host slow each other.
 
     Each keeps to its share of the cores, as weft.runtime.cores gives it.
@@ -207,9 +207,9 @@ def _finish_on_host(works: Sequence[WorkSeconds], begins: Sequence[float], slots
     return ends
 
 
-def work_of(operation: Operation, hosts: Hosts) -> WorkSeconds:
+def work_seconds(operation: Operation, hosts: Hosts) -> WorkSeconds:
     """What an operation keeps a rank at work with: kernels, collectives, and files that a transfer reads and writes."""
-    beside = NOTHING
+    beside = NO_WORK
     if operation.kind == "transfer":
         beside = WorkSeconds(disk=hosts.disk.write * operation.bytes_sent + hosts.disk.read * operation.bytes_received)
     elif operation.kind == "collective" and hosts.network:
@@ -256,18 +256,18 @@ class Link:
         return max(0.0, self.loaded - self.now, self.stored - self.now)
 
 
-def stretches(trace: Trace, besides: Sequence[KernelCall], hosts: Hosts) -> list[Stretch]:
+def split_at_collectives(trace: Trace, besides: Sequence[KernelCall], hosts: Hosts) -> list[Stretch]:
     """A rank's operations, divided by its collectives; behind the last one the rest of the step."""
-    found = [Stretch(NOTHING, NOTHING, None)]
+    found = [Stretch(NO_WORK, NO_WORK, None)]
     link = Link(hosts.alone.link_seconds)
     for operation in trace.operations:
         if operation.kind == "transfer" and link.seconds:
             link.move(operation)
             continue
-        calls = work_of(operation, hosts)
+        calls = work_seconds(operation, hosts)
         crossing = None
         if operation.kind == "collective":
-            crossing, hidden = hosts.crossing(operation), hosts.hidden(operation)
+            crossing, hidden = hosts.exchange_seconds(operation), hosts.overlapped_share(operation)
             if operation.ahead:  # all but the last of its messages
                 last = crossing / max(operation.messages, 1)
                 crossing = max(last, crossing - hidden * min(found[-1].work.alone, crossing))
@@ -275,7 +275,7 @@ def stretches(trace: Trace, besides: Sequence[KernelCall], hosts: Hosts) -> list
         calls += WorkSeconds(waited, waited)
         if crossing is not None:
             found[-1] = found[-1]._replace(work=found[-1].work + calls, crossing=crossing, hidden=hidden)
-            found.append(Stretch(NOTHING, NOTHING, None))
+            found.append(Stretch(NO_WORK, NO_WORK, None))
         elif operation.ahead and operation.kind != "transfer" and len(found) > 1:
             found[-2] = found[-2]._replace(beside=found[-2].beside + calls)
         else:

@@ -43,7 +43,7 @@ class Operation:
     backward: tuple[Operation, ...] | None = None
     """What the backward pass does for it, in order; None: its adjoint."""
 
-    def mirrored(self) -> Operation:
+    def adjoint(self) -> Operation:
         """The adjoint: what was sent comes back; the transposed aggregate; a sum stays a sum."""
         tag = {"rows_to_cols": "cols_to_rows", "cols_to_rows": "rows_to_cols"}.get(self.tag, self.tag)
         edges = self.edges * (2 if self.recomputed else 1)
@@ -64,7 +64,7 @@ class Trace:
 
     operations: tuple[Operation, ...]
 
-    def part(self, *, prefetched: bool) -> Trace:
+    def select(self, *, prefetched: bool) -> Trace:
         """What is prefetched, or what is not."""
         return Trace(operations=tuple(one for one in self.operations if one.prefetched == prefetched))
 

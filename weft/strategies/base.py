@@ -18,7 +18,7 @@ from weft.comm import Group, Route
 from weft.cost import Machine, Steps, Trace
 from weft.data import Graph, Links
 from weft.nn import SPREAD, Topology, ViewTraits, Workload, with_own_rows
-from weft.runtime.alignment import empty_on_lines
+from weft.runtime.alignment import empty_aligned
 from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError
 from weft.utils.random import KeyTable
@@ -104,7 +104,7 @@ class Plan(ABC):
     partition: ClassVar[str] = ""
     """The method by which vertices are divided where nobody says another; '': the plan divides them by itself."""
     max_ranks: ClassVar[int | None] = None
-    narrow_rows: ClassVar[bool] = False
+    low_precision_rows: ClassVar[bool] = False
     """Whether rows may be narrower than the parameters."""
     variants: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     """The options that a planner tries, as fields of a configuration that are not as by default."""
@@ -121,7 +121,7 @@ class Plan(ABC):
         self.check_rows(work)
         self.work, self.size, self.machine = work, size, machine
         self.options = self.options_type() if options is None else options
-        self.decide(decisions)
+        self.solve(decisions)
 
     @classmethod
     def check_size(cls, size: int) -> None:
@@ -132,18 +132,18 @@ class Plan(ABC):
     @classmethod
     def check_rows(cls, work: Workload) -> None:
         """InputError for rows of a type that the strategy does not have."""
-        if work.row_dtype != work.dtype and not cls.narrow_rows:
+        if work.row_dtype != work.dtype and not cls.low_precision_rows:
             raise InputError(
                 f"--dtype {dtype_name(work.row_dtype)}: strategy {cls.name} has rows of the parameters' type alone: "
                 "leave it out, or give --strategy single, tensor, communicated, cached or hybrid"
             )
 
-    def decide(self, decisions: Any) -> None:
+    def solve(self, decisions: Any) -> None:
         """Makes the choices that the plan consists of, or takes those given. InputError for what cannot be."""
         del decisions
         self.work.outline(self.traits, training=True)
 
-    def decisions(self) -> Any:
+    def state(self) -> Any:
         """The choices that take a search: small, for another process to make the same plan of."""
         return None
 
@@ -152,10 +152,10 @@ class Plan(ABC):
         """The rank of every vertex, int32 [N], where vertices are divided with their edges; None: they are not."""
         return None
 
-    def require(self) -> None:  # noqa: B027
+    def check_fits(self) -> None:  # noqa: B027
         """InputError with the remedy where memory or disk is too little, before anything large is allocated."""
 
-    def forget(self) -> None:  # noqa: B027
+    def release(self) -> None:  # noqa: B027
         """Lets go of what grows with the graph and can be made again."""
 
     @abstractmethod
@@ -173,7 +173,7 @@ class Plan(ABC):
         return rows, round(rows * (1.0 if mask is None else float(mask.float().mean())))
 
     @abstractmethod
-    def held(self, rank: int = 0) -> MemoryUse:
+    def peak_memory(self, rank: int = 0) -> MemoryUse:
         """The bytes that a rank holds at most in a run, beside those of its process."""
 
     @abstractmethod
@@ -223,7 +223,7 @@ class Placed(ABC):
     def empty_rows(self, rows: Tensor) -> Tensor:
         """Memory for the gradient of the rows that `forward` gives, like them."""
         lines = self.work.optimisations.lines
-        return empty_on_lines(rows, *rows.shape) if lines else torch.empty_like(rows)
+        return empty_aligned(rows, *rows.shape) if lines else torch.empty_like(rows)
 
     @abstractmethod
     def backward(self, logits: Tensor, grad: Tensor) -> None:

@@ -38,7 +38,7 @@ class Exchange(ABC):
         """The rows of x that have results."""
         return x
 
-    def own(self, x: Tensor) -> Tensor:
+    def own_rows(self, x: Tensor) -> Tensor:
         """The rows of x that this rank answers for."""
         return x
 
@@ -100,7 +100,7 @@ class PlacedView(GraphView):
         return self.exchange.block(self, x)
 
     def total(self, x: Tensor) -> Tensor:
-        own = sum_rows(self.exchange.own(x))
+        own = sum_rows(self.exchange.own_rows(x))
         return sum_over_ranks(own, self.exchange.group, tag="statistics")
 
     def _next_key(self) -> RandomKey:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.comm import Group
 from weft.cost import Operation
-from weft.nn import ONE_DEVICE, Aggregate, Footprint, GraphOperation, kernel_footprint
+from weft.nn import ONE_DEVICE, Aggregate, GraphOperation, KernelMemory, estimate_kernel_memory
 from weft.partition import ReceptiveField
 from weft.strategies.placed_view import Identity
 from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, aggregate
@@ -19,17 +19,17 @@ class SinglePlan(ResidentPlan):
     max_ranks = 1
     optimisations = ("reach", "capture")
 
-    def reaching(self, reach: ReceptiveField) -> VertexPlan:
-        return OneRankPlan(self.work).reaching(reach)
+    def restrict_to(self, reach: ReceptiveField) -> VertexPlan:
+        return OneRankPlan(self.work).restrict_to(reach)
 
-    def footprint(self, op: GraphOperation, rank: int) -> Footprint:
+    def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
         del rank
         stats = self.work.stats
         sizes = {"num_targets": stats.num_vertices, "num_edges": stats.num_edges, "itemsize": self.work.itemsize}
         assert isinstance(op.op, Aggregate)
-        return kernel_footprint(op.op, width=op.width, steps=op.steps, **sizes)
+        return estimate_kernel_memory(op.op, width=op.width, steps=op.steps, **sizes)
 
-    def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
+    def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
         del rank
         if not op.is_aggregate:
             return []

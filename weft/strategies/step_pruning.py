@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from weft.data import Graph
-from weft.nn import ONE_DEVICE, LinkModel, Total, ViewTraits, Workload, require_independent_rows
+from weft.nn import ONE_DEVICE, LinkModel, Total, ViewTraits, Workload, check_row_independence
 from weft.partition import ReceptiveField
 from weft.utils.errors import InputError
 
-LEAST_SAVED = 0.25
+MIN_SAVED_SHARE = 0.25
 """The share of the edges that must be left out, since the others are copied for it."""
 
 
-def find_reach(work: Workload, traits: ViewTraits, *, training: bool) -> ReceptiveField | str:
+def find_receptive_field(work: Workload, traits: ViewTraits, *, training: bool) -> ReceptiveField | str:
     """What a training step's labelled vertices, or an evaluation's scored ones, reach; or why all rows are read.
 
     traits: of views on all rows. '': it is switched off, or would save little.
@@ -28,24 +28,24 @@ def find_reach(work: Workload, traits: ViewTraits, *, training: bool) -> Recepti
         return "links may join any vertices"
     vertices = labelled_vertices(work.graph, "train" if training else "train val test")
     reach = ReceptiveField.of(work.graph.in_edges, vertices, hops)
-    if not len(vertices) or sum(reach.edges) >= (1 - LEAST_SAVED) * hops * work.graph.num_edges:
+    if not len(vertices) or sum(reach.edges) >= (1 - MIN_SAVED_SHARE) * hops * work.graph.num_edges:
         return ""
-    return why_all(work, traits, training=training) or reach
+    return reason_for_all_rows(work, traits, training=training) or reach
 
 
-def why_all(work: Workload, traits: ViewTraits, *, training: bool) -> str:
+def reason_for_all_rows(work: Workload, traits: ViewTraits, *, training: bool) -> str:
     """Why a step needs all rows whatever it is of; '': it does not."""
     try:
-        asked = work.outline(reaching(traits), training=training)
+        asked = work.outline(pruned_traits(traits), training=training)
         if traits == ONE_DEVICE:  # others have refused models whose rows know each other
-            require_independent_rows(work, together=False)
+            check_row_independence(work, together=False)
     except InputError as error:
         return str(error).rpartition(": ")[0]
     coupling = [op.layer for op in asked if isinstance(op.op, Total)]
     return f"{coupling[0]} takes its statistics over all rows" if coupling else ""
 
 
-def reaching(traits: ViewTraits) -> ViewTraits:
+def pruned_traits(traits: ViewTraits) -> ViewTraits:
     """The traits of views on the rows that are reached, which are fewer behind each aggregate."""
     return traits._replace(shrinks_rows=True)
 
@@ -60,7 +60,7 @@ def labelled_vertices(graph: Graph, splits: str) -> Tensor:
     return found.nonzero().view(-1)
 
 
-def describe_reach(known: dict[str, ReceptiveField | str]) -> dict[str, Any]:
+def describe_receptive_fields(known: dict[str, ReceptiveField | str]) -> dict[str, Any]:
     """What steps read, by what they are called, or why they read all rows, for a record."""
     found = {
         what: reach.counts if isinstance(reach, ReceptiveField) else reach for what, reach in known.items() if reach

@@ -193,8 +193,8 @@ class Cutter:
             for segment in program.segments:
                 copies = 2 if len(segment.source_ports) > 1 else 1
                 rows = max(
-                    copies * sum(round_.serve_counts) + sum(round_.fetch_counts),
-                    copies * sum(round_.give_counts) + sum(round_.take_counts),
+                    copies * sum(round_.send_row_counts) + sum(round_.recv_row_counts),
+                    copies * sum(round_.send_grad_counts) + sum(round_.recv_grad_counts),
                 )
                 most = max(most, rows * segment.source_width)
         return most * self.work.itemsize
@@ -226,7 +226,7 @@ class Cutter:
             kept = segment.hop in self.kept
             back = AggregateStep.backward(segment, segment.steps - 1, kept=kept, retained=False, on_cpu=self.on_cpu)
             then = forward * back.values + leaving + edge_bytes(back.edges, *shape, *known)
-            most = max(most, then + shape.targets * (own + segment.kept_width * kept) * item)
+            most = max(most, then + shape.targets * (own + segment.total_saved_width * kept) * item)
         return most + (8 + known[0]) * (shape.targets + shape.slots)  # ids, read and as int64
 
 

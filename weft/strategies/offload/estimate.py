@@ -21,7 +21,7 @@ from weft.utils.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class OffloadEstimate:
     """Bytes of one rank: on the device at most; in memory of the host; in files; and moved by an epoch's training step.
 
     chunks: of the first aggregate.
@@ -44,23 +44,23 @@ class Forecast:
         )
 
 
-def forecast(
+def estimate_offload(
     graph: Graph, model: nn.Module, plan: RankChunks, sizes: MoveSizes, trace: Trace, *, pinned: bool = False
-) -> Forecast:
+) -> OffloadEstimate:
     """That of a plan, but for the device; trace: of its training step; pinned: whether rows are in pinned memory."""
     moves = Moves(plan, sizes, training=True)
-    return Forecast(
+    return OffloadEstimate(
         chunks=plan.num_chunks,
         device=0,
         host=host_bytes(graph, model, plan, sizes.itemsize),
-        disk=array_bytes(plan, sizes.itemsize, pinned=pinned) + array_file_bytes(graph, plan, moves),
+        disk=row_file_bytes(plan, sizes.itemsize, pinned=pinned) + array_file_bytes(graph, plan, moves),
         to_device=trace.to_device.total(),
         to_host=trace.to_host.total(),
         network=trace.bytes_sent.total(),
     )
 
 
-def array_bytes(plan: RankChunks, itemsize: int, *, pinned: bool = False) -> int:
+def row_file_bytes(plan: RankChunks, itemsize: int, *, pinned: bool = False) -> int:
     """The files of rows, which one pass after the other uses; pinned: memory in their place."""
     pool = Pool()
     for training in (True, False, True):  # what an evaluation keeps for good is not there for the next step

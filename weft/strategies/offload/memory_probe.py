@@ -51,7 +51,7 @@ class MemoryProbe:
         made._in_place = True
         return made
 
-    def most(self, schedules: Iterable[Sequence[tuple[ChunkShape, int]]]) -> int:
+    def peak(self, schedules: Iterable[Sequence[tuple[ChunkShape, int]]]) -> int:
         """The most of any chunk of some schedules, each with what is loaded beside it.
 
         Where segments stay, beside what stays of the other chunks of its schedule.
@@ -67,9 +67,9 @@ class MemoryProbe:
                 most[some] += others[some][:, [0, 2]] @ growth[[1, 3], 0]
         return round(float(most.max()))
 
-    def bytes(self, shape: ChunkShape) -> int:
+    def peak_of_shape(self, shape: ChunkShape) -> int:
         """The most that a training step or an evaluation has on the device at once, with chunks of this shape."""
-        return self.most([[(shape, 0)]])
+        return self.peak([[(shape, 0)]])
 
     def _moments(self, shapes: Tensor) -> Tensor:
         """Of each moment, the bytes alive whatever the shape, and by target, slot and edge [4, moments].
@@ -103,7 +103,7 @@ class MemoryProbe:
         placed = self._place(shape)
         for training in (True, False):  # what is made for good: rows on the host, scalings
             self._step(placed, training)
-        placed.forget_constant()
+        placed.release_constant()
         placed.model.zero_grad()
         with TensorPeak() as peak:
             # the second as a later chunk, whose gradients add to others

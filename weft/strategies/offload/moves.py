@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from weft.cost import Operation, all_reduce, transfer
-from weft.nn import MapFlops, Total, WholeLayer
+from weft.nn import DenseFlops, Total, WholeLayer
 from weft.parallel.chunks.cut.rank_chunks import HopSchedule, RankChunks
 from weft.parallel.chunks.program.chunk_program import Segment, differentiable
 from weft.parallel.chunks.program.segment_flops import SegmentFlops
@@ -143,7 +143,7 @@ class Moves:
         widths = self._source_widths(step)
         wanted = [width for width, needed in widths if needed]
         read, spread = sum(width for width, _ in widths), sum(wanted)
-        own = self._width(segment, step.own_ports) + (segment.kept_width if step.kept else 0)
+        own = self._width(segment, step.own_ports) + (segment.total_saved_width if step.kept else 0)
         rounds = planned.schedule.rounds
         inside = dealt(self._layer_maps(segment, planned, backward=backward), len(rounds))
         pieces = dealt(maps, len(rounds))
@@ -157,10 +157,10 @@ class Moves:
                 Operation(kind="transfer", tag="edges", bytes_received=num_bytes, calls=begun, ahead=ahead)
             )
             if step.values:
-                again = 0 if self.sizes.share else sum(round_.serve_counts)
+                again = 0 if self.sizes.share else sum(round_.send_row_counts)
                 picked = self._picked(len(round_.load) + again, [width for width, _ in widths], LOADED)
                 self._load("sources", (len(round_.load) + again) * read, ahead=ahead, calls=picked)
-                self._exchange(round_.serve_counts, round_.fetch_counts, read)
+                self._exchange(round_.send_row_counts, round_.recv_row_counts, read)
             self.made += inside[number]
             fresh = round(self.sizes.fresh_share * edges)
             sizes = edges, rows, len(round_.held), fresh, first, segment.op.heads
@@ -172,10 +172,10 @@ class Moves:
             if backward and segment.differentiable and (wanted or not segment.op.linear):
                 self._aggregate(edges * first, backward_of(call))
             if backward and wanted:
-                self._exchange(round_.give_counts, round_.take_counts, spread)
-                again = 0 if self.sizes.share else sum(round_.take_counts)
-                picked = self._picked(len(round_.flush) + again, wanted, FLUSHED)
-                self._store("gradients", (len(round_.flush) + again) * spread, calls=picked)
+                self._exchange(round_.send_grad_counts, round_.recv_grad_counts, spread)
+                again = 0 if self.sizes.share else sum(round_.recv_grad_counts)
+                picked = self._picked(len(round_.write_back) + again, wanted, FLUSHED)
+                self._store("gradients", (len(round_.write_back) + again) * spread, calls=picked)
             if backward:
                 targets = (port for port in segment.targets.values() if segment.live[port].differentiable)
                 self._store("gradients", rows * (given + sum(segment.live[port].width for port in targets)))
@@ -266,7 +266,7 @@ class Moves:
         self.made.append(transfer(tag, to_host=numbers * self.sizes.itemsize, calls=calls))
 
 
-def mapped(made: MapFlops, *, backward: bool, retained: bool = False) -> Operation | None:
+def mapped(made: DenseFlops, *, backward: bool, retained: bool = False) -> Operation | None:
     """Maps forward, or backward; retained: where nothing is made again for that."""
     again = not (backward and retained)
     flops = made.forward * again + made.backward * backward

@@ -17,8 +17,8 @@ from weft.parallel.chunks.run.chunk_runtime import Fetcher, PlacedChunks
 from weft.parallel.chunks.run.passes import ChunkPass
 from weft.partition import ReceptiveField
 from weft.strategies.base import Placed, Step, whole_topology
-from weft.strategies.offload.estimate import Forecast
-from weft.strategies.step_pruning import describe_reach
+from weft.strategies.offload.estimate import OffloadEstimate
+from weft.strategies.step_pruning import describe_receptive_fields
 
 
 class PlacedOffload(Placed):
@@ -37,12 +37,12 @@ class PlacedOffload(Placed):
         seed: int = 0,
         folder: Path | None,
         embedded_halo: Fetcher | None = None,
-        forecast: Forecast | None = None,
+        estimate: OffloadEstimate | None = None,
         reach: ReceptiveField | str = "",
         only_first: bool = False,
     ) -> None:
         super().__init__(work, group, chunks.dependencies.own, seed=seed)
-        self.programs, self.forecast, self.reach = chunks.programs, forecast, reach
+        self.programs, self.estimate, self.reach = chunks.programs, estimate, reach
         self.topology = whole_topology(work, "cpu")
         self.chunks = PlacedChunks(
             chunks,
@@ -62,8 +62,8 @@ class PlacedOffload(Placed):
         self.chunks.release()
 
     def describe(self) -> dict[str, Any]:
-        known = {"forecast": asdict(self.forecast), "summary": str(self.forecast)} if self.forecast else {}
-        return describe_reach({"every step": self.reach}) | known | {"volumes": self._volumes}
+        known = {"forecast": asdict(self.estimate), "summary": str(self.estimate)} if self.estimate else {}
+        return describe_receptive_fields({"every step": self.reach}) | known | {"volumes": self._volumes}
 
     def forward(self, step: Step) -> Tensor:
         self.model.train(step.training)
@@ -84,7 +84,7 @@ class PlacedOffload(Placed):
         self._end()
         sum_gradients(shared_parameters(self.model), self.group)
 
-    def forget_constant(self) -> None:
+    def release_constant(self) -> None:
         """Has the next pass make again what is made once, in the same memory."""
         if (table := self.chunks.constant) is not None:
             stay = (table.arrays[port] for port in {*table.segment.rows.values()})

@@ -29,18 +29,18 @@ from weft.runtime.memory import give_back_pages
 from weft.storage.unnamed_files import free_bytes
 from weft.strategies.base import MemoryUse, Options, Plan
 from weft.strategies.offload.cutter import Cutter, Orders
-from weft.strategies.offload.estimate import Forecast, forecast, graph_bytes
+from weft.strategies.offload.estimate import OffloadEstimate, estimate_offload, graph_bytes
 from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.moves import Moves, MoveSizes
 from weft.strategies.offload.options import ChunkOptions, OffloadOptions
 from weft.strategies.offload.placed import PlacedOffload
-from weft.strategies.step_pruning import find_reach, why_all
+from weft.strategies.step_pruning import find_receptive_field, reason_for_all_rows
 from weft.strategies.vertex.embedding_rows import make_embedded_halo
 from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, VertexPlan
 from weft.utils.errors import InputError
 from weft.utils.units import format_bytes
 
-SOME_CHUNKS = 64  # whose memory is named where a limit is below what any chunk takes
+EXAMPLE_CHUNKS = 64  # whose memory is named where a limit is below what any chunk takes
 MARGIN = 0.95  # of a limit is filled: chunks have taken up to 5 % more than was told
 ATTENTION_COST = 3  # an edge of attention costs as much as so many of a sum
 
@@ -61,7 +61,7 @@ class OffloadPlan(Plan):
     traits = SPREAD
     options: ChunkOptions
 
-    def decide(self, decisions: Any) -> None:
+    def solve(self, decisions: Any) -> None:
         work = self.work
         tracer = ProgramTracer(work.graph, work.model, work.optimisations)
         self.programs = {training: tracer.program(training=training) for training in (True, False)}
@@ -96,17 +96,17 @@ class OffloadPlan(Plan):
             partition=options.partition, cache_ratio=options.cache_ratio, cache_memory=options.cache_memory
         )
         vertices = (ChunkVertices if by_cost else CommunicatedPlan)(self.work, self.size, caching, self.machine)
-        return vertices.reaching(self.reach) if isinstance(self.reach, ReceptiveField) else vertices
+        return vertices.restrict_to(self.reach) if isinstance(self.reach, ReceptiveField) else vertices
 
     @cached_property
     def reach(self) -> ReceptiveField | str:
         """What training steps and evaluations read of the graph, which have one set of rows; or why that is all."""
-        reach = find_reach(self.work, self.traits, training=False)
+        reach = find_receptive_field(self.work, self.traits, training=False)
         if isinstance(reach, str):
             return reach
         if embeddings(self.work.model) or self.work.graph.relations:
             return "types are of the whole graph"
-        return why_all(self.work, self.traits, training=True) or reach
+        return reason_for_all_rows(self.work, self.traits, training=True) or reach
 
     @property
     def cutters(self) -> list[Cutter]:
@@ -117,7 +117,7 @@ class OffloadPlan(Plan):
 
     def make_cutters(self) -> list[Cutter]:
         """One for all ranks, whose chunks share what they load; or one for each rank."""
-        return [self.make_cutter(self.vertices.everyone)]
+        return [self.make_cutter(self.vertices.all_dependencies)]
 
     def make_cutter(self, needed: Sequence[Dependencies]) -> Cutter:
         """That of some ranks."""
@@ -138,21 +138,21 @@ class OffloadPlan(Plan):
         return max(cutter.max_chunks for cutter in self.cutters)
 
     @property
-    def least_chunks(self) -> int:
+    def min_chunks(self) -> int:
         """As many chunks are made at least."""
         return max(self.options.chunks, 1)
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Lets go of what planning holds."""
         self._cutters, self._chunks = [], {}
-        self.vertices.forget()
+        self.vertices.release()
         give_back_pages()  # planning takes more than the device may have
 
-    def decisions(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         made = self._cuts()
-        if "forecasts" not in made:  # which take longer than the rest, and no rank needs
+        if "estimates" not in made:  # which take longer than the rest, and no rank needs
             chunks = self.cut(made["count"], made["orders"])
-            made["forecasts"] = [asdict(self.forecast(rank, one)) for rank, one in enumerate(chunks)]
+            made["estimates"] = [asdict(self.estimate(rank, one)) for rank, one in enumerate(chunks)]
         return made
 
     def _cuts(self) -> dict[str, Any]:
@@ -187,8 +187,8 @@ class OffloadPlan(Plan):
 
     def _search(self) -> tuple[int, Orders | None]:
         """As few chunks as fit, and their order. InputError where the device's memory is too little for any."""
-        count, limit = self.least_chunks, self.options.device_memory
-        while limit is not None and (most := self._most(count)) > MARGIN * limit:
+        count, limit = self.min_chunks, self.options.device_memory
+        while limit is not None and (most := self._peak(count)) > MARGIN * limit:
             if count >= self.max_chunks:
                 raise InputError(
                     f"--device-memory {format_bytes(limit)}: a chunk takes at least {format_bytes(most)}, of {count:,} "
@@ -196,12 +196,12 @@ class OffloadPlan(Plan):
                 )
             count = min(self.max_chunks, max(count + 1, int(count * min(1.05 * most / limit, 4))))
         orders = self.choose_orders(count)
-        fits = limit is None or orders is None or self._most(count, orders) <= MARGIN * limit
+        fits = limit is None or orders is None or self._peak(count, orders) <= MARGIN * limit
         return count, orders if fits else None
 
-    def _most(self, count: int, orders: Orders | None = None) -> int:
+    def _peak(self, count: int, orders: Orders | None = None) -> int:
         """What the largest of so many chunks of any rank takes."""
-        return self.memory_probe.most(schedule for one in self.cut(count, orders) for schedule in one.chunks)
+        return self.memory_probe.peak(schedule for one in self.cut(count, orders) for schedule in one.chunks)
 
     def _keeps(self, segment: Segment) -> bool:
         """Whether an aggregate's results are kept for the backward pass, or made again from its sources (section 4.2).
@@ -222,7 +222,7 @@ class OffloadPlan(Plan):
         width = segment.aggregated.width
         by_edge = 1 if linear else ATTENTION_COST
         again = (linear * stats.num_vertices + by_edge * stats.num_edges / NOMINAL_RATES.inplace) * width
-        return 2 * stats.num_vertices * segment.kept_width <= again
+        return 2 * stats.num_vertices * segment.total_saved_width <= again
 
     def _place_scaled(self, graph: Graph, model: nn.Module, bounds: Sequence[int], in_place: bool) -> PlacedOffload:
         """Places a model on a small graph, of whose chunks only the first is worked on."""
@@ -244,7 +244,7 @@ class OffloadPlan(Plan):
         group = Group(device=options.device if options.device and torch.cuda.is_available() else "cpu")
         return PlacedOffload(work, chunks, group, folder=options.scratch, only_first=True)
 
-    def require(self) -> None:
+    def check_fits(self) -> None:
         options, graph = self.options, self.work.graph
         if self.in_memory and not self.work.optimisations.prefetch:
             raise InputError(
@@ -253,16 +253,16 @@ class OffloadPlan(Plan):
             )
         free = free_bytes(options.scratch) if self.in_files else 0
         limit, hub = options.device_memory, int(graph.in_edges.degree.max()) if graph.num_vertices else 0
-        if limit is not None and (least := self.memory_probe.bytes(ChunkShape(1, hub + 1, hub))) > limit:
-            count = min(SOME_CHUNKS, self.max_chunks)
-            some = self._most(count)
+        if limit is not None and (least := self.memory_probe.peak_of_shape(ChunkShape(1, hub + 1, hub))) > limit:
+            count = min(EXAMPLE_CHUNKS, self.max_chunks)
+            some = self._peak(count)
             raise InputError(
                 f"--device-memory {format_bytes(limit)}: one vertex with its {hub:,} in-edges takes "
                 f"{format_bytes(least)}, and {count} chunks take {format_bytes(some)} each: give --device-memory "
                 f"{int(some / MARGIN) + 1}, or a smaller --hidden"
             )
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
-        disk = sum(one["disk"] for one in self.decisions()["forecasts"][:ranks_here])
+        disk = sum(one["disk"] for one in self.state()["estimates"][:ranks_here])
         if self.in_files and disk > free:
             folder = options.scratch or tempfile.gettempdir()
             raise InputError(
@@ -271,7 +271,7 @@ class OffloadPlan(Plan):
             )
 
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
-        flops = SegmentFlops(self.work, self.programs[training], self.vertices.levels(rank), training=training)
+        flops = SegmentFlops(self.work, self.programs[training], self.vertices.layer_sizes(rank), training=training)
         return self._trace(self.chunks(rank), self._sizes(rank), flops, training=training)
 
     def _trace(
@@ -288,7 +288,7 @@ class OffloadPlan(Plan):
             size=self.size,
             itemsize=work.itemsize,
             weight=work.itemsize if work.stats.weighted else 0,
-            embedded=self.vertices.embedded(rank),
+            embedded=self.vertices.embedding_exchange(rank),
             embedded_width=sum(weight.shape[1] for weight in embeddings(work.model).values()),
             fresh_share=work.stats.fresh_share,
             share=work.optimisations.share,
@@ -315,15 +315,15 @@ class OffloadPlan(Plan):
         """Whether rows are in files of the host."""
         return not (self.in_memory or self.pinned)
 
-    def forecast(self, rank: int, chunks: RankChunks) -> Forecast:
+    def estimate(self, rank: int, chunks: RankChunks) -> OffloadEstimate:
         """What a rank will take and move."""
         sizes = self._sizes(rank)
         trace = self._trace(chunks, sizes, training=True)
-        made = forecast(self.work.graph, self.work.model, chunks, sizes, trace, pinned=self.pinned)
+        made = estimate_offload(self.work.graph, self.work.model, chunks, sizes, trace, pinned=self.pinned)
         if self.in_memory:
             made = replace(made, host=made.host + made.disk + self._copied_features(chunks), disk=0)
         probe = self.memory_probe.in_place if chunks.in_place else self.memory_probe
-        return replace(made, device=probe.most(chunks.chunks))
+        return replace(made, device=probe.peak(chunks.chunks))
 
     def _copied_features(self, chunks: RankChunks) -> int:
         """Bytes of features that a rank has besides the graph's, since there they do not stand as its rows do."""
@@ -332,13 +332,13 @@ class OffloadPlan(Plan):
             return 0
         return chunks.num_rows(0) * x.shape[1] * self.work.itemsize
 
-    def held(self, rank: int = 0) -> MemoryUse:
-        known = self._cuts().get("forecasts")
-        told = Forecast(**known[rank]) if known else self.forecast(rank, self.chunks(rank))
+    def peak_memory(self, rank: int = 0) -> MemoryUse:
+        known = self._cuts().get("estimates")
+        told = OffloadEstimate(**known[rank]) if known else self.estimate(rank, self.chunks(rank))
         return MemoryUse(told.device, told.host, told.disk, graph_bytes(self.work.graph))
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedOffload:
-        foreseen, vertices = self._cuts().get("forecasts"), self.vertices
+        foreseen, vertices = self._cuts().get("estimates"), self.vertices
         placed = PlacedOffload(
             self.work,
             self.chunks(group.rank),
@@ -346,8 +346,8 @@ class OffloadPlan(Plan):
             seed=seed,
             folder=self.options.scratch,
             embedded_halo=make_embedded_halo(self.work, vertices.dependencies(group.rank), vertices.part, group),
-            forecast=Forecast(**foreseen[group.rank]) if foreseen else None,
+            estimate=OffloadEstimate(**foreseen[group.rank]) if foreseen else None,
             reach=self.reach if "reach" in self.optimisations else "",
         )
-        self.forget()
+        self.release()
         return placed

@@ -10,7 +10,7 @@ from typing import Any
 from weft.parallel.chunks.cut.ranges import VERTEX_COST
 from weft.parallel.chunks.cut.rank_chunks import RankChunks
 from weft.strategies.offload.cutter import Cutter, Orders
-from weft.strategies.offload.estimate import Forecast
+from weft.strategies.offload.estimate import OffloadEstimate
 from weft.strategies.offload.moves import MoveSizes
 from weft.strategies.offload.options import ChunkOptions
 from weft.strategies.offload.plan import OffloadPlan
@@ -42,7 +42,7 @@ class PipelinePlan(OffloadPlan):
         return CommunicatedPlan(self.work, self.size, VertexOptions(partition=self.options.partition))
 
     @property
-    def least_chunks(self) -> int:
+    def min_chunks(self) -> int:
         stats = self.work.stats
         worth = (stats.num_edges + VERTEX_COST * stats.num_vertices) // (self.size * CHUNK_COST)
         some = min(worth, CHUNKS[-1]) if self.size > 1 and worth >= CHUNKS[0] else 1
@@ -50,14 +50,14 @@ class PipelinePlan(OffloadPlan):
 
     @cached_property
     def _ordered(self) -> list[OrderedRank]:
-        return order_ranks(self.vertices.everyone, priority=self.work.optimisations.priority)
+        return order_ranks(self.vertices.all_dependencies, priority=self.work.optimisations.priority)
 
     def make_cutters(self) -> list[Cutter]:
         return [self.make_cutter([one.needed]) for one in self._ordered]
 
-    def forget(self) -> None:
+    def release(self) -> None:
         self.__dict__.pop("_ordered", None)
-        super().forget()
+        super().release()
 
     def choose_orders(self, count: int) -> Orders | None:
         del count  # rows that cross come first
@@ -71,9 +71,9 @@ class PipelinePlan(OffloadPlan):
     def _halo(self, rank: int, bounds: Sequence[Sequence[int]]) -> Any:
         return halo_plan(self._ordered, bounds, rank, at_once=not self.work.optimisations.inter)
 
-    def forecast(self, rank: int, chunks: RankChunks) -> Forecast:
+    def estimate(self, rank: int, chunks: RankChunks) -> OffloadEstimate:
         """With the widest rows that leave and come by themselves, which are held until they are there and read."""
-        made, halo = super().forecast(rank, chunks), chunks.halo
+        made, halo = super().estimate(rank, chunks), chunks.halo
         widest = max(segment.source_width for program in self.programs.values() for segment in program.segments)
         rows = halo.num_sent + halo.num_received if halo is not None else 0
         return replace(made, device=made.device + rows * widest * self.work.itemsize)

@@ -52,7 +52,7 @@ class BatchHalos(Halos):
         super().__init__(blocks, whole, row_ids, len(row_ids), group, None)
         self.num_rows, self.num_vertices, self._embedded = num_rows, num_rows[0], embedded
 
-    def crosses(self, view: PlacedView, x: Tensor) -> bool:
+    def is_exchanged(self, view: PlacedView, x: Tensor) -> bool:
         del view, x
         return True
 

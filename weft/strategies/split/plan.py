@@ -29,16 +29,16 @@ from weft.nn import (
     typed_rows,
 )
 from weft.partition import metis
-from weft.runtime.kernel_selection import sizes_vary
+from weft.runtime.kernel_selection import avoid_onednn
 from weft.runtime.memory import require_memory
 from weft.runtime.meter import Counts, Meter
 from weft.strategies.base import MemoryUse, Step
 from weft.strategies.placed_view import PlacedView
 from weft.strategies.split.batch_blocks import BatchBlocks
 from weft.strategies.split.feature_cache import cached_tables, feature_bytes, most_read
-from weft.strategies.split.pre_sampling import Presample, presample
+from weft.strategies.split.pre_sampling import PreSampling, pre_sample
 from weft.strategies.split.read_ahead import ahead
-from weft.strategies.split.sampler import BatchSampler, SampledBatch, ask_each_other, ask_ranks
+from weft.strategies.split.sampler import BatchSampler, SampledBatch, exchange_requests, exchange_requests_locally
 from weft.strategies.split.step_trace import BatchPlan
 from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions
 from weft.utils.errors import InputError
@@ -48,7 +48,7 @@ from weft.utils.units import format_bytes
 DEFAULT_BATCH_SIZE = 1024
 PLACE_BYTES = 4
 """Of every vertex, where its features are held."""
-EXAMINED = 3
+NUM_PROFILED_STEPS = 3
 """Batches of an epoch that are drawn to tell what all take; the last among them."""
 
 
@@ -87,21 +87,23 @@ class MiniBatchPlan(CommunicatedPlan):
     splits: ClassVar[bool]
     """Whether the ranks split a batch by who owns a vertex; else each has a micro-batch of its own."""
 
-    def decide(self, decisions: Any) -> None:
-        super().decide(decisions)
+    def solve(self, decisions: Any) -> None:
+        super().solve(decisions)
         asked = self.batch_work.outline(BatchPlan.traits, training=True)
-        fanouts = self.whole_sampler.fanouts
+        fanouts = self.one_rank_sampler.fanouts
         if self.size > 1:
             (self._refuse_steps if self.splits else self._refuse_own)(asked)
         if any(isinstance(one, tuple) for one in fanouts) or self.options.sampling == "weighted":
             self._refuse_unscaled(asked)
-        if not self.whole_sampler.draws_all and any(isinstance(op.op, ByRelation) and not op.op.mean for op in asked):
+        if not self.one_rank_sampler.takes_all_edges and any(
+            isinstance(op.op, ByRelation) and not op.op.mean for op in asked
+        ):
             raise InputError(
                 f"--fanout {self.options.fanout}: edges are drawn, and the model sums them by relation: give --fanout "
                 "all, or convolutions with aggr='mean'"
             )
 
-    def require(self) -> None:
+    def check_fits(self) -> None:
         if self.options.cache_memory is not None:
             self._require_cache(self.options.cache_memory)
 
@@ -109,7 +111,7 @@ class MiniBatchPlan(CommunicatedPlan):
         """InputError for a cache that would have no effect, or that is larger than memory."""
         row_bytes = feature_bytes(self.work.graph, self.work.itemsize)
         widths = row_bytes[row_bytes > 0]
-        if self.whole_sampler.whole or not len(widths):
+        if self.one_rank_sampler.same_every_step or not len(widths):
             why = "a batch of all is read once" if len(widths) else f"{self.work.graph.name} has no features"
             raise InputError(f"--cache-memory has no effect, since {why}: leave it out")
         if memory < (least := int(widths.min())):
@@ -147,7 +149,7 @@ class MiniBatchPlan(CommunicatedPlan):
     @cached_property
     def batch_work(self) -> Workload:
         """The workload of a step. What it reads is constant only where every step reads all."""
-        reuse = self.work.optimisations.reuse and self.whole_sampler.whole
+        reuse = self.work.optimisations.reuse and self.one_rank_sampler.same_every_step
         optimisations = replace(self.work.optimisations, reuse=reuse, sparse=False)
         graph = self.work.graph if self.work.has_graph else self.work.stats
         return Workload(self.work.model, graph, optimisations, num_classes=self.work.num_classes)
@@ -155,10 +157,10 @@ class MiniBatchPlan(CommunicatedPlan):
     @cached_property
     def sampler(self) -> BatchSampler:
         """What draws batches on the ranks."""
-        return replace(self.whole_sampler, size=self.size, part=self.part if self.splits and self.size > 1 else None)
+        return replace(self.one_rank_sampler, size=self.size, part=self.part if self.splits and self.size > 1 else None)
 
     @cached_property
-    def whole_sampler(self) -> BatchSampler:
+    def one_rank_sampler(self) -> BatchSampler:
         """The same on one rank. InputError for fanouts or a batch that the graph or the model has not."""
         options, graph = self.options, self.work.graph
         sampler = BatchSampler(
@@ -181,15 +183,15 @@ class MiniBatchPlan(CommunicatedPlan):
                 f"--batch-dependency {options.batch_dependency} has no effect on --sampling {options.sampling}: give "
                 "--sampling labor, or leave it out"
             )
-        if options.batch_dependency > 1 and sampler.draws_all:
+        if options.batch_dependency > 1 and sampler.takes_all_edges:
             raise InputError(f"--batch-dependency {options.batch_dependency}: --fanout all draws nothing: leave it out")
         if options.sampling == "weighted" and graph.in_edges.weight is None:
             raise InputError(f"--sampling weighted: {graph.name} has no edge weights: give uniform or labor")
         return sampler
 
-    def presample(self) -> Presample:
+    def pre_sample(self) -> PreSampling:
         """How often vertices are drawn; by one rank where batches are split, which does not change them."""
-        return presample(self.whole_sampler if self.splits else self.sampler)
+        return pre_sample(self.one_rank_sampler if self.splits else self.sampler)
 
     def cached_vertices(self, rank: int) -> Tensor:
         """Those whose features a rank holds for its batches, under `split` of its own alone: int64, ascending."""
@@ -197,15 +199,17 @@ class MiniBatchPlan(CommunicatedPlan):
         if memory is None:
             return torch.empty(0, dtype=torch.int64)
         own = (self.part == rank).nonzero().view(-1) if self.splits else torch.arange(graph.num_vertices)
-        return most_read(own, self.presample().reads, feature_bytes(graph, self.work.itemsize), memory)
+        return most_read(own, self.pre_sample().reads, feature_bytes(graph, self.work.itemsize), memory)
 
-    def drawn(self, epoch: int, number: int) -> list[SampledBatch]:
+    def sample_batch(self, epoch: int, number: int) -> list[SampledBatch]:
         """A batch of an epoch on all ranks."""
         examples = self.sampler.batches(epoch)[number]
-        return ask_each_other([self.sampler.draw(examples, rank, epoch, number) for rank in range(self.size)])
+        return exchange_requests_locally(
+            [self.sampler.sample(examples, rank, epoch, number) for rank in range(self.size)]
+        )
 
-    def forget(self) -> None:
-        super().forget()
+    def release(self) -> None:
+        super().release()
         for name in ("sampler", "whole_sampler", "examined"):
             self.__dict__.pop(name, None)
 
@@ -217,47 +221,52 @@ class MiniBatchPlan(CommunicatedPlan):
 
     def batch(self, epoch: int, number: int) -> BatchPlan:
         """The plan of a step on a batch, which is drawn for it."""
-        drawn, prefetched = self.drawn(epoch, number), self.options.prefetch_batches > 0
-        return BatchPlan(self.batch_work, drawn, draws=not self.sampler.whole, prefetched=prefetched)
+        drawn, prefetched = self.sample_batch(epoch, number), self.options.prefetch_batches > 0
+        return BatchPlan(
+            self.batch_work, drawn, includes_sampling=not self.sampler.same_every_step, prefetched=prefetched
+        )
 
     @property
     def num_steps(self) -> int:
         """Of an epoch."""
-        sampler = self.whole_sampler
+        sampler = self.one_rank_sampler
         return -(-len(sampler.examples) // (sampler.batch_size or len(sampler.examples)))
 
     @cached_property
-    def examined(self) -> Sequence[tuple[BatchPlan, int]]:
+    def profiled_steps(self) -> Sequence[tuple[BatchPlan, int]]:
         """Some steps of the first epoch, each with how many it tells of: the last, which may be shorter, of itself."""
         others, last = range(self.num_steps - 1), self.num_steps - 1
-        size = max(1, -(-len(others) // (EXAMINED - 1)))
+        size = max(1, -(-len(others) // (NUM_PROFILED_STEPS - 1)))
         parts = [others[first : first + size] for first in range(0, len(others), size)]
         found = [(self.batch(0, part[len(part) // 2]), len(part)) for part in parts]
         return [*found, (self.batch(0, last), 1)]
 
     def epoch_steps(self, rank: int = 0) -> Sequence[Steps]:
-        return [Steps(batch.trace(rank, training=True), number) for batch, number in self.examined]
+        return [Steps(batch.trace(rank, training=True), number) for batch, number in self.profiled_steps]
 
     def memory(self, rank: int = 0) -> int:
-        return max(batch.memory(rank) for batch, _ in self.examined)
+        return max(batch.memory(rank) for batch, _ in self.profiled_steps)
 
-    def made(self, rank: int) -> list[int]:
+    def temporary_memory(self, rank: int) -> list[int]:
         """And what each batch does, beside those that are made ahead, the one that is being made, and their inputs."""
         there = min(self.options.prefetch_batches + 2, self.num_steps)
-        batches = [batch for batch, _ in self.examined]
-        kept = there * max(batch.kept(rank).device for batch in batches)
-        return [*super().made(rank), *(kept + most for batch in batches for most in batch.made(rank))]
+        batches = [batch for batch, _ in self.profiled_steps]
+        kept = there * max(batch.resident_memory(rank).device for batch in batches)
+        return [
+            *super().temporary_memory(rank),
+            *(kept + most for batch in batches for most in batch.temporary_memory(rank)),
+        ]
 
-    def kept(self, rank: int, *, trains: bool = True) -> MemoryUse:
+    def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
         """And the features that a rank holds for its batches, with where each vertex's are."""
-        known, cached = super().kept(rank, trains=trains), self.cached_vertices(rank)
+        known, cached = super().resident_memory(rank, trains=trains), self.cached_vertices(rank)
         rows = int(feature_bytes(self.work.graph, self.work.itemsize)[cached].sum())
         places = PLACE_BYTES * self.work.stats.num_vertices if self.options.cache_memory is not None else 0
         return known._replace(device=known.device + rows + places)
 
     @property
     def step_rows(self) -> tuple[int, int]:
-        rows = len(self.whole_sampler.examples) // (self.num_steps * self.size)
+        rows = len(self.one_rank_sampler.examples) // (self.num_steps * self.size)
         return rows, rows
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedBatches:
@@ -271,16 +280,16 @@ class SplitPlan(MiniBatchPlan):
     name = "split"
     splits = True
 
-    def decide(self, decisions: Any) -> None:
-        super().decide(decisions)
+    def solve(self, decisions: Any) -> None:
+        super().solve(decisions)
         self._drawn_edges: list[int] | None = decisions
         if self.options.partition is None and 1 < self.size <= self.work.graph.num_vertices:
-            presampled = self.presample()
+            presampled = self.pre_sample()
             part = metis(self.work.graph, self.size, 0, presampled.weights)
             self.options = replace(self.options, partition=part)
             self._drawn_edges = torch.bincount(part, presampled.edges, self.size).long().tolist()
 
-    def decisions(self) -> list[int] | None:
+    def state(self) -> list[int] | None:
         """Edges that presampling draws for each rank, where it made the partition."""
         return self._drawn_edges
 
@@ -311,7 +320,7 @@ class PlacedBatches(PlacedVertices):
         self._cached, self._tables = plan.cached_vertices(group.rank), FeatureTables(self.graph.x, self.graph.features)
         if plan.options.cache_memory is not None:
             self._tables = cached_tables(self.graph, self._cached, group.device, plan.work.row_dtype, self._beside)
-        self._whole = next(self._made(0)) if plan.sampler.whole else None
+        self._whole = next(self._made(0)) if plan.sampler.same_every_step else None
         if self._whole:
             group.meter.add(self._whole[1])
 
@@ -321,7 +330,7 @@ class PlacedBatches(PlacedVertices):
 
     def describe(self) -> dict[str, Any]:
         """And the rows that its cache holds, and the edges of presampled batches that the partition gave it."""
-        found, drawn = {"feature_cache_rows": len(self._cached)}, self.plan.decisions()
+        found, drawn = {"feature_cache_rows": len(self._cached)}, self.plan.state()
         return super().describe() | found | ({"presampled_edges": drawn[self.group.rank]} if drawn else {})
 
     def steps(self, epoch: int) -> Iterator[BatchStep]:
@@ -340,7 +349,7 @@ class PlacedBatches(PlacedVertices):
         for number, examples in enumerate(sampler.batches(epoch)):
             group.meter = Meter()
             group.meter.where = f"epoch {epoch}, drawing batch {number}"
-            drawn = ask_ranks(sampler.draw(examples, group.rank, epoch, number), group)
+            drawn = exchange_requests(sampler.sample(examples, group.rank, epoch, number), group)
             num_rows = group.all_reduce(torch.tensor(drawn.level_counts), tag="sampling").tolist()
             inputs, embedded = self._inputs(drawn.rows), self._embedded_places(drawn.rows)
             batch = BatchBlocks(drawn, num_rows, stage_hops, backward_hops, embedded, self, inputs)
@@ -366,7 +375,7 @@ class PlacedBatches(PlacedVertices):
     def forward(self, step: Step) -> Tensor:
         if not isinstance(step, BatchStep) or self._whole:
             return super().forward(step)
-        with sizes_vary():
+        with avoid_onednn():
             return super().forward(step)
 
     def views(self, step: Step) -> list[PlacedView]:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from weft.strategies.split.sampler import BatchSampler, ask_each_other
+from weft.strategies.split.sampler import BatchSampler, exchange_requests_locally
 
 EPOCH = -1  # keys its draws apart from those of every epoch of a training
 MAX_BATCHES = 10  # of 1,024 vertices: with one the loads of ranks are as even, and more make caches miss no less
 
 
 @dataclass(frozen=True, kw_only=True)
-class Presample:
+class PreSampling:
     """How often vertices are drawn, by number."""
 
     reads: Tensor
@@ -34,14 +34,16 @@ class Presample:
         return self.edges * (100 * len(self.edges) // max(int(self.edges.sum()), 1) + 1) + 1
 
 
-def presample(sampler: BatchSampler) -> Presample:
+def pre_sample(sampler: BatchSampler) -> PreSampling:
     """Draws an epoch's first batches on all ranks, in one process; each anew, so that they show more."""
     sampler = replace(sampler, dependency=1)
     num_vertices = sampler.graph.num_vertices
     reads, edges = torch.zeros(num_vertices, dtype=torch.int64), torch.zeros(num_vertices, dtype=torch.int64)
     for number, vertices in enumerate(sampler.batches(EPOCH)[:MAX_BATCHES]):
-        for drawn in ask_each_other([sampler.draw(vertices, rank, EPOCH, number) for rank in range(sampler.size)]):
+        for drawn in exchange_requests_locally(
+            [sampler.sample(vertices, rank, EPOCH, number) for rank in range(sampler.size)]
+        ):
             reads[drawn.rows] += 1
             for hop in drawn.hops:
                 edges[drawn.rows[: hop.block.num_targets]] += hop.block.degree
-    return Presample(reads=reads, edges=edges)
+    return PreSampling(reads=reads, edges=edges)

@@ -136,12 +136,12 @@ class BatchSampler:
         return self.training_vertices if self.links is None else self.links.train
 
     @property
-    def whole(self) -> bool:
+    def same_every_step(self) -> bool:
         """Whether every step is on the same vertices, all that train, and whole neighbourhoods. Negatives change."""
-        return self.links is None and self.batch_size is None and self.draws_all
+        return self.links is None and self.batch_size is None and self.takes_all_edges
 
     @property
-    def draws_all(self) -> bool:
+    def takes_all_edges(self) -> bool:
         """Whether neighbourhoods are whole."""
         return all(one == ALL if isinstance(one, int) else set(one) == {ALL} for one in self.fanouts)
 
@@ -153,14 +153,14 @@ class BatchSampler:
     def _size(self) -> int:
         return self.batch_size or len(self.examples)
 
-    def own(self, examples: Tensor, rank: int) -> Tensor:
+    def rank_examples(self, examples: Tensor, rank: int) -> Tensor:
         """Those of a batch's vertices that a rank answers for, or its links whose sources it answers for."""
         first = examples if self.links is None else examples[:, 0]
         return examples[rank :: self.size] if self.part is None else examples[self.part[first] == rank]
 
-    def draw(self, examples: Tensor, rank: int, epoch: int, number: int) -> Asking[SampledBatch]:
+    def sample(self, examples: Tensor, rank: int, epoch: int, number: int) -> Asking[SampledBatch]:
         """A rank's share of a batch, all of whose ranks draw at once."""
-        own, links = self.own(examples, rank), None
+        own, links = self.rank_examples(examples, rank), None
         if self.links is not None:
             pairs = self.links.candidates_of(own, negative_key(self.seed, epoch), self.num_negatives)
             own, _, _, places, route = yield from self._find(own.new_empty(0), pairs[:, :2].reshape(-1), rank)
@@ -238,7 +238,7 @@ class BatchSampler:
         return sample.edge_scale if weight is None else weight * sample.edge_scale.to(weight.dtype)
 
 
-def ask_ranks(asking: Asking[Value], group: Group) -> Value:
+def exchange_requests(asking: Asking[Value], group: Group) -> Value:
     """Runs one rank's generator, whose requests go to the other ranks; all of them call it."""
     one_each = [1] * group.size
     reply: Requests | None = None
@@ -253,7 +253,7 @@ def ask_ranks(asking: Asking[Value], group: Group) -> Value:
         reply = Requests(vertices, counts)
 
 
-def ask_each_other(asking: Sequence[Asking[Value]]) -> list[Value]:
+def exchange_requests_locally(asking: Sequence[Asking[Value]]) -> list[Value]:
     """Runs the generators of all ranks in one process."""
     found: dict[int, Value] = {}
     replies: list[Requests | None] = [None] * len(asking)

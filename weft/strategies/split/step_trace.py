@@ -27,30 +27,32 @@ class BatchPlan(VertexPlan):
     ratio = 0.0
     whole_graph = (True,)
 
-    def __init__(self, work: Workload, drawn: Sequence[SampledBatch], *, draws: bool, prefetched: bool = False) -> None:
+    def __init__(
+        self, work: Workload, drawn: Sequence[SampledBatch], *, includes_sampling: bool, prefetched: bool = False
+    ) -> None:
         super().__init__(work, len(drawn))
-        self.drawn, self.draws, self.prefetched = drawn, draws, prefetched
+        self.rank_batches, self.includes_sampling, self.prefetched = drawn, includes_sampling, prefetched
 
     def dependencies(self, rank: int) -> SampledBatch:
-        return self.drawn[rank]
+        return self.rank_batches[rank]
 
     def block(self, rank: int, op: GraphOperation, number: int) -> BlockStats:
-        exchanged = self.drawn[rank].hops[number].route is not None
+        exchanged = self.rank_batches[rank].hops[number].route is not None
         return replace(super().block(rank, op, number), exchanged=exchanged)
 
-    def levels(self, rank: int) -> LayerSizes:
-        levels, types = super().levels(rank), self.work.graph.edge_type
+    def layer_sizes(self, rank: int) -> LayerSizes:
+        levels, types = super().layer_sizes(rank), self.work.graph.edge_type
         if types is None:
             return levels
-        ends = [(hop.block.edges()[1], types[hop.edge_ids.long()]) for hop in self.drawn[rank].hops]
+        ends = [(hop.block.edges()[1], types[hop.edge_ids.long()]) for hop in self.rank_batches[rank].hops]
         pairs = [(targets * len(self.work.graph.relations) + relation).unique() for targets, relation in ends]
         return replace(levels, relation_rows=tuple(len(one) for one in pairs))
 
-    def embedded(self, rank: int) -> BlockStats:
+    def embedding_exchange(self, rank: int) -> BlockStats:
         del rank
         return BlockStats(num_edges=0)
 
-    def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
+    def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
         if op.op == "embed":
             return []
         blocks = {number: self.block(rank, op, number) for number in op.hops}
@@ -59,9 +61,9 @@ class BatchPlan(VertexPlan):
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
         """And how the batch is made: what is drawn and read, and who asks whom for what, hop by hop from the last."""
         step = super().trace(rank, training=training)
-        if not self.draws:
+        if not self.includes_sampling:
             return step
-        drawn = self.drawn[rank]
+        drawn = self.rank_batches[rank]
         made = [Operation(kind="map", calls=self._drawing(drawn))]
         if self.size > 1:
             for route in drawn.routes:

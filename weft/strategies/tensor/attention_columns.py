@@ -28,7 +28,7 @@ class AttentionPlan:
     width: int
     heads: int
     logit_width: int
-    left_apart: bool
+    separate_left: bool
     may_sum: bool = True
 
     @classmethod
@@ -40,17 +40,17 @@ class AttentionPlan:
             width=op.bounds[-1],
             heads=op.heads,
             logit_width=op.logit_width,
-            left_apart=op.beside_width > 0,
+            separate_left=op.separate_logit_width > 0,
             may_sum=may_sum,
         )
 
-    def share(self, op: EdgeSoftmax, rank: int) -> EdgeSoftmax:
+    def rank_part(self, op: EdgeSoftmax, rank: int) -> EdgeSoftmax:
         """The attention on the columns that a rank holds, logits made of columns apart."""
-        bounds, (first_head, _) = tuple(self.bounds(rank)), self.held[rank]
+        bounds, (first_head, _) = tuple(self.bounds(rank)), self.heads_of_ranks[rank]
         dropout = op.dropout and op.dropout._replace(first_head=first_head)
         if isinstance(op, AttendEdges):
             logit_bounds = tuple(self.logit_bounds(rank))
-            return replace(op, bounds=bounds, logit_bounds=logit_bounds, apart=True, dropout=dropout)
+            return replace(op, bounds=bounds, logit_bounds=logit_bounds, separate_left=True, dropout=dropout)
         return replace(op, bounds=bounds, dropout=dropout)
 
     @property
@@ -68,7 +68,7 @@ class AttentionPlan:
         return list(pairwise(even_bounds(self.width, self.size)))
 
     @cached_property
-    def held(self) -> list[Range]:
+    def heads_of_ranks(self) -> list[Range]:
         """The heads of which each rank holds a column."""
         head_width = self.width // self.heads
         firsts = [start // head_width for start, _ in self.columns]
@@ -78,21 +78,21 @@ class AttentionPlan:
     @cached_property
     def sums(self) -> bool:
         """Whether ranks that share a head add up parts of its logits, as this sends less than its vectors."""
-        return self.may_sum and not self.left_apart and self._numbers(sums=True) < self._numbers(sums=False)
+        return self.may_sum and not self.separate_left and self._numbers(sums=True) < self._numbers(sums=False)
 
     def logit_columns(self, *, sums: bool) -> list[Range]:
         """The columns, of sources and of targets, that each rank makes logits of."""
         each = self.logit_width // self.heads
-        return self.columns if sums else [(first * each, last * each) for first, last in self.held]
+        return self.columns if sums else [(first * each, last * each) for first, last in self.heads_of_ranks]
 
     def layout(self, *, sums: bool) -> ColumnLayout:
         """Of [h | right], or with left apart of [h | left | right]."""
         assigned: list[tuple[Range, ...]] = []
         for columns, (start, stop) in zip(self.columns, self.logit_columns(sums=sums), strict=True):
-            left, right = self.width + start, self.width + self.logit_width * self.left_apart + start
+            left, right = self.width + start, self.width + self.logit_width * self.separate_left + start
             beside = (right, right + stop - start)
             assigned.append(
-                (columns, (left, left + stop - start), beside) if self.left_apart else ((start, stop), beside)
+                (columns, (left, left + stop - start), beside) if self.separate_left else ((start, stop), beside)
             )
         return ColumnLayout(rows=self.rows, columns=tuple(assigned))
 
@@ -102,7 +102,7 @@ class AttentionPlan:
         That is with whole vectors.
         """
         (start, stop), (first, last) = self.columns[rank], self.logit_columns(sums=False)[rank]
-        shift, left = (start, stop - start) if self.left_apart else (first, 0)
+        shift, left = (start, stop - start) if self.separate_left else (first, 0)
         right, end = left + last - first, left + 2 * (last - first)
         return slice(start - shift, stop - shift), slice(left, right), slice(right, end)
 
@@ -119,7 +119,7 @@ class AttentionPlan:
 
         num_remote: the rows that ranks lack for the in-edges of their own; -1: unknown.
         """
-        if self.left_apart:
+        if self.separate_left:
             ways = {"logits of vertices": self._numbers(sums=False)}
         elif not self.may_sum:
             ways = {"whole vectors, since parts are not added up": self._numbers(sums=False)}
@@ -136,7 +136,7 @@ class AttentionPlan:
         numbers = 0
         for rank, (start, stop) in enumerate(self.columns):
             numbers += (self.num_vertices - layout.num_rows(rank)) * (layout.width(rank) - (stop - start))
-            numbers += sum(count_shared(self.held, self.num_logits, rank)) * sums
+            numbers += sum(count_shared(self.heads_of_ranks, self.num_logits, rank)) * sums
         return numbers
 
     @property
@@ -147,8 +147,8 @@ class AttentionPlan:
     def _data_parallel(self, num_remote: int) -> int:
         """The paper's way: a rank fetches the sources of its own in-edges, and sends their logits to who needs them."""
         others = self.num_logits * (self.size - 1) // self.size
-        return num_remote * self.logit_width + others * sum(last - first for first, last in self.held)
+        return num_remote * self.logit_width + others * sum(last - first for first, last in self.heads_of_ranks)
 
     def _ends(self, rank: int, width: int, columns: Range) -> list[int]:
-        (first, last), (start, stop) = self.held[rank], columns
+        (first, last), (start, stop) = self.heads_of_ranks[rank], columns
         return [min(max(width // self.heads * head, start), stop) - start for head in range(first, last + 1)]

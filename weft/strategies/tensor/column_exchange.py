@@ -107,7 +107,7 @@ class ColumnExchange(Exchange):
         plan = self.attention(op)
         start, stop = plan.logit_columns(sums=plan.sums)[rank]
         shared = {name: rows[name][..., start:stop] for name in op.shared}
-        mine, leaving = plan.share(op, rank), column_layout(self.bounds, width)
+        mine, leaving = plan.rank_part(op, rank), column_layout(self.bounds, width)
         packed = [rows[name] for name in (*op.source, *op.target)]
         if self.chunked:
             columns = dict(zip((*mine.source, *mine.target), plan.own_columns(rank), strict=True))
@@ -119,12 +119,12 @@ class ColumnExchange(Exchange):
         assigned = [
             part.contiguous() for part in rows_to_cols(torch.cat(packed, 1), layout, self.group).split(widths, 1)
         ]
-        if not op.beside_width:
+        if not op.separate_logit_width:
             first, last = plan.columns[rank]
             assigned.insert(0, assigned[0][:, first - start : last - start])
         prepared = mine.prepare(self.topology, dict(zip((*mine.source, *mine.target), assigned, strict=True)) | shared)
         if plan.sums:
-            prepared["logits"] = sum_shared(prepared["logits"], plan.held, self.group)
+            prepared["logits"] = sum_shared(prepared["logits"], plan.heads_of_ranks, self.group)
         return cols_to_rows(view.run(mine, prepared, steps, self.topology), leaving, self.group)
 
     def _columns(self, view: PlacedView, x: Tensor, layout: ColumnLayout) -> Tensor:
@@ -161,10 +161,10 @@ def operations(
         if arriving.rows and op.origin == "rows" and size > 1:
             made.append(exchanged("rows_to_cols", arriving, packed, rank, itemsize, "" if made else how))
         if attention and attention.sums:
-            numbers = count_shared(attention.held, attention.num_logits, rank)
+            numbers = count_shared(attention.heads_of_ranks, attention.num_logits, rank)
             sent, received = (number * itemsize for number in numbers)
             apart = Operation(kind="collective", tag="logits", bytes_sent=sent, bytes_received=received)
-            made += [apart, apart.mirrored()]
+            made += [apart, apart.adjoint()]
         brought, taken = ([], []) if sizes is None else moved(sizes, number)
         # Steps on a receptive field have different numbers of edges, so their sum need not be a multiple of the steps.
         edges_per_step, num_larger = divmod(num_edges, op.steps)
@@ -176,7 +176,7 @@ def operations(
         ]
         made += [*brought, *aggregates, *taken]
         if leaving.rows and size > 1:
-            made.append(exchanged("rows_to_cols", leaving, widths, rank, itemsize).mirrored())
+            made.append(exchanged("rows_to_cols", leaving, widths, rank, itemsize).adjoint())
     return made
 
 

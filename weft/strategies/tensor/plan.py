@@ -18,7 +18,16 @@ from torch import Tensor
 
 from weft.comm import Group, column_layout, even_bounds
 from weft.cost import Operation
-from weft.nn import SPREAD, Aggregate, ByRelation, EdgeSoftmax, Footprint, GraphOperation, WorkingSet, kernel_footprint
+from weft.nn import (
+    SPREAD,
+    Aggregate,
+    ByRelation,
+    EdgeSoftmax,
+    GraphOperation,
+    KernelMemory,
+    WorkingSet,
+    estimate_kernel_memory,
+)
 from weft.parallel.columns.chunking import Chunking, by_chunk, least_bytes, too_little
 from weft.parallel.columns.column_memory import Crossing, PassSizes, SetSize
 from weft.parallel.columns.column_pass import ColumnRounds
@@ -27,10 +36,10 @@ from weft.runtime.native import count_parts
 from weft.strategies.base import MemoryUse, Options
 from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, StepInputs
 from weft.strategies.single import OneRankPlan
-from weft.strategies.step_pruning import reaching
+from weft.strategies.step_pruning import pruned_traits
 from weft.strategies.tensor.attention_columns import AttentionPlan
 from weft.strategies.tensor.column_exchange import ColumnExchange, operations
-from weft.strategies.tensor.pruned_exchange import LevelRows, ReachedColumns
+from weft.strategies.tensor.pruned_exchange import LayerRows, PrunedColumns
 from weft.strategies.vertex.plan import VertexPlan
 from weft.strategies.vertex.setup import make_blocks
 from weft.utils.dtypes import dtype_name
@@ -63,19 +72,19 @@ class TensorPlan(ResidentPlan):
         "holds only some columns of every row: use --strategy single"
     )
     options: TensorOptions
-    one: VertexPlan | None = None
+    pruned: VertexPlan | None = None
     """Of what its steps read, which all are blocks of one rank; None: the whole graph."""
 
-    def decide(self, decisions: Any) -> None:
+    def solve(self, decisions: Any) -> None:
         if self.work.row_dtype != self.work.dtype and self.chunking is not None:
             raise InputError(
                 f"--dtype {dtype_name(self.work.row_dtype)}: gradients of rows are added up chunk by chunk, and would "
                 "be rounded each time: leave out --device-memory and --chunks"
             )
-        super().decide(decisions)
+        super().solve(decisions)
 
-    def find_reach(self, *, training: bool) -> ReceptiveField | str:
-        found = super().find_reach(training=training)
+    def find_receptive_field(self, *, training: bool) -> ReceptiveField | str:
+        found = super().find_receptive_field(training=training)
         if isinstance(found, str):
             return found
         if self.chunking is not None:
@@ -85,23 +94,23 @@ class TensorPlan(ResidentPlan):
             return "rows of types are assigned by their vertices"
         return found
 
-    def reaching(self, reach: ReceptiveField) -> TensorPlan:
+    def restrict_to(self, reach: ReceptiveField) -> TensorPlan:
         plan = copy.copy(self)
-        plan.one, plan.traits = OneRankPlan(self.work).reaching(reach), reaching(self.traits)
+        plan.pruned, plan.traits = OneRankPlan(self.work).restrict_to(reach), pruned_traits(self.traits)
         plan.__dict__.pop("_attention", None)
         return plan
 
-    def forget(self) -> None:
-        super().forget()
-        if self.one is not None:
-            self.one.forget()
+    def release(self) -> None:
+        super().release()
+        if self.pruned is not None:
+            self.pruned.release()
 
-    def make_share(self, placed: ResidentPlaced) -> StepInputs:
-        assert self.one is not None
-        group, whole, needed = placed.group, placed.topology, self.one.dependencies(0)
-        blocks = make_blocks(placed, needed, (), (), self.one.make_halo)
-        levels = [self.level(hop) for hop in range(len(blocks) + 1)]
-        rows, *_, last = self.level_rows(group.rank)
+    def make_step_inputs(self, placed: ResidentPlaced) -> StepInputs:
+        assert self.pruned is not None
+        group, whole, needed = placed.group, placed.topology, self.pruned.dependencies(0)
+        blocks = make_blocks(placed, needed, (), (), self.pruned.make_halo)
+        levels = [self.layer_split(hop) for hop in range(len(blocks) + 1)]
+        rows, *_, last = self.layer_rows(group.rank)
         assert isinstance(last, Tensor)
         row_ids = whole.ids[rows].to(group.device)
         exchanges, first = [], 0
@@ -109,20 +118,20 @@ class TensorPlan(ResidentPlan):
             end = first + len(hops)
             attention = partial(self.attention, level=first)
             part = blocks[first:end], whole, levels[first : end + 1], row_ids, group, attention
-            exchanges.append(ReachedColumns(*part))
+            exchanges.append(PrunedColumns(*part))
             first = end
         return StepInputs(input_rows=rows, inputs=placed.make_inputs(rows), exchanges=exchanges, vertices=last)
 
-    def level(self, number: int) -> LevelRows:
+    def layer_split(self, number: int) -> LayerRows:
         """A level of what its steps read."""
-        assert self.one is not None
-        assert self.one.reach is not None
-        return LevelRows(num_rows=self.one.reach.rows[number], size=self.size)
+        assert self.pruned is not None
+        assert self.pruned.reach is not None
+        return LayerRows(num_rows=self.pruned.reach.rows[number], size=self.size)
 
-    def level_rows(self, rank: int) -> Sequence[slice | Tensor]:
-        if self.one is None:
-            return super().level_rows(rank)
-        rows = self.one.level_rows(0)
+    def layer_rows(self, rank: int) -> Sequence[slice | Tensor]:
+        if self.pruned is None:
+            return super().layer_rows(rank)
+        rows = self.pruned.layer_rows(0)
         return [level[rank :: self.size] for level in rows]
 
     @cached_property
@@ -130,13 +139,13 @@ class TensorPlan(ResidentPlan):
         """Where each rank's rows begin and end, without chunks."""
         return even_bounds(self.work.stats.num_vertices, self.size)
 
-    def bounds(self, level: int) -> tuple[int, ...]:
+    def layer_bounds(self, level: int) -> tuple[int, ...]:
         """The same of a level."""
-        return self.row_bounds if self.one is None else self.level(level).bounds
+        return self.row_bounds if self.pruned is None else self.layer_split(level).bounds
 
     def num_edges(self, hop: int) -> int:
         """How many edges an aggregate goes over, without chunks."""
-        return self.one.dependencies(0).hops[hop].block.num_edges if self.one else self.work.stats.num_edges
+        return self.pruned.dependencies(0).hops[hop].block.num_edges if self.pruned else self.work.stats.num_edges
 
     @cached_property
     def chunking(self) -> Chunking | None:
@@ -170,7 +179,7 @@ class TensorPlan(ResidentPlan):
         counts, _ = count_parts(edges.indptr, edges.indices, part, self.size)
         return int(counts[2].sum())
 
-    def require(self) -> None:
+    def check_fits(self) -> None:
         limit = self.options.device_memory
         if limit is not None and (least := self.least_bytes()) > limit:
             raise too_little(limit, least)
@@ -179,10 +188,10 @@ class TensorPlan(ResidentPlan):
         """What the largest aggregate has on the device of one of the ranks, a vertex at a time."""
         work = self.work
         found = {(one.op, one.width) for one in work.outline(self.traits, training=True) if one.is_aggregate}
-        asked = [(op, self.needs(op, width)) for op, width in found if isinstance(op, Aggregate)]
+        asked = [(op, self.chunk_working_set(op, width)) for op, width in found if isinstance(op, Aggregate)]
         return max((least_bytes(work.graph.in_edges, op, needs) for op, needs in asked), default=0)
 
-    def needs(self, op: Aggregate, width: int) -> WorkingSet:
+    def chunk_working_set(self, op: Aggregate, width: int) -> WorkingSet:
         """What an aggregate of a chunk has on the device of the rank that holds the most columns."""
         work = self.work
         sizes = {"itemsize": work.itemsize, "size": self.size, "num_edge_features": work.stats.num_edge_features}
@@ -192,22 +201,22 @@ class TensorPlan(ResidentPlan):
 
     @cached_property
     def _attention(self) -> Callable[[EdgeSoftmax, int], AttentionPlan]:
-        may_sum, num_edges = self.chunking is None and self.one is None, self.work.stats.num_edges
+        may_sum, num_edges = self.chunking is None and self.pruned is None, self.work.stats.num_edges
         return cache(
-            lambda op, level: AttentionPlan.of(op, rows=self.bounds(level), num_edges=num_edges, may_sum=may_sum)
+            lambda op, level: AttentionPlan.of(op, rows=self.layer_bounds(level), num_edges=num_edges, may_sum=may_sum)
         )
 
     def attention(self, op: EdgeSoftmax, level: int = 0) -> AttentionPlan:
         """How an attention is assigned to the ranks, found once for each and, where levels differ, its rows' level."""
-        return self._attention(op, level if self.one else 0)
+        return self._attention(op, level if self.pruned else 0)
 
-    def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
+    def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
         if op.op == "embed":
             return []
         attention = self.attention(op.op, op.hop) if isinstance(op.op, EdgeSoftmax) else None
         how = attention.explain(self.work.itemsize, self.num_remote) if attention and self.size > 1 else ""
         sizes = None if self.chunking is None else self.pass_sizes(op, rank, self.chunking)
-        rows = self.bounds(op.hop)[-1]
+        rows = self.layer_bounds(op.hop)[-1]
         whole = AggregateSize(rows, rows, self.work.stats.fresh_share)
         return operations(
             op,
@@ -215,13 +224,13 @@ class TensorPlan(ResidentPlan):
             self.size,
             whole,
             self.work.itemsize,
-            self.schedule(op, rank) if sizes is None else sizes.schedule,
+            self.exchange_sizes(op, rank) if sizes is None else sizes.schedule,
             attention,
             how=how,
             sizes=sizes,
         )
 
-    def footprint(self, op: GraphOperation, rank: int) -> Footprint:
+    def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
         """Of this rank's columns of all rows, that of the kernels; and messages on both ways."""
         if self.chunking is not None:
             return self.pass_sizes(op, rank, self.chunking).footprint()
@@ -229,14 +238,14 @@ class TensorPlan(ResidentPlan):
         assert isinstance(op.op, Aggregate)
         start, stop = even_bounds(op.width, size)[rank : rank + 2]
         done: Aggregate = op.op
-        coming, going = self.bounds(op.hop), self.bounds(op.hop + op.steps)
+        coming, going = self.layer_bounds(op.hop), self.layer_bounds(op.hop + op.steps)
         layout = column_layout(coming, op.width)
         if isinstance(op.op, EdgeSoftmax):
             plan = self.attention(op.op, op.hop)
-            done, layout = plan.share(op.op, rank), plan.layout(sums=plan.sums)
-        made = kernel_footprint(
+            done, layout = plan.rank_part(op.op, rank), plan.layout(sums=plan.sums)
+        made = estimate_kernel_memory(
             done,
-            num_targets=self.bounds(op.hop + 1)[-1],
+            num_targets=self.layer_bounds(op.hop + 1)[-1],
             num_edges=self.num_edges(op.hop),
             width=stop - start,
             itemsize=itemsize,
@@ -255,21 +264,21 @@ class TensorPlan(ResidentPlan):
             backward=max(backward, 0),
         )
 
-    def constant_rows(self, op: GraphOperation, rank: int) -> int:
+    def feature_copy_bytes(self, op: GraphOperation, rank: int) -> int:
         """This rank's columns of all features; one rank alone reads all of them in place."""
         if op.origin == "rows" or not op.hops or self.size == 1:
             return 0
         start, stop = even_bounds(op.width, self.size)[rank : rank + 2]
-        return self.bounds(op.hop)[-1] * (stop - start) * self.work.itemsize
+        return self.layer_bounds(op.hop)[-1] * (stop - start) * self.work.itemsize
 
-    def edges_held(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
-        return self.one.edges_held(0) if self.one else super().edges_held(rank)
+    def resident_edges(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
+        return self.pruned.resident_edges(0) if self.pruned else super().resident_edges(rank)
 
     def pass_sizes(self, op: GraphOperation, rank: int, chunking: Chunking) -> PassSizes:
         """The sizes of an aggregate that is made chunk by chunk."""
         assert isinstance(op.op, Aggregate)
         done, edges = op.op, self.work.graph.in_edges
-        cut = chunking.sizes(op.op, self.needs(op.op, op.width))
+        cut = chunking.sizes(op.op, self.chunk_working_set(op.op, op.width))
         crossing = chunking.exchange_plan(op.op, cut.bounds, rank, self.size)
         results = [end - first for first, end in pairwise(cut.bounds)]
         if isinstance(op.op, ByRelation):
@@ -278,7 +287,7 @@ class TensorPlan(ResidentPlan):
         ports = [coming.width(rank)]
         if isinstance(op.op, EdgeSoftmax):
             attention = self.attention(op.op, op.hop)
-            done, coming = attention.share(op.op, rank), attention.layout(sums=False)
+            done, coming = attention.rank_part(op.op, rank), attention.layout(sums=False)
             ports = [len(range(coming.width(rank))[one]) for one in attention.own_columns(rank)]
         return PassSizes(
             op=done,
@@ -303,9 +312,9 @@ class TensorPlan(ResidentPlan):
             itemsize=self.work.itemsize,
         )
 
-    def held(self, rank: int = 0) -> MemoryUse:
+    def peak_memory(self, rank: int = 0) -> MemoryUse:
         """Chunks have rounds besides; below a limit the device has the working set, and what they read is in files."""
-        found, chunking = super().held(rank), self.chunking
+        found, chunking = super().peak_memory(rank), self.chunking
         if chunking is None:
             return found
         asked = [one for one in self.work.outline(self.traits, training=True) if one.is_aggregate]
@@ -320,9 +329,9 @@ class TensorPlan(ResidentPlan):
         disk = rounds + sum(one.row_bytes(passes[which]) for which, one in sizes.items())
         return MemoryUse(device, found.device if apart else max(found.device - device, 0), disk, found.shared)
 
-    def schedule(self, op: GraphOperation, rank: int) -> list[tuple[SetSize, int, SetSize]]:
+    def exchange_sizes(self, op: GraphOperation, rank: int) -> list[tuple[SetSize, int, SetSize]]:
         """Without chunks, the rows that are split, the edges of all steps, and the rows that are gathered."""
-        arriving, leaving = (SetSize.between(self.bounds(one), rank) for one in (op.hop, op.hop + op.steps))
+        arriving, leaving = (SetSize.between(self.layer_bounds(one), rank) for one in (op.hop, op.hop + op.steps))
         if isinstance(op.op, ByRelation):
             leaving = SetSize(sum(self.relation_rows), self.relation_rows[rank])
         return [(arriving, sum(map(self.num_edges, op.hops)), leaving)]
@@ -357,7 +366,7 @@ class PlacedTensor(ResidentPlaced):
             group,
             chunked=chunked,
             assigned=assigned,
-            working_set=plan.needs,
+            working_set=plan.chunk_working_set,
             attention=plan.attention,
         )
 

@@ -23,7 +23,7 @@ from weft.strategies.vertex.blocks import Block
 
 
 @dataclass(frozen=True, kw_only=True)
-class LevelRows:
+class LayerRows:
     """Who answers for which of a level's rows."""
 
     num_rows: int
@@ -47,7 +47,7 @@ class LevelRows:
         return self.by_rank.argsort()
 
 
-class ReachedColumns(Exchange):
+class PrunedColumns(Exchange):
     """This rank's rows become its columns of all rows of a level, and those behind the last aggregate back.
 
     blocks: of the stage's aggregates; whole: the graph's topology, for a stage without any. levels: of the rows before
@@ -58,7 +58,7 @@ class ReachedColumns(Exchange):
         self,
         blocks: Sequence[Block],
         whole: Topology,
-        levels: Sequence[LevelRows],
+        levels: Sequence[LayerRows],
         row_ids: Tensor,
         group: Group,
         attention: Callable[[EdgeSoftmax], AttentionPlan],
@@ -98,7 +98,7 @@ class ReachedColumns(Exchange):
     def _attend(self, view: PlacedView, op: EdgeSoftmax, rows: Rows, steps: int) -> Tensor:
         """The columns of an attention's result. Each block makes the logits of its edges."""
         rank, plan = self.group.rank, self.attention(op)
-        mine, layout = plan.share(op, rank), plan.layout(sums=False)
+        mine, layout = plan.rank_part(op, rank), plan.layout(sums=False)
         start, stop = plan.logit_columns(sums=False)[rank]
         shared = {name: rows[name][..., start:stop] for name in op.shared}
         packed = rows_to_cols(torch.cat([rows[name] for name in (*op.source, *op.target)], 1), layout, self.group)
@@ -121,7 +121,7 @@ class ReachedColumns(Exchange):
         level = self.levels[0]
         return self._ordered(rows_to_cols(x, column_layout(level.bounds, x.shape[1]), self.group), level)
 
-    def _ordered(self, x: Tensor, level: LevelRows, *, back: bool = False) -> Tensor:
+    def _ordered(self, x: Tensor, level: LayerRows, *, back: bool = False) -> Tensor:
         """Rows that stand rank by rank in the order of the level, or `back`."""
         if self.group.size == 1:
             return x

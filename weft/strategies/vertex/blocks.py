@@ -42,7 +42,7 @@ class Block(SubTopology):
         adjacency = hop.block.cast(placed.work.dtype).to(self.device)
         super().__init__(adjacency, sources, sources[: adjacency.num_targets], placed.topology)
         self.num_relations = len(placed.graph.relations)
-        self.hop, self.placed, self.halo, self.least = hop, placed, halo, least
+        self.hop, self.placed, self.halo, self.least_halo = hop, placed, halo, least
         self._slices: dict[Sum, EdgeSlices] = {}
         self._places: dict[Block, Tensor] = {}
 
@@ -62,13 +62,13 @@ class Block(SubTopology):
         return None if features is None else features.to(self.device)
 
     @property
-    def sums_fetch(self) -> bool:
+    def sums_need_halo(self) -> bool:
         """Whether sums over computed rows lack any."""
-        return self.least is not None or self.halo is not None
+        return self.least_halo is not None or self.halo is not None
 
     def product(self, view: PlacedView, op: Sum, x: Tensor) -> Tensor:
         """A sum over the inputs' rows x and those that come, counted."""
-        halo, num_edges = self.least, self.adjacency.num_edges
+        halo, num_edges = self.least_halo, self.adjacency.num_edges
         if halo is None:
             halo = self.halo
         else:
@@ -85,7 +85,7 @@ class Block(SubTopology):
             ring = [(group.rank - step) % group.size for step in range(1, group.size)]
             block, received = self.adjacency, self.hop.received
             scale = self.scale(op.norm, op.weighted, dtype)
-            if self.least is not None:
+            if self.least_halo is not None:
                 cover = self.hop.cover
                 block, received = cover.block.cast(self.placed.work.dtype).to(self.device), cover.received
                 if scale.source is not None:  # what comes has its sources' factors already
@@ -105,7 +105,7 @@ class Block(SubTopology):
         """The rows of all sources, from those of the inputs."""
         return rows if self.halo is None else self.halo.complete(*rows)
 
-    def places_in(self, other: Block) -> Tensor:
+    def positions_in(self, other: Block) -> Tensor:
         """Where each of the sources stands among another block's, which has them all: int64."""
         if other not in self._places:
             place = torch.empty(self.placed.graph.num_vertices, dtype=torch.int64)
@@ -137,13 +137,13 @@ class Halos(Exchange):
         num_targets = len(self.blocks[-1].targets) if self.blocks else len(x)
         return x if len(x) == num_targets else x[:num_targets]
 
-    def own(self, x: Tensor) -> Tensor:
+    def own_rows(self, x: Tensor) -> Tensor:
         return x[: self.num_own]
 
     def embed(self, weight: Tensor) -> Tensor:
         return self.embedded.fetch(weight) if self.embedded else weight
 
-    def crosses(self, view: PlacedView, x: Tensor) -> bool:
+    def is_exchanged(self, view: PlacedView, x: Tensor) -> bool:
         """Whether rows of other ranks come over the network, since they are not made here of constant features."""
         return view.origin(x) == "rows"
 
@@ -157,7 +157,7 @@ class Halos(Exchange):
             return self._aggregate_several(view, op, rows, steps)
         once = view.aggregates_once(x)
         for block in self.blocks[:steps]:
-            if isinstance(op, Sum) and block.sums_fetch and self.crosses(view, x):
+            if isinstance(op, Sum) and block.sums_need_halo and self.is_exchanged(view, x):
                 x = block.product(view, op, x)
             else:
                 x = view.run(op, {op.first: self._sources(view, x, block, once=once)}, 1, block)
@@ -182,12 +182,12 @@ class Halos(Exchange):
         found = {name: rows[name][:num_targets] for name in op.target}
         for name in op.source:
             known = block is first or name == op.first
-            found[name] = rows[name] if known else rows[name].index_select(0, block.places_in(first))
+            found[name] = rows[name] if known else rows[name].index_select(0, block.positions_in(first))
         return {**found, **{name: rows[name] for name in op.shared}}
 
     def _sources(self, view: PlacedView, x: Tensor, block: Block, *, once: bool) -> Tensor:
         """The rows of all sources of a block, from those of its inputs; `once`: constant ones need not be kept."""
-        if self.crosses(view, x):
+        if self.is_exchanged(view, x):
             return block.all_sources(x)[0]
         if not len(block.hop.fetched):
             return x
@@ -200,7 +200,7 @@ class BlockStats:
 
     num_edges: int
     """Those of its sums for others included."""
-    num_ahead: int = 0
+    num_local_edges: int = 0
     """Those whose sources are the rank's own rows, where a sum goes over them while others come."""
     num_targets: int = 0
     num_sources: int = 0
@@ -221,7 +221,7 @@ class BlockStats:
 
     def aggregate(self, op: GraphOperation, *, fetched: bool) -> list[Operation]:
         """One step of an aggregate on it; fetched: behind an exchange."""
-        ahead = self.num_ahead if fetched and isinstance(op.op, Sum) else 0
+        ahead = self.num_local_edges if fetched and isinstance(op.op, Sum) else 0
         parts = (ahead, self.num_edges - ahead) if ahead else (self.num_edges,)
         size = AggregateSize(self.num_targets, self.num_sources, self.fresh_share)
         made = [aggregate(op, edges, size) for edges in parts]

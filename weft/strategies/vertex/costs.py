@@ -15,7 +15,7 @@ NOMINAL = Machine(seconds_per_flop=4e-11, seconds_per_edge=3e-10, seconds_per_by
 """Of no machine in particular: about what four ranks on two cores measured at 5 Gbit/s."""
 
 
-def level_costs(
+def caching_costs(
     work: Workload,
     operations: Sequence[GraphOperation],
     machine: Machine,
@@ -68,12 +68,12 @@ def is_sum(asked: GraphOperation, hop: int) -> bool:
 
 def fetched_width(asked: GraphOperation, hop: int) -> int:
     """Numbers of a fetched row: its columns, and once what logits need of a source besides, which serve all steps."""
-    return asked.width + (asked.beside_width if hop == asked.hop else 0)
+    return asked.width + (asked.separate_logit_width if hop == asked.hop else 0)
 
 
 def edge_width(asked: GraphOperation, hop: int) -> int:
     """Columns that an aggregate reads by edge, and once those of logits that need both ends."""
-    return asked.width + (asked.logit_width - asked.beside_width if hop == asked.hop else 0)
+    return asked.width + (asked.logit_width - asked.separate_logit_width if hop == asked.hop else 0)
 
 
 def directions(asked: GraphOperation) -> int:

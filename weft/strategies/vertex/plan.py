@@ -23,20 +23,20 @@ from weft.nn import (
     SUM_BYTES,
     Aggregate,
     BlockSize,
-    Footprint,
     GraphOperation,
+    KernelMemory,
     Sum,
     Topology,
     embeddings,
+    estimate_kernel_memory,
     is_embedded,
-    kernel_footprint,
 )
 from weft.partition import Caching, Choice, Dependencies, ReceptiveField, make_dependencies, range_parts
 from weft.strategies.base import Options, whole_topology
 from weft.strategies.resident import ResidentPlaced, ResidentPlan, StepInputs
-from weft.strategies.step_pruning import reaching
+from weft.strategies.step_pruning import pruned_traits
 from weft.strategies.vertex.blocks import Block, BlockStats, Halos, operations
-from weft.strategies.vertex.costs import NOMINAL, fetched_width, is_fetched, is_sum, level_costs
+from weft.strategies.vertex.costs import NOMINAL, caching_costs, fetched_width, is_fetched, is_sum
 from weft.strategies.vertex.embedding_rows import make_embedded_halo, recomputed_by_owner
 from weft.strategies.vertex.setup import make_blocks
 from weft.utils.errors import InputError
@@ -74,7 +74,7 @@ class VertexPlan(ResidentPlan):
     """What its steps read; None: the whole graph."""
     options: VertexOptions
 
-    def decide(self, decisions: Any) -> None:
+    def solve(self, decisions: Any) -> None:
         del decisions
         self._dependencies: dict[int, Dependencies] = {}
         self._choices: dict[int, Choice] = {}
@@ -87,7 +87,7 @@ class VertexPlan(ResidentPlan):
         """How the remote sources are to be had."""
         work, options = self.work, self.options
         chosen = options if isinstance(options, HybridOptions) else HybridOptions()
-        return level_costs(
+        return caching_costs(
             work,
             work.outline(self.traits, training=True),
             self.machine or NOMINAL,
@@ -110,12 +110,12 @@ class VertexPlan(ResidentPlan):
             self._dependencies[rank] = self._dependencies_by(self.caching, rank, **known)
         return self._dependencies[rank]
 
-    def reaching(self, reach: ReceptiveField) -> VertexPlan:
+    def restrict_to(self, reach: ReceptiveField) -> VertexPlan:
         plan = copy.copy(self)
-        plan.reach, plan.traits, plan._dependencies = reach, reaching(self.traits), {}
+        plan.reach, plan.traits, plan._dependencies = reach, pruned_traits(self.traits), {}
         return plan
 
-    def make_share(self, placed: ResidentPlaced) -> VertexStepInputs:
+    def make_step_inputs(self, placed: ResidentPlaced) -> VertexStepInputs:
         return VertexStepInputs.of(self, placed)
 
     def caching_of(self, rank: int) -> Caching:
@@ -132,13 +132,13 @@ class VertexPlan(ResidentPlan):
         return make_dependencies(self.work.graph.in_edges, self.part, rank, self.size, caching, **known)
 
     @property
-    def everyone(self) -> list[Dependencies]:
+    def all_dependencies(self) -> list[Dependencies]:
         """Those of all ranks, since what a rank sends is what the others lack."""
         return [self.dependencies(rank) for rank in range(self.size)]
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Lets go of dependencies, which grow with the graph and can be made again."""
-        super().forget()
+        super().release()
         self._dependencies.clear()
         self._choices.clear()
 
@@ -156,14 +156,14 @@ class VertexPlan(ResidentPlan):
 
     def block(self, rank: int, op: GraphOperation, number: int) -> BlockStats:
         """A rank's block of one hop, as an aggregate has it."""
-        hops = [needed.hops[number] for needed in self.everyone]
+        hops = [needed.hops[number] for needed in self.all_dependencies]
         exchanged = any(len(hop.fetched) for hop in hops)
         overlap = self.work.optimisations.overlap
         if self.is_covered(op, number):
             covers = [hop.cover for hop in hops]
             return BlockStats(
                 num_edges=covers[rank].block.num_edges + sum(cover.summed[rank] for cover in covers),
-                num_ahead=num_own_edges(covers[rank].block, hops[rank].num_inputs) if overlap else 0,
+                num_local_edges=num_own_edges(covers[rank].block, hops[rank].num_inputs) if overlap else 0,
                 num_targets=covers[rank].block.num_targets,
                 num_sources=covers[rank].block.num_sources,
                 fresh_share=covers[rank].block.fresh_share,
@@ -173,7 +173,7 @@ class VertexPlan(ResidentPlan):
             )
         return BlockStats(
             num_edges=hops[rank].block.num_edges,
-            num_ahead=num_own_edges(hops[rank].block, hops[rank].num_inputs) if overlap else 0,
+            num_local_edges=num_own_edges(hops[rank].block, hops[rank].num_inputs) if overlap else 0,
             num_targets=hops[rank].block.num_targets,
             num_sources=hops[rank].block.num_sources,
             fresh_share=hops[rank].block.fresh_share,
@@ -182,14 +182,14 @@ class VertexPlan(ResidentPlan):
             exchanged=exchanged,
         )
 
-    def embedded(self, rank: int) -> BlockStats:
+    def embedding_exchange(self, rank: int) -> BlockStats:
         """The rows of embeddings that a rank sends and receives, from what all ranks compute."""
         if not embeddings(self.work.model):
             return BlockStats(num_edges=0)
         embedded = is_embedded(self.work.graph)
         recomputed = [
             recomputed_by_owner(embedded, self.part, one.rows, owner, self.size)[1]
-            for owner, one in enumerate(self.everyone)
+            for owner, one in enumerate(self.all_dependencies)
         ]
         return BlockStats(
             num_edges=0,
@@ -201,14 +201,14 @@ class VertexPlan(ResidentPlan):
     def own_rows(self, rank: int) -> Tensor:
         return (self.part == rank).nonzero().view(-1)
 
-    def level_rows(self, rank: int) -> Sequence[Tensor]:
+    def layer_rows(self, rank: int) -> Sequence[Tensor]:
         needed = self.dependencies(rank)
         return [*(needed.rows[: hop.num_inputs] for hop in needed.hops), needed.own]
 
-    def level_blocks(self, rank: int) -> Sequence[BlockSize]:
+    def layer_blocks(self, rank: int) -> Sequence[BlockSize]:
         return [BlockSize.of(hop.block) for hop in self.dependencies(rank).hops]
 
-    def edges_held(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
+    def resident_edges(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
         """Those of its blocks, and again those of sums over rows that come, which are by where these come from."""
         hops = self.dependencies(rank).hops
         blocks: dict[int, tuple[int, set[int]]] = {id(hop.block): (hop.block.num_edges, set()) for hop in hops}
@@ -222,27 +222,27 @@ class VertexPlan(ResidentPlan):
                     blocks[id(hops[number].block)][1].add(number)
         return [*blocks.values(), *slices.values()]
 
-    def constant_rows(self, op: GraphOperation, rank: int) -> int:
+    def feature_copy_bytes(self, op: GraphOperation, rank: int) -> int:
         """Those of all sources, where the rank answers for some of them alone."""
         if not op.hops or op.origin == "rows":
             return 0
         hop = self.dependencies(rank).hops[op.hop]
         return hop.block.num_sources * op.width * self.work.itemsize if len(hop.fetched) else 0
 
-    def lower(self, op: GraphOperation, rank: int) -> list[Operation]:
+    def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
         itemsize = self.work.itemsize
         if op.op == "embed":
-            embedded = self.embedded(rank)
+            embedded = self.embedding_exchange(rank)
             return [embedded.fetch(op.width * itemsize)] if embedded.exchanged else []
         return operations(op, {number: self.block(rank, op, number) for number in op.hops}, itemsize)
 
-    def footprint(self, op: GraphOperation, rank: int) -> Footprint:
+    def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
         """That of the kernels on the rank's block; rows on their way; of an attention, those of all sources at once."""
         assert isinstance(op.op, Aggregate)
         itemsize, hops = self.work.itemsize, self.dependencies(rank).hops
         hop, block = hops[op.hops[0]], self.block(rank, op, op.hops[0])
         steps = len(op.hops)
-        made = kernel_footprint(
+        made = estimate_kernel_memory(
             op.op,
             num_targets=hop.block.num_targets,
             num_edges=hop.block.num_edges,
@@ -325,7 +325,7 @@ class PlacedVertices(ResidentPlaced):
     @cached_property
     def whole(self) -> VertexStepInputs:
         with self.group.meter.during("setup"):
-            return self.plan.make_share(self)
+            return self.plan.make_step_inputs(self)
 
     def describe(self) -> dict[str, Any]:
         plan = next(iter(self.plan.step_plans.values()))

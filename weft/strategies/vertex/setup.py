@@ -45,7 +45,7 @@ def make_blocks(
         halo = least = None
         inputs = needed.rows[: hop.num_inputs]
         if combining:
-            least = make_halo(least_route(hop, inputs, placed), group, f"least halo {number}")
+            least = make_halo(least_halo_route(hop, inputs, placed), group, f"least halo {number}")
         if exchanged[number] and (others or not combining):
             route = make_route(hop.fetched, hop.received, inputs, len(inputs), group)
             halo = make_halo(route, group, f"halo {number}")
@@ -53,7 +53,7 @@ def make_blocks(
     return blocks
 
 
-def least_route(hop: Hop, inputs: Tensor, placed: ResidentPlaced) -> Route:
+def least_halo_route(hop: Hop, inputs: Tensor, placed: ResidentPlaced) -> Route:
     """The route of a hop's cover; inputs: int64, the vertices of its inputs. All ranks call it."""
     cover = hop.cover
     asked = cover.asked.cast(placed.work.dtype)

@@ -139,11 +139,11 @@ class StalePlan(CommunicatedPlan):
         every, bound = options.refresh_every, options.staleness
         return StaleHalo(route, group, name=name, every=every, bound=bound, ring=on.ring, overlap=on.overlap)
 
-    def kept(self, rank: int, *, trains: bool = True) -> MemoryUse:
+    def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
         """And what exchanges last brought, both ways; with a bound, also what they sent."""
-        known, tables = super().kept(rank, trains=trains), 0
+        known, tables = super().resident_memory(rank, trains=trains), 0
         for op in self.work.outline(self.traits, training=True):
-            halos = [] if self.work.is_cached(op) or op.op == "embed" else self.lower(op, rank)
+            halos = [] if self.work.is_cached(op) or op.op == "embed" else self.forward_operations(op, rank)
             received, sent = (sum(getattr(one, name) for one in halos) for name in ("bytes_received", "bytes_sent"))
             tables += received + sent * (op.backward + bool(self.options.staleness))
         return known._replace(device=known.device + tables)
@@ -156,7 +156,7 @@ class PlacedStale(PlacedVertices):
     """Tells its halos when a step begins."""
 
     def forward(self, step: Step) -> Tensor:
-        halos = {halo for blocks in self.whole.blocks for block in blocks for halo in (block.halo, block.least)}
+        halos = {halo for blocks in self.whole.blocks for block in blocks for halo in (block.halo, block.least_halo)}
         for halo in halos:
             if isinstance(halo, StaleHalo):
                 halo.begin(step.training)
