@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.nn import Linear, linear
 from weft.nn.layers import linear_transform
-from weft.runtime.kernel_selection import DEFAULT, IMPLEMENTATIONS, Classes, use
+from weft.runtime.kernel_selection import DEFAULT, IMPLEMENTATIONS, SizeClasses, select_kernels
 
 MAP = "_MapBackward"
 WAYS = [(by, weights_by) for by in IMPLEMENTATIONS["map"][1:] for weights_by in IMPLEMENTATIONS["map_weights"]]
@@ -22,15 +22,15 @@ def maps_of_ours() -> Iterator[None]:
     """Also those of a few rows."""
     use_everywhere("onednn", "onednn")
     yield
-    use(DEFAULT)
+    select_kernels(DEFAULT)
 
 
 def use_everywhere(by: str, weights_by: str) -> None:
     """Has maps of all sizes done so."""
     kinds = {
-        kind: Classes(floors=((0,),) * 4, names=(name,)) for kind, name in (("map", by), ("map_weights", weights_by))
+        kind: SizeClasses(floors=((0,),) * 4, names=(name,)) for kind, name in (("map", by), ("map_weights", weights_by))
     }
-    use(replace(DEFAULT, kinds={**DEFAULT.kinds, **kinds}))
+    select_kernels(replace(DEFAULT, kinds={**DEFAULT.kinds, **kinds}))
 
 
 @pytest.fixture(params=[(way, threads) for way in (*WAYS, ("no oneDNN", "")) for threads in (1, 2)], ids=str)
@@ -96,12 +96,12 @@ def test_what_is_chosen_serves() -> None:
     weight.requires_grad_()
     use_everywhere("torch", "mkl")
     assert type(linear(x, weight).grad_fn).__name__ != MAP
-    use(DEFAULT)
+    select_kernels(DEFAULT)
     assert type(linear(x, weight).grad_fn).__name__ != MAP
     x, weight = example(256, 64, 16, "none")
     weight.requires_grad_()
     assert type(linear(x, weight).grad_fn).__name__ == MAP
-    use(DEFAULT.without_onednn())
+    select_kernels(DEFAULT.without_onednn())
     assert type(linear(x, weight).grad_fn).__name__ != MAP
 
 

@@ -2,12 +2,12 @@
 
 from weft.nn.aggregate.aggregate import SLOT_BYTES, Aggregate, Request, Rows, Total, WholeLayer, WorkingSet
 from weft.nn.aggregate.attention import Attend, AttendEdges, EdgeSoftmax
-from weft.nn.aggregate.kernel_memory import SUM_BYTES, Footprint, kernel_footprint
+from weft.nn.aggregate.kernel_memory import SUM_BYTES, KernelMemory, estimate_kernel_memory
 from weft.nn.aggregate.reduce import ByRelation, Max, Sum
 from weft.nn.aggregate.relations import OwnRelationRows, RelationIndex, RelationRows
 from weft.nn.aggregate.topology import EdgeSubset, SubTopology, Topology
 from weft.nn.convert import Converted, convert
-from weft.nn.graph_view import ONE_DEVICE, SPREAD, GraphView, Inputs, UnitCost, ViewTraits
+from weft.nn.graph_view import ONE_DEVICE, SPREAD, GraphView, Inputs, CostHints, ViewTraits
 from weft.nn.layers.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.layers.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.layers.linear_transform import Linear, has_onednn, linear, sum_rows
@@ -39,14 +39,14 @@ from weft.nn.models.model_zoo import (
     GATv2,
     from_config,
     make_model,
-    require_model,
+    check_model_name,
 )
 from weft.nn.models.probe_model import ProbeModel, random_topology, some_vertices
 from weft.nn.models.pyg_export import to_pyg
-from weft.nn.models.row_independence import idle_parameters, require_independent_rows
+from weft.nn.models.row_independence import idle_parameters, check_row_independence
 from weft.nn.view import TypedRows, View
-from weft.nn.workload.dense_cost import make_levels, map_flops, step_memory
-from weft.nn.workload.flops import MapFlops
+from weft.nn.workload.dense_cost import make_layer_sizes, dense_flops, step_memory
+from weft.nn.workload.flops import DenseFlops
 from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
@@ -80,7 +80,7 @@ __all__ = [
     "EdgeSubset",
     "Embedding",
     "FeatureTables",
-    "Footprint",
+    "KernelMemory",
     "GATConv",
     "GATv2",
     "GATv2Conv",
@@ -93,7 +93,7 @@ __all__ = [
     "LayerSizes",
     "Linear",
     "LinkModel",
-    "MapFlops",
+    "DenseFlops",
     "Max",
     "OneHotRGCNConv",
     "Outlines",
@@ -114,7 +114,7 @@ __all__ = [
     "Total",
     "TypedInput",
     "TypedRows",
-    "UnitCost",
+    "CostHints",
     "View",
     "ViewTraits",
     "WholeLayer",
@@ -128,17 +128,17 @@ __all__ = [
     "has_onednn",
     "idle_parameters",
     "is_embedded",
-    "kernel_footprint",
+    "estimate_kernel_memory",
     "linear",
     "make_decoder",
-    "make_levels",
+    "make_layer_sizes",
     "make_model",
-    "map_flops",
+    "dense_flops",
     "outline",
     "parameter_dtype",
     "random_topology",
-    "require_independent_rows",
-    "require_model",
+    "check_row_independence",
+    "check_model_name",
     "row_dtype",
     "shared_parameters",
     "some_vertices",

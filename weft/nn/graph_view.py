@@ -25,7 +25,7 @@ from weft.utils.random import RandomKey
 from weft.utils.random import key as make_key
 
 
-class UnitCost(NamedTuple):
+class CostHints(NamedTuple):
     """Passes over the edges, or over the network, that one column costs a training step, by where it comes from."""
 
     inputs: float
@@ -39,7 +39,7 @@ Origin = Literal["inputs", "dropped", "rows"]
 class ViewTraits(NamedTuple):
     """How a strategy's views weigh one order of map and aggregate against the other, and what they refuse."""
 
-    unit_cost: UnitCost
+    cost_hints: CostHints
     sparse_first: bool = False
     """Whether the kept aggregate of constant features may be given up for maps by their nonzeros."""
     block_error: str = ""
@@ -48,9 +48,9 @@ class ViewTraits(NamedTuple):
     """Whether a stage may have fewer rows after its aggregate than before it."""
 
 
-ONE_DEVICE = ViewTraits(UnitCost(inputs=1, dropped=1, rows=2), sparse_first=True)
+ONE_DEVICE = ViewTraits(CostHints(inputs=1, dropped=1, rows=2), sparse_first=True)
 """Of a view that has every row and every edge."""
-SPREAD = ViewTraits(UnitCost(inputs=1, dropped=1, rows=4))
+SPREAD = ViewTraits(CostHints(inputs=1, dropped=1, rows=4))
 """Of a view whose rows cross a network, or come from the host, each way."""
 
 
@@ -192,8 +192,8 @@ class GraphView(View):
             return False
         if origin == "inputs" and inputs.optimisations.reuse:
             return self.traits.sparse_first and inputs.sparse_first
-        unit: float = getattr(self.traits.unit_cost, origin)
-        return out_width * self.traits.unit_cost.rows < x.shape[1] * unit
+        unit: float = getattr(self.traits.cost_hints, origin)
+        return out_width * self.traits.cost_hints.rows < x.shape[1] * unit
 
     def origin(self, x: Tensor) -> Origin:
         """Whether x is the run's constant features, those features under dropout, or rows that a layer computed."""

@@ -11,7 +11,7 @@ from weft.nn.aggregate.aggregate import Aggregate, Rows
 from weft.nn.aggregate.attention import Attend, AttendEdges, MaskKey
 from weft.nn.aggregate.reduce import ByRelation, Max, Sum
 from weft.nn.aggregate.relations import OwnRelationRows
-from weft.utils.errors import InputError, require_word
+from weft.utils.errors import InputError, check_word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,9 @@ class View(Protocol):
         Raises:
             InputError: an unknown word, or a norm or weights that `reduce` does not use.
         """
-        require_word("reduce", reduce, ("sum", "mean", "max"))
+        check_word("reduce", reduce, ("sum", "mean", "max"))
         if norm is not None:
-            require_word("norm", norm, ("gcn",))
+            check_word("norm", norm, ("gcn",))
             if reduce != "sum":
                 raise InputError(f"norm='{norm}' has no effect on reduce='{reduce}': leave it out, or take a sum")
         if reduce != "max":

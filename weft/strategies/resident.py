@@ -226,7 +226,7 @@ def backward_operations(made: Iterable[Operation]) -> list[Operation]:
 
 def mapped(flops: int, calls: tuple[KernelCall, ...]) -> list[Operation]:
     """The dense maps between two graph operations, and passes over rows, if there are any."""
-    return [Operation(kind="map", flops=flops, calls=calls)] if flops or calls else []
+    return [Operation(kind="dense", flops=flops, calls=calls)] if flops or calls else []
 
 
 class AggregateSize(NamedTuple):

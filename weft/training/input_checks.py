@@ -21,23 +21,23 @@ from weft.nn import (
     TypedInput,
     Workload,
     idle_parameters,
-    require_independent_rows,
+    check_row_independence,
 )
 from weft.strategies import get_strategy
-from weft.training.custom_functions import NOTHING_OWN, OwnFunctions
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
 from weft.training.flag_checks import rows_device
-from weft.training.launch.payload import dumped, sending
+from weft.training.launch.payload import pickled, sending
 from weft.training.launch.torchrun import is_main_process
 from weft.training.optimizer import make_optimizer, make_scheduler
 from weft.training.tasks.losses import make_loss
 from weft.training.tasks.scores import make_metrics
 from weft.training.tasks.task import validation_score
-from weft.utils.dtypes import is_narrow
+from weft.utils.dtypes import is_low_precision
 from weft.utils.errors import InputError
 
 
 def check(
-    config: Config, work: Workload, own: OwnFunctions = NOTHING_OWN, *, launched: bool, own_model: bool = False
+    config: Config, work: Workload, own: OwnFunctions = NO_FUNCTIONS, *, launched: bool, own_model: bool = False
 ) -> None:
     """InputError for what a run of a model on a graph cannot do; `launched`: in processes of their own.
 
@@ -82,22 +82,22 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
                 raise InputError(f"{operation.layer}: {NO_TRITON}")
     rows_device(config)
     if own_model:
-        by_type = isinstance(model, Converted) and bool(model.gives)
-        require_independent_rows(work, together=plan.traits == ONE_DEVICE and not by_type)
+        by_type = isinstance(model, Converted) and bool(model.output_types)
+        check_row_independence(work, together=plan.traits == ONE_DEVICE and not by_type)
     if launched:
         if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
             raise InputError(
                 "the model uses one parameter in two places, which local ranks cannot: start it by torchrun"
             )
         with sending("model"):
-            dumped(copy.deepcopy(model).to("meta"))
+            pickled(copy.deepcopy(model).to("meta"))
 
 
 def require_device(config: Config) -> None:
     """InputError where the device is not there, or lacks what rows of the type asked for need."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
-    if lacks_triton(config) and is_narrow(getattr(torch, config.dtype)):
+    if lacks_triton(config) and is_low_precision(getattr(torch, config.dtype)):
         raise InputError(f"--dtype {config.dtype}: {NO_TRITON}")
 
 
@@ -142,11 +142,11 @@ def check_rows_given(graph: Graph, model: nn.Module) -> None:
         model, masks = model.encoder, [torch.ones(graph.num_vertices, dtype=torch.bool)]
     else:
         masks = [mask for mask in (graph.train_mask, graph.val_mask, graph.test_mask) if mask is not None]
-    if not isinstance(model, Converted) or not model.gives:
+    if not isinstance(model, Converted) or not model.output_types:
         return
     for name in graph.vertex_types:
         span = graph.type_range(name)
-        if name not in model.gives and any(bool(mask[span.start : span.stop].any()) for mask in masks):
+        if name not in model.output_types and any(bool(mask[span.start : span.stop].any()) for mask in masks):
             raise InputError(
                 f"the model gives rows of {' and '.join(model.gives)}, and {graph.name} has vertices of {name} to "
                 "train or score: return a dict of the rows of both"

@@ -16,30 +16,30 @@ from weft import reporting
 from weft.comm import Group
 from weft.config.config import Config, is_imported
 from weft.data import Graph, GraphShape, as_asked, load
-from weft.nn import Workload, require_model, row_dtype
+from weft.nn import Workload, check_model_name, row_dtype
 from weft.nn.convert import takes_types
 from weft.strategies import Plan
 from weft.training.artifacts.checkpoint import Checkpoint
 from weft.training.artifacts.run_folder import RunFolder, new_folder
 from weft.training.artifacts.saved_model import load_model, no_run
-from weft.training.custom_functions import NOTHING_OWN, OwnFunctions, taken_functions
-from weft.training.flag_checks import options_of_families, options_without_own, refuse_foreign_flags, rows_device
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
+from weft.training.flag_checks import fields_unused_by_module, fields_unused_by_functions, refuse_foreign_flags, rows_device
 from weft.training.input_checks import check
-from weft.training.launch.joined_ranks import joined, made_by_all, parting, plan_together
+from weft.training.launch.joined_ranks import join_ranks, make_on_all_ranks, closing_on_error, plan_together
 from weft.training.launch.local_ranks import on_local_ranks
 from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import is_main_process, on_present_ranks, restarted, under_torchrun
 from weft.training.machine_context import known_choices
-from weft.training.planning.run_estimate import as_foreseen, foretold
+from weft.training.planning.run_estimate import resolve_strategy, estimate_run
 from weft.training.planning.search import AUTO
 from weft.training.progress import waiting
 from weft.training.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
-from weft.training.tasks.task import asked_model, prepared, task_model
+from weft.training.tasks.task import requested_model, graph_for_task, task_model
 from weft.utils import jsonl
 from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError, RunError, Stopped, printable, unknown
 from weft.utils.notebook import facts_table
-from weft.utils.optional_packages import extra
+from weft.utils.optional_packages import import_extra
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +63,8 @@ class Run:
         """What a notebook shows; None where the folder is not there, or damaged: `repr` then."""
         try:
             found = reporting.RunRecords.read(self.folder)
-            asked = {"graph": found.config.graph, "model": found.config.model}
-            return facts_table(f"Run {self.folder}", asked | reporting.run_facts(found))
+            parse_call = {"graph": found.config.graph, "model": found.config.model}
+            return facts_table(f"Run {self.folder}", parse_call | reporting.run_facts(found))
         except InputError:
             return None
 
@@ -101,7 +101,7 @@ class Run:
         tables = {"epochs": reporting.epoch_columns, "ranks": reporting.rank_columns}
         if of not in tables:
             raise unknown("table", of, tables)
-        frame = extra("pandas", "to_pandas").DataFrame(tables[of](self.records))
+        frame = import_extra("pandas", "to_pandas").DataFrame(tables[of](self.records))
         return frame.set_index("epoch") if of == "epochs" and len(frame) else frame
 
     def plot(self) -> Any:
@@ -143,13 +143,13 @@ def train(
     Raises InputError for a mistake of the caller; RunError if a rank is lost; Stopped, a KeyboardInterrupt, after
     SIGTERM or Ctrl-C, which the run obeys at the end of the epoch, when its checkpoint is written.
     """
-    own, options = taken_functions(options)
-    config, whole, module = asked(graph, model, options, "weft.train")
+    own, options = extract_functions(options)
+    config, whole, module = parse_call(graph, model, options, "weft.train")
     taken = Path(plan) if plan else None
     return run(config, whole, module, own, out=Path(out) if out else None, resume=resume, quiet=quiet, plan=taken)
 
 
-def asked(
+def parse_call(
     graph: Graph | str | Path, model: nn.Module | str, options: dict[str, Any], caller: str
 ) -> tuple[Config, Graph | None, nn.Module | None]:
     """The configuration that a call comes to, and its graph and module where they were given as objects."""
@@ -177,7 +177,7 @@ def run(
     config: Config,
     graph: Graph | None,
     model: nn.Module | None,
-    own: OwnFunctions = NOTHING_OWN,
+    own: OwnFunctions = NO_FUNCTIONS,
     *,
     out: Path | None,
     resume: bool = False,
@@ -198,20 +198,20 @@ def run(
     config, work, told = on_present_ranks(config), None, None
     if config.strategy == AUTO or plan is not None:
         undecided = replace(config, strategy=Config().strategy)
-        work = loaded(undecided, graph, model, quiet=quiet)
-        config, told = as_foreseen(config, work, plan)
+        work = load_workload(undecided, graph, model, quiet=quiet)
+        config, told = resolve_strategy(config, work, plan)
     refuse_foreign_flags(config)
-    job = replace(make_job(config, graph, model, own, out=out, resume=resume, quiet=quiet, name=name), told=told)
+    job = replace(make_job(config, graph, model, own, out=out, resume=resume, quiet=quiet, name=name), estimate=told)
     launched = (apart or config.workers > 1) and not under_torchrun()
-    work = work or loaded(config, graph, model, quiet=quiet)
+    work = work or load_workload(config, graph, model, quiet=quiet)
     check(config, work, own, launched=launched, own_model=bool(job.own_model))
     return run_checked(job, work, launched=launched)
 
 
-def loaded(config: Config, graph: Graph | None, model: nn.Module | None, *, quiet: bool) -> Workload:
+def load_workload(config: Config, graph: Graph | None, model: nn.Module | None, *, quiet: bool) -> Workload:
     """The workload of a configuration; torchrun's ranks have met before it is."""
     with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
-        return made_by_all(config, lambda: prepared_workload(config, graph, model))
+        return make_on_all_ranks(config, lambda: prepared_workload(config, graph, model))
 
 
 def make_job(
@@ -229,14 +229,14 @@ def make_job(
 
     InputError for an option that has no effect on these.
     """
-    own_model = own_class(config, model)
+    own_model = custom_class(config, model)
     return Job(
         config=config,
         out=out,
         resume=resume,
         quiet=quiet,
         name=name,
-        idle=options_without_own(config, own) + (options_of_families(config, model) if own_model else ()),
+        idle=fields_unused_by_functions(config, own) + (fields_unused_by_module(config, model) if own_model else ()),
         own_model=own_model,
         own_graph=graph is not None,
         own=own,
@@ -249,19 +249,19 @@ def prepared_workload(config: Config, graph: Graph | None, model: nn.Module | No
     InputError for options that a model of one's own does not read.
     """
     prepare_process(config)
-    if own_class(config, model):
-        options_of_families(config, model)
+    if custom_class(config, model):
+        fields_unused_by_module(config, model)
     graph = prepared_graph(config, graph, model)
-    return make_workload(config, graph, task_model(asked_model(model, config), GraphShape.of(graph), config))
+    return make_workload(config, graph, task_model(requested_model(model, config), GraphShape.of(graph), config))
 
 
 def prepared_graph(config: Config, graph: Graph | None, model: nn.Module | None) -> Graph:
     """The graph that a configuration names, or the one given, as its task and the model want it."""
-    graph = prepared(load_graph(config) if graph is None else as_asked(graph, **data_options(config)), config)
+    graph = graph_for_task(load_graph(config) if graph is None else as_asked(graph, **data_options(config)), config)
     return graph.by_type() if model is not None and takes_types(model) else graph
 
 
-def own_class(config: Config, model: nn.Module | None = None) -> str:
+def custom_class(config: Config, model: nn.Module | None = None) -> str:
     """The qualified name of the class of a module of one's own; '': the configuration names one of weft's.
 
     InputError for a name that weft has not, which needs no graph to be told.
@@ -270,7 +270,7 @@ def own_class(config: Config, model: nn.Module | None = None) -> str:
         return f"{type(model).__module__}.{type(model).__qualname__}"
     if is_imported(config.model):
         return config.model
-    require_model(config.model)
+    check_model_name(config.model)
     return ""
 
 
@@ -285,7 +285,7 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
         _check_folder(job, work.graph)
         with waiting(f"planning {job.config.strategy}", quiet=job.quiet):
             plan = plan or make_plan(job.config, work, job.resumed)
-            job = with_choices(with_forecast(job, plan))
+            job = with_choices(with_estimate(job, plan))
         folder = _open_folder(job, work.graph)
         try:
             ended = (_work_launched if launched else _work_alone)(job, folder, plan)
@@ -308,17 +308,17 @@ def how_to_resume(job: Job, folder: RunFolder) -> str:
     return f"--resume --out {folder.path}{model}"
 
 
-def with_forecast(job: Job, plan: Plan) -> Job:
+def with_estimate(job: Job, plan: Plan) -> Job:
     """A job with what its plan will take, where that is worth it and nobody has said."""
-    return job if job.told else replace(job, told=foretold(job.config, plan))
+    return job if job.estimate else replace(job, estimate=estimate_run(job.config, plan))
 
 
 def with_choices(job: Job) -> Job:
     """A job with the implementations that it is to use, whoever said so: runs that use the same are the same."""
-    found, told = known_choices(job.config, job.resumed), job.told
-    if told and told.lesson and not (found == told.lesson.choices and job.config.dtype == "float32"):
-        told = replace(told, lesson=None)  # its kernels are others than those that were priced
-    return replace(job, choices=found, told=told, config=replace(job.config, choices=""))
+    found, told = known_choices(job.config, job.resumed), job.estimate
+    if told and told.correction and not (found == told.correction.choices and job.config.dtype == "float32"):
+        told = replace(told, correction=None)  # its kernels are others than those that were priced
+    return replace(job, choices=found, estimate=told, config=replace(job.config, choices=""))
 
 
 def load_graph(config: Config) -> Graph:
@@ -373,18 +373,18 @@ def _work_alone(job: Job, folder: RunFolder, plan: Plan) -> Ended:
 def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, Ended]:
     """A rank that torchrun started. Rank 0 plans and opens the folder; its mistake is every rank's."""
     config, graph = job.config, work.graph
-    group = joined("weft.train", config, work)
+    group = join_ranks("weft.train", config, work)
     opened: list[RunFolder] = []
     foreseen: list[Job] = []
 
     def lead() -> tuple[Plan, str]:
         _check_folder(job, graph)
         plan = make_plan(config, work, job.resumed)
-        foreseen.append(with_choices(with_forecast(job, plan)))
+        foreseen.append(with_choices(with_estimate(job, plan)))
         opened.append(_open_folder(foreseen[0], graph))
         return plan, str(opened[0].path)
 
-    with parting(group):
+    with closing_on_error(group):
         plan, path = plan_together(config, work, group, lead)
         folder = opened[0] if opened else RunFolder(Path(path))
         try:

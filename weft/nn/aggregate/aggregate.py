@@ -116,7 +116,7 @@ class Aggregate:
         return 0
 
     @property
-    def beside_width(self) -> int:
+    def separate_logit_width(self) -> int:
         """Those of them that come beside a source's row, and are not the row itself."""
         return self.logit_width
 

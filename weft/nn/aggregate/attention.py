@@ -16,8 +16,8 @@ from weft.kernels import (
     SourceGrads,
     attend,
     attend_edges,
-    attend_keeping,
-    attend_transposed,
+    attend_and_save,
+    attend_backward,
     pair_logits,
 )
 from weft.nn.aggregate.aggregate import SLOT_BYTES, TARGET_BYTES, Aggregate, Request, Rows, WorkingSet
@@ -136,7 +136,7 @@ class Attend(EdgeSoftmax):
         )
 
     def apply_saving(self, topology: Topology, rows: Rows) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return attend_keeping(self._over(topology), rows["h"], rows["logit_src"], rows["logit_dst"])
+        return attend_and_save(self._over(topology), rows["h"], rows["logit_src"], rows["logit_dst"])
 
     def gradients(
         self,
@@ -149,7 +149,7 @@ class Attend(EdgeSoftmax):
     ) -> Rows:
         inputs = AttentionInputs(rows["h"], rows["logit_src"], rows["logit_dst"], result)
         there = SourceGrads(into.get("h"), into.get("logit_src"))
-        grad_h, logits = attend_transposed(self._over(topology), inputs, saved, grad, there)
+        grad_h, logits = attend_backward(self._over(topology), inputs, saved, grad, there)
         found = {"h": grad_h, "logit_src": logits.source, "logit_dst": logits.target}
         return {name: value for name, value in found.items() if name not in into}
 
@@ -181,7 +181,7 @@ class AttendEdges(EdgeSoftmax):
     """
 
     logit_bounds: tuple[int, ...]
-    apart: bool = True
+    separate_left: bool = True
     has_edge_map: bool = False
     by_edge = True
 
@@ -204,7 +204,7 @@ class AttendEdges(EdgeSoftmax):
             bounds=even_heads(h.shape[1], heads),
             slope=slope,
             logit_bounds=even_heads(right.shape[1], heads),
-            apart=left is not None,
+            separate_left=left is not None,
             has_edge_map=edge_map is not None,
             dropout=dropout,
         )
@@ -212,7 +212,7 @@ class AttendEdges(EdgeSoftmax):
 
     @property
     def source(self) -> tuple[str, ...]:
-        return ("h", "left") if self.apart else ("h",)
+        return ("h", "left") if self.separate_left else ("h",)
 
     @property
     def target(self) -> tuple[str, ...]:
@@ -227,11 +227,11 @@ class AttendEdges(EdgeSoftmax):
         return self.logit_bounds[-1]
 
     @property
-    def beside_width(self) -> int:
-        return self.logit_width if self.apart else 0
+    def separate_logit_width(self) -> int:
+        return self.logit_width if self.separate_left else 0
 
     def stepwise(self, rows: Rows) -> Request:
-        return Request(self, rows) if self.apart else Request(replace(self, apart=True), {**rows, "left": rows["h"]})
+        return Request(self, rows) if self.separate_left else Request(replace(self, separate_left=True), {**rows, "left": rows["h"]})
 
     def prepare(self, topology: Topology, rows: Rows) -> Rows:
         return {"h": rows["h"], "logits": self.edge_logits(topology, rows)}
@@ -250,14 +250,14 @@ class AttendEdges(EdgeSoftmax):
     def edge_logits(self, topology: Topology, rows: Rows) -> Tensor:
         return pair_logits(
             topology.adjacency,
-            rows["left" if self.apart else "h"],
+            rows["left" if self.separate_left else "h"],
             rows["right"],
             rows["attention"],
             rows.get("edge_map"),
             bounds=self.logit_bounds,
             loop=topology.loop,
             slope=self.slope,
-            features=topology.known_edges if self.has_edge_map else None,
+            features=topology.features_with_loops if self.has_edge_map else None,
         )
 
 

@@ -18,7 +18,7 @@ SUM_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Footprint:
+class KernelMemory:
     """Bytes that an aggregate takes on a rank beside its result and the gradients of its rows."""
 
     forward: int = 0
@@ -33,42 +33,42 @@ class Footprint:
     saves_result: bool = False
     """Whether its result is."""
 
-    def moved(self, *, forward: int = 0, saved: int = 0, backward: int = 0) -> Footprint:
+    def moved(self, *, forward: int = 0, saved: int = 0, backward: int = 0) -> KernelMemory:
         """With what an exchange takes besides."""
         return replace(
             self, forward=self.forward + forward, saved=self.saved + saved, backward=self.backward + backward
         )
 
 
-def kernel_footprint(
+def estimate_kernel_memory(
     op: Aggregate, *, num_targets: int, num_edges: int, width: int, itemsize: int, steps: int = 1
-) -> Footprint:
+) -> KernelMemory:
     """That of the CPU's kernels on a block (weft.kernels.cpu)."""
     result, more = num_targets * width * itemsize, steps - 1
     one_more = result if more else 0
     if isinstance(op, Attend):
         logits = num_targets * op.heads * max(itemsize, SUM_BYTES)
         saved = 2 * logits + result * (1 + 2 * more)
-        return Footprint(saved=saved, backward=3 * logits + one_more, saves_rows=1, saves_result=True)
+        return KernelMemory(saved=saved, backward=3 * logits + one_more, saves_rows=1, saves_result=True)
     if isinstance(op, AttendEdges):
         logits = (num_edges + num_targets) * op.heads * itemsize
-        both = 0 if op.apart else result  # gradients of h, by the sum and by the logits
-        return Footprint(
+        both = 0 if op.separate_left else result  # gradients of h, by the sum and by the logits
+        return KernelMemory(
             saved=logits + result * more,
             forward=logits,
             backward=logits + both + one_more,
-            saves_rows=1 if op.apart else 2,
+            saves_rows=1 if op.separate_left else 2,
         )
     if isinstance(op, Max):
-        return Footprint(saved=result * steps, backward=one_more)
-    return Footprint(forward=one_more, backward=one_more)
+        return KernelMemory(saved=result * steps, backward=one_more)
+    return KernelMemory(forward=one_more, backward=one_more)
 
 
 class StandIn(torch.autograd.Function):
     """The result [n, F] of an aggregate of tensors, the first of which is what it aggregates."""
 
     @staticmethod
-    def forward(ctx: Any, footprint: Footprint, num_targets: int, *read: Tensor) -> Tensor:
+    def forward(ctx: Any, footprint: KernelMemory, num_targets: int, *read: Tensor) -> Tensor:
         scratch = blank(footprint.forward)
         result = read[0].new_empty(num_targets, read[0].shape[1])
         kept = [blank(footprint.saved)]

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from weft.data import Adjacency
-from weft.kernels import Scale, spmm, spmm_max, spmm_max_places, spmm_transposed
+from weft.kernels import Scale, spmm, spmm_max, spmm_max_positions, spmm_transposed
 from weft.nn.aggregate.aggregate import SLOT_BYTES, TARGET_BYTES, Aggregate, Rows, WorkingSet
 from weft.nn.aggregate.partial import Partial, add, merge_maxima
 from weft.nn.aggregate.topology import EdgeSubset, Norm, Topology
 from weft.runtime import native
-from weft.utils.errors import require_word
+from weft.utils.errors import check_word
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Sum(Aggregate):
 
     def __post_init__(self) -> None:
         if self.norm is not None:
-            require_word("norm", self.norm, ("gcn", "mean"))
+            check_word("norm", self.norm, ("gcn", "mean"))
 
     @property
     def loops(self) -> bool:
@@ -87,7 +87,7 @@ class Max(Aggregate):
         return WorkingSet(TARGET_BYTES + 3 * row, SLOT_BYTES + 3 * row, per_edge)
 
     def partial(self, part: EdgeSubset, rows: Rows) -> Partial:
-        values, place = spmm_max_places(part.adjacency, rows["x"])
+        values, place = spmm_max_positions(part.adjacency, rows["x"])
         return Partial(values, part.edge_numbers(place))
 
     def combine(self, partials: Sequence[Partial]) -> Tensor:
@@ -107,7 +107,7 @@ class ByRelation(Aggregate):
     @classmethod
     def reducing(cls, reduce: str) -> ByRelation:
         """Return the aggregate for a word, "mean" or "sum". InputError for another."""
-        require_word("reduce", reduce, ("sum", "mean"))
+        check_word("reduce", reduce, ("sum", "mean"))
         return cls(mean=reduce == "mean")
 
     def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:

@@ -36,7 +36,7 @@ class OwnRelationRows:
         W_r is block-diagonal, with B blocks of i x o.
         """
         parts = zip(z.split(self.counts), weight.unbind(0), strict=True)
-        return spmm(self.sums, torch.cat([map_blocks(rows, blocks) for rows, blocks in parts]))
+        return spmm(self.sums, torch.cat([multiply_block_diagonal(rows, blocks) for rows, blocks in parts]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class RelationIndex:
         return OwnRelationRows(counts=counts, sums=sums), place
 
 
-def map_blocks(rows: Tensor, blocks: Tensor) -> Tensor:
+def multiply_block_diagonal(rows: Tensor, blocks: Tensor) -> Tensor:
     """Rows [m, B i] times the block-diagonal matrix of blocks [B, i, o]: [m, B o]."""
     num_blocks, height, width = blocks.shape
     if num_blocks == 1:

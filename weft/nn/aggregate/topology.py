@@ -90,7 +90,7 @@ class Topology:
         return self.edge_features_at(None)
 
     @cached_property
-    def known_edges(self) -> EdgeFeatures | None:
+    def features_with_loops(self) -> EdgeFeatures | None:
         """The features of the edges, and for the loops that are missing the mean of those of v's in-edges."""
         if self.edge_features is None:
             return None
@@ -234,8 +234,8 @@ class EdgeSubset(Topology):
         return self.whole.lacks_loop & self._loops
 
     @cached_property
-    def known_edges(self) -> EdgeFeatures | None:
-        known = self.whole.known_edges
+    def features_with_loops(self) -> EdgeFeatures | None:
+        known = self.whole.features_with_loops
         return None if known is None else known._replace(edges=known.edges[self.edges])
 
     @cached_property

@@ -45,9 +45,9 @@ class Converted(PhasedModel):
             self.register_buffer(name, buffer)
 
     @property
-    def gives(self) -> tuple[str, ...]:
+    def output_types(self) -> tuple[str, ...]:
         """The vertex types whose rows it gives, of a model by types; (): every vertex's."""
-        return self._program.gives
+        return self._program.output_types
 
     @property
     def num_layers(self) -> int:

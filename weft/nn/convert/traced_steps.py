@@ -97,7 +97,7 @@ class TracedProgram:
     """Of the values."""
     layers: tuple[str, ...] = ()
     """Names of the convolutions' results, in the order of their calls."""
-    gives: tuple[str, ...] = ()
+    output_types: tuple[str, ...] = ()
     """Vertex types that it has rows for, of a model by vertex types; the others' are zero."""
 
     @classmethod

@@ -47,7 +47,7 @@ def trace(model: nn.Module, given: frozenset[str], types: hetero.Types | None = 
     except Exception as error:
         raise InputError(f"{blamed(error)}: weft.nn.convert cannot follow it ({first_line(error)})") from error
     program = make_program(graph, root, training=model.training, num_relations=len(types.relations) if types else 0)
-    return replace(program, gives=root.gives) if isinstance(root, RootByType) else program
+    return replace(program, output_types=root.output_types) if isinstance(root, RootByType) else program
 
 
 def parameters_of(model: nn.Module) -> list[inspect.Parameter]:
@@ -108,7 +108,7 @@ class RootByType(Root):
         given = {name: one for name, one in given.items() if one is not None}
         if not given or any(name is None or hetero.type_of(one) != name for name, one in given.items()):
             raise InputError("the model is to return the rows of a vertex type, or a dict of rows by vertex type")
-        self.gives = tuple(given)
+        self.output_types = tuple(given)
         numbers = tuple(self.types.names.index(name) for name in given)
         return tracer.create_proxy(
             "call_function", hetero.logits_by_number, (tracer.kind, numbers, *given.values()), {}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from weft.nn.aggregate.aggregate import Aggregate, Request
 from weft.nn.aggregate.attention import Attend, AttendEdges, MaskKey
 from weft.nn.aggregate.reduce import Sum
-from weft.nn.layers.linear_transform import Linear, linear, map_rows, plus
+from weft.nn.layers.linear_transform import Linear, linear, apply_rowwise, plus
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedLayer
 from weft.nn.view import View
 
@@ -102,7 +102,7 @@ class GINConv(PhasedLayer):
 
     def resume(self, view: View, state: BoundaryState) -> Tensor:
         del view
-        y: Tensor = self.mlp(map_rows(_with_own, [state.rows["own"], state.result], [self.eps]))
+        y: Tensor = self.mlp(apply_rowwise(_with_own, [state.rows["own"], state.result], [self.eps]))
         return y
 
 

@@ -11,9 +11,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 from torch.nn.grad import conv2d_weight
 
-from weft.runtime.alignment import empty_on_lines, has_gaps, numbers_apart
-from weft.runtime.kernel_selection import chosen
-from weft.utils.dtypes import is_narrow, sum_dtype
+from weft.runtime.alignment import empty_aligned, needs_padding, row_stride
+from weft.runtime.kernel_selection import selected_kernel
+from weft.utils.dtypes import is_low_precision, sum_dtype
 
 PART_ROWS = 16  # from measuring 4 to 256
 PARTS = 8
@@ -38,17 +38,17 @@ def linear(x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bo
     """
     if weight.dtype != torch.float32 or x.device.type != "cpu":
         return linear_by("torch", "mkl", x, weight, added, summed=summed)
-    parts = PARTS if is_narrow(x.dtype) else 1
+    parts = PARTS if is_low_precision(x.dtype) else 1
     sizes = (torch.get_num_threads(), x.numel() * weight.shape[1] / parts, *weight.shape)
-    return linear_by(chosen("map", *sizes), chosen("map_weights", *sizes), x, weight, added, summed=summed)
+    return linear_by(selected_kernel("map", *sizes), selected_kernel("map_weights", *sizes), x, weight, added, summed=summed)
 
 
 def linear_by(
     by: str, weights_by: str, x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False
 ) -> Tensor:
     """`linear` by some implementations of `map` and `map_weights`, see `weft.runtime.kernel_selection`."""
-    narrow = is_narrower(x, weight)
-    gaps = summed and added is None and not narrow and has_gaps(x, weight.shape[1])
+    narrow = is_lower_precision(x, weight)
+    gaps = summed and added is None and not narrow and needs_padding(x, weight.shape[1])
     if by == "torch" and not narrow and not gaps:
         return x @ weight if added is None else torch.addmm(added, x, weight)
     if narrow:
@@ -58,13 +58,13 @@ def linear_by(
     return y
 
 
-def map_rows(run: Callable[..., Tensor], rows: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def apply_rowwise(run: Callable[..., Tensor], rows: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """`run(*rows, *parameters)` of rows [n, .], each by itself, to rows [n, out_width].
 
     Where rows are narrower than the parameters, so is the result: made in the parameters' type and rounded once. Its
     gradient makes it again, so that no wider rows are kept. run: without effects; closes over no tensor that wants one.
     """
-    if not is_narrower(rows[0], parameters[0]):
+    if not is_lower_precision(rows[0], parameters[0]):
         return run(*rows, *parameters)
     y: Tensor = _Widened.apply(run, len(rows), *rows, *parameters)  # type: ignore[no-untyped-call]
     return y
@@ -72,15 +72,15 @@ def map_rows(run: Callable[..., Tensor], rows: Sequence[Tensor], parameters: Seq
 
 def plus(x: Tensor, added: Tensor | None) -> Tensor:
     """Rows x and what is added to them, if anything: rows of their type, or one bias for all. As narrow as x is."""
-    if added is None or not is_narrower(x, added):
+    if added is None or not is_lower_precision(x, added):
         return x if added is None else x + added
     y: Tensor = _NarrowPlus.apply(x, added)  # type: ignore[no-untyped-call]
     return y
 
 
-def is_narrower(rows: Tensor, parameter: Tensor) -> bool:
+def is_lower_precision(rows: Tensor, parameter: Tensor) -> bool:
     """Whether rows are narrow, and a parameter is of the type that they are widened to."""
-    return is_narrow(rows.dtype) and parameter.dtype == sum_dtype(rows.dtype)
+    return is_low_precision(rows.dtype) and parameter.dtype == sum_dtype(rows.dtype)
 
 
 def sum_rows(x: Tensor) -> Tensor:
@@ -226,8 +226,8 @@ def _product_on_lines(x: Tensor, weight: Tensor, by: str) -> Tensor:
     """`x W` in rows that begin at cache lines, see `weft.runtime.alignment`."""
     width = weight.shape[1]
     if by != "onednn":
-        return torch.mm(x, weight, out=empty_on_lines(x, len(x), width))
-    gap = numbers_apart(width, x.itemsize) - width
+        return torch.mm(x, weight, out=empty_aligned(x, len(x), width))
+    gap = row_stride(width, x.itemsize) - width
     return _product(x, pad(weight, (0, gap)), None, by)[:, :width]
 
 

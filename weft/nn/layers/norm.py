@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.nn.aggregate.aggregate import Request, Total
-from weft.nn.layers.linear_transform import map_rows
+from weft.nn.layers.linear_transform import apply_rowwise
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedLayer
 from weft.nn.view import View
 from weft.utils.errors import InputError, unknown
@@ -30,7 +30,7 @@ class LayerNorm(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, _view: View, x: Tensor) -> Tensor:
-        return map_rows(self._normalised, [x], [self.norm.weight, self.norm.bias])
+        return apply_rowwise(self._normalised, [x], [self.norm.weight, self.norm.bias])
 
     def _normalised(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.nn.functional.layer_norm(x, self.norm.normalized_shape, weight, bias, self.norm.eps)
@@ -83,7 +83,7 @@ class BatchNorm(PhasedLayer):
             return self.normalised(x, state.shared["mean"], state.result / count)
         mean = state.result / count
         learn = partial(self.learn, mean.detach(), count)
-        squares = Request(Total(), {"x": map_rows(_squares, [x], [mean])})
+        squares = Request(Total(), {"x": apply_rowwise(_squares, [x], [mean])})
         return Boundary(request=squares, rows={"x": x}, shared={"mean": mean}, on_result=learn)
 
     @torch.no_grad()
@@ -95,7 +95,7 @@ class BatchNorm(PhasedLayer):
 
     def normalised(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         """Rows [n, F] by these statistics [F]."""
-        return map_rows(self._normalised, [x], [mean, var, self.weight, self.bias])
+        return apply_rowwise(self._normalised, [x], [mean, var, self.weight, self.bias])
 
     def _normalised(self, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return (x - mean) * (var + self.eps).rsqrt() * weight + bias

@@ -19,7 +19,7 @@ from weft.nn.layers.linear_transform import Linear
 from weft.nn.layers.rgcn import OneHotRGCNConv, RGCNConv
 from weft.nn.layers.stack import Decoupled, RowLayer, Stack
 from weft.nn.layers.typed_input import TypedInput
-from weft.utils.dtypes import is_narrow, sum_dtype
+from weft.utils.dtypes import is_low_precision, sum_dtype
 from weft.utils.errors import InputError, unknown
 
 P = ParamSpec("P")
@@ -92,7 +92,7 @@ def make_model(
     return stack(made)
 
 
-def require_model(model: str) -> None:
+def check_model_name(model: str) -> None:
     """InputError for a model that there is none of."""
     if model not in (*MODELS, *RELATIONAL):
         raise unknown("model", model, (*MODELS, *RELATIONAL))
@@ -102,7 +102,7 @@ def check_family(
     model: str, typed: TypedShape, hidden: int, *, decoupled: bool, bases: int, blocks: int, one_hot: bool
 ) -> None:
     """InputError for a model that there is none of, for what rgcn cannot be, and for others with its options."""
-    require_model(model)
+    check_model_name(model)
     if model not in RELATIONAL:
         if bases or blocks or one_hot:
             raise InputError(f"--bases, --blocks and --one-hot are of rgcn: leave them out for {model}")
@@ -215,13 +215,13 @@ def from_config(
             **{name: getattr(config, name) for name in FAMILY_OPTIONS if name != "edge_attention"},
         )
     dtype = getattr(torch, config.dtype)
-    if is_narrow(dtype):
-        require_narrow_rows(config, typed)
+    if is_low_precision(dtype):
+        check_low_precision_rows(config, typed)
         model.row_dtype = dtype
     return model.to(sum_dtype(dtype))
 
 
-def require_narrow_rows(config: Config, typed: TypedShape) -> None:
+def check_low_precision_rows(config: Config, typed: TypedShape) -> None:
     """InputError for a model whose rows cannot be narrower than its parameters."""
     given, remedy = f"--dtype {config.dtype}", "leave it out"
     if config.model not in (*PLAIN, "gat"):

@@ -15,7 +15,7 @@ from weft.nn.layers.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.layers.norm import BatchNorm, LayerNorm
 from weft.nn.layers.stack import RowLayer, Stack
 from weft.utils.errors import InputError
-from weft.utils.optional_packages import extra
+from weft.utils.optional_packages import import_extra
 
 
 def to_pyg(model: nn.Module) -> Any:
@@ -26,7 +26,7 @@ def to_pyg(model: nn.Module) -> Any:
     self loop, and for edge_attr without any, which PyG takes otherwise.
     InputError for another model than a weft.nn.Stack of GCN, SAGE, GIN, GAT, GATv2 and linear layers.
     """
-    pyg = extra("torch_geometric.nn", "to_pyg")
+    pyg = import_extra("torch_geometric.nn", "to_pyg")
     if not isinstance(model, Stack) or not model.is_plain or model.input is not None:
         raise InputError(f"a {type(model).__name__} has no twin in PyG: give a weft.nn.Stack over rows of one width")
     layers = list(model.layers)

@@ -26,7 +26,7 @@ NOISE = 1e-11  # of the largest gradient
 ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 
 
-class SampleView(GraphView):
+class ProbeView(GraphView):
     """A view whose totals can be those of another run, so that rows beside its own do not count.
 
     totals: what these are. num_vertices: of how many rows; both None: the totals of its rows, noted in `noted`.
@@ -63,7 +63,7 @@ class Call:
     outputs: list[Tensor]
 
 
-def require_independent_rows(work: Workload, *, together: bool) -> None:
+def check_row_independence(work: Workload, *, together: bool) -> None:
     """InputError for a model that draws random numbers of its own, or whose rows depend on which others are there.
 
     It is run on a few vertices, again, and beside others that no edge joins them to; the error names the innermost
@@ -75,7 +75,7 @@ def require_independent_rows(work: Workload, *, together: bool) -> None:
     totals: list[Tensor] = []
     with torch.random.fork_rng(devices=[]):
         sample = ProbeModel(work, few, vertices)
-        run = sample.forward(SampleView, noted=totals, totals=None)
+        run = sample.forward(ProbeView, noted=totals, totals=None)
         try:
             calls, again = _calls(sample.model, run), _calls(sample.model, run)
         except ERRORS as error:
@@ -96,7 +96,7 @@ def require_independent_rows(work: Workload, *, together: bool) -> None:
         beside = some_vertices(work.graph, BESIDE_VERTICES)
         more = random_topology(work.graph, BESIDE_VERTICES, BESIDE_DEGREE, work.dtype, seed=1)
         sample = ProbeModel(work, _side_by_side(more, few), torch.cat([beside, vertices]))
-        run = sample.forward(SampleView, noted=[], totals=iter(totals))
+        run = sample.forward(ProbeView, noted=[], totals=iter(totals))
         by_rounding = torch.finfo(work.row_dtype).eps ** 0.5  # what sums may change by with the number of rows
         name = _first_other(calls, _calls(sample.model, run), by_rounding)
     if name:
@@ -182,7 +182,7 @@ def idle_parameters(work: Workload) -> list[str]:
     vertices = some_vertices(work.graph, NUM_VERTICES)
     sample = ProbeModel(precise, random_topology(work.graph, NUM_VERTICES, DEGREE, torch.float64), vertices)
     try:
-        logits = sample.forward(SampleView, noted=[], totals=None)()
+        logits = sample.forward(ProbeView, noted=[], totals=None)()
         logits.backward(torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits))
     except ERRORS:  # made for float32 alone
         return []

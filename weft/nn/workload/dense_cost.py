@@ -11,31 +11,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.nn.aggregate.kernel_memory import Footprint
+from weft.nn.aggregate.kernel_memory import KernelMemory
 from weft.nn.graph_view import ViewTraits
 from weft.nn.layers.pyg_conv import PyGConv
-from weft.nn.workload.flops import CountedConv, FlopCounter, FlopPosition, MapFlops
+from weft.nn.workload.flops import CountedConv, FlopCounter, FlopPosition, DenseFlops
 from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
-from weft.nn.workload.outline import Twin, typed_rows_of
-from weft.nn.workload.outline_view import Notes, OutlineView
-from weft.nn.workload.workload import MapsKey, Workload
+from weft.nn.workload.outline import MetaModel, typed_rows_of
+from weft.nn.workload.outline_view import OutlineState, OutlineView
+from weft.nn.workload.workload import DenseFlopsKey, Workload
 from weft.runtime.kernel_call import merged
 from weft.runtime.tensor_peak import TensorPeak
 
 
-def map_flops(work: Workload, traits: ViewTraits, levels: LayerSizes, *, training: bool) -> tuple[MapFlops, ...]:
+def dense_flops(work: Workload, traits: ViewTraits, levels: LayerSizes, *, training: bool) -> tuple[DenseFlops, ...]:
     """Those of a rank's maps, which has so much of everything, in one training step or one evaluation.
 
     Before the first of the outline's operations, between two, and behind the last. Found out once for each workload.
     """
-    key = MapsKey(traits, training, levels)
+    key = DenseFlopsKey(traits, training, levels)
     if key not in work.maps:
         counter = FlopCounter()
-        footprints = [Footprint()] * len(work.outline(traits, training=training))
+        footprints = [KernelMemory()] * len(work.outline(traits, training=training))
         count = _run_step(work, traits, levels, counter, footprints, training=training)
         places = [(FlopPosition(i), FlopPosition(i, backward=True)) for i in range(count + 1)]
         work.maps[key] = tuple(
-            MapFlops(
+            DenseFlops(
                 counter.found[there],
                 counter.found[back],
                 merged(counter.calls[there]),
@@ -47,7 +47,7 @@ def map_flops(work: Workload, traits: ViewTraits, levels: LayerSizes, *, trainin
 
 
 def step_memory(
-    work: Workload, traits: ViewTraits, levels: LayerSizes, footprints: Sequence[Footprint], *, training: bool
+    work: Workload, traits: ViewTraits, levels: LayerSizes, footprints: Sequence[KernelMemory], *, training: bool
 ) -> TensorPeak:
     """The memory of all that a step makes on a rank, whose operations take so much."""
     peak = TensorPeak()
@@ -60,19 +60,19 @@ def _run_step(
     traits: ViewTraits,
     levels: LayerSizes,
     counter: FlopCounter,
-    footprints: Sequence[Footprint],
+    footprints: Sequence[KernelMemory],
     *,
     training: bool,
     followed: AbstractContextManager[Any] | None = None,
 ) -> int:
     """A step on tensors without data; how many graph operations it has. followed: the step, but not its inputs."""
-    twin = counted_twin(work, counter, training=training)
+    twin = make_counting_model(work, counter, training=training)
     typed = work.stats.typed
     rows = typed_rows_of(typed, levels.featured, levels.num_embedded, twin.dtype) if typed.has_input else None
     inputs = twin.inputs(
         levels.rows[0], rows, optimisations=work.optimisations, sparse=work.sparse, sparse_first=work.sparse_first
     )
-    notes = Notes(
+    notes = OutlineState(
         levels.rows[-1],
         steps_of(work, traits, training=training),
         traits.shrinks_rows,
@@ -90,7 +90,7 @@ def _run_step(
     return count
 
 
-def make_levels(work: Workload, vertices: Sequence[slice | Tensor], blocks: Sequence[BlockSize]) -> LayerSizes:
+def make_layer_sizes(work: Workload, vertices: Sequence[slice | Tensor], blocks: Sequence[BlockSize]) -> LayerSizes:
     """The sizes of a rank's share, from the vertices before each aggregate and in the end, and each one's block.
 
     blocks: none where no layer asks for them. Where the graph is not there, its types are taken to be spread evenly.
@@ -132,10 +132,10 @@ def backward_flops(counter: FlopCounter, segment: int, results: list[Tensor]) ->
         torch.autograd.backward(results, [torch.empty_like(one) for one in results])
 
 
-def counted_twin(work: Workload, counter: FlopCounter, *, training: bool) -> Twin:
+def make_counting_model(work: Workload, counter: FlopCounter, *, training: bool) -> MetaModel:
     """A model's twin, of which convolutions that need the edges' values count what they would do."""
     stats = work.stats
-    twin = Twin(
+    twin = MetaModel(
         work.model,
         stats.num_features,
         stats.num_edge_features,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.workload.layer_sizes import BlockSize
-from weft.nn.workload.meta_shapes import shaped
+from weft.nn.workload.meta_shapes import meta_result
 from weft.runtime.dispatch import DispatchMode
 from weft.runtime.kernel_call import KernelCall
 
@@ -26,7 +26,7 @@ class FlopPosition(NamedTuple):
     backward: bool = False
 
 
-class MapFlops(NamedTuple):
+class DenseFlops(NamedTuple):
     """Those of the maps between two graph operations of a model."""
 
     forward: int
@@ -81,7 +81,7 @@ class FlopCounter(DispatchMode):
             left, right = product(args)
             self.add(2 * left.numel() * right.shape[-1])
             self.note(*product_call(left, right))
-        result = shaped(func, args, kwargs or {})
+        result = meta_result(func, args, kwargs or {})
         if result is None:
             result = func(*args, **(kwargs or {}))
         if product is None and not func.is_view and func.overloadpacket not in ALLOCATIONS:

@@ -11,10 +11,10 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
-def shaped(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+def meta_result(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """The result of an operation on tensors without data; None: of this one PyTorch is to find out."""
     if func is aten.mm.default:
-        return of_product(*args)
+        return matmul(*args)
     shape = SHAPES.get(func)
     if shape is None or "dtype" in kwargs:
         return None
@@ -26,12 +26,12 @@ def is_plain(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_meta and x.is_floating_point() and x.is_contiguous()
 
 
-def of_first(x: Tensor, *others: Any) -> Tensor | None:
+def unary(x: Tensor, *others: Any) -> Tensor | None:
     """Number by number, of one tensor, or of two that one made of the other."""
     return x.new_empty(x.shape) if all(is_plain(one) for one in others if isinstance(one, Tensor)) else None
 
 
-def of_both(x: Tensor, y: Any, *_: Any) -> Tensor | None:
+def binary(x: Tensor, y: Any, *_: Any) -> Tensor | None:
     """Number by number, of two tensors, of which one may be a row or a column, or of one and a number."""
     if isinstance(y, float | int):
         return x.new_empty(x.shape)
@@ -39,26 +39,26 @@ def of_both(x: Tensor, y: Any, *_: Any) -> Tensor | None:
     return x.new_empty(torch.broadcast_shapes(x.shape, y.shape)) if alike else None
 
 
-def of_product(x: Tensor, y: Tensor) -> Tensor | None:
+def matmul(x: Tensor, y: Tensor) -> Tensor | None:
     """Rows one after the other, however those of the two matrices stand."""
     alike = x.is_meta and y.is_meta and x.dtype == y.dtype and x.dim() == y.dim() == 2 and x.shape[1] == y.shape[0]
     return x.new_empty(x.shape[0], y.shape[1]) if alike else None
 
 
-def of_map(bias: Tensor, x: Tensor, weight: Tensor, *_: Any) -> Tensor | None:
+def addmm(bias: Tensor, x: Tensor, weight: Tensor, *_: Any) -> Tensor | None:
     """A product to which a row, or one for each, is added."""
     alike = bias.dtype == x.dtype and bias.shape[-1:] == weight.shape[1:]
-    return of_product(x, weight) if alike else None
+    return matmul(x, weight) if alike else None
 
 
-def of_blocks(blocks: Sequence[Tensor]) -> Tensor | None:
+def block_diag(blocks: Sequence[Tensor]) -> Tensor | None:
     """Matrices along a diagonal."""
     if any(block.dim() != 2 for block in blocks):
         return None
     return blocks[0].new_empty(*map(sum, zip(*(block.shape for block in blocks), strict=True)))
 
 
-def of_all(parts: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor | None:
     """Tensors one after the other."""
     if any(part.dim() != parts[0].dim() or part.dtype != parts[0].dtype for part in parts):
         return None
@@ -67,14 +67,14 @@ def of_all(parts: Sequence[Tensor], dim: int = 0) -> Tensor | None:
     return parts[0].new_empty(shape)
 
 
-def of_layers(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+def stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Tensors that are alike, along a dimension of their own."""
     shape = [*parts[0].shape]
     shape.insert(dim % (len(shape) + 1), len(parts))
     return parts[0].new_empty(shape)
 
 
-def of_sums(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> Tensor | None:
+def reduction(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> Tensor | None:
     """Sums or means along some dimensions, or all."""
     if x.dim() == 0:
         return None
@@ -84,9 +84,9 @@ def of_sums(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> Ten
 
 
 SHAPES: dict[Any, Callable[..., Tensor | None]] = {
-    aten.addmm.default: of_map,
-    aten.block_diag.default: of_blocks,
-    aten.cat.default: of_all,
+    aten.addmm.default: addmm,
+    aten.block_diag.default: block_diag,
+    aten.cat.default: cat,
     **dict.fromkeys(
         (
             aten.div.Scalar,
@@ -102,10 +102,10 @@ SHAPES: dict[Any, Callable[..., Tensor | None]] = {
             aten.rsqrt.default,
             aten.threshold_backward.default,
         ),
-        of_first,
+        unary,
     ),
-    aten.mean.dim: of_sums,
-    aten.stack.default: of_layers,
-    aten.sum.dim_IntList: of_sums,
-    **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor), of_both),
+    aten.mean.dim: reduction,
+    aten.stack.default: stack,
+    aten.sum.dim_IntList: reduction,
+    **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor), binary),
 }

@@ -50,9 +50,9 @@ class GraphOperation:
         return self.op.logit_width if isinstance(self.op, Aggregate) else 0
 
     @property
-    def beside_width(self) -> int:
+    def separate_logit_width(self) -> int:
         """Those of them that come beside a source's row, and are not the row itself."""
-        return self.op.beside_width if isinstance(self.op, Aggregate) else 0
+        return self.op.separate_logit_width if isinstance(self.op, Aggregate) else 0
 
     @property
     def reads_edges(self) -> bool:

@@ -20,7 +20,7 @@ from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.view import TypedRows
 from weft.nn.workload.flops import FlopCounter
 from weft.nn.workload.operation import GraphOperation
-from weft.nn.workload.outline_view import Notes, OutlineView
+from weft.nn.workload.outline_view import OutlineState, OutlineView
 from weft.utils.errors import InputError
 
 
@@ -48,19 +48,19 @@ def outline(
     InputError for a model that is none, that cannot take rows of num_features, that does not give num_classes logits,
     or that asks for what the view refuses or the graph lacks.
     """
-    twin = Twin(model, num_features, num_edge_features, typed, weighted=weighted, training=training)
+    twin = MetaModel(model, num_features, num_edge_features, typed, weighted=weighted, training=training)
     relating = typed.num_relations, num_relation_rows / max(num_vertices, 1)
 
-    def run(notes: Notes, what: str) -> Tensor:
+    def run(notes: OutlineState, what: str) -> Tensor:
         num_rows = notes.rows_at(0)
         rows = no_rows(typed, num_rows - num_vertices, twin.dtype) if typed.has_input else None
         inputs = twin.inputs(num_rows, rows, optimisations=optimisations, sparse_first=sparse_first)
         return twin.run(traits, notes, inputs, what)
 
-    notes = Notes(num_vertices, Counter(), False, FlopCounter(), twin.running, transform_share, *relating)
+    notes = OutlineState(num_vertices, Counter(), False, FlopCounter(), twin.running, transform_share, *relating)
     logits = run(notes, f"the model cannot take rows of {num_features} features ({{}}): mend its widths")
     if traits.shrinks_rows:
-        again = Notes(num_vertices, notes.steps, True, FlopCounter(), twin.running, 1.0, *relating)
+        again = OutlineState(num_vertices, notes.steps, True, FlopCounter(), twin.running, 1.0, *relating)
         run(again, "a layer adds rows of its input to fewer rows of its result ({}): use view.targets(x) for them")
     if num_classes is not None and logits.shape[1:] != (num_classes,):
         raise InputError(
@@ -69,7 +69,7 @@ def outline(
     return notes.operations
 
 
-class Twin:
+class MetaModel:
     """A copy of a model whose tensors have a shape and no data. InputError for a model that is none."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Twin:
         rows = torch.empty(num_rows, self.num_features, dtype=self.dtype, device="meta")
         return Inputs(rows=rows, typed=typed, **said)
 
-    def run(self, traits: ViewTraits, notes: Notes, inputs: Inputs, what: str) -> Tensor:
+    def run(self, traits: ViewTraits, notes: OutlineState, inputs: Inputs, what: str) -> Tensor:
         """One forward pass under views that take notes; what: is wrong with the model where it cannot run."""
         stages = range(cast(int, self.model.num_stages))
         views = [OutlineView(traits, stage, notes, self.topology, inputs) for stage in stages]

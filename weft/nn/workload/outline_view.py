@@ -12,9 +12,9 @@ from torch import Tensor
 
 from weft.nn.aggregate.aggregate import Aggregate, Rows, Total
 from weft.nn.aggregate.attention import AttendEdges
-from weft.nn.aggregate.kernel_memory import DropoutStandIn, Footprint, StandIn
+from weft.nn.aggregate.kernel_memory import DropoutStandIn, KernelMemory, StandIn
 from weft.nn.aggregate.reduce import ByRelation
-from weft.nn.aggregate.relations import map_blocks
+from weft.nn.aggregate.relations import multiply_block_diagonal
 from weft.nn.aggregate.topology import Topology
 from weft.nn.graph_view import GraphView, Inputs, Origin, ViewTraits
 from weft.nn.layers.linear_transform import linear, sum_rows
@@ -26,7 +26,7 @@ from weft.utils.random import RandomKey
 
 
 @dataclass
-class Notes:
+class OutlineState:
     """What the views of one run have noted."""
 
     num_rows: int
@@ -46,7 +46,7 @@ class Notes:
     """How many rows a relational layer maps for one of the result."""
     levels: LayerSizes | None = None
     """How many rows there really are, where the run is of one rank."""
-    footprints: Sequence[Footprint] = ()
+    footprints: Sequence[KernelMemory] = ()
     """In a run of one rank, what each operation takes; of a layer of its own, none."""
     operations: list[GraphOperation] = field(default_factory=list)
     density: float = 1.0
@@ -70,7 +70,7 @@ class Notes:
 class OutlineView(GraphView):
     """A view that computes nothing and notes what it is asked for; it weighs and refuses by the traits of another."""
 
-    def __init__(self, traits: ViewTraits, stage: int, notes: Notes, topology: Topology, inputs: Inputs) -> None:
+    def __init__(self, traits: ViewTraits, stage: int, notes: OutlineState, topology: Topology, inputs: Inputs) -> None:
         super().__init__(topology, inputs=inputs)
         self.traits, self.stage, self.notes = traits, stage, notes
 
@@ -120,7 +120,7 @@ class OutlineView(GraphView):
         levels, hop = self.notes.levels, self.notes.operations[-1].hop
         num_related = levels.relation_rows[hop] if levels else max(1, round(self.notes.rows_per_vertex * len(rows)))
         related = rows.new_empty(num_related, rows.shape[1])
-        y = map_blocks(related + rows.sum(), weight.sum(0))
+        y = multiply_block_diagonal(related + rows.sum(), weight.sum(0))
         return y.new_empty(len(rows), y.shape[1]) + y.sum()
 
     def embed(self, weight: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class OutlineView(GraphView):
         share = self.notes.transform_share
         if self.inputs.sparse and self.origin(x) == "inputs":  # by the nonzeros, which is no dense map
             self._note_sparse(x, weight)
-            y: Tensor = StandIn.apply(Footprint(), len(x), x[:, :1].expand(-1, weight.shape[1]), weight)  # type: ignore[no-untyped-call]
+            y: Tensor = StandIn.apply(KernelMemory(), len(x), x[:, :1].expand(-1, weight.shape[1]), weight)  # type: ignore[no-untyped-call]
             return y if added is None else (y + added).to(x.dtype)
         if share < 1 and self.origin(x) == "inputs" and len(weight) == x.shape[1]:
             width = max(1, round(share * len(weight)))  # as many flops as the map by nonzeros is worth

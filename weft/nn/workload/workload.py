@@ -14,7 +14,7 @@ from weft.nn.graph_view import ONE_DEVICE, ViewTraits
 from weft.nn.layers.phases import parameter_dtype, row_dtype
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.typed_input import shared_parameters
-from weft.nn.workload.flops import BlockFlops, MapFlops
+from weft.nn.workload.flops import BlockFlops, DenseFlops
 from weft.nn.workload.layer_sizes import LayerSizes
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
@@ -30,7 +30,7 @@ class OutlineKey(NamedTuple):
     training: bool
 
 
-class MapsKey(NamedTuple):
+class DenseFlopsKey(NamedTuple):
     """What the flops of a rank's maps depend on besides the workload."""
 
     traits: ViewTraits
@@ -61,7 +61,7 @@ class Workload:
         self.model, self.optimisations, self.num_classes = model, optimisations, num_classes
         self.stats = graph if isinstance(graph, GraphStats) else GraphStats.of(graph)
         self.outlines = dict(outlines or {})
-        self.maps: dict[MapsKey, tuple[MapFlops, ...]] = {}
+        self.maps: dict[DenseFlopsKey, tuple[DenseFlops, ...]] = {}
         self._graph = graph if isinstance(graph, Graph) else None
         self._block_flops: dict[tuple[str, int, bool, bool], BlockFlops] = {}
 

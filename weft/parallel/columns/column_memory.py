@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.comm import ColumnLayout, RowSet
-from weft.nn import Aggregate, AttendEdges, Footprint, kernel_footprint
+from weft.nn import Aggregate, AttendEdges, KernelMemory, estimate_kernel_memory
 from weft.parallel.chunks.run.slots import Way, edge_bytes
 from weft.parallel.columns.chunking import CutSizes
 from weft.runtime.streams import pinned_bytes
@@ -118,7 +118,7 @@ class PassSizes:
         edges = self.cut.edges[number] + self.cut.loops[number]
         return edge_bytes(way, self.results[number], self.cut.num_slots, edges, self.stored_edge, 0)
 
-    def footprint(self) -> Footprint:
+    def footprint(self) -> KernelMemory:
         """That of a forward pass, and of its backward pass."""
         forward, backward = _Run(self), _Run(self)
         forward.forward()
@@ -126,7 +126,7 @@ class PassSizes:
         saved = self.saved * self.itemsize
         result, grads = self.num_own * self.going.row, self.num_own * self.coming.row * self.split
         more = (self.num_local - self.num_own) * self.going.row  # gradients of results that are no rows of vertices
-        return Footprint(
+        return KernelMemory(
             forward=max(forward.most - result * self.itemsize - saved, 0),
             saved=saved,
             backward=max(backward.most + (more - grads) * self.itemsize, 0),
@@ -273,7 +273,7 @@ class _Run:
             return moved + brought
         if one.keeps:
             return max(moved, results * (3 * one.op.heads + 2 * one.own_width) * one.itemsize) + brought
-        made = kernel_footprint(
+        made = estimate_kernel_memory(
             one.op,
             num_targets=results,
             num_edges=one.cut.edges[number],

@@ -143,7 +143,7 @@ class Moves:
         widths = self._source_widths(step)
         wanted = [width for width, needed in widths if needed]
         read, spread = sum(width for width, _ in widths), sum(wanted)
-        own = self._width(segment, step.own_ports) + (segment.total_saved_width if step.kept else 0)
+        own = self._width(segment, step.target_ports) + (segment.total_saved_width if step.kept else 0)
         rounds = planned.schedule.rounds
         inside = dealt(self._layer_maps(segment, planned, backward=backward), len(rounds))
         pieces = dealt(maps, len(rounds))
@@ -163,7 +163,7 @@ class Moves:
                 self._exchange(round_.send_row_counts, round_.recv_row_counts, read)
             self.made += inside[number]
             fresh = round(self.sizes.fresh_share * edges)
-            sizes = edges, rows, len(round_.held), fresh, first, segment.op.heads
+            sizes = edges, rows, len(round_.slot_sources), fresh, first, segment.op.heads
             call = KernelCall(type(segment.op).__name__, sizes)
             if step.values and not step.kept:
                 self._aggregate(edges * first, call)
@@ -271,7 +271,7 @@ def mapped(made: DenseFlops, *, backward: bool, retained: bool = False) -> Opera
     again = not (backward and retained)
     flops = made.forward * again + made.backward * backward
     calls = made.calls * again + made.backward_calls * backward
-    return Operation(kind="map", flops=flops, calls=calls) if flops or calls else None
+    return Operation(kind="dense", flops=flops, calls=calls) if flops or calls else None
 
 
 def dealt(made: Operation | None, count: int) -> list[list[Operation]]:

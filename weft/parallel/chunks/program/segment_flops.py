@@ -11,12 +11,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from weft.nn import SPREAD, BlockSize, Inputs, LayerSizes, MapFlops, Total, WholeLayer, Workload
+from weft.nn import SPREAD, BlockSize, Inputs, LayerSizes, DenseFlops, Total, WholeLayer, Workload
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
-from weft.nn.workload.dense_cost import backward_flops, counted_twin
+from weft.nn.workload.dense_cost import backward_flops, make_counting_model
 from weft.nn.workload.flops import FlopCounter, FlopPosition
 from weft.nn.workload.outline import typed_rows_of
-from weft.nn.workload.outline_view import Notes, OutlineView, counted_dropout
+from weft.nn.workload.outline_view import OutlineState, OutlineView, counted_dropout
 from weft.parallel.chunks.program.chunk_program import ChunkProgram, Segment, differentiable, left_by
 from weft.parallel.chunks.program.segments import leaf
 from weft.parallel.chunks.run.chunk_views import RowsView
@@ -44,10 +44,10 @@ class SegmentFlops:
     def __init__(self, work: Workload, program: ChunkProgram, levels: LayerSizes, *, training: bool) -> None:
         self.work, self.segments, self.levels, self.training = work, program.segments, levels, training
         self.counter = FlopCounter()
-        self.twin = counted_twin(work, self.counter, training=training)
-        self._known: dict[tuple[int, ...], MapFlops] = {}
+        self.twin = make_counting_model(work, self.counter, training=training)
+        self._known: dict[tuple[int, ...], DenseFlops] = {}
 
-    def segment(self, number: int, calls: int) -> MapFlops:
+    def segment(self, number: int, calls: int) -> DenseFlops:
         """Those of a segment that is run in so many calls."""
         if (number, calls) not in self._known:
             rows = self.levels.rows[self.segments[number].hop]
@@ -55,13 +55,13 @@ class SegmentFlops:
             self._known[number, calls] = repeated(whole, none, calls)
         return self._known[number, calls]
 
-    def layer(self, number: int, num_sources: int, calls: int) -> MapFlops:
+    def layer(self, number: int, num_sources: int, calls: int) -> DenseFlops:
         """Those of the whole layer that a segment requests, on so many chunks that read so many sources together."""
         if (known := (number, num_sources, calls)) not in self._known:
             self._known[known] = self._calls(number, num_sources, calls)
         return self._known[known]
 
-    def _calls(self, number: int, num_sources: int, calls: int) -> MapFlops:
+    def _calls(self, number: int, num_sources: int, calls: int) -> DenseFlops:
         segment, levels, hop = self.segments[number], self.levels, self.segments[number].hop
         op = cast(Boundary, self._reach(number, 0)[0]).request.op
         assert isinstance(op, WholeLayer)
@@ -72,7 +72,7 @@ class SegmentFlops:
         )
         return repeated(self._layer(op, segment, size), self._layer(op, segment, NO_ROWS), calls)
 
-    def _segment(self, number: int, num_rows: int, *, shared: bool) -> MapFlops:
+    def _segment(self, number: int, num_rows: int, *, shared: bool) -> DenseFlops:
         """Those of one call; shared: whether it takes the gradients of what all rows share."""
         segment = self.segments[number]
         reached, start = self._reach(number, num_rows)
@@ -118,9 +118,9 @@ class SegmentFlops:
             context=boundary.context,
         )
 
-    def _layer(self, op: WholeLayer, segment: Segment, levels: LayerSizes) -> MapFlops:
+    def _layer(self, op: WholeLayer, segment: Segment, levels: LayerSizes) -> DenseFlops:
         """Those of one call on a block of these sizes."""
-        notes = Notes(
+        notes = OutlineState(
             levels.rows[1],
             Counter({0: 1}),
             True,
@@ -138,13 +138,13 @@ class SegmentFlops:
         forward = self.counter.total - start
         return self._with_backward(start, forward, [y])
 
-    def _with_backward(self, start: int, forward: int, results: list[Tensor]) -> MapFlops:
+    def _with_backward(self, start: int, forward: int, results: list[Tensor]) -> DenseFlops:
         """Those of a call, in a training step with those of its backward pass from some results."""
         if self.training:
             backward_flops(self.counter, 0, results)
         noted = [(place.backward, calls) for place, calls in self.counter.calls.items()]
         both = (merged(chain(*(calls for back, calls in noted if back == backward))) for backward in (False, True))
-        return MapFlops(forward, self.counter.total - start - forward, *both)
+        return DenseFlops(forward, self.counter.total - start - forward, *both)
 
     def _start(self) -> int:
         """Begins to note calls anew; the flops counted before."""
@@ -153,11 +153,11 @@ class SegmentFlops:
         return self.counter.total
 
 
-def repeated(whole: MapFlops, none: MapFlops, calls: int) -> MapFlops:
+def repeated(whole: DenseFlops, none: DenseFlops, calls: int) -> DenseFlops:
     """Those of so many calls, from those of one which has all of their rows and of one which has none."""
     forward, backward = (one + (calls - 1) * least for one, least in zip(whole[:2], none[:2], strict=True))
     noted = (shared_out(one, least, calls) for one, least in zip(whole[2:], none[2:], strict=True))
-    return MapFlops(forward, backward, *noted)
+    return DenseFlops(forward, backward, *noted)
 
 
 def shared_out(made: Iterable[KernelCall], always: Collection[KernelCall], calls: int) -> tuple[KernelCall, ...]:

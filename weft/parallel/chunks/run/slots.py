@@ -75,10 +75,10 @@ class SlotTopology(SubTopology):
         return None if self.looped is not None else super().loop
 
     @cached_property
-    def known_edges(self) -> EdgeFeatures | None:
-        known = self.whole.known_edges
+    def features_with_loops(self) -> EdgeFeatures | None:
+        known = self.whole.features_with_loops
         if self.looped is None or known is None or self.edge_features is None or known.loops is None:
-            return super().known_edges
+            return super().features_with_loops
         loops = known.loops[self.targets[self.whole.lacks_loop[self.targets]]]
         return EdgeFeatures(spread(self.edge_features, self.looped, loops.to(self.adjacency.device)))
 
@@ -118,12 +118,12 @@ class PlacedRound:
         self.targets, self.num_edges = round_.targets, round_.edges.stop - round_.edges.start
         self.results = relations.span(self.targets) if relations else self.targets
         """The rows of the result."""
-        self.whole, self.array_file, self.num_slots = whole, array_file, len(round_.held)
-        self.fetch_counts, self.serve_counts = round_.fetch_counts, round_.serve_counts
-        self.give_counts, self.take_counts = round_.give_counts, round_.take_counts
+        self.whole, self.array_file, self.num_slots = whole, array_file, len(round_.slot_sources)
+        self.recv_row_counts, self.send_row_counts = round_.recv_row_counts, round_.send_row_counts
+        self.send_grad_counts, self.recv_grad_counts = round_.send_grad_counts, round_.recv_grad_counts
         self.in_place = round_.in_place
         self._topologies: dict[SlotLayout, SlotTopology] = {}
-        ids = vertices[round_.held.clamp(min=0)]
+        ids = vertices[round_.slot_sources.clamp(min=0)]
         narrow = id_dtype(len(whole.ids))
         self._sources, self._targets = array_file.put(ids.to(narrow)), array_file.put(vertices[self.targets].to(narrow))
         self._indices = {name: array_file.put(getattr(round_, name).to(narrow)) for name in FORWARD + BACKWARD}
@@ -150,7 +150,7 @@ class PlacedRound:
     @property
     def exchanges(self) -> bool:
         """Whether it is one of a round of several ranks, which exchange what their chunks read."""
-        return len(self.fetch_counts) > 1
+        return len(self.recv_row_counts) > 1
 
     def index(self, name: str) -> Tensor:
         """An index set of the round, int64."""
@@ -215,14 +215,14 @@ class PlacedRound:
         weight = None if hop.block.weight is None or known is None else hop.block.weight[round_.edges].to(known.dtype)
         indices, num_sources, looped = round_.indices, self.num_slots, None
         if layout == "whole":
-            number = round_.held[indices]
+            number = round_.slot_sources[indices]
             its_own = (number >= first) & (number < end)
             indices = torch.where(its_own, number - first, indices + (end - first)).to(indices.dtype)
             num_sources += end - first
         if layout == "looped":
             missing = self.whole.lacks_loop.cpu()[self.array_file.get(self._targets).long()]
             indptr, looped = with_loops(indptr, missing)
-            own = round_.own_slots[missing].to(indices.dtype)
+            own = round_.target_slots[missing].to(indices.dtype)
             indices = spread(indices, looped, own)
             weight = None if weight is None else spread(weight, looped, weight.new_ones(len(own)))
             looped = looped if self.whole.edge_features is not None else looped[:0]  # which alone are spread by it
