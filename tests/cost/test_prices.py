@@ -95,7 +95,7 @@ def test_what_was_not_measured_is_said() -> None:
     prices = machine.prices_of(1)[0]
     for tables in ({}, {"Sum": TABLE}):
         with pytest.raises(
-            InputError, match=r"another version of weft's probe measured Sum, in another way: .*weft probe"
+            InputError, match=r"the profile has Sum from another version of weft's probe: .*weft probe"
         ):
             replace(prices, tables=tables).seconds(KernelCall("Sum", (1000, 100, 50, 20, 8, 0)))
     with pytest.raises(InputError, match="several hosts: run weft probe under torchrun"):

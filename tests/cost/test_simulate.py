@@ -33,7 +33,7 @@ def hosts(ranks_each: int, slots: int = 2) -> Hosts:
 
 
 def work(seconds: int, *, ahead: bool = False) -> Operation:
-    return Operation(kind="map", calls=(KernelCall("product", (seconds,)),), ahead=ahead)
+    return Operation(kind="dense", calls=(KernelCall("product", (seconds,)),), ahead=ahead)
 
 
 MEETING = Operation(kind="collective", tag="halo", bytes_sent=1, bytes_received=1)

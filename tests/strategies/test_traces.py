@@ -80,7 +80,7 @@ def test_the_way_to_logits_that_sends_least_is_taken(stats: GraphStats, hidden: 
     plan = get_strategy("tensor")(Workload(model, stats), 4)
     plan.__dict__["num_remote"] = 2000  # which only a graph tells
     traces = [plan.trace(rank, training=False) for rank in range(4)]
-    made = [[one for one in trace.operations if one.kind != "map"] for trace in traces]
+    made = [[one for one in trace.operations if one.kind != "dense"] for trace in traces]
     way, said = made[0][0].how.split(", of ")
     ways = {name: int(number.replace(",", "")) for name, number in re.findall(r"([a-z][a-z -]+) ([\d,]+) B", said)}
     assert way == taken == min(list(ways)[:2], key=lambda name: ways[name])

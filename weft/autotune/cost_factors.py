@@ -22,7 +22,7 @@ def machine_of(work: Workload, cluster: Cluster) -> Machine:
     Of the tables alone, not of what runs have taught: the same run decides the same until the machine is measured anew.
     InputError where they do not have what the cluster or the workload needs.
     """
-    profile = replace(cluster.profile, learned=())
+    profile = replace(cluster.profile, calibration=())
     alone, busy = profile.prices_of(cluster.threads)
     busy_slots = min(cluster.ranks_each, cluster.slots)
     trace = SinglePlan(work).trace(training=True)
@@ -35,7 +35,7 @@ def machine_of(work: Workload, cluster: Cluster) -> Machine:
     if cluster.ranks > 1:
         crossing = profile.network_of(cluster.ranks, cluster.hosts).seconds("halo", MESSAGE_BYTES)
     return Machine(
-        seconds_per_flop=max(LEAST, seconds_of("map") / max(trace.flops, 1)),
+        seconds_per_flop=max(LEAST, seconds_of("dense") / max(trace.flops, 1)),
         seconds_per_edge=max(LEAST, seconds_of("aggregate") / max(trace.edges, 1)),
         seconds_per_byte=max(LEAST, crossing / MESSAGE_BYTES),
     )

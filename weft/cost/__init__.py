@@ -1,4 +1,7 @@
-"""What a run will cost, told beforehand."""
+"""Cost model: prices of kernels and networks, traces of steps, and the estimated time of a step.
+
+Reading order: trace, prices, simulate, profile, machine, datasheets.
+"""
 
 from weft.cost.datasheets import GPUS, Gpu, nominal_network, nominal_prices
 from weft.cost.machine import NOMINAL_RATES, Machine, Rates

@@ -1,6 +1,6 @@
-"""What machines take that nobody has measured: datasheets, and how much of what these promise programs get.
+"""Nominal prices of machines that were not measured: datasheets, and the share of their peak that programs reach.
 
-Nothing here is fitted to a measurement of graph networks. Shares are what is generally known of such kernels.
+No constant is fitted to a measurement of graph networks. The shares are generally known for such kernels.
 """
 
 from __future__ import annotations
@@ -14,27 +14,29 @@ from weft.cost.prices import WORK, Network, Prices, PriceTable, table_of
 
 GIB = 1 << 30
 INDEX_BYTES, NUMBER_BYTES = 4, 4
+"""Bytes of an int32 index, and of a float32 number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU by its datasheet."""
+    """Figures of a GPU's datasheet."""
 
     memory_gib: float
+    """Memory in GiB."""
     memory_gbps: float
-    """GB/s of its memory."""
+    """Memory bandwidth in GB/s."""
     tflops: float
-    """float32, without tensor cores."""
+    """Peak float32 TFLOP/s without tensor cores."""
     host_gbps: float
-    """GB/s from the host or to it, each way."""
+    """GB/s between host and device in each direction."""
     peer_gbps: float
-    """GB/s to other GPUs of the host, each way; over the host's link where it has no other."""
+    """GB/s to other GPUs of the host in each direction; that of the host's link if there is no other."""
     source: str
-    """The datasheet."""
+    """Name of the datasheet."""
 
 
 PCIE3, PCIE4, PCIE5 = 15.75, 31.5, 63.0
-"""GB/s each way of 16 lanes: 8, 16 and 32 GT/s, of 130 bits 128 (PCI-SIG)."""
+"""GB/s of 16 PCIe lanes in each direction: 8, 16 and 32 GT/s, with 128 data bits in 130 (PCI-SIG)."""
 
 GPUS = {
     "P100": Gpu(
@@ -76,27 +78,28 @@ GPUS = {
 }
 
 STREAM_EFFICIENCY = 0.8
-"""Of a memory's bytes a second, where rows are read one after the other, as copies reach."""
+"""Share of the memory bandwidth that kernels reach when they read rows in order, like a copy."""
 GATHER_EFFICIENCY = 0.6
-"""The same where rows are read by index."""
+"""Share of the memory bandwidth that kernels reach when they read rows by index."""
 MATMUL_EFFICIENCY = 0.7
-"""Of the peak's flops, in products of matrices of thousands of rows that are tens to hundreds wide."""
+"""Share of the peak FLOP/s reached by products of matrices with thousands of rows, tens to hundreds wide."""
 CACHE_TIME_RATIO = 1 / 3
-"""Of the time of a row from memory, what one from the cache takes."""
+"""Time to read a row from the cache, relative to reading it from memory."""
 LINK_EFFICIENCY, NETWORK_EFFICIENCY = 0.8, 0.85
-"""Of the bytes a second of a link inside a host, and of a network, in messages of megabytes."""
+"""Share of the bandwidth that messages of megabytes reach: on a link within a host, and on a network."""
 SECTOR_BYTES = 32
-"""The least that is read of memory."""
+"""Smallest number of bytes that is read from memory at once."""
 LAUNCH_SECONDS = 1e-5
-"""Of a kernel, from Python."""
+"""Seconds to launch a kernel from Python."""
 STEP_SECONDS = 1e-3
-"""Of a step beside its kernels: reading the loss, and Python's own."""
+"""Seconds of a training step outside of its kernels: reading the loss, and Python itself."""
 LINK_LATENCY, NETWORK_LATENCY = 1e-5, 5e-5
 """Seconds of a message between GPUs of a host, and between hosts over TCP."""
 PASSES_PER_HEAD = 6
-"""Over numbers by edge and head, of attention: logits, their maximum, sum and softmax, read and written."""
+"""Reads and writes of a number per edge and head by attention: logits, their maximum, sum and softmax."""
 
 BYTES = tuple(float(1 << power) for power in range(8, 37, 4))
+"""Sizes at which nominal tables of kernels and collectives have an entry, by axis."""
 ROW_BYTES = (4.0, 16.0, 64.0, 1024.0)
 ROWS, COLUMNS = (64.0, 4096.0, 1048576.0), (2.0, 16.0, 64.0, 256.0, 1024.0)
 SOURCES, SHARES, DEGREES = (1.0,), (0.05, 0.25, 1.0), (1.0, 4.0, 16.0, 64.0, 1024.0)
@@ -104,49 +107,51 @@ WIDTHS, HEADS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0), (1
 
 
 def nominal_prices(gpu: Gpu) -> Prices:
-    """What kernels take on a GPU: by its arithmetic or by its memory, whichever takes longer (a roofline)."""
+    """Return the prices of kernels on a GPU from its arithmetic or its memory, whichever is slower (a roofline)."""
     streamed, gathered = (1 / (share * gpu.memory_gbps * 1e9) for share in (STREAM_EFFICIENCY, GATHER_EFFICIENCY))
-    flop = 1 / (MATMUL_EFFICIENCY * gpu.tflops * 1e12)
+    flop_seconds = 1 / (MATMUL_EFFICIENCY * gpu.tflops * 1e12)
 
-    def product_of(rows: float, columns: float, width: float) -> float:
-        moved = NUMBER_BYTES * (rows * columns + rows * width + columns * width)
-        return max(flop, moved * streamed / (2 * rows * columns * width))
+    def matmul_seconds(rows: float, columns: float, width: float) -> float:
+        num_bytes = NUMBER_BYTES * (rows * columns + rows * width + columns * width)
+        return max(flop_seconds, num_bytes * streamed / (2 * rows * columns * width))
 
-    def summed(_: float, share: float, degree: float, width: float) -> float:
+    def sum_seconds(_: float, share: float, degree: float, width: float) -> float:
+        # Bytes per edge: its index; its source row, from memory or cache; and its share of the target's row.
         row = NUMBER_BYTES * width
         read = share * max(row, SECTOR_BYTES) + (1 - share) * CACHE_TIME_RATIO * row
         written = (row + 2 * INDEX_BYTES) / degree
         return (INDEX_BYTES + read + written) * gathered / width
 
-    def attended(back: bool) -> Callable[..., float]:
+    def attention_prices(back: bool) -> Callable[..., float]:
         def seconds(sources: float, share: float, degree: float, width: float, heads: float) -> float:
-            by_head = PASSES_PER_HEAD * heads * NUMBER_BYTES * gathered / width
-            return (1 + back) * (summed(sources, share, degree, width) + by_head)
+            # In addition to the sum: numbers for each edge and head.
+            per_head = PASSES_PER_HEAD * heads * NUMBER_BYTES * gathered / width
+            return (1 + back) * (sum_seconds(sources, share, degree, width) + per_head)
 
         return seconds
 
     edges = (SOURCES, SHARES, DEGREES, WIDTHS)
-    known: dict[str, PriceTable] = {}
-    for name in {table_of(kernel) for kernel in WORK if kernel != "draw"}:  # by hosts
+    tables: dict[str, PriceTable] = {}
+    for name in {table_of(kernel) for kernel in WORK if kernel != "draw"}:  # sampling runs on the host
         back = name.endswith("_backward")
         if name.startswith("linear"):
-            known[name] = table_from_formula((ROWS, COLUMNS, COLUMNS), product_of)
+            tables[name] = table_from_formula((ROWS, COLUMNS, COLUMNS), matmul_seconds)
         elif name == "loss":
-            known[name] = table_from_formula((ROWS, COLUMNS), lambda _, __: 4 * NUMBER_BYTES * streamed)
+            tables[name] = table_from_formula((ROWS, COLUMNS), lambda _, __: 4 * NUMBER_BYTES * streamed)
         elif name == "gather":
-            known[name] = table_from_formula(
+            tables[name] = table_from_formula(
                 (BYTES, ROW_BYTES), lambda _, row: (max(row, SECTOR_BYTES) / row) * gathered + streamed
             )
         elif name in BYTES_PER_UNIT:
-            known[name] = table_from_formula((BYTES,), lambda _, num_bytes=BYTES_PER_UNIT[name]: num_bytes * streamed)
+            tables[name] = table_from_formula((BYTES,), lambda _, num_bytes=BYTES_PER_UNIT[name]: num_bytes * streamed)
         elif name.startswith("Attend"):
-            known[name] = table_from_formula((*edges, HEADS), attended(back))
+            tables[name] = table_from_formula((*edges, HEADS), attention_prices(back))
         else:
-            known[name] = table_from_formula(edges, summed)
+            tables[name] = table_from_formula(edges, sum_seconds)
     return Prices(
         ranks=1,
         threads=1,
-        tables=known,
+        tables=tables,
         call_seconds=LAUNCH_SECONDS,
         move_seconds=LAUNCH_SECONDS,
         step_seconds=STEP_SECONDS,
@@ -160,28 +165,37 @@ BYTES_PER_UNIT = {
     "dropout": 2 * NUMBER_BYTES,
     "update": 7 * NUMBER_BYTES,
 }
-"""Bytes that kernels over numbers move for a unit: of a pass a byte, of the others a number."""
+"""Bytes that a kernel moves per unit of work; the unit is a byte for `pass`, and a number for the others."""
 
 
 def table_from_formula(axes: Sequence[tuple[float, ...]], seconds: Callable[..., float]) -> PriceTable:
-    """The table of a formula."""
+    """Return a table whose entries are computed by a function of the sizes.
+
+    Args:
+        axes: Sizes of each axis, ascending.
+        seconds: Function from one size per axis to seconds per unit.
+    """
     return PriceTable(axes=tuple(axes), seconds=tuple(seconds(*sizes) for sizes in product(*axes)))
 
 
 def nominal_network(ranks: int, hosts: int, bytes_per_second: float, like: Network | None = None) -> Network:
-    """Collectives among so many ranks, each of which sends so many bytes a second.
+    """Return the nominal prices of collectives.
 
-    like: a measured one, of which a collective's fixed costs are.
+    Args:
+        ranks: Number of ranks.
+        hosts: Number of hosts.
+        bytes_per_second: Bandwidth of each rank.
+        like: Measured network whose fixed seconds per collective are used; None: 0.
     """
     latency = (NETWORK_LATENCY if hosts > 1 else LINK_LATENCY) * max(1, math.ceil(math.log2(max(ranks, 2))))
     rate = (NETWORK_EFFICIENCY if hosts > 1 else LINK_EFFICIENCY) * bytes_per_second
 
-    def taken(rounds: int) -> PriceTable:
-        return table_from_formula((BYTES,), lambda size: (rounds * latency + size / rate) / size)
+    def table(rounds: int) -> PriceTable:
+        return table_from_formula((BYTES,), lambda num_bytes: (rounds * latency + num_bytes / rate) / num_bytes)
 
     return Network(
         ranks=ranks,
         hosts=hosts,
-        tables={"all_to_all": taken(1), "all_reduce": taken(2)},
+        tables={"all_to_all": table(1), "all_reduce": table(2)},
         collective_seconds=like.collective_seconds if like else 0.0,
     )

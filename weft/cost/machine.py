@@ -1,4 +1,4 @@
-"""What a machine and its network cost, measured once: the factors of cost models, in one file."""
+"""Cost factors of a machine and its network, measured once and saved in one file."""
 
 from __future__ import annotations
 
@@ -11,53 +11,64 @@ from typing import Any, NamedTuple, Self
 from weft.utils import migrate
 from weft.utils.errors import InputError, readable
 
-REMEDY = "give the probe.json of a hybrid run, or a profile of weft probe"
+REMEDY = "give the probe.json of a hybrid run, or a profile that weft probe wrote"
 
 
 class Rates(NamedTuple):
-    """How many rows a second move, as ratios to one another (HongTu, section 5.3, equation 4)."""
+    """Rows per second of each type of move, as ratios to one another (HongTu, section 5.3, equation 4)."""
 
     host: float
-    """From the host to the device."""
+    """Rows per second from the host to the device."""
     ranks: float
-    """Between ranks."""
+    """Rows per second between ranks."""
     inplace: float
-    """On the device."""
+    """Rows per second within the device's memory."""
 
 
 NOMINAL_RATES = Rates(host=1.0, ranks=2.0, inplace=8.0)
-"""Of no machine in particular."""
+"""Default ratios, used where nothing was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Seconds that a rank takes, with all ranks at work (NeutronStar, section 3), and how fast rows move."""
+    """Seconds of one rank while all ranks work (NeutronStar, section 3), and the rates at which rows move."""
 
     seconds_per_flop: float
-    """Of the maps of a row: T_v."""
+    """Seconds per floating-point operation of the dense layers: T_v."""
     seconds_per_edge: float
-    """Of an aggregate, by edge and column: T_e."""
+    """Seconds per edge and column of an aggregate: T_e."""
     seconds_per_byte: float
-    """Of an exchange, by byte received while as much is sent: T_c."""
+    """Seconds per received byte of an exchange in which as many bytes are sent: T_c."""
     rates: Rates = NOMINAL_RATES
+    """Rates at which rows move."""
 
     def record(self) -> dict[str, Any]:
-        """The numbers as JSON knows them."""
+        """Return the factors as values that JSON can hold."""
         return asdict(self) | {"rates": self.rates._asdict()}
 
     @classmethod
     def from_record(cls, values: dict[str, Any]) -> Self:
-        """Read the factors from a record. KeyError, TypeError or ValueError if a field is missing or no number."""
+        """Read the factors from a record.
+
+        Raises:
+            KeyError: A field is missing.
+            TypeError: A field has the wrong type.
+            ValueError: A field is not a number.
+        """
         factors = {spec.name: float(values[spec.name]) for spec in fields(cls) if spec.name != "rates"}
         return cls(**factors, rates=Rates(**{name: float(values["rates"][name]) for name in Rates._fields}))
 
     def save(self, path: Path) -> None:
-        """Writes the numbers as JSON."""
+        """Write the factors to a JSON file."""
         path.write_text(json.dumps(migrate.versioned("factors", self.record()), indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The machine in a file; InputError if it holds none."""
+        """Read the factors from a JSON file.
+
+        Raises:
+            InputError: The file has no valid factors.
+        """
         with readable(path, REMEDY):
             machine = cls.from_record(migrate.factors(json.loads(path.read_text()), path))
         for name, value in {**asdict(machine), **machine.rates._asdict()}.items():

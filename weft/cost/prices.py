@@ -1,4 +1,4 @@
-"""What kernels and exchanges take on a machine, measured once: tables over sizes."""
+"""Seconds of kernels and exchanges on a machine, measured once: tables over sizes."""
 
 from __future__ import annotations
 
@@ -15,69 +15,83 @@ REMEDY = "measure the machine again with: weft probe"
 
 @dataclass(frozen=True, kw_only=True)
 class PriceTable:
-    """Seconds for a unit of work, by sizes.
+    """Seconds per unit of work, by sizes.
 
-    Between those measured, the seconds of all units are linear in each size, and beyond them a unit takes as long as at
-    the nearest one.
+    Between two measured sizes, the total seconds are interpolated linearly in each size. Outside of the measured range,
+    the seconds per unit are those of the nearest measured size.
     """
 
     axes: tuple[tuple[float, ...], ...]
-    """The sizes measured, ascending, of each axis."""
+    """Measured sizes of each axis, ascending."""
     seconds: tuple[float, ...]
-    """Of a unit, the last axis fastest."""
+    """Seconds per unit at each combination of sizes; the last axis changes fastest."""
 
     def at(self, sizes: Sequence[float], *, flat: Collection[int] = ()) -> float:
-        """Seconds of a unit at some sizes, one for each axis; flat: the axes with which there are no more units."""
+        """Return the seconds per unit at some sizes.
+
+        Args:
+            sizes: One size for each axis.
+            flat: Axes along which the number of units does not grow, so that the seconds per unit are interpolated.
+        """
         corners = [
-            self._between(axis, size, place in flat)
-            for place, (axis, size) in enumerate(zip(self.axes, sizes, strict=True))
+            self._between(axis, size, number in flat)
+            for number, (axis, size) in enumerate(zip(self.axes, sizes, strict=True))
         ]
+        # Multilinear interpolation: add the price at each corner of the cell, weighted by the product of its shares.
         total = 0.0
-        for chosen in product(*corners):
-            place, weight = 0, 1.0
-            for axis, (index, share) in zip(self.axes, chosen, strict=True):
-                place, weight = place * len(axis) + index, weight * share
-            total += weight * self.seconds[place]
+        for corner in product(*corners):
+            index, weight = 0, 1.0
+            for axis, (axis_index, share) in zip(self.axes, corner, strict=True):
+                index, weight = index * len(axis) + axis_index, weight * share
+            total += weight * self.seconds[index]
         return total
 
     def _between(self, axis: tuple[float, ...], size: float, flat: bool) -> tuple[tuple[int, float], ...]:
-        """The two sizes on either side, and how much each counts."""
-        after = bisect_right(axis, size)
-        if after in (0, len(axis)):
-            return ((min(after, len(axis) - 1), 1.0),)
-        low, high = axis[after - 1], axis[after]
+        """Return the indices of the two sizes next to `size` on an axis, and the weight of each."""
+        upper = bisect_right(axis, size)
+        if upper in (0, len(axis)):
+            return ((min(upper, len(axis) - 1), 1.0),)
+        low, high = axis[upper - 1], axis[upper]
         share = (size - low) / (high - low)
+        # The total at an end of the cell is price x size, so its price per unit is weighted by size of the end / size.
         units = (1.0, 1.0) if flat else (low / size, high / size)
-        return (after - 1, (1 - share) * units[0]), (after, share * units[1])
+        return (upper - 1, (1 - share) * units[0]), (upper, share * units[1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """Seconds of kernels on one rank, where so many of its host are at work."""
+    """Seconds of kernels on one rank."""
 
     ranks: int
-    """At work while it was measured."""
+    """Number of ranks of the host that ran concurrently during the measurement."""
     threads: int
-    """Of each of them."""
+    """Threads of each of these ranks."""
     tables: Mapping[str, PriceTable]
-    """By kernel."""
+    """Seconds per unit of work, by table; `table_of` has the table of each kernel."""
     call_seconds: float = 0.0
-    """What a kernel's call costs beside its work, but of one that moves rows."""
+    """Fixed seconds of a kernel call, for kernels that do more than move rows."""
     move_seconds: float = 0.0
-    """What a pass, or rows by index, cost beside; 0: their tables have it."""
+    """Fixed seconds of a kernel call that only moves rows; 0 if the tables include them."""
     attention_seconds: float = 0.0
-    """What a call of attention costs more than another, by what is done with its heads before and after."""
+    """Extra fixed seconds of an attention call, for reshaping heads before and after the kernel."""
     step_seconds: float = 0.0
-    """What a training step costs beside its kernels; 0: its calls have it, as where they were measured."""
+    """Fixed seconds of a training step outside of its kernels; 0 if kernel calls include them."""
     link_seconds: float = 0.0
-    """Of a byte between the host's memory and the device's; 0: they are the same, and kernels move it."""
+    """Seconds per byte between the memories of host and device.
+
+    0 if both are the same memory, so that kernels move the bytes.
+    """
     round_seconds: float = 0.0
-    """What a round of chunks costs beside its kernels."""
+    """Fixed seconds of a round of chunks outside of its kernels."""
     factor: float = 1.0
-    """How many times that runs have taken, see Profile.learned."""
+    """Ratio of measured to estimated seconds in earlier runs; see `Profile.factor`."""
 
     def seconds(self, call: KernelCall) -> float:
-        """Those of a kernel's calls."""
+        """Return the seconds of the calls of a kernel.
+
+        Raises:
+            InputError: The probe did not measure the kernel, or an older version did, with other sizes.
+        """
         if call.kernel == "round":
             return self.factor * call.number * self.round_seconds
         if call.kernel in COMPOSITE_KERNELS:
@@ -87,60 +101,70 @@ class Prices:
         units, sizes = WORK[call.kernel](*call.sizes)
         table = self.tables.get(table_of(call.kernel))
         if table is None or len(table.axes) != len(sizes):
-            raise InputError(f"another version of weft's probe measured {call.kernel}, in another way: {REMEDY}")
+            raise InputError(f"the profile has {call.kernel} from another version of weft's probe: {REMEDY}")
         work = units * table.at(sizes, flat=RATE_AXES.get(table_of(call.kernel), ())) if units > 0 else 0.0
-        beside = self.move_seconds if call.kernel in MOVE_KERNELS else self.call_seconds
-        return self.factor * call.number * (beside + self.attention_seconds * is_attention(call) + work)
+        fixed = self.move_seconds if call.kernel in MOVE_KERNELS else self.call_seconds
+        return self.factor * call.number * (fixed + self.attention_seconds * is_attention(call) + work)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Seconds of collectives among so many ranks."""
+    """Seconds of collectives among ranks."""
 
     ranks: int
+    """Number of ranks."""
     hosts: int
-    """On which they are, as many on each."""
+    """Number of hosts, with the same number of ranks on each."""
     tables: Mapping[str, PriceTable]
-    """all_to_all and all_reduce, by the bytes that a rank sends.
+    """Seconds per byte of all_to_all and all_reduce, by the bytes that a rank sends.
 
-    all_to_all_beside, where it was measured: an all_to_all and, begun with it, work that takes as long as it does by
-    itself, until both are done.
+    The optional table all_to_all_beside has the seconds of an all_to_all and of computation that was started with it
+    and takes as long as the all_to_all alone, until both are done.
     """
     collective_seconds: float = 0.0
-    """What a rank has to do for a collective in a step, beside its table."""
+    """Seconds that a rank computes for each collective of a step, in addition to the table."""
     message_seconds: float = 0.0
-    """What a rank has to do for a message that leaves or comes by itself."""
+    """Seconds that a rank computes for each point-to-point message, sent or received."""
     factor: float = 1.0
-    """How many times what its tables say collectives have taken in runs, see Profile.learned."""
+    """Ratio of measured to estimated seconds of collectives in earlier runs; see `Profile.factor`."""
 
     def seconds(self, tag: str, num_bytes: int) -> float:
-        """Those in which a collective crosses, where a rank sends, or receives, so many bytes at most."""
+        """Return the seconds of one collective.
+
+        Args:
+            tag: Tag of the operation; it decides between all_reduce and all_to_all.
+            num_bytes: Bytes that a rank sends or receives, whichever is more.
+        """
         table = self.tables["all_reduce" if tag in ALL_REDUCE_TAGS else "all_to_all"]
         return self.factor * max(num_bytes, 1) * table.at((max(num_bytes, 1),))
 
     def overlapped_share(self, tag: str, num_bytes: int) -> float:
-        """The share of a crossing that goes on while its rank computes, of the shorter of the two.
+        """Return the share of the shorter of exchange and computation that overlaps with the other.
 
-        The rest waits until the rank leaves its core to the network, or takes the core from it. 1 where nothing was
-        measured.
+        1 if nothing was measured. The rest cannot overlap, because the network needs the rank's core.
+
+        Args:
+            tag: Tag of the operation.
+            num_bytes: Bytes that a rank sends or receives, whichever is more.
         """
-        beside = self.tables.get("all_to_all_beside")
-        if beside is None or tag in ALL_REDUCE_TAGS:
+        overlapped = self.tables.get("all_to_all_beside")
+        if overlapped is None or tag in ALL_REDUCE_TAGS:
             return 1.0
-        size = (min(num_bytes, beside.axes[0][-1]),)
-        return min(max(2.0 - beside.at(size) / self.tables["all_to_all"].at(size), 0.0), 1.0)
+        size = (min(num_bytes, overlapped.axes[0][-1]),)
+        return min(max(2.0 - overlapped.at(size) / self.tables["all_to_all"].at(size), 0.0), 1.0)
 
 
 def is_attention(call: KernelCall) -> bool:
-    """Whether a call is one of attention, forward or backward."""
+    """Return whether a call is an attention kernel, forward or backward."""
     return call.kernel.startswith("Attend")
 
 
 ALL_REDUCE_TAGS = ("gradients", "statistics", "norm")
-"""Tags of collectives that are sums over the ranks."""
+"""Tags of the collectives that sum over the ranks."""
 MIN_COLUMNS = 2
-"""Maps from or to fewer columns take as long."""
+"""Dense layers from or to fewer columns take as long as those with this many."""
 Sized = tuple[float, tuple[float, ...]]
+"""Units of work of a kernel call, and the sizes at which its table is read."""
 
 
 def _linear(rows: int, columns: int, width: int) -> Sized:
@@ -202,19 +226,21 @@ WORK: Mapping[str, Callable[..., Sized]] = {
     **dict.fromkeys(("Attend", "AttendEdges"), _attention),
     **dict.fromkeys(("Attend_backward", "AttendEdges_backward"), _attention_backward),
 }
-"""By kernel, the units of its work and where they stand in its table, from a call's sizes."""
+"""Function from a call's sizes to its units of work and its coordinates in the kernel's table, by kernel."""
 ROW, FRESH, HEADS = 1, 1, 4
 RATE_AXES = {
     "gather": (ROW,),
     **dict.fromkeys(("Sum", "Max", "Max_backward"), (FRESH,)),
     **{f"{name}{back}": (FRESH, HEADS) for name in ("Attend", "AttendEdges") for back in ("", "_backward")},
 }
-"""By table, the axes with which there are no more units: a row's bytes, the share of edges whose row comes from memory,
-and heads."""
+"""Axes of a table along which the number of units does not grow, by table.
+
+These are the bytes of a row, the share of edges whose row comes from memory, and the number of heads.
+"""
 MOVE_KERNELS = ("pass", "gather")
-"""Kernels that one operation of PyTorch is."""
+"""Kernels that only move rows, each a single operation of PyTorch."""
 COMPOSITE_KERNELS = ("WholeLayer", "WholeLayer_backward")
-"""Kernels whose work a trace has as maps and passes."""
+"""Calls whose work the trace already counts as dense layers and passes; they cost only the call."""
 PRICED_AS = {
     "product": "linear",
     "Sum_backward": "Sum",
@@ -223,9 +249,9 @@ PRICED_AS = {
     "sparse": "Sum",
     "sparse_backward": "Sum",
 }
-"""Kernels that are priced as another."""
+"""Kernel whose table prices another kernel that was not measured, by the latter."""
 
 
 def table_of(kernel: str) -> str:
-    """The table by which a kernel is priced."""
+    """Return the name of the table that prices a kernel."""
     return PRICED_AS.get(kernel, kernel)

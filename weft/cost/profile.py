@@ -1,4 +1,4 @@
-"""A machine as it was measured, in one file: what it is, what kernels and exchanges take, what runs have taught."""
+"""Profile of a machine: its description, the prices of kernels and exchanges, and calibration by earlier runs."""
 
 from __future__ import annotations
 
@@ -19,30 +19,33 @@ from weft.utils import migrate
 from weft.utils.errors import InputError, readable
 
 KINDS = ("compute", "network")
-"""Of seconds that runs tell apart, whatever their strategy."""
+"""Kinds of seconds that are calibrated separately, whatever the strategy."""
 COUNTS = ("ranks", "threads", "hosts")
 COLLECTIVES = ("all_to_all", "all_reduce")
 MAX_RUNS, MIN_RUNS, MAX_FACTOR = 32, 3, 2.0
-"""Runs that count, how many it takes before they do, and the most that they make of a price, or of its inverse."""
+"""Number of the newest runs that count, number of runs before any counts, and bound of the correction.
+
+A factor lies between 1 / MAX_FACTOR and MAX_FACTOR.
+"""
 
 
 class Processes(NamedTuple):
-    """Bytes that the processes of a run take before they have a graph, pages that they share counted once."""
+    """Bytes of the processes of a run before they load a graph; pages that processes share count once."""
 
     alone: int
-    """One that trains alone."""
+    """Bytes of a process that trains by itself."""
     launcher: int
-    """One that starts ranks, with those that it starts them by."""
+    """Bytes of a process that starts ranks, and of its helper processes."""
     rank: int
-    """Each of these ranks."""
+    """Bytes of each rank that it starts."""
 
 
 NOMINAL_PROCESSES = Processes(alone=327 << 20, launcher=551 << 20, rank=18 << 20)
-"""Of a machine that was described and not measured: as seen with Python 3.11 and PyTorch 2.13 for CPUs."""
+"""Default for machines that were described but not measured (Python 3.11, PyTorch 2.13 for CPUs)."""
 
 
 class Disk(NamedTuple):
-    """Seconds of a byte of temporary files that memory does not hold beside them."""
+    """Seconds per byte of temporary files that do not fit in memory."""
 
     read: float = 0.0
     write: float = 0.0
@@ -50,86 +53,116 @@ class Disk(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A machine, or several alike and their network, as they were measured or described."""
+    """Measured or described properties of a machine, or of several identical machines and their network."""
 
     host: Mapping[str, Any]
-    """What it is: processor, cores, memory, versions, when and where it was measured."""
+    """Description of the host: processor, cores, memory, versions, time and place of the measurement."""
     prices: Sequence[Prices]
-    """With fewer threads and more ranks at work; for each number of threads at least those of one rank."""
+    """Prices of kernels, for several numbers of threads and of concurrent ranks.
+
+    For each number of threads, one entry is for a single rank.
+    """
     networks: Sequence[Network] = ()
+    """Prices of collectives, for several numbers of ranks and hosts."""
     choices: KernelSelection = DEFAULT
-    """Which implementations of kernels are fastest, of which prices are those."""
-    learned: Sequence[Mapping[str, float]] = ()
-    """Of the newest runs, the last one last: seconds seen over those that the tables alone tell, by kind of KINDS."""
+    """Fastest implementation of each kernel; `prices` are those of these implementations."""
+    calibration: Sequence[Mapping[str, float]] = ()
+    """Calibration: ratio of measured to estimated seconds in the newest runs, by kind, oldest first.
+
+    The estimate of each ratio is the one before calibration.
+    """
 
     def factor(self, kind: str) -> float:
-        """The median of what runs have taught of a kind, within BOUND; 1 before there are LEAST_RUNS of them."""
-        found = [math.log(one[kind]) for one in self.learned if kind in one]
+        """Return the correction of a kind of KINDS: the median ratio of the newest runs.
+
+        1 before there are MIN_RUNS runs, and never beyond MAX_FACTOR or its inverse.
+        """
+        logs = [math.log(ratios[kind]) for ratios in self.calibration if kind in ratios]
+        # Logarithms, so that a ratio and its inverse count alike.
         bound = math.log(MAX_FACTOR)
-        return math.exp(min(bound, max(-bound, statistics.median(found)))) if len(found) >= MIN_RUNS else 1.0
+        return math.exp(min(bound, max(-bound, statistics.median(logs)))) if len(logs) >= MIN_RUNS else 1.0
 
     def with_calibration(self, ratios: Mapping[str, float]) -> Profile:
-        """The same after one more run; see `learned`."""
-        return replace(self, learned=[*self.learned, ratios][-MAX_RUNS:])
+        """Return a copy of the profile that is calibrated by one more run; see `learned`."""
+        return replace(self, calibration=[*self.calibration, ratios][-MAX_RUNS:])
 
     @property
     def digest(self) -> str:
-        """Tells what was measured from what was at another time; runs that teach leave it as it is."""
-        return hashlib.sha256(json.dumps(replace(self, learned=()).record()).encode()).hexdigest()
+        """Checksum of the measurements, which calibration does not change."""
+        return hashlib.sha256(json.dumps(replace(self, calibration=()).record()).encode()).hexdigest()
 
     @property
     def cores(self) -> int:
-        """Of a host."""
+        """Cores of a host."""
         return int(self.host["cores"])
 
     @property
     def processes(self) -> Processes:
-        """What processes take."""
+        """Memory of the processes of a run."""
         return Processes(**self.host["processes"]) if "processes" in self.host else NOMINAL_PROCESSES
 
     @property
     def disk(self) -> Disk:
-        """What temporary files take. InputError where that was not measured."""
+        """Seconds per byte of temporary files.
+
+        Raises:
+            InputError: The probe did not measure the disk.
+        """
         if "disk" not in self.host:
             raise InputError(f"the probe has not measured the disk: {REMEDY}")
         return Disk(**self.host["disk"])
 
     def prices_of(self, threads: int) -> tuple[Prices, Prices]:
-        """Those of a rank of so many threads alone on its host, and where all cores are at work.
+        """Return the prices of a rank that is alone on its host, and of one while all cores are busy.
 
-        InputError where that was not measured.
+        Args:
+            threads: Threads of each rank.
+
+        Raises:
+            InputError: The probe did not measure ranks with this number of threads.
         """
-        found = sorted((one for one in self.prices if one.threads == threads), key=lambda one: one.ranks)
-        if not found:
-            known = ", ".join(map(str, sorted({one.threads for one in self.prices})))
-            raise InputError(f"the machine was measured with {known} threads a rank, not {threads}: {REMEDY}")
-        return self._as_learned(found[0]), self._as_learned(found[-1])
+        measured = sorted(
+            (prices for prices in self.prices if prices.threads == threads), key=lambda prices: prices.ranks
+        )
+        if not measured:
+            counts = ", ".join(map(str, sorted({prices.threads for prices in self.prices})))
+            raise InputError(f"the machine was measured with {counts} threads a rank, not {threads}: {REMEDY}")
+        return self._calibrated(measured[0]), self._calibrated(measured[-1])
 
-    def _as_learned(self, prices: Prices) -> Prices:
+    def _calibrated(self, prices: Prices) -> Prices:
+        """Return prices that are corrected by the measured time of earlier runs."""
         factor = self.factor("compute")
         return replace(prices, factor=factor, step_seconds=factor * prices.step_seconds)
 
     def network_of(self, ranks: int, hosts: int) -> Network:
-        """The one among so many ranks, or the nearest number. InputError where there is none on so many hosts."""
-        found = [one for one in self.networks if (one.hosts > 1) == (hosts > 1)]
-        if not found:
-            where = "several hosts: run weft probe under torchrun on them" if hosts > 1 else "one host: weft probe"
-            raise InputError(f"no exchange between ranks was measured on {where}")
-        nearest = min(found, key=lambda one: (abs(math.log(one.ranks / ranks)), one.ranks))
+        """Return the prices of collectives for the nearest measured number of ranks.
+
+        Args:
+            ranks: Number of ranks.
+            hosts: Number of hosts; measurements on one host serve one host only, and those on several hosts all others.
+
+        Raises:
+            InputError: The probe did not measure collectives on one host, or on several.
+        """
+        measured = [network for network in self.networks if (network.hosts > 1) == (hosts > 1)]
+        if not measured:
+            where = "several hosts: run weft probe under torchrun on them" if hosts > 1 else "one host: run weft probe"
+            raise InputError(f"the profile has no collectives that were measured on {where}")
+        nearest = min(measured, key=lambda network: (abs(math.log(network.ranks / ranks)), network.ranks))
         return replace(nearest, factor=self.factor("network"))
 
     def record(self) -> dict[str, Any]:
-        """The numbers as JSON knows them."""
+        """Return the profile as values that JSON can hold."""
         return {
             "host": dict(self.host),
-            "prices": [_recorded(one) for one in self.prices],
-            "networks": [_recorded(one) for one in self.networks],
+            "prices": [_record(entry) for entry in self.prices],
+            "networks": [_record(entry) for entry in self.networks],
             "choices": self.choices.record(),
-            "learned": [dict(one) for one in self.learned],
+            "learned": [dict(entry) for entry in self.calibration],
         }
 
     def save(self, path: Path) -> None:
-        """Writes the numbers as JSON; a file that is there is whole at all times."""
+        """Write the profile to a JSON file, which is complete at any moment."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}.tmp")
         try:
@@ -140,39 +173,51 @@ class Profile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The machine in a file; InputError if it holds none."""
+        """Read the profile from a JSON file.
+
+        Raises:
+            InputError: The file has no valid profile.
+        """
         with readable(path, REMEDY):
-            known = migrate.profile(json.loads(path.read_text()), path)
+            record = migrate.profile(json.loads(path.read_text()), path)
             return cls(
-                host=_host(known["host"]),
-                prices=[Prices(**_priced(one)) for one in known["prices"]],
-                networks=[Network(**_priced(one, COLLECTIVES)) for one in known["networks"]],
-                choices=KernelSelection.from_record(known["choices"]),
-                learned=[_ratios(one) for one in known["learned"]],
+                host=_host(record["host"]),
+                prices=[Prices(**_price_fields(entry)) for entry in record["prices"]],
+                networks=[Network(**_price_fields(entry, COLLECTIVES)) for entry in record["networks"]],
+                choices=KernelSelection.from_record(record["choices"]),
+                calibration=[_ratios(entry) for entry in record["learned"]],
             )
 
 
 def holds_profile(path: Path, remedy: str = REMEDY) -> bool:
-    """Whether a file of JSON is that of a profile. InputError, with the remedy, where it cannot be read."""
+    """Return whether a JSON file holds a profile.
+
+    Args:
+        path: The file.
+        remedy: End of the error message: what to do if the file cannot be read.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
     with readable(path, remedy):
-        known = json.loads(path.read_text())
-        return isinstance(known, dict) and "prices" in known
+        content = json.loads(path.read_text())
+        return isinstance(content, dict) and "prices" in content
 
 
-def _recorded(priced: Prices | Network) -> dict[str, Any]:
-    named = {name: value for name, value in vars(priced).items() if name != "factor"}
-    return named | {"tables": {name: asdict(table) for name, table in priced.tables.items()}}
+def _record(prices: Prices | Network) -> dict[str, Any]:
+    named = {name: value for name, value in vars(prices).items() if name != "factor"}
+    return named | {"tables": {name: asdict(table) for name, table in prices.tables.items()}}
 
 
 def _host(values: dict[str, Any]) -> dict[str, Any]:
-    for name, known in (("processes", Processes), ("disk", Disk)):
-        for one in known(**values[name]) if name in values else ():
-            _amount(name, one)
+    for name, record_type in (("processes", Processes), ("disk", Disk)):
+        for amount in record_type(**values[name]) if name in values else ():
+            _amount(name, amount)
     return {**values, "cores": _count("cores", values["cores"])}
 
 
-def _priced(values: dict[str, Any], tables: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of Prices, or of a Network, which has some tables at least."""
+def _price_fields(values: dict[str, Any], tables: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the fields of `Prices` or `Network` from a record; `tables` names the tables that it must have."""
     if missing := {*tables} - {*values["tables"]}:
         raise ValueError(f"no table of {', '.join(sorted(missing))}")
     numbers = {name: value for name, value in values.items() if name != "tables"}
@@ -182,28 +227,28 @@ def _priced(values: dict[str, Any], tables: Sequence[str] = ()) -> dict[str, Any
 
 def _count(name: str, value: int) -> int:
     if type(value) is not int or value < 1:
-        raise ValueError(f"{name} is {value!r}, and not a whole number from 1")
+        raise ValueError(f"{name} is {value!r}, not a whole number of at least 1")
     return value
 
 
 def _amount(name: str, value: float) -> float:
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} has {value!r}, and no number from 0")
+        raise ValueError(f"{name} has {value!r}, not a number of at least 0")
     return value
 
 
 def _table(values: dict[str, Any]) -> PriceTable:
     axes = tuple(tuple(map(float, axis)) for axis in values["axes"])
     seconds = tuple(map(float, values["seconds"]))
-    if len(seconds) != math.prod(map(len, axes)) or not all(math.isfinite(one) and one > 0 for one in seconds):
-        raise ValueError("a table that does not have a time above 0 for each of its sizes")
+    if len(seconds) != math.prod(map(len, axes)) or not all(math.isfinite(price) and price > 0 for price in seconds):
+        raise ValueError("a table lacks a time above 0 for some of its sizes")
     if not all(axis and low < high < math.inf for axis in axes for low, high in pairwise((0.0, *axis))):
-        raise ValueError("a table whose sizes do not ascend from above 0")
+        raise ValueError("the sizes of a table are not ascending numbers above 0")
     return PriceTable(axes=axes, seconds=seconds)
 
 
 def _ratios(values: dict[str, Any]) -> dict[str, float]:
     ratios = {kind: float(values[kind]) for kind in KINDS if kind in values}
-    if not all(math.isfinite(one) and one > 0 for one in ratios.values()):
-        raise ValueError("a run whose ratios are not all above 0")
+    if not all(math.isfinite(ratio) and ratio > 0 for ratio in ratios.values()):
+        raise ValueError("the ratios of a run in `learned` are not all above 0")
     return ratios

@@ -1,4 +1,4 @@
-"""How long a step takes: what every rank does, priced, with ranks that share cores and wait for each other."""
+"""Estimated time of a step, from the priced trace of every rank: ranks share cores and wait for each other."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from weft.runtime.kernel_call import KernelCall
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """The seconds of a step on all ranks, or of several."""
+    """Seconds of a step on all ranks, or of several steps."""
 
     total: float
-    """From its begin to the end of the last rank."""
+    """Seconds from the begin of the step until the last rank ends."""
     compute: float
-    """Of the rank that computes longest."""
+    """Computing seconds of the rank that computes longest."""
     network: float
-    """While rows cross and nobody computes."""
+    """Seconds in which rows cross the network and no rank computes."""
     waiting: float
-    """Of the rank that waits longest for others to come."""
+    """Seconds that a rank waits for other ranks to reach collectives, on the rank that waits longest."""
     disk: float = 0.0
-    """Of the rank that waits longest for files."""
+    """Seconds that a rank waits for files, on the rank that waits longest."""
 
     def __add__(self, other: StepTime) -> StepTime:
         return StepTime(**{name: seconds + getattr(other, name) for name, seconds in vars(self).items()})
@@ -38,38 +38,55 @@ class StepTime:
 
 @dataclass(frozen=True)
 class WorkSeconds:
-    """Seconds of a rank's work."""
+    """Seconds of a piece of work of one rank."""
 
     alone: float = 0.0
-    """While no other rank of its host is at work."""
+    """Computing seconds while no other rank of the host computes."""
     busy: float = 0.0
-    """While all of the host's cores are."""
+    """Computing seconds while all cores of the host are busy."""
     disk: float = 0.0
-    """For files, whoever is at work."""
+    """Seconds of file access, which do not depend on other ranks."""
 
     @classmethod
     def of(cls, calls: Sequence[KernelCall], alone: Prices, busy: Prices) -> WorkSeconds:
-        """That of calls."""
+        """Return the seconds of kernel calls.
+
+        Args:
+            calls: The calls.
+            alone: Prices of a rank that is alone on its host.
+            busy: Prices while all cores of the host are busy.
+        """
         return cls(sum(map(alone.seconds, calls)), sum(map(busy.seconds, calls)))
 
     def __add__(self, other: WorkSeconds) -> WorkSeconds:
         return WorkSeconds(self.alone + other.alone, self.busy + other.busy, self.disk + other.disk)
 
     def at(self, busy: int, slots: int, ranks: int) -> float:
-        """The seconds where so many of a host's `slots` for ranks are busy, this one with so many ranks at work."""
+        """Return the seconds while other ranks of the host compute.
+
+        The price is interpolated linearly between a rank alone and a busy host. Ranks that share a slot slow each
+        other.
+
+        Args:
+            busy: Slots in which some rank computes.
+            slots: Ranks that the host has cores for.
+            ranks: Ranks that compute in this rank's slot, this one included.
+        """
         share = (busy - 1) / (slots - 1) if slots > 1 else 1.0
         return (self.alone + share * (self.busy - self.alone)) * ranks + self.disk
 
 
 class Stretch(NamedTuple):
-    """What a rank does up to its next collective, and what that takes by itself; None: there is no more."""
+    """Work of one rank up to and including its next collective."""
 
     work: WorkSeconds
-    beside: WorkSeconds
-    """What it may do while rows cross."""
-    crossing: float | None
-    hidden: float = 1.0
-    """See `Network.hidden`."""
+    """Work before the collective."""
+    overlapped: WorkSeconds
+    """Work that overlaps with the collective."""
+    exchange_seconds: float | None
+    """Seconds of the collective by itself; None if no collective follows."""
+    overlapped_share: float = 1.0
+    """Share of the collective that overlaps with computation, see `Network.overlapped_share`."""
 
 
 NO_WORK, IN_MEMORY = WorkSeconds(), Disk()
@@ -77,79 +94,105 @@ NO_WORK, IN_MEMORY = WorkSeconds(), Disk()
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Where ranks are: the first so many on the first host, and so on."""
+    """Hosts of the ranks: as many consecutive ranks on each, with prices and network."""
 
     ranks_each: int
+    """Ranks on each host."""
     slots: int
-    """How many ranks a host has cores for."""
+    """Number of ranks that a host has cores for."""
     alone: Prices
+    """Prices of a rank that is alone on its host."""
     busy: Prices
+    """Prices while all cores of the host are busy."""
     network: Network | None = None
-    """Between the ranks; None: what a rank that is alone sends takes nothing."""
+    """Network between the ranks; None: collectives of a single rank take no time."""
     disk: Disk = IN_MEMORY
-    """Seconds of a byte that comes from the host or goes there, where that is in files."""
+    """Seconds per byte of transfers, if the host's rows are in files."""
 
     def without_steps(self) -> Hosts:
-        """The same where a step costs nothing beside its work."""
-        alone, busy = (replace(one, step_seconds=0.0) for one in (self.alone, self.busy))
+        """Return the same hosts with no fixed seconds per step."""
+        alone, busy = (replace(prices, step_seconds=0.0) for prices in (self.alone, self.busy))
         return replace(self, alone=alone, busy=busy)
 
     def exchange_seconds(self, operation: Operation) -> float:
-        """The seconds of a collective by itself."""
+        """Return the seconds of a collective by itself."""
         if self.network is None:
             return 0.0
         num_bytes = max(operation.bytes_sent, operation.bytes_received)
         return self.network.seconds(operation.tag, num_bytes)
 
     def overlapped_share(self, operation: Operation) -> float:
-        """See `Network.hidden`."""
+        """Return the share of a collective that overlaps with computation, see `Network.overlapped_share`."""
         if self.network is None:
             return 1.0
         return self.network.overlapped_share(operation.tag, max(operation.bytes_sent, operation.bytes_received))
 
 
-def simulate(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> StepTime:
-    """The time of a step whose ranks all take part in each collective, in the same order.
+def simulate(traces: Sequence[Trace], other_calls: Sequence[Sequence[KernelCall]], hosts: Hosts) -> StepTime:
+    """Estimate the time of a step whose ranks all take part in each collective, in the same order.
 
-    besides: what each rank does in the step that no trace has: the loss, and the update of the parameters. What is
-    prefetched goes on beside the steps before where a host has cores for one rank more, and else takes its time from
-    them; a rank that waits for it is said to compute, as in the record of a run.
+    Prefetched operations run during earlier steps if a host has cores for one rank more; else they take the time of the
+    rank's own cores. A rank that waits for prefetched work counts as computing, as in the record of a run.
+
+    Args:
+        traces: Operations of each rank.
+        other_calls: Kernel calls of each rank outside of its trace: the loss and the update of the parameters.
+        hosts: Hosts of the ranks.
     """
-    if not any(one.prefetched for trace in traces for one in trace.operations):
-        return simulate_sequentially(traces, besides, hosts)
-    made, step = ([trace.select(prefetched=prefetched) for trace in traces] for prefetched in (True, False))
-    taken = simulate_sequentially(step, besides, hosts)
-    ahead = simulate_sequentially(made, [[]] * len(made), hosts.without_steps()).total
-    total = max(taken.total, ahead) if hosts.slots > hosts.ranks_each else taken.total + ahead
-    return replace(taken, total=total, compute=taken.compute + total - taken.total)
+    if not any(operation.prefetched for trace in traces for operation in trace.operations):
+        return simulate_sequentially(traces, other_calls, hosts)
+    prefetched, steps = ([trace.select(prefetched=ahead) for trace in traces] for ahead in (True, False))
+    time = simulate_sequentially(steps, other_calls, hosts)
+    # Prefetching takes a whole core: a spare one, so that only the longer of both counts, or one that steps need.
+    ahead = simulate_sequentially(prefetched, [[]] * len(prefetched), hosts.without_steps()).total
+    total = max(time.total, ahead) if hosts.slots > hosts.ranks_each else time.total + ahead
+    return replace(time, total=total, compute=time.compute + total - time.total)
 
 
-def simulate_sequentially(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> StepTime:
-    """The same where a rank does one operation after the other."""
-    rows = price_traces(traces, besides, hosts)
-    if len({len(row) for row in rows}) != 1:
+def simulate_sequentially(
+    traces: Sequence[Trace], other_calls: Sequence[Sequence[KernelCall]], hosts: Hosts
+) -> StepTime:
+    """Estimate the time of a step in which a rank runs one operation after the other.
+
+    Args:
+        traces: Operations of each rank.
+        other_calls: Kernel calls of each rank outside of its trace.
+        hosts: Hosts of the ranks.
+
+    Raises:
+        ValueError: The ranks take part in different collectives.
+    """
+    stretches = price_traces(traces, other_calls, hosts)
+    if len({len(rank_stretches) for rank_stretches in stretches}) != 1:
         raise ValueError("ranks take part in different collectives")
-    clocks = [0.0] * len(rows)
-    compute, waiting, network = [0.0] * len(rows), [0.0] * len(rows), 0.0
-    for together in zip(*rows, strict=True):
-        ends = finish_times([one.work for one in together], clocks, hosts)
-        compute = [spent + end - clock for spent, end, clock in zip(compute, ends, clocks, strict=True)]
-        crossings = [one.crossing for one in together if one.crossing is not None]
-        if not crossings:
+    # For each collective, in the order of execution:
+    # 1. Every rank does its work before the collective; then it waits for the last rank.
+    # 2. All ranks begin the collective, together with the work that may overlap with it.
+    # 3. A rank's clock advances by work + collective - overlap.
+    clocks = [0.0] * len(stretches)
+    compute, waiting, network = [0.0] * len(stretches), [0.0] * len(stretches), 0.0
+    for current in zip(*stretches, strict=True):
+        ends = finish_times([stretch.work for stretch in current], clocks, hosts)
+        compute = [seconds + end - clock for seconds, end, clock in zip(compute, ends, clocks, strict=True)]
+        exchanges = [stretch.exchange_seconds for stretch in current if stretch.exchange_seconds is not None]
+        if not exchanges:
             clocks = ends
             break
         begin = max(ends)
-        waiting = [waited + begin - end for waited, end in zip(waiting, ends, strict=True)]
-        clocks = [begin] * len(rows)
-        beside = finish_times([one.beside for one in together], clocks, hosts)
-        compute = [spent + end - begin for spent, end in zip(compute, beside, strict=True)]
-        crossing = max(crossings)
+        waiting = [seconds + begin - end for seconds, end in zip(waiting, ends, strict=True)]
+        clocks = [begin] * len(stretches)
+        overlapped_ends = finish_times([stretch.overlapped for stretch in current], clocks, hosts)
+        compute = [seconds + end - begin for seconds, end in zip(compute, overlapped_ends, strict=True)]
+        exchange = max(exchanges)
         clocks = [
-            end + crossing - one.hidden * min(end - begin, crossing) for one, end in zip(together, beside, strict=True)
+            end + exchange - stretch.overlapped_share * min(end - begin, exchange)
+            for stretch, end in zip(current, overlapped_ends, strict=True)
         ]
-        network += max(clocks) - max(beside)
-    disk = [sum(one.work.disk + one.beside.disk for one in row) for row in rows]
-    computing = [spent - files for spent, files in zip(compute, disk, strict=True)]
+        network += max(clocks) - max(overlapped_ends)
+    disk = [
+        sum(stretch.work.disk + stretch.overlapped.disk for stretch in rank_stretches) for rank_stretches in stretches
+    ]
+    computing = [seconds - disk_seconds for seconds, disk_seconds in zip(compute, disk, strict=True)]
     return StepTime(
         total=max(clocks),
         compute=max(computing),
@@ -159,129 +202,166 @@ def simulate_sequentially(traces: Sequence[Trace], besides: Sequence[Sequence[Ke
     )
 
 
-def price_traces(traces: Sequence[Trace], besides: Sequence[Sequence[KernelCall]], hosts: Hosts) -> list[list[Stretch]]:
-    """What each rank does; ranks whose trace is one object are priced once."""
-    found: dict[tuple[int, int], list[Stretch]] = {}
-    rows = []
-    for trace, calls in zip(traces, besides, strict=True):
+def price_traces(
+    traces: Sequence[Trace], other_calls: Sequence[Sequence[KernelCall]], hosts: Hosts
+) -> list[list[Stretch]]:
+    """Return the priced work of each rank, divided at its collectives; a trace that ranks share is priced once.
+
+    Args:
+        traces: Operations of each rank.
+        other_calls: Kernel calls of each rank outside of its trace.
+        hosts: Hosts of the ranks.
+    """
+    priced: dict[tuple[int, int], list[Stretch]] = {}
+    stretches = []
+    for trace, calls in zip(traces, other_calls, strict=True):
         key = id(trace), id(calls)
-        if key not in found:
-            found[key] = split_at_collectives(trace, calls, hosts)
-        rows.append(found[key])
-    return rows
+        if key not in priced:
+            priced[key] = split_at_collectives(trace, calls, hosts)
+        stretches.append(priced[key])
+    return stretches
 
 
 def finish_times(works: Sequence[WorkSeconds], begins: Sequence[float], hosts: Hosts) -> list[float]:
-    """When each rank is done with a piece of work that it begins at some time; ranks of a host slow each other.
+    """Return the time at which each rank finishes a piece of work; ranks of a host slow each other down.
 
-    Each keeps to its share of the cores, as weft.runtime.cores gives it.
+    Each rank keeps to its share of the cores, as weft.runtime.cores assigns them.
+
+    Args:
+        works: Work of each rank.
+        begins: Time at which each rank begins, in seconds.
+        hosts: Hosts of the ranks.
     """
     if hosts.ranks_each == 1:
         return [begin + work.at(1, hosts.slots, 1) for work, begin in zip(works, begins, strict=True)]
     ends: list[float] = []
     for first in range(0, len(works), hosts.ranks_each):
-        some = slice(first, first + hosts.ranks_each)
-        ends += _finish_on_host(works[some], begins[some], hosts.slots)
+        on_host = slice(first, first + hosts.ranks_each)
+        ends += _finish_on_host(works[on_host], begins[on_host], hosts.slots)
     return ends
 
 
 def _finish_on_host(works: Sequence[WorkSeconds], begins: Sequence[float], slots: int) -> list[float]:
-    left, ends = [1.0 if work.alone + work.disk > 0 else 0.0 for work in works], list(begins)
-    places = [i * slots // len(works) for i in range(len(works))]
+    """Return the time at which each rank of one host finishes its work."""
+    # Event by event: a rank begins or ends, which changes how many ranks compute, and so the speed of all others.
+    remaining, ends = [1.0 if work.alone + work.disk > 0 else 0.0 for work in works], list(begins)
+    slot_of_rank = [i * slots // len(works) for i in range(len(works))]
     now = min(begins)
-    while any(share > 0 for share in left):
-        active = [i for i, share in enumerate(left) if share > 0 and begins[i] <= now]
-        comes = min((begins[i] for i, share in enumerate(left) if share > 0 and begins[i] > now), default=math.inf)
+    while any(share > 0 for share in remaining):
+        active = [i for i, share in enumerate(remaining) if share > 0 and begins[i] <= now]
+        next_begin = min(
+            (begins[i] for i, share in enumerate(remaining) if share > 0 and begins[i] > now), default=math.inf
+        )
         if not active:
-            now = comes
+            now = next_begin
             continue
-        at_work = Counter(places[i] for i in active)
-        takes = {i: works[i].at(len(at_work), slots, at_work[places[i]]) for i in active}
-        done = {i: now + left[i] * takes[i] for i in active}
-        then = min(comes, *done.values())
+        ranks_in_slot = Counter(slot_of_rank[i] for i in active)
+        seconds = {i: works[i].at(len(ranks_in_slot), slots, ranks_in_slot[slot_of_rank[i]]) for i in active}
+        ends_at = {i: now + remaining[i] * seconds[i] for i in active}
+        next_event = min(next_begin, *ends_at.values())
         for i in active:
-            left[i] -= (then - now) / takes[i]
-            if done[i] <= then or left[i] < 1e-12:  # what is left may be less than a clock of many seconds can tell
-                left[i], ends[i] = 0.0, then
-        now = then
+            remaining[i] -= (next_event - now) / seconds[i]
+            # Adding a tiny remainder to a clock of many seconds may not change it: treat it as done.
+            if ends_at[i] <= next_event or remaining[i] < 1e-12:
+                remaining[i], ends[i] = 0.0, next_event
+        now = next_event
     return ends
 
 
 def work_seconds(operation: Operation, hosts: Hosts) -> WorkSeconds:
-    """What an operation keeps a rank at work with: kernels, collectives, and files that a transfer reads and writes."""
-    beside = NO_WORK
+    """Return the seconds in which an operation occupies a rank: kernels, file access, and its part of a collective.
+
+    Args:
+        operation: The operation.
+        hosts: Hosts of the ranks.
+    """
+    other = NO_WORK
     if operation.kind == "transfer":
-        beside = WorkSeconds(disk=hosts.disk.write * operation.bytes_sent + hosts.disk.read * operation.bytes_received)
+        other = WorkSeconds(disk=hosts.disk.write * operation.bytes_sent + hosts.disk.read * operation.bytes_received)
     elif operation.kind == "collective" and hosts.network:
         network = hosts.network
         seconds = operation.messages * network.message_seconds if operation.messages else network.collective_seconds
-        beside = WorkSeconds(seconds, seconds)
-    return beside + WorkSeconds.of(operation.calls, hosts.alone, hosts.busy)
+        other = WorkSeconds(seconds, seconds)
+    return other + WorkSeconds.of(operation.calls, hosts.alone, hosts.busy)
 
 
 class Link:
-    """A rank's link to its host, by which rows come to its device and go back beside its kernels, each way by itself.
+    """Link between a rank's device and its host, whose two directions work independently and overlap with kernels.
 
-    What comes ahead is under way from when the chunk before is begun, as there is room for two; all else begins behind
-    the kernels before it. What goes back is waited for in the end. The rank's clock waits for no other rank.
+    A transfer that runs ahead begins with the kernels of the previous chunk, since the device has room for two chunks.
+    All others begin after the kernels before them. The step waits at its end for rows that go to the host. Time on this
+    clock excludes waiting for other ranks.
+
+    Args:
+        seconds: Seconds per byte.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        """Of a byte."""
+        """Seconds per byte."""
         self.now = self.begun = self.loaded = self.stored = 0.0
-        self.comes = False
+        """Seconds: now; begin of the current chunk's kernels; end of the last load; end of the last store."""
+        self.is_loading = False
+        """True if the next kernels wait for a load."""
 
     def move(self, operation: Operation) -> None:
-        """A transfer begins."""
+        """Start a transfer."""
         if operation.bytes_received:
             free = self.begun if operation.ahead else self.now
             self.loaded = max(self.loaded, free) + self.seconds * operation.bytes_received
-            self.comes = True
+            self.is_loading = True
         if operation.bytes_sent:
             self.stored = max(self.stored, self.now) + self.seconds * operation.bytes_sent
 
     def work(self, seconds: float) -> float:
-        """Kernels run, or rows cross, for so long; the seconds that these wait for what comes from the host."""
-        waited = 0.0
-        if self.comes:
-            waited = max(0.0, self.loaded - self.now)
-            self.begun = self.now + waited
-            self.comes = False
-        self.now += waited + seconds
-        return waited
+        """Run kernels, or an exchange, for some seconds; return the seconds that they wait for rows from the host."""
+        wait = 0.0
+        if self.is_loading:
+            wait = max(0.0, self.loaded - self.now)
+            self.begun = self.now + wait
+            self.is_loading = False
+        self.now += wait + seconds
+        return wait
 
     def end(self) -> float:
-        """The seconds until all has come and gone back."""
+        """Return the seconds until all transfers are done."""
         return max(0.0, self.loaded - self.now, self.stored - self.now)
 
 
-def split_at_collectives(trace: Trace, besides: Sequence[KernelCall], hosts: Hosts) -> list[Stretch]:
-    """A rank's operations, divided by its collectives; behind the last one the rest of the step."""
-    found = [Stretch(NO_WORK, NO_WORK, None)]
+def split_at_collectives(trace: Trace, other_calls: Sequence[KernelCall], hosts: Hosts) -> list[Stretch]:
+    """Return the priced work of one rank, divided at its collectives; the last entry is the rest of the step.
+
+    Args:
+        trace: Operations of the rank.
+        other_calls: Kernel calls of the rank outside of its trace.
+        hosts: Hosts of the ranks.
+    """
+    pieces = [Stretch(NO_WORK, NO_WORK, None)]
     link = Link(hosts.alone.link_seconds)
     for operation in trace.operations:
         if operation.kind == "transfer" and link.seconds:
             link.move(operation)
             continue
-        calls = work_seconds(operation, hosts)
-        crossing = None
+        work = work_seconds(operation, hosts)
+        exchange = None
         if operation.kind == "collective":
-            crossing, hidden = hosts.exchange_seconds(operation), hosts.overlapped_share(operation)
-            if operation.ahead:  # all but the last of its messages
-                last = crossing / max(operation.messages, 1)
-                crossing = max(last, crossing - hidden * min(found[-1].work.alone, crossing))
-        waited = link.work(calls.alone + (crossing or 0.0))
-        calls += WorkSeconds(waited, waited)
-        if crossing is not None:
-            found[-1] = found[-1]._replace(work=found[-1].work + calls, crossing=crossing, hidden=hidden)
-            found.append(Stretch(NO_WORK, NO_WORK, None))
-        elif operation.ahead and operation.kind != "transfer" and len(found) > 1:
-            found[-2] = found[-2]._replace(beside=found[-2].beside + calls)
+            exchange, share = hosts.exchange_seconds(operation), hosts.overlapped_share(operation)
+            if operation.ahead:  # all messages but the last overlap with the work before the collective
+                last = exchange / max(operation.messages, 1)
+                exchange = max(last, exchange - share * min(pieces[-1].work.alone, exchange))
+        wait = link.work(work.alone + (exchange or 0.0))
+        work += WorkSeconds(wait, wait)
+        if exchange is not None:
+            pieces[-1] = pieces[-1]._replace(
+                work=pieces[-1].work + work, exchange_seconds=exchange, overlapped_share=share
+            )
+            pieces.append(Stretch(NO_WORK, NO_WORK, None))
+        elif operation.ahead and operation.kind != "transfer" and len(pieces) > 1:
+            pieces[-2] = pieces[-2]._replace(overlapped=pieces[-2].overlapped + work)
         else:
-            found[-1] = found[-1]._replace(work=found[-1].work + calls)
-    more = WorkSeconds.of(besides, hosts.alone, hosts.busy) + WorkSeconds(
+            pieces[-1] = pieces[-1]._replace(work=pieces[-1].work + work)
+    rest = WorkSeconds.of(other_calls, hosts.alone, hosts.busy) + WorkSeconds(
         hosts.alone.step_seconds, hosts.busy.step_seconds
     )
-    left = link.end()
-    return [*found[:-1], found[-1]._replace(work=found[-1].work + more + WorkSeconds(left, left))]
+    remaining = link.end()  # transfers that are not done yet
+    return [*pieces[:-1], pieces[-1]._replace(work=pieces[-1].work + rest + WorkSeconds(remaining, remaining))]

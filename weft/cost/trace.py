@@ -1,4 +1,4 @@
-"""A trace: what one epoch of a strategy will do on one rank, promised before it runs."""
+"""Trace: the operations that a strategy will run on one rank in a step, known before the run."""
 
 from __future__ import annotations
 
@@ -12,39 +12,51 @@ from weft.runtime.kernel_call import KernelCall, backward_of
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operation of a rank, in the order of execution.
+    """One operation of a rank."""
 
-    kind: 'map' (flops of dense matrix products), 'aggregate' (edges x width), 'collective' (bytes sent to and received
-    from other ranks), or 'transfer' (bytes sent to and received from the host).
-    tag: rows_to_cols, cols_to_rows, logits, halo, gradients, statistics; of a task route, halo, scores, ends, ranks;
-    of a transfer rows, sources, edges, gradients; else empty.
-    how: where there were several ways, which was taken and what each would send.
+    kind: Literal["dense", "aggregate", "collective", "transfer"]
+    """Type of the operation, which decides the fields that count its work.
+
+    'dense' (`flops` of matrix products), 'aggregate' (`edges`, counted edges x width), 'collective' (bytes sent to and
+    received from other ranks) or 'transfer' (bytes sent to and received from the host).
     """
-
-    kind: Literal["map", "aggregate", "collective", "transfer"]
     tag: str = ""
+    """Purpose of a collective or transfer; '' for other kinds.
+
+    Collectives of a strategy: rows_to_cols, cols_to_rows, logits, halo, gradients, statistics. Collectives of a task:
+    route, halo, scores, ends, ranks. Transfers: rows, sources, edges, gradients.
+    """
     flops: int = 0
     edges: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     recomputed: bool = False
-    """Whether an aggregate is made again in the backward pass, since nothing of it was kept."""
+    """True if the backward pass runs the aggregate again, because nothing of its forward pass was saved."""
     how: str = ""
+    """Text for people: the method that was chosen among several, and the bytes that each would send."""
     ahead: bool = False
-    """Whether it is done beside what is before it: while a collective is under way of which it needs nothing, or of a
-    transfer to the device, while that works on the chunk before; of a collective, whether its messages leave one by one
-    while what is before it goes on."""
+    """True if the operation overlaps with the operations before it.
+
+    A kernel runs while the previous collective, whose rows it does not read, is in progress. A transfer to the device
+    runs during the kernels of the previous chunk. The messages of a collective leave one by one during the operations
+    before it.
+    """
     messages: int = 0
-    """How many leave and come, where a collective goes message by message; 0: ranks meet for it."""
+    """Number of messages of a collective that goes message by message; 0 if all ranks meet for it."""
     prefetched: bool = False
-    """Whether a thread does it ahead of the step, beside those before."""
+    """True if a background thread runs the operation before its step, during earlier steps."""
     calls: tuple[KernelCall, ...] = ()
-    """What runs on the device for it, which takes its time; of a collective, what packs and unpacks."""
+    """Kernels that run on the device for the operation; for a collective, those that pack and unpack rows."""
     backward: tuple[Operation, ...] | None = None
-    """What the backward pass does for it, in order; None: its adjoint."""
+    """Operations of the backward pass, in order; None: the adjoint of this operation."""
 
     def adjoint(self) -> Operation:
-        """The adjoint: what was sent comes back; the transposed aggregate; a sum stays a sum."""
+        """Return the operation of the backward pass.
+
+        Bytes that were sent are received, an aggregate runs over the transposed edges, and an all-reduce stays the
+        same.
+        """
+        # An exchange of rows and columns is undone by the opposite exchange; all other tags stay.
         tag = {"rows_to_cols": "cols_to_rows", "cols_to_rows": "rows_to_cols"}.get(self.tag, self.tag)
         edges = self.edges * (2 if self.recomputed else 1)
         back = tuple(backward_of(call) for call in self.calls)
@@ -60,47 +72,48 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """The operations of one epoch's training step, or of one evaluation."""
+    """Operations of one training step or one evaluation on one rank."""
 
     operations: tuple[Operation, ...]
+    """All operations, in the order in which they run."""
 
     def select(self, *, prefetched: bool) -> Trace:
-        """What is prefetched, or what is not."""
-        return Trace(operations=tuple(one for one in self.operations if one.prefetched == prefetched))
+        """Return the trace of the operations that are prefetched, or of those that are not."""
+        return Trace(operations=tuple(operation for operation in self.operations if operation.prefetched == prefetched))
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of dense maps, forward and backward, as PyTorch's FlopCounterMode counts them."""
+        """Floating-point operations of dense layers, forward and backward, as PyTorch's FlopCounterMode counts them."""
         return sum(operation.flops for operation in self.operations)
 
     @property
     def edges(self) -> int:
-        """Edges x width aggregated, forward and backward."""
+        """Aggregated edges x width, forward and backward."""
         return sum(operation.edges for operation in self.operations)
 
     @property
     def collectives(self) -> Counter[str]:
-        """Collectives by tag."""
+        """Number of collectives by tag."""
         return Counter(operation.tag for operation in self._network())
 
     @property
     def bytes_sent(self) -> Counter[str]:
-        """Bytes to other ranks by tag."""
+        """Bytes sent to other ranks, by tag."""
         return _total((operation.tag, operation.bytes_sent) for operation in self._network())
 
     @property
     def bytes_received(self) -> Counter[str]:
-        """Bytes from other ranks by tag."""
+        """Bytes received from other ranks, by tag."""
         return _total((operation.tag, operation.bytes_received) for operation in self._network())
 
     @property
     def to_device(self) -> Counter[str]:
-        """Bytes from the host to the device by tag."""
+        """Bytes copied from the host to the device, by tag."""
         return +_total((operation.tag, operation.bytes_received) for operation in self._of("transfer"))
 
     @property
     def to_host(self) -> Counter[str]:
-        """Bytes from the device to the host by tag."""
+        """Bytes copied from the device to the host, by tag."""
         return +_total((operation.tag, operation.bytes_sent) for operation in self._of("transfer"))
 
     def _network(self) -> Iterable[Operation]:
@@ -111,15 +124,25 @@ class Trace:
 
 
 class Steps(NamedTuple):
-    """Training steps of an epoch of which one tells."""
+    """Training steps of an epoch that all have about the same trace."""
 
     trace: Trace
+    """Trace of one of them."""
     number: int
-    """How many do as much."""
+    """Number of steps that the trace stands for."""
 
 
 def all_reduce(tag: str, numbers: int, itemsize: int, size: int) -> Operation:
-    """The sum of `numbers` numbers over `size` ranks, as a ring moves it: 2 (P - 1) / P of them each way."""
+    """Return the operation that sums numbers over all ranks in a ring.
+
+    Each rank sends and receives 2 (P - 1) / P of the numbers.
+
+    Args:
+        tag: Tag of the operation.
+        numbers: Number of elements that are summed.
+        itemsize: Bytes of an element.
+        size: Number of ranks P.
+    """
     payload = 2 * numbers * itemsize * (size - 1) // size
     return Operation(kind="collective", tag=tag, bytes_sent=payload, bytes_received=payload)
 
@@ -132,9 +155,14 @@ def transfer(
     ahead: bool = False,
     calls: tuple[KernelCall, ...] | None = None,
 ) -> Operation:
-    """So many bytes that come from the host, or go there.
+    """Return the operation that copies bytes between host and device.
 
-    calls: by which these are moved; None: each is read and written, row after row.
+    Args:
+        tag: Tag of the operation.
+        to_device: Bytes from the host to the device.
+        to_host: Bytes from the device to the host.
+        ahead: True if the copy overlaps with the operations before it.
+        calls: Kernels that move the bytes. None: each byte is read once and written once, row after row.
     """
     if calls is None:
         copied = 2 * (to_device + to_host)

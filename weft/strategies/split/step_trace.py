@@ -64,7 +64,7 @@ class BatchPlan(VertexPlan):
         if not self.includes_sampling:
             return step
         drawn = self.rank_batches[rank]
-        made = [Operation(kind="map", calls=self._drawing(drawn))]
+        made = [Operation(kind="dense", calls=self._drawing(drawn))]
         if self.size > 1:
             for route in drawn.routes:
                 asking, wanted, asked = (8 * count for count in (self.size - 1, sum(route.received), sum(route.sent)))
