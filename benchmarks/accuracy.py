@@ -19,7 +19,7 @@ from typing import Any
 from kernels import save
 
 import weft
-from weft.cli.parser import contenders
+from weft.cli.parser import parse_strategies
 
 EPOCHS = (1, 2, 3, 5, 10, 20, 30, 50)
 
@@ -34,7 +34,7 @@ def main() -> int:
             runs = weft.compare(
                 graph,
                 options.model,
-                strategies=contenders(options.contenders),
+                strategies=parse_strategies(options.contenders),
                 out=Path(folder) / "runs",
                 quiet=True,
                 **given,

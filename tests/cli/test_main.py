@@ -68,7 +68,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["train", "digits", *HYBRID, "--partition", "no/book.safetensors"], "no/book.safetensors: no such file"),
         (["train", "digits", *HYBRID, "--cache-memory", "much"], "--cache-memory 'much': give an amount such as 512MB"),
         (["train", "digits", *HYBRID, "--cache-ratio", "1.5"], "--cache-ratio 1.5: give at most 1"),
-        (["train", "digits", *HYBRID, "--cache-ratio", "-0.5"], "--cache-ratio -0.5: give a share from 0 to 1"),
+        (["train", "digits", *HYBRID, "--cache-ratio", "-0.5"], "--cache-ratio -0.5: give a fraction from 0 to 1"),
         (["train", "digits", *HYBRID, "--probe", "no.json"], "no.json: No such file or directory"),
         (["train", "digits", "--strategy", "stale", "--refresh-every", "0"], "--refresh-every 0: give at least 1"),
         (["compare", "digits", "--strategies", "single,single"], "give different names"),
@@ -212,11 +212,11 @@ def test_a_book_that_does_not_fit(capsys: pytest.CaptureFixture[str], store: Pat
     out = tmp_path / "run"
     train = ["--strategy", "hybrid", "--partition", book, "--out", out]
     assert "divides another graph than" in mistake(capsys, "train", store, "--workers", "2", *train)
-    assert "has 2 parts: give as many --workers or ranks" in mistake(
+    assert "has 2 parts: start the same number of --workers or ranks" in mistake(
         capsys, "train", "digits", "--workers", "3", *train
     )
     many = ["--strategy", "cached", "--workers", "61", "--partition", "metis", "--out", out]
-    assert "has 60 vertices: give at most as many" in mistake(capsys, "train", store, *many)
+    assert "has 60 vertices: give at most that many" in mistake(capsys, "train", store, *many)
     assert not out.exists()
 
 

@@ -67,7 +67,7 @@ def test_on_the_ranks_of_torchrun(tmp_path: Path) -> None:
         ({"strategies": STRATEGIES, "strategy": "tensor"}, "a list of names"),
         ({"strategies": {"one": {"chunks": 2}}}, "strategies: one names no strategy"),
         ({"strategies": {"one": {"strategy": "tensor", "lr": 1}}}, "--lr is no flag of tensor alone"),
-        ({"strategies": STRATEGIES, "hidden": 8}, "hidden has no effect on a model of your own"),
+        ({"strategies": STRATEGIES, "hidden": 8}, "hidden has no effect on a custom model"),
         ({"strategies": STRATEGIES, "fanout": "3"}, "--fanout has no effect under strategy single and tensor"),
     ],
 )

@@ -22,16 +22,16 @@ from weft.cli.main import main
 from weft.comm import Group
 from weft.config.config import Config
 from weft.cost import Machine, Profile
-from weft.cost.profile import BOUND, LEAST_RUNS, NEWEST
+from weft.cost.profile import MAX_FACTOR, MIN_RUNS, MAX_RUNS
 from weft.reporting import run_facts, run_table
 from weft.reporting.records import RunRecords
 from weft.runtime.kernel_selection import DEFAULT
 from weft.strategies.single import SinglePlan
 from weft.training.artifacts.run_folder import RunFolder
-from weft.training.machine_context import cluster_here, known_machine
+from weft.training.machine_context import local_cluster, known_machine
 from weft.training.planning import calibration, probe_command, run_estimate
 from weft.training.planning.calibration import Correction, Epoch, Estimate
-from weft.training.planning.probe_command import only_writer, teach
+from weft.training.planning.probe_command import only_writer, update_calibration
 from weft.training.run import prepared_workload
 
 HARDWARE = {"processor": "none", "cores": 2}
@@ -44,28 +44,28 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A profile where the user's is looked for, of runs of a few epochs too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(probe_command, "hardware", lambda: HARDWARE)
-    monkeypatch.setattr(run_estimate, "LEAST_EPOCHS", FEW)
+    monkeypatch.setattr(run_estimate, "MIN_EPOCHS", FEW)
     path = tmp_path / "cache" / "weft" / "machine.json"
     profile().save(path)
     return path
 
 
 def learned(machine: Path) -> list[Mapping[str, float]]:
-    return [*Profile.read(machine).learned]
+    return [*Profile.read(machine).calibration]
 
 
-def taught(*ratios: float, kind: str = "compute") -> Profile:
-    """A profile that runs have taught."""
+def calibrated(*ratios: float, kind: str = "compute") -> Profile:
+    """Return a profile that runs with these ratios of measured to estimated seconds have calibrated."""
     known = profile()
     for ratio in ratios:
-        known = known.taught({kind: ratio})
+        known = known.with_calibration({kind: ratio})
     return known
 
 
 def test_a_run_beside_its_forecast(tmp_path: Path, machine: Path) -> None:
     run = train("digits", out=tmp_path / "run", epochs=FEW, quiet=True)
     told, seen = (run.summary["forecast"][side] for side in ("told", "seen"))
-    cluster = cluster_here(run.config)
+    cluster = local_cluster(run.config)
     assert cluster
     assert told["epoch_seconds"] == epoch_time(SinglePlan(prepared_workload(run.config, None, None)), cluster).total
     assert seen == {
@@ -89,7 +89,7 @@ def test_several_ranks_are_told_of(tmp_path: Path) -> None:
     assert seen.network_seconds == run.summary["ranks"][1]["communication_seconds"]
     assert seen.host_bytes == sum(rank["peak_memory_bytes"] for rank in run.summary["ranks"])
     lesson = Correction(digest="", threads=1, factors={"compute": 1.5, "network": 1.0}, choices=DEFAULT)
-    ratios = Estimate(epoch=told, lesson=lesson).ratios(seen)
+    ratios = Estimate(epoch=told, correction=lesson).ratios(seen)
     assert ratios["compute"] == pytest.approx(1.5 * seen.compute_seconds / told.compute_seconds)
 
 
@@ -125,17 +125,17 @@ def test_other_hardware_tells_nothing(tmp_path: Path, machine: Path, hardware: d
 
 def test_several_hosts_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on the emulated cluster, where each rank has a torchrun of its own."""
-    assert cluster_here(Config(graph="digits", workers=2))
+    assert local_cluster(Config(graph="digits", workers=2))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert cluster_here(Config(graph="digits", workers=2)) is None
+    assert local_cluster(Config(graph="digits", workers=2)) is None
 
 
 def test_a_forecast_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ValueError("ranks take part in different collectives")
 
-    monkeypatch.setattr(calibration, "teach", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
+    monkeypatch.setattr(calibration, "update_calibration", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
     assert "forecast" in train("digits", out=tmp_path / "kept", epochs=FEW, quiet=True).summary
     monkeypatch.setattr(run_estimate, "epoch_time", broken)
     assert "forecast" not in train("digits", out=tmp_path / "run", epochs=FEW, quiet=True).summary
@@ -173,14 +173,14 @@ def auto_on_a_rank(group: Group, cache: Path, out: Path) -> str:
 
 
 def test_factors_are_medians_of_the_newest_runs() -> None:
-    assert taught(*[1.5] * (LEAST_RUNS - 1)).factor("compute") == 1
-    assert taught(*[1.5] * LEAST_RUNS).factor("compute") == pytest.approx(1.5)
-    assert taught(1.2, 0.9, 100.0).factor("compute") == pytest.approx(1.2)  # one run beside other work
-    assert taught(0.5, 0.8, 1.25, 2.0).factor("compute") == pytest.approx(1.0)  # ratios, not differences
-    assert taught(*[9.0] * LEAST_RUNS).factor("compute") == pytest.approx(BOUND)
-    assert taught(*[0.1] * LEAST_RUNS).factor("compute") == pytest.approx(1 / BOUND)
-    assert taught(*[1.9] * NEWEST, *[1.1] * NEWEST).factor("compute") == pytest.approx(1.1)
-    assert taught(*[1.5] * LEAST_RUNS).factor("network") == 1
+    assert calibrated(*[1.5] * (MIN_RUNS - 1)).factor("compute") == 1
+    assert calibrated(*[1.5] * MIN_RUNS).factor("compute") == pytest.approx(1.5)
+    assert calibrated(1.2, 0.9, 100.0).factor("compute") == pytest.approx(1.2)  # one run beside other work
+    assert calibrated(0.5, 0.8, 1.25, 2.0).factor("compute") == pytest.approx(1.0)  # ratios, not differences
+    assert calibrated(*[9.0] * MIN_RUNS).factor("compute") == pytest.approx(MAX_FACTOR)
+    assert calibrated(*[0.1] * MIN_RUNS).factor("compute") == pytest.approx(1 / MAX_FACTOR)
+    assert calibrated(*[1.9] * MAX_RUNS, *[1.1] * MAX_RUNS).factor("compute") == pytest.approx(1.1)
+    assert calibrated(*[1.5] * MIN_RUNS).factor("network") == 1
 
 
 def test_forecasts_apply_what_runs_have_taught() -> None:
@@ -190,9 +190,9 @@ def test_forecasts_apply_what_runs_have_taught() -> None:
         plan = SinglePlan if workers == 1 else weft.strategies.STRATEGIES["tensor"]
         return epoch_time(plan(work, workers), cluster)
 
-    plain, slower = (told(one, 1) for one in (profile(), taught(1.5, 1.5, 1.5)))
+    plain, slower = (told(one, 1) for one in (profile(), calibrated(1.5, 1.5, 1.5)))
     assert slower.total == pytest.approx(1.5 * plain.total, abs=1e-12)
-    plain, slower = (told(one, 2) for one in (profile(), taught(1.5, 1.5, 1.5, kind="network")))
+    plain, slower = (told(one, 2) for one in (profile(), calibrated(1.5, 1.5, 1.5, kind="network")))
     assert slower.network == pytest.approx(1.5 * plain.network, rel=1e-6)
     assert slower.compute == pytest.approx(plain.compute, rel=1e-6)
 
@@ -200,11 +200,11 @@ def test_forecasts_apply_what_runs_have_taught() -> None:
 def test_two_runs_that_end_at_once_both_teach(machine: Path) -> None:
     known = Profile.read(machine)
     with only_writer(machine):
-        other = threading.Thread(target=teach, args=(machine, known.digest, {"compute": 1.2}))
+        other = threading.Thread(target=update_calibration, args=(machine, known.digest, {"compute": 1.2}))
         other.start()
         other.join(0.3)
         assert other.is_alive(), "it does not wait"
-        known.taught({"compute": 1.1}).save(machine)
+        known.with_calibration({"compute": 1.1}).save(machine)
     other.join(60)
     assert learned(machine) == [{"compute": 1.1}, {"compute": 1.2}]
     assert [one.name for one in machine.parent.iterdir()] == [machine.name]
@@ -213,15 +213,15 @@ def test_two_runs_that_end_at_once_both_teach(machine: Path) -> None:
 def test_a_probe_starts_anew(machine: Path) -> None:
     before = Profile.read(machine)
     profile(byte_seconds=2e-9).save(machine)  # while a run was under way
-    teach(machine, before.digest, {"compute": 1.2})
+    update_calibration(machine, before.digest, {"compute": 1.2})
     assert not learned(machine)
-    assert before.digest == before.taught({"compute": 1.2}).digest
+    assert before.digest == before.with_calibration({"compute": 1.2}).digest
 
 
 def test_ratios_survive_their_file(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
-    taught(1.5, 0.7).save(path)
-    assert Profile.read(path) == replace(taught(1.5, 0.7), prices=Profile.read(path).prices)
+    calibrated(1.5, 0.7).save(path)
+    assert Profile.read(path) == replace(calibrated(1.5, 0.7), prices=Profile.read(path).prices)
     for wrong in (0, -1, math.inf, "x"):
         path.write_text(json.dumps(profile().record() | {"learned": [{"compute": wrong}]}))
         with pytest.raises(weft.InputError, match="weft probe"):
@@ -231,12 +231,12 @@ def test_ratios_survive_their_file(tmp_path: Path) -> None:
 def test_a_kind_of_few_seconds_teaches_nothing() -> None:
     whole = {"epoch_seconds": 1.0, "compute_seconds": 0.5, "waiting_seconds": 0.0, "host_bytes": 1}
     lesson = Correction(digest="", threads=1, factors={"compute": 1.0, "network": 1.0}, choices=DEFAULT)
-    told = Estimate(epoch=Epoch(network_seconds=0.01, **whole), lesson=lesson)  # type: ignore[arg-type]
+    told = Estimate(epoch=Epoch(network_seconds=0.01, **whole), correction=lesson)  # type: ignore[arg-type]
     assert told.ratios(Epoch(network_seconds=0.3, **whole)) == {"compute": 1.0}  # type: ignore[arg-type]
 
 
 def test_the_plan_says_of_how_many_runs(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    taught(1.5, 1.5, 1.5).save(machine)
+    calibrated(1.5, 1.5, 1.5).save(machine)
     assert main(["plan", "digits"]) == 0
     assert "factors of 3 runs on what the probe has measured: compute 1.50 x, network 1.00 x" in capsys.readouterr().out
 
@@ -254,7 +254,7 @@ def test_factors_of_a_profile() -> None:
     plain, slower = factors_of(profile()), factors_of(profile(byte_seconds=8e-9, message_seconds=8e-4))
     assert slower == replace(plain, seconds_per_byte=pytest.approx(8 * plain.seconds_per_byte))  # type: ignore[arg-type]
     assert plain.seconds_per_edge == pytest.approx(8e-10, rel=0.5)  # both cores at work, and what calls cost
-    assert factors_of(taught(1.5, 1.5, 1.5)) == plain, "runs change what seeded runs decide"
+    assert factors_of(calibrated(1.5, 1.5, 1.5)) == plain, "runs change what seeded runs decide"
 
 
 def test_hybrid_decides_by_the_profile(tmp_path: Path, machine: Path) -> None:

@@ -15,7 +15,7 @@ from tests.lib.ranks import on_ranks
 from tests.lib.running import losses
 from weft.comm import Group
 from weft.data import Adjacency, Graph
-from weft.training.launch.joined_ranks import shared_mistake
+from weft.training.launch.joined_ranks import combined_errors
 from weft.utils.errors import InputError
 
 
@@ -97,6 +97,6 @@ def test_what_one_host_lacks_is_said_by_every_rank(tmp_path: Path) -> None:
 
 def test_the_mistakes_of_several_hosts_are_one_line() -> None:
     told = [{"host": host, "mistake": mistake} for host, mistake in (("a", ""), ("b", "x"), ("b", "x"), ("c", "y"))]
-    assert shared_mistake(told) == "on b (ranks 1, 2): x; on c (rank 3): y"
-    assert shared_mistake(told[1:3]) == "x"
-    assert shared_mistake(told[:1]) == ""
+    assert combined_errors(told) == "on b (ranks 1, 2): x; on c (rank 3): y"
+    assert combined_errors(told[1:3]) == "x"
+    assert combined_errors(told[:1]) == ""

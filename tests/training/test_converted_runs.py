@@ -210,5 +210,5 @@ def test_a_name_that_makes_no_model(name: str, said: str, defined: str) -> None:
 
 
 def test_options_of_weft_families_are_refused_for_it(defined: str) -> None:
-    with pytest.raises(InputError, match="hidden has no effect on a model of your own"):
+    with pytest.raises(InputError, match="hidden has no effect on a custom model"):
         weft.train("digits", f"{defined}:Net", hidden=8, epochs=1, quiet=True)

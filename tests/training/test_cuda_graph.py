@@ -24,7 +24,7 @@ from weft.kernels import cpu
 from weft.nn import GraphView, make_model
 from weft.strategies.placed_view import PlacedView
 from weft.training import cuda_graph, loop
-from weft.training.custom_functions import NOTHING_OWN
+from weft.training.custom_functions import NO_FUNCTIONS
 
 GRAPH = "sbm:vertices=120,degree=6,features=12,classes=3"
 OPTIONS: dict[str, Any] = {
@@ -100,7 +100,7 @@ def test_what_cannot_be_captured_is_done_as_it_was(tmp_path: Path, capsys: pytes
     with replaced(cuda_graph.TrainingPass, "__call__", waits):
         made = captured_gcn(tmp_path / "waits")
     assert losses(made.folder) == losses(plain_gcn(tmp_path / "plain").folder)
-    assert capsys.readouterr().err.count("no CUDA graph of this step could be captured (_local_scalar_dense") == 1
+    assert capsys.readouterr().err.count("could not capture the step as a CUDA graph; it runs without (_local_scalar_dense") == 1
 
 
 class Own(nn.Module):
@@ -132,7 +132,7 @@ def test_captures_small_steps_of_kernels_alone(changed: dict[str, Any], expected
     group = SimpleNamespace(device=torch.device(asked["device"]))
     placed: Any = SimpleNamespace(work=work, graph=SimpleNamespace(**sizes), group=group, model=asked["model"])
     config = Config(strategy=asked["strategy"], timeline=asked["timeline"])
-    own = replace(NOTHING_OWN, loss=asked["loss"])
+    own = replace(NO_FUNCTIONS, loss=asked["loss"])
     with (
         replaced(cuda_graph, "triton_backend", lambda: asked["triton"]),
         replaced(cuda_graph, "used", lambda _: {asked["sums"], "triton"}),

@@ -56,7 +56,7 @@ def test_every_option_of_a_family_is_tried() -> None:
 @pytest.mark.parametrize("name", OTHER)
 def test_an_option_of_the_families_is_refused(name: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with pytest.raises(InputError, match=f"^{name} has no effect on a model of your own: leave it out, and make the "):
+    with pytest.raises(InputError, match=f"^{name} has no effect on a custom model: leave it out, and set it where you create "):
         weft.train("digits", stack(), out=out, quiet=True, **{name: OTHER[name]})
     assert not out.exists()
 
@@ -106,7 +106,7 @@ def test_rows_that_depend_on_each_other_need_all_rows(strategy: str, tmp_path: P
 def test_biases_without_effect_are_named(tmp_path: Path) -> None:
     pyg = pytest.importorskip("torch_geometric.nn")
     layers = [weft.nn.from_pyg(pyg.SAGEConv(64, 8)), weft.nn.from_pyg(pyg.SAGEConv(8, 10))]
-    with pytest.warns(UserWarning, match=r"^layers\.0\.conv\.lin_l\.bias: a norm or a softmax behind") as caught:
+    with pytest.warns(UserWarning, match=r"^layers\.0\.conv\.lin_l\.bias: no effect, because a normalization") as caught:
         weft.train("digits", Stack(layers, norm="batch"), out=tmp_path / "run", epochs=1, quiet=True)
     assert caught[0].filename == __file__
     torch.manual_seed(0)

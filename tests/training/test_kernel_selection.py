@@ -25,10 +25,10 @@ from weft.config.config import Config
 from weft.cost import Profile
 from weft.nn.layers import linear_transform
 from weft.runtime import kernel_selection
-from weft.runtime.kernel_selection import DEFAULT, Choices, Classes, chosen
+from weft.runtime.kernel_selection import DEFAULT, KernelSelection, SizeClasses, selected_kernel
 from weft.training import machine_context, run
 from weft.training.artifacts.run_folder import RunFolder
-from weft.training.machine_context import known_choices
+from weft.training.machine_context import selected_kernels
 from weft.training.planning import probe_command
 from weft.utils import jsonl
 
@@ -36,10 +36,10 @@ HARDWARE = {"processor": "none", "cores": 2}
 DAY = "weft probe, 2026-11-23"
 
 
-def everywhere(by: str) -> Choices:
+def everywhere(by: str) -> KernelSelection:
     """Choices by which one implementation does all maps."""
-    kinds = {"map": Classes(floors=((0.0,),) * 4, names=(by,))}
-    return Choices(origin=DAY, kinds={**DEFAULT.kinds, **kinds})
+    kinds = {"map": SizeClasses(floors=((0.0,),) * 4, names=(by,))}
+    return KernelSelection(origin=DAY, kinds={**DEFAULT.kinds, **kinds})
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ours = linear_transform._inner_product
         monkeypatch.setattr(linear_transform, "_inner_product", lambda *given: ours(*given) * 1.001)
     yield tmp_path / "cache" / "weft" / "machine.json"
-    kernel_selection.use(DEFAULT)
+    kernel_selection.select_kernels(DEFAULT)
 
 
 def measure(machine: Path, by: str) -> None:
@@ -76,9 +76,9 @@ def test_a_loop_of_ones_own_has_the_choices_of_its_options(tmp_path: Path, machi
     """And not those of what ran before."""
     measure(machine, "onednn")
     for options, expected in (({}, "onednn"), ({"disable": "onednn"}, "torch"), ({"choices": "default"}, "torch")):
-        kernel_selection.use(everywhere("mkl"))
+        kernel_selection.select_kernels(everywhere("mkl"))
         with weft.place("digits", **options):
-            assert chosen("map", 1, 1, 1, 1) == expected
+            assert selected_kernel("map", 1, 1, 1, 1) == expected
     with pytest.raises(weft.InputError, match=r"nowhere\.json"):
         weft.place("digits", choices=str(tmp_path / "nowhere.json"))
 
@@ -86,9 +86,9 @@ def test_a_loop_of_ones_own_has_the_choices_of_its_options(tmp_path: Path, machi
 @pytest.mark.slow
 @needs_onednn
 def test_kernels_that_were_not_priced_teach_nothing(tmp_path: Path, machine: Path) -> None:
-    def taught(**options: Any) -> int:
+    def with_calibration(**options: Any) -> int:
         train("digits", out=tmp_path / f"run-{options}", epochs=100, quiet=True, hidden=4, **options)
-        return len(Profile.read(machine).learned)
+        return len(Profile.read(machine).calibration)
 
     measure(machine, "onednn")
     assert [taught(), taught(disable="onednn"), taught(dtype="bfloat16"), taught(seed=1)] == [1, 1, 1, 2]
@@ -97,7 +97,7 @@ def test_kernels_that_were_not_priced_teach_nothing(tmp_path: Path, machine: Pat
 def test_without_a_profile_it_is_the_default(tmp_path: Path) -> None:
     made = train("digits", out=tmp_path / "run", epochs=1, quiet=True)
     assert said(made.folder) == ["default"]
-    assert Choices.read(RunFolder(made.folder).choices) == known_choices(Config(graph="digits"))
+    assert KernelSelection.read(RunFolder(made.folder).choices) == selected_kernels(Config(graph="digits"))
     assert "--choices choices.json" in (made.folder / "card.md").read_text()
 
 
@@ -123,7 +123,7 @@ def test_a_run_that_goes_on_keeps_its_choices(
     bits(tmp_path / "run", epochs=3)
     measure(machine, "torch")
     if forgetful:
-        monkeypatch.setattr(run, "known_choices", lambda config, _: known_choices(config))
+        monkeypatch.setattr(run, "known_choices", lambda config, _: selected_kernels(config))
     assert (bits(tmp_path / "run", epochs=6, resume=True) == whole) != forgetful
     assert said(tmp_path / "run") == [DAY, DAY]
 
@@ -147,7 +147,7 @@ def test_a_recorded_run_is_repeated(tmp_path: Path, machine: Path) -> None:
     measure(machine, "mkl")
     assert bits(tmp_path / "constants", epochs=3, choices="default") == default
     assert said(tmp_path / "constants") == ["default"]
-    assert known_choices(Config(graph="digits", choices=str(kept))) == everywhere("mkl")
+    assert selected_kernels(Config(graph="digits", choices=str(kept))) == everywhere("mkl")
 
 
 @needs_onednn
@@ -174,7 +174,7 @@ def test_batches_of_other_sizes_make_no_kernels(
         for batch in placed.batches(0):
             placed.backward(placed(batch).sum())
         assert bool(made) == expected
-        assert chosen("map", 1, 1, 1, 1) == "onednn"
+        assert selected_kernel("map", 1, 1, 1, 1) == "onednn"
 
 
 def test_all_ranks_use_what_rank_zero_says(tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def maps_of_a_rank(group: Group, folder: Path) -> str:
         patch.setattr(probe_command, "hardware", lambda: HARDWARE)
         measure(folder / str(group.rank) / "weft" / "machine.json", ["mkl", "torch"][group.rank])
         weft.train("digits", strategy="tensor", epochs=1, out=folder / "run", quiet=True)
-        found = chosen("map", 1, 1, 1, 1)
-        kernel_selection.use(DEFAULT)
+        found = selected_kernel("map", 1, 1, 1, 1)
+        kernel_selection.select_kernels(DEFAULT)
         return found
 
 
@@ -201,7 +201,7 @@ class Telling:
     folder: Path
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        (self.folder / f"rank-{os.environ['RANK']}").write_text(chosen("map", 1, 1, 1, 1))
+        (self.folder / f"rank-{os.environ['RANK']}").write_text(selected_kernel("map", 1, 1, 1, 1))
         return cross_entropy(logits, labels, reduction="none")
 
 
@@ -221,11 +221,11 @@ def test_a_run_of_before_goes_on_by_the_default(
     folder, config = RunFolder(tmp_path), Config(graph="digits")
     folder.begin(config)
     folder.choices.unlink()
-    assert known_choices(config, folder).origin == "default"
+    assert selected_kernels(config, folder).origin == "default"
     assert not capsys.readouterr().err
     for damage in ("[" * 100_000, "{}", "\x00"):
         folder.choices.write_text(damage)
-        assert known_choices(config, folder).origin == "default"
+        assert selected_kernels(config, folder).origin == "default"
         assert capsys.readouterr().err.count("choices.json is damaged: the default implementations are used") == 1
 
 
@@ -236,19 +236,19 @@ def test_what_is_not_there_is_not_used(
     config, folder = Config(graph="digits"), RunFolder(tmp_path)
     folder.begin(config, choices=everywhere("onednn"))
     maps = (1, 1e9, 100, 100)
-    without = known_choices(replace(config, disable="onednn"), folder)
+    without = selected_kernels(replace(config, disable="onednn"), folder)
     assert without.kinds["map"].at(maps) == "torch"
     assert without.origin == f"{DAY}; torch for onednn (map); mkl for onednn (map_weights)"
     capsys.readouterr()
     monkeypatch.setattr(machine_context, "has_onednn", lambda: False)
-    assert known_choices(config).kinds["map"].at(maps) == "mkl"
+    assert selected_kernels(config).kinds["map"].at(maps) == "mkl"
     assert not capsys.readouterr().err
-    assert known_choices(config, folder).kinds["map"].at(maps) == "mkl"
+    assert selected_kernels(config, folder).kinds["map"].at(maps) == "mkl"
     assert "has used kernels that are not here" in capsys.readouterr().err
-    assert known_choices(replace(config, choices="default"), folder).kinds["map"].at(maps) == "mkl"
+    assert selected_kernels(replace(config, choices="default"), folder).kinds["map"].at(maps) == "mkl"
     assert not capsys.readouterr().err
     monkeypatch.setattr(machine_context, "triton_backend", lambda: None)
-    assert known_choices(replace(config, device="cuda")).kinds["sum"].at((8,)) == "torch_sparse"
+    assert selected_kernels(replace(config, device="cuda")).kinds["sum"].at((8,)) == "torch_sparse"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from weft.nn import LinkModel, Workload
 from weft.reporting import stage_table
 from weft.strategies import Step
 from weft.training.tasks.link_prediction import LinkTask
-from weft.training.tasks.task import make_task, prepared, task_model
+from weft.training.tasks.task import make_task, graph_for_task, task_model
 from weft.utils.errors import InputError
 
 WIDTH = 6
@@ -71,7 +71,7 @@ class Case:
     def build(self) -> tuple[Graph, LinkModel]:
         graph = make(self.graph)
         x = torch.randn(graph.num_vertices, 7, generator=torch.Generator().manual_seed(1))
-        graph = prepared(reorder(replace(graph, x=x), self.order), self.config)
+        graph = graph_for_task(reorder(replace(graph, x=x), self.order), self.config)
         model = task_model(None, GraphShape.of(graph), self.config)
         assert isinstance(model, LinkModel)
         return graph, model
@@ -307,10 +307,10 @@ def test_inverse_relations_carry_messages_and_are_no_links(tmp_path: Path) -> No
     config = Config(task="link", decoder="distmult", model="rgcn", hidden=WIDTH, epochs=1, inverse_relations=True)
     whole = replace(make("knowledge"), val_links=None, test_links=None)
     whole = replace(whole, x=torch.randn(whole.num_vertices, 7, generator=torch.Generator().manual_seed(1)))
-    graph = prepared(whole, config)
+    graph = graph_for_task(whole, config)
     assert graph.relations == (*whole.relations, *inverse_of(whole.relations))
-    assert prepared(graph, config).relations == graph.relations
-    for one in (graph, prepared(with_inverse_relations(whole), replace(config, inverse_relations=False))):
+    assert graph_for_task(graph, config).relations == graph.relations
+    for one in (graph, graph_for_task(with_inverse_relations(whole), replace(config, inverse_relations=False))):
         assert one.val_links is not None
         assert one.test_links is not None
         held_out = torch.cat([one.val_links, one.test_links])
@@ -329,4 +329,4 @@ def test_inverse_relations_carry_messages_and_are_no_links(tmp_path: Path) -> No
 def test_a_graph_with_no_edge_but_loops_is_refused() -> None:
     loops = Graph.from_edges(torch.arange(5), torch.arange(5), x=torch.randn(5, 3))
     with pytest.raises(InputError, match="no edge but loops"):
-        prepared(replace(loops, test_links=torch.tensor([[0, 1, 0]])), Config(task="link"))
+        graph_for_task(replace(loops, test_links=torch.tensor([[0, 1, 0]])), Config(task="link"))

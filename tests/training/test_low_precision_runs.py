@@ -113,10 +113,10 @@ def test_links() -> None:
             ["--model", "gatv2"],
             "--dtype bfloat16 is of gcn, sage, gin, gat, and gatv2 sums in float32 alone: leave it out",
         ),
-        (["--strategy", "offload"], "--dtype bfloat16: strategy offload has rows of the parameters' type alone"),
+        (["--strategy", "offload"], "--dtype bfloat16: strategy offload stores rows in the parameters' type only"),
         (
             ["--strategy", "pipeline", "--workers", "2"],
-            "--dtype bfloat16: strategy pipeline has rows of the parameters' type alone",
+            "--dtype bfloat16: strategy pipeline stores rows in the parameters' type only",
         ),
         (["--strategy", "tensor", "--chunks", "2", "--workers", "2"], "leave out --device-memory and --chunks"),
     ],
@@ -135,14 +135,14 @@ class Own(Stack):
 
 @pytest.mark.parametrize("model", [Own(12, 4), Own(12, 4).bfloat16()], ids=["float32", "bfloat16"])
 def test_models_of_ones_own_are_refused(model: nn.Module) -> None:
-    with pytest.raises(InputError, match="dtype bfloat16 is for models that are named, such as gcn"):
+    with pytest.raises(InputError, match="dtype bfloat16 is for built-in models, such as gcn"):
         weft.train(weft.load(GRAPH), model, dtype="bfloat16", epochs=1, quiet=True)
 
 
 def test_and_beforehand(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("plan --machines 1xT4", "train --strategy auto --quiet"):
         words = f"{command} {GRAPH} --dtype bfloat16 --model {Own.__module__}:{Own.__name__}"
-        assert "dtype bfloat16 is for models that are named" in mistake(capsys, *words.split())
+        assert "dtype bfloat16 is for built-in models" in mistake(capsys, *words.split())
 
 
 def test_a_model_is_trained_further(tmp_path: Path) -> None:

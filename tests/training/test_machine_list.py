@@ -19,8 +19,8 @@ from weft.runtime.kernel_call import KernelCall
 from weft.training.planning import probe_command
 from weft.training.planning.machine_list import Machines, clusters_on, machines_of
 from weft.training.planning.plan_call import Where, planned, subject_of
-from weft.training.planning.plan_subject import MOST_EDGES, MOST_RANKS, DescribedSubject
-from weft.training.planning.search import StrategyEstimate, foresee, foreseen
+from weft.training.planning.plan_subject import MAX_EDGES, MAX_RANKS, DescribedSubject
+from weft.training.planning.search import StrategyEstimate, estimate_strategies, estimate_config
 from weft.utils.errors import InputError
 
 PAPERS = "stats:vertices=111m,edges=1.6b,features=128,classes=172"
@@ -68,15 +68,15 @@ def test_lines_and_files_say_the_same(tmp_path: Path) -> None:
     [
         ("4xFOO@1gbit", "unknown GPU of --machines 'FOO'"),
         ("4xA10O@1gbit", "did you mean 'A10'"),
-        ("1x0GB", "a machine without memory"),
-        ("0xT4", "nobody is there"),
+        ("1x0GB", "the memory must be more than 0"),
+        ("0xT4", "must be at least 1"),
         ("4x24GB", "several hosts need a network: write 4x24GB@10gbit"),
         ("4xT4@fast", "give a rate such as 10gbit"),
         ("4xT4@0gbit", "give a rate such as 10gbit"),
-        ("T4", "give COUNTxMEMORY or COUNTxGPU"),
-        ("2x3x24GB@1gbit", "3 of what"),
+        ("T4", "write COUNTxMEMORY or COUNTxGPU"),
+        ("2x3x24GB@1gbit", "3x needs the name of a GPU"),
         ("1x24QB", "give an amount such as 512MB"),
-        ("4x @10gbit", "give COUNTxMEMORY or COUNTxGPU"),
+        ("4x @10gbit", "write COUNTxMEMORY or COUNTxGPU"),
         ("none.toml", "No such file"),
     ],
 )
@@ -113,7 +113,7 @@ def test_rows_for_each_alternative(capsys: pytest.CaptureFixture[str]) -> None:
     assert {one["workers"] for one in told["plans"] if one["machines"] == "2xT4@15gbit"} == {2}
     assert {one["workers"] for one in told["plans"] if one["machines"] == "2x24GB@1gbit"} == {2, 4}
     said = " ".join(told["notes"])
-    assert "2xT4@15gbit: nominal, not measured: kernels, links and memory by the datasheet (NVIDIA T4)" in said
+    assert "2xT4@15gbit: nominal, not measured: kernels, links and memory from the datasheet (NVIDIA T4)" in said
     assert "2x24GB@1gbit: nominal, not measured: the network 1gbit" in said
     assert "1x24GB:" not in said
     for one in told["plans"]:
@@ -135,7 +135,7 @@ def test_more_of_anything_is_never_slower() -> None:
 
 @pytest.mark.slow
 def test_memory_decides_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.training.planning.plan_subject.MOST_VERTICES", 1 << 11)
+    monkeypatch.setattr("weft.training.planning.plan_subject.MAX_VERTICES", 1 << 11)
     found = rows(PAPERS, "4xT4@10gbit")
     whole = found["4xT4@10gbit", "communicated"]
     assert not whole.fits
@@ -163,7 +163,7 @@ def test_training_vertices_are_of_all_degrees() -> None:
     """What a step of few training vertices reads is the same share of small graphs, whatever hubs are among them."""
     described = DescribedGraph.parse(PAPERS + ",train=0.01")
     for halvings in (12, 13, 14):
-        graph = described.drawn(halvings)
+        graph = described.generate(halvings)
         assert graph.train_mask is not None
         read = int(graph.in_edges.degree[graph.train_mask].sum())
         assert read / graph.num_edges == pytest.approx(0.0095, abs=0.001), halvings
@@ -178,13 +178,13 @@ def test_rows_on_the_host_come_over_its_link() -> None:
 
 
 def test_workers_that_machines_do_not_have() -> None:
-    with pytest.raises(InputError, match="has a rank for each GPU: leave --workers 3 out"):
+    with pytest.raises(InputError, match="has one rank for each GPU: leave --workers 3 out"):
         weft.plan("digits", machines="2xT4", workers=3)
-    with pytest.raises(InputError, match="--workers 3 cannot be as many on each of 2 hosts"):
+    with pytest.raises(InputError, match="--workers 3 must be a multiple of the 2 hosts"):
         weft.plan("digits", machines="2x24GB@1gbit", workers=3)
-    with pytest.raises(InputError, match="--hosts has no effect beside --machines"):
+    with pytest.raises(InputError, match="--hosts has no effect with --machines"):
         weft.plan("digits", machines="2xT4", hosts=2)
-    with pytest.raises(InputError, match="--machine has no effect where --machines are GPUs"):
+    with pytest.raises(InputError, match="--machine has no effect if all --machines have GPUs"):
         weft.plan("digits", machines="2xT4", machine="other.json")
 
 
@@ -219,21 +219,21 @@ def test_a_described_graph_cannot_be_trained() -> None:
 def test_drawn_graphs_have_the_mean_degree() -> None:
     described = DescribedGraph.parse(PAPERS + ",train=0.01,rmat=0.45/0.22/0.22")
     for halvings in (12, 14):
-        graph = described.drawn(halvings)
+        graph = described.generate(halvings)
         assert graph.num_edges / graph.num_vertices == pytest.approx(1.6e9 / 111e6, rel=1e-3)
         assert graph.num_features, graph.num_classes == (128, 172)
         assert graph.train_mask is not None
         assert float(graph.train_mask.float().mean()) == pytest.approx(0.01, rel=0.1)
-    skewed = DescribedGraph.parse(PAPERS).drawn(12)
-    assert skewed.in_edges.degree.max() > 2 * described.drawn(12).in_edges.degree.max()
+    skewed = DescribedGraph.parse(PAPERS).generate(12)
+    assert skewed.in_edges.degree.max() > 2 * described.generate(12).in_edges.degree.max()
 
 
 def test_a_small_described_graph_is_itself() -> None:
     """What it takes is what a graph of R-MAT of that size does."""
-    graph = DescribedGraph.parse(SMALL).drawn(0)
+    graph = DescribedGraph.parse(SMALL).generate(0)
     clusters = clusters_on(machines_of("2xT4@10gbit"), Config(), None)
     config = Config(graph=SMALL, workers=1)
-    there = foresee(config, subject_of(config, graph, None), clusters)
+    there = estimate_strategies(config, subject_of(config, graph, None), clusters)
     told, values = planned(config, None, None, Where(machines="2xT4@10gbit"), approximate=False)
     seconds = {one.strategy: one.epoch_seconds for one in there}
     assert {one.strategy: one.epoch_seconds for one in told} == pytest.approx(seconds)
@@ -253,12 +253,12 @@ def test_what_is_extrapolated_is_what_the_large_graph_takes(monkeypatch: pytest.
     ]
     whole, small = subject_of(config, None, None), subject_of(config, None, None)
     assert isinstance(small, DescribedSubject)
-    exact = [foreseen(one, config, whole, cluster) for one, cluster in asked]
-    monkeypatch.setattr("weft.training.planning.plan_subject.MOST_VERTICES", 4000)
-    monkeypatch.setattr("weft.training.planning.plan_subject.MOST_RANKS", 8)
-    assert small.times(4) == 8
+    exact = [estimate_config(one, config, whole, cluster) for one, cluster in asked]
+    monkeypatch.setattr("weft.training.planning.plan_subject.MAX_VERTICES", 4000)
+    monkeypatch.setattr("weft.training.planning.plan_subject.MAX_RANKS", 8)
+    assert small.size_ratio(4) == 8
     for (one, cluster), there in zip(asked, exact, strict=True):
-        told = foreseen(one, config, small, cluster)
+        told = estimate_config(one, config, small, cluster)
         for name in ("sent_bytes", "device_bytes", "epoch_seconds"):
             most = 1.15 if one.workers == 4 else 1.4
             found = getattr(told, name) / getattr(there, name)
@@ -273,7 +273,7 @@ def test_hybrid_is_told_no_dearer_than_what_it_chooses_from() -> None:
     (cluster,) = clusters_on(machines_of("16xT4@6gbit"), Config(), None)
     subject = subject_of(config, None, None)
     hybrid, cached, communicated = (
-        foreseen(replace(config, strategy=strategy, workers=16), config, subject, cluster)
+        estimate_config(replace(config, strategy=strategy, workers=16), config, subject, cluster)
         for strategy in ("hybrid", "cached", "communicated")
     )
     assert hybrid.sent_bytes < communicated.sent_bytes
@@ -287,10 +287,10 @@ def test_a_large_graph_takes_no_more_to_plan_than_a_small_one(monkeypatch: pytes
     assert isinstance(subject, DescribedSubject)
     for ranks in (1, 4, 16, 256):
         points = [*subject.by_vertices(ranks), *subject.fewer_ranks(ranks)]
-        assert max(one.known.work.stats.num_edges for one in points) <= MOST_EDGES
-        assert max(one.ranks for one in points) <= MOST_RANKS
-        assert len({id(one.known.work.model) for one in points}) == 1  # of which is found out once what chunks take
-    monkeypatch.setattr("weft.training.planning.plan_subject.MOST_VERTICES", 1 << 11)
+        assert max(one.planned.work.stats.num_edges for one in points) <= MAX_EDGES
+        assert max(one.ranks for one in points) <= MAX_RANKS
+        assert len({id(one.planned.work.model) for one in points}) == 1  # of which is found out once what chunks take
+    monkeypatch.setattr("weft.training.planning.plan_subject.MAX_VERTICES", 1 << 11)
     found = rows(PAPERS, "256xA100@100gbit")
     assert found["256xA100@100gbit", "tensor"].fits
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 << 20  # with the tests' own

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.autotune import Cluster, bytes_held
+from weft.autotune import Cluster, plan_memory
 from weft.config.config import Config
 from weft.cost import Profile
 from weft.runtime.process_memory import watch
@@ -37,7 +37,7 @@ def test_memory_is_as_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     peaks = list[int]()  # a peak between two looks is not seen, where the machine is busy
 
     def ratio() -> float:
-        return bytes_held(plan, cluster).host / max(peaks)
+        return plan_memory(plan, cluster).host / max(peaks)
 
     while not peaks or (len(peaks) < 3 and ratio() > 1 + NEAR):
         seen = watch([*run, "--out", str(tmp_path / f"run-{len(peaks)}")], tmp_path)

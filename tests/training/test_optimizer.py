@@ -31,7 +31,7 @@ from weft.config.config import Config
 from weft.data import Graph
 from weft.training import optimizer
 from weft.training.flag_checks import refuse_foreign_flags
-from weft.training.optimizer import alike, clip, require_plain
+from weft.training.optimizer import restore_types, clip, require_plain
 from weft.utils.errors import InputError
 
 
@@ -216,9 +216,9 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         ({"optimizer": no_optimizer}, "optimizer no_optimizer gives Parameter: return a torch.optim.Optimizer"),
         ({"optimizer": Drifting}, "the optimizer Drifting has a state that JSON does not hold"),
         ({"scheduler": Weighed}, "the scheduler Weighed has a state that JSON does not hold"),
-        ({"optimizer": adam}, "optimizer: adam is what weft calls one of its own"),
-        ({"optimizer": two_groups, "lr": 0.1}, "lr has no effect on the optimizer of your own: leave it out"),
-        ({"scheduler": warm_then_steps, "lr_factor": 0.5}, "lr_factor has no effect on the scheduler of your own"),
+        ({"optimizer": adam}, "optimizer: weft has a built-in named adam"),
+        ({"optimizer": two_groups, "lr": 0.1}, "lr has no effect on a custom optimizer: leave it out"),
+        ({"scheduler": warm_then_steps, "lr_factor": 0.5}, "lr_factor has no effect on a custom scheduler"),
         ({"momentum": 0.5}, "--momentum has no effect under optimizer adam: .* give --optimizer sgd or rmsprop"),
         ({"scheduler_epochs": 5}, "--scheduler-epochs has no effect under scheduler none"),
         ({"scheduler": "cosine", "lr_factor": 0.5}, "--lr-factor has no effect under scheduler cosine"),
@@ -252,7 +252,7 @@ def test_a_cosine_keeps_its_length(tmp_path: Path) -> None:
 def test_states_come_back_from_json() -> None:
     known = {"milestones": {3: 1, 5: 1}, "betas": (0.9, 0.99), "nested": [{"a": (1, 2)}]}
     require_plain("one", known)
-    back = alike(known, {"milestones": {"3": 1, "5": 1}, "betas": [0.9, 0.99], "nested": [{"a": [1, 2]}]})
+    back = restore_types(known, {"milestones": {"3": 1, "5": 1}, "betas": [0.9, 0.99], "nested": [{"a": [1, 2]}]})
     assert back == known
     with pytest.raises(InputError, match="the one has a state that JSON does not give back"):
         require_plain("one", {"a": math.nan})

@@ -14,7 +14,7 @@ import pytest
 
 import weft
 from weft.training.launch import payload
-from weft.training.launch.payload import Received, dumped, in_session, sending
+from weft.training.launch.payload import Received, pickled, in_session, sending
 from weft.training.launch.processes import RANK, UNGUARDED, launch, require_guard
 from weft.utils.errors import InputError
 
@@ -47,7 +47,7 @@ def received(data: bytes, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_what_cells_define_goes_by_value(session: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cloudpickle")
     assert in_session()
-    layer, shorten, load = received(dumped([session.Layer(), session.shorten, weft.load]), monkeypatch)
+    layer, shorten, load = received(pickled([session.Layer(), session.shorten, weft.load]), monkeypatch)
     assert layer.double() == 42
     assert shorten("accuracy") == "acc"
     assert load is weft.load, "what ranks can import goes by name"
@@ -62,18 +62,18 @@ def test_without_cloudpickle_one_line_says_what_to_do(
     monkeypatch.setattr(payload, "find_spec", lambda _: None)
     said = rf"^local ranks do not have {'<lambda>' if name == 'shorten' else name}, which this session defines: "
     with pytest.raises(InputError, match=said + r"pip install 'weft\[notebook\]', or write it to a file \(%%writefile"):
-        dumped({"part": [getattr(session, name)]})
-    assert received(dumped(weft.load), monkeypatch) is weft.load
+        pickled({"part": [getattr(session, name)]})
+    assert received(pickled(weft.load), monkeypatch) is weft.load
 
 
 @pytest.mark.usefixtures("in_a_script")
 def test_a_script_goes_by_name() -> None:
     """Ranks import it, so a class of a test module is the same one there."""
     assert not in_session()
-    assert Received(dumped(Path)).open() is Path
+    assert Received(pickled(Path)).open() is Path
     said = r"^the loss cannot be sent to local ranks .*: define it by def or class in a module"
     with pytest.raises(InputError, match=said), sending("loss"):
-        dumped(lambda: 0)
+        pickled(lambda: 0)
 
 
 def test_what_a_rank_does_not_find_is_said_in_a_line() -> None:

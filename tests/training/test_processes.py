@@ -37,7 +37,7 @@ from tests.lib.running import (
 )
 from weft.comm import join
 from weft.runtime import forkserver
-from weft.runtime.cores import share
+from weft.runtime.cores import rank_cores
 from weft.runtime.meter import Meter
 from weft.training.launch.processes import Meeting, _is_gone, launch
 from weft.utils.errors import InputError, RunError
@@ -65,7 +65,7 @@ def tell_cores(meeting: Meeting) -> None:
 def test_ranks_keep_to_their_cores(tmp_path: Path) -> None:
     assert launch(tell_cores, (), workers=2, folder=tmp_path) == 0
     for rank in range(2):
-        assert (tmp_path / f"cores {rank}").read_text() == str(sorted(share(rank, 2)))
+        assert (tmp_path / f"cores {rank}").read_text() == str(sorted(rank_cores(rank, 2)))
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_logits_of_every_type() -> None:
     y = torch.arange(23) % NUM_CLASSES
     everywhere = replace(graph(), y=y, train_mask=torch.arange(23) % 2 == 0, val_mask=torch.arange(23) % 2 == 1)
     weft.train(everywhere, to_hetero().double(), **OPTIONS)
-    with pytest.raises(InputError, match=r"gives rows of a, and .* has vertices of b to train or score: return a dict"):
+    with pytest.raises(InputError, match=r"returns rows of a, but .* has vertices of type b to train or score: return a dict"):
         weft.train(everywhere, net(), **OPTIONS)
 
 

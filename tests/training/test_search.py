@@ -13,17 +13,17 @@ import weft
 from tests.lib.graph_checks import assert_one_line
 from tests.lib.profiles import profile
 from tests.lib.running import train
-from weft.autotune import Cluster, besides, bytes_held, epoch_time, time_of, works_of
+from weft.autotune import Cluster, untraced_calls, plan_memory, epoch_time, steps_time, estimate_ranks
 from weft.cli.main import main
 from weft.config.config import Config
 from weft.cost import Steps
 from weft.strategies import get_strategy
 from weft.strategies.resident import ResidentPlan
-from weft.strategies.split.plan import EXAMINED, MiniBatchPlan
+from weft.strategies.split.plan import NUM_PROFILED_STEPS, MiniBatchPlan
 from weft.training.flag_checks import make_options
 from weft.training.planning import probe_command
 from weft.training.planning.machine_list import clusters_of
-from weft.training.planning.search import SAME, StrategyEstimate, best, command, foresee
+from weft.training.planning.search import TOLERANCE, StrategyEstimate, best, command, estimate_strategies
 from weft.training.run import prepared_workload
 from weft.utils.errors import InputError
 
@@ -46,7 +46,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def foreseen(**options: object) -> list[StrategyEstimate]:
     config = Config(graph="digits", **options)  # type: ignore[arg-type]
-    return foresee(config, prepared_workload(config, None, None), clusters_of(config, profile()))
+    return estimate_strategies(config, prepared_workload(config, None, None), clusters_of(config, profile()))
 
 
 def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_said() -> None:
     config = Config(graph="digits")
     small = clusters_of(config, profile())
     tight = [type(one)(**{**vars(one), "memory_bytes": 1 << 20}) for one in small]
-    found = foresee(config, prepared_workload(config, None, None), tight)
+    found = estimate_strategies(config, prepared_workload(config, None, None), tight)
     assert not any(one.fits for one in found)
     assert {"of a host's 1.0 MB" in one.reason for one in found if one.host_bytes} == {True}
     with pytest.raises(InputError, match=r"no strategy fits: .*takes"):
@@ -94,7 +94,7 @@ def test_the_simpler_of_those_that_are_alike() -> None:
             strategy=strategy, workers=workers, options={}, command="", fits=True, epoch_seconds=seconds
         )
 
-    alike, slower = 1 + 0.9 * SAME, 1 + 1.1 * SAME
+    alike, slower = 1 + 0.9 * TOLERANCE, 1 + 1.1 * TOLERANCE
     assert best([one("tensor", 4, 1.0), one("communicated", 4, alike)])[0].strategy == "tensor"
     assert best([one("hybrid", 4, 1.0), one("single", 1, alike)])[0].strategy == "single"
     taken, why = best([one("hybrid", 4, 1.0), one("single", 1, slower)])
@@ -127,7 +127,7 @@ def test_trains_by_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     )
     assert Config.read(tmp_path / "run" / "config.toml").strategy == best_one["strategy"]
     for arguments, said in {
-        ("rmat:vertices=100,edges=300,features=4,classes=2",): "a plan of another graph",
+        ("rmat:vertices=100,edges=300,features=4,classes=2",): "a plan for another graph",
         ("digits", "--workers", "3"): "--workers 3",
     }.items():
         assert main(["train", *arguments, "--plan", str(path)]) == 2
@@ -169,7 +169,7 @@ def test_mini_batches_come_when_asked_for(flag: dict[str, Any]) -> None:
     assert {one.strategy for one in foreseen(workers=2, **flag)} == BATCHES
     config = Config(graph="digits", workers=2)
     clusters = clusters_of(config, profile())
-    found = foresee(config, prepared_workload(config, None, None), clusters, approximate=True)
+    found = estimate_strategies(config, prepared_workload(config, None, None), clusters, approximate=True)
     assert BATCHES.isdisjoint({one.strategy for one in found})
     (alone,) = (one for one in foreseen(**flag) if one.workers == 1)  # which both do alike
     assert alone.fits
@@ -197,19 +197,19 @@ def test_bytes_of_batches_are_those_of_a_run(strategy: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("strategy", sorted(BATCHES))
 def test_a_few_batches_tell_of_all(strategy: str, workers: int) -> None:
     plan = batch_plan(strategy, workers, batch_size="30", fanout="3")
-    assert plan.num_steps == len(plan.sampler.batches(0)) > 2 * EXAMINED
-    assert sum(number for _, number in plan.examined) == plan.num_steps
+    assert plan.num_steps == len(plan.sampler.batches(0)) > 2 * NUM_PROFILED_STEPS
+    assert sum(number for _, number in plan.profiled_steps) == plan.num_steps
     every = [
         [Steps(plan.trace(rank, training=True, number=number), 1) for number in range(plan.num_steps)]
         for rank in range(workers)
     ]
-    beside = [besides(plan)] * workers
+    beside = [untraced_calls(plan)] * workers
     cluster = Cluster(profile=profile(), ranks=workers, hosts=1, threads=1, memory_bytes=0)
     assert epoch_time(plan, cluster).total == pytest.approx(
-        time_of(every, beside, cluster, bytes_held(plan, cluster)).total, rel=0.1
+        steps_time(every, beside, cluster, plan_memory(plan, cluster)).total, rel=0.1
     )
     sent = sum(trace.bytes_sent.total() for some in every for trace, _ in some)
-    assert sum(one.sent_bytes for one in works_of(plan)) == pytest.approx(sent, rel=0.1)
+    assert sum(one.sent_bytes for one in estimate_ranks(plan)) == pytest.approx(sent, rel=0.1)
     one_batch = batch_plan(strategy, workers, batch_size="all", fanout="all")
     assert [number for _, number in one_batch.epoch_steps()] == [1]
     assert not any(one.prefetched for one in one_batch.epoch_steps()[0].trace.operations)  # it is drawn once
@@ -228,14 +228,14 @@ def test_batches_take_memory() -> None:
     def told(**flags: Any) -> MiniBatchPlan:
         return batch_plan("sampled", 1, **{"batch_size": "30", "fanout": "3", **flags})
 
-    assert told().made(0)[:2] == ResidentPlan.made(told(), 0)
+    assert told().temporary_memory(0)[:2] == ResidentPlan.temporary_memory(told(), 0)
     few, more, larger = (
-        max(plan.made(0)[2:])
+        max(plan.temporary_memory(0)[2:])
         for plan in (told(prefetch_batches=0), told(prefetch_batches=1), told(prefetch_batches=1, batch_size="60"))
     )
-    inputs = min(len(batch.drawn[0].rows) for batch, _ in told().examined) * 64 * 4
+    inputs = min(len(batch.rank_batches[0].rows) for batch, _ in told().profiled_steps) * 64 * 4
     assert few + inputs < more < larger
-    held, without = told(cache_memory="20KB").held().device, told().held().device
+    held, without = told(cache_memory="20KB").peak_memory().device, told().peak_memory().device
     assert held - without == 20_000 // 256 * 256 + 4 * 1797
 
 
@@ -256,7 +256,7 @@ def test_what_mini_batches_cannot_be_told_of(machine: Path, capsys: pytest.Captu
     assert main(["plan", "digits"]) == 0
     capsys.readouterr()
     assert main(["train", "digits", "--strategy", "auto", *flags]) == 2
-    assert "measured draw, in another way: measure the machine again with: weft probe" in capsys.readouterr().err
+    assert "has draw from another version of weft's probe: measure the machine again with: weft probe" in capsys.readouterr().err
 
 
 def test_a_damaged_plan(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_plan_decides_what_plans_do(tmp_path: Path, name: str, capsys: pytest.
     (tmp_path / "plan.json").write_text(json.dumps(told))
     with pytest.raises(InputError) as error:
         train("digits", out=tmp_path / "run", plan=tmp_path / "plan.json")
-    assert_one_line(error, f"no option '{name}' is decided by a plan")
+    assert_one_line(error, f"a plan cannot set the option '{name}'")
 
 
 def test_several_hosts() -> None:
@@ -284,7 +284,7 @@ def test_several_hosts() -> None:
     assert there.compute_seconds < here.compute_seconds  # nobody else is at work on their hosts
     assert there.command.startswith("torchrun --nnodes 2 --nproc-per-node 1 -m weft train digits --strategy ")
     assert "--workers" not in there.command
-    with pytest.raises(InputError, match="--hosts 3: give a number that --workers 2 can be divided by"):
+    with pytest.raises(InputError, match="--hosts 3: give a number of at least 1 that divides --workers 2"):
         weft.plan("digits", workers=2, hosts=3)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.cli.parser import add_options, given, real
+from weft.cli.parser import add_options, given_fields, real
 from weft.config.config import Config
 from weft.utils.errors import InputError, readable
 
@@ -74,30 +74,30 @@ def add_data_commands(commands: Any) -> None:
 def import_graph(options: argparse.Namespace) -> int:
     """Writes a graph as a folder: of parts as they come, unless an option needs the whole of it."""
     from weft.data import Graph, as_asked
-    from weft.data.io.graph_parts import gathered
+    from weft.data.io.graph_parts import gather_parts
     from weft.data.store.import_parts import import_parts
 
-    public, shares, column = split_asked(options.split)
-    config = Config(**given(options, Config) | {"graph": options.graph or options.edges or "", "split": public})
+    public, shares, column = parse_split(options.split)
+    config = Config(**given_fields(options, Config) | {"graph": options.graph or options.edges or "", "split": public})
     asked = {name: getattr(config, name) for name in (*IN_MEMORY, "seed")}
     kind = kind_of_source(options)
-    refuse_foreign(options, kind, column)
+    refuse_unused_flags(options, kind, column)
     if kind == KNOWN:
-        graph = known_graph(config, asked, shares)
+        graph = load_whole_graph(config, asked, shares)
     else:
-        parts = parts_of(options, kind, config, shares, column)
+        parts = open_parts(options, kind, config, shares, column)
         if not any(getattr(config, name) != getattr(Config(), name) for name in IN_MEMORY):
-            _describe(import_parts(parts, options.out, said_at_times(), overwrite=options.overwrite))
+            _describe(import_parts(parts, options.out, throttled_printer(), overwrite=options.overwrite))
             print(f"saved in {options.out}")
             return 0
-        graph = as_asked(Graph.of(gathered(parts)), **asked)
+        graph = as_asked(Graph.of(gather_parts(parts)), **asked)
     graph.save(options.out, overwrite=options.overwrite)
     _describe(graph)
     print(f"saved in {options.out}")
     return 0
 
 
-def split_asked(text: str | None) -> tuple[int, tuple[float, ...] | None, str | None]:
+def parse_split(text: str | None) -> tuple[int, tuple[float, ...] | None, str | None]:
     """What --split says: a public split's number, shares, or the name of a column or file. InputError for no shares."""
     if text is None or (text.isascii() and text.isdecimal() and len(text) < 10):
         return int(text or 0), None, None
@@ -128,7 +128,7 @@ def kind_of_source(options: argparse.Namespace) -> str:
         return EDGE_LIST if is_edge_list(path) and path.exists() else KNOWN
 
 
-def refuse_foreign(options: argparse.Namespace, kind: str, column: str | None) -> None:
+def refuse_unused_flags(options: argparse.Namespace, kind: str, column: str | None) -> None:
     """InputError for a flag that has no effect on what is imported."""
     for flag, (_, kinds) in FLAGS.items():
         if getattr(options, flag[2:].replace("-", "_")) is not None and kind not in kinds:
@@ -140,7 +140,7 @@ def refuse_foreign(options: argparse.Namespace, kind: str, column: str | None) -
         raise InputError(f"--split {column}: {options.graph} has no columns: give a number, or shares such as 60,20,20")
 
 
-def known_graph(config: Config, asked: dict[str, Any], shares: tuple[float, ...] | None) -> Graph:
+def load_whole_graph(config: Config, asked: dict[str, Any], shares: tuple[float, ...] | None) -> Graph:
     """The graph of a name, a recipe or a file that holds all of it."""
     from weft.data import load
 
@@ -148,7 +148,7 @@ def known_graph(config: Config, asked: dict[str, Any], shares: tuple[float, ...]
     return graph if shares is None else graph.with_split(shares, seed=config.seed)
 
 
-def parts_of(
+def open_parts(
     options: argparse.Namespace, kind: str, config: Config, shares: tuple[float, ...] | None, column: str | None
 ) -> GraphParts:
     """The graph in the parts in which its source gives it."""
@@ -178,24 +178,24 @@ def parts_of(
         id=options.id,
         source=options.source or "source",
         target=options.target or "target",
-        features=listed(options.features),
-        label=listed(options.label),
+        features=split_names(options.features),
+        label=split_names(options.label),
         split=column,
         split_time=options.split_time,
         weight=options.weight,
-        edge_features=listed(options.edge_features),
+        edge_features=split_names(options.edge_features),
     )
     return table_parts(
         options.vertices, options.edges, columns, undirected=options.undirected, shares=shares, seed=config.seed
     )
 
 
-def listed(text: str | None) -> tuple[str, ...]:
+def split_names(text: str | None) -> tuple[str, ...]:
     """Names that are separated by commas."""
     return tuple(text.split(",")) if text else ()
 
 
-def said_at_times() -> Callable[[str], None]:
+def throttled_printer() -> Callable[[str], None]:
     """What prints a line of progress, if some time has passed since the one before."""
     before = time.monotonic()
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weft.cli.data import add_data_commands
-from weft.cli.parser import Parser, add_options, contenders, given, whole, wholes
-from weft.config.config import PLACING, Config, PartitionOptions, is_imported
+from weft.cli.parser import Parser, add_options, parse_strategies, given_fields, integer, integers
+from weft.config.config import PLACEMENT_FIELDS, Config, PartitionOptions, is_imported
 from weft.config.files import named_by, options_text, read_options, with_choices
 from weft.runtime.forkserver import start_forkserver
-from weft.runtime.memory import start_anew_to_keep_pages
+from weft.runtime.memory import restart_with_heap
 from weft.runtime.stop_request import SIGNALS, handle_signals
 from weft.utils.error_line import print_error
 from weft.utils.errors import InputError, RunError, Stopped, printable
@@ -127,7 +127,7 @@ def _hear_signals() -> None:
 
     faulthandler.register(signal.SIGUSR1, file=os.dup(sys.stderr.fileno()))  # also while gloo's lines are left out
     handle_signals(stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see start_anew_to_keep_pages
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see restart_with_heap
 
 
 def _warn_in_a_line() -> None:
@@ -141,7 +141,7 @@ def _prepare_process(options: argparse.Namespace) -> None:
     saved = _saved(options)
     values = (dataclasses.asdict(saved) if saved else {}) | _given(options)
     if "pages" not in str(values.get("disable", "")):
-        start_anew_to_keep_pages()
+        restart_with_heap()
     apart = options.command in (_compare, _sweep, _probe) or values.get("workers", 1) != 1
     if "RANK" not in os.environ and apart:
         start_forkserver()
@@ -211,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(command)
     add_options(command, leave_out=("strategy",))
     command.add_argument("--machine", type=Path, metavar="FILE", help="another profile than this machine's")
-    command.add_argument("--hosts", type=whole, default=1, metavar="X", help="so many such machines, ranks on each (1)")
+    command.add_argument("--hosts", type=integer, default=1, metavar="X", help="so many such machines, ranks on each (1)")
     command.add_argument(
         "--machines",
         default="",
@@ -224,7 +224,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("probe", help="measure this machine, or under torchrun the network, for weft plan")
     command.add_argument(
-        "--workers", type=wholes, default=(), metavar="X", help="numbers of ranks, as in 1,2,4 (these, up to the cores)"
+        "--workers", type=integers, default=(), metavar="X", help="numbers of ranks, as in 1,2,4 (these, up to the cores)"
     )
     command.add_argument("--out", type=Path, help="file of the profile (~/.cache/weft/machine.json)")
     command.set_defaults(command=_probe)
@@ -238,10 +238,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("graph", nargs="?", help="another graph, such as one that has grown (default: the run's)")
     command.add_argument("--what", default="logits", metavar="X", help="logits, classes or embeddings (logits)")
     command.add_argument(
-        "--layer", type=whole, metavar="X", help="embeddings: the layer whose rows they are (the last but one)"
+        "--layer", type=integer, metavar="X", help="embeddings: the layer whose rows they are (the last but one)"
     )
     command.add_argument("--model", metavar="X", help="package.module:Class, where the run's is not one of weft's")
-    add_options(command, only=PLACING)
+    add_options(command, only=PLACEMENT_FIELDS)
     command.add_argument("--out", type=Path, required=True, help="a new .npy, .safetensors or .parquet file")
     command.add_argument("--overwrite", action="store_true", help="replace the file that is there")
     command.set_defaults(command=_predict)
@@ -254,12 +254,12 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--out", type=Path, help="the .html file to write")
     where.add_argument("--serve", action="store_true", help="show it to this machine alone, and follow the runs")
     command.add_argument("--overwrite", action="store_true", help="replace the file that is there")
-    command.add_argument("--port", type=whole, metavar="X", help="with --serve: at this port (any that is free)")
+    command.add_argument("--port", type=integer, metavar="X", help="with --serve: at this port (any that is free)")
     command.set_defaults(command=_report)
 
     command = commands.add_parser("partition", help="divide a graph's vertices among parts")
     add_options(command, only=("graph", "order"))
-    command.add_argument("--parts", type=whole, required=True, metavar="X", help="number of parts")
+    command.add_argument("--parts", type=integer, required=True, metavar="X", help="number of parts")
     command.add_argument(
         "--method", default="metis", metavar="X", help="a method of weft.partition, such as range or balanced (metis)"
     )
@@ -296,7 +296,7 @@ def _require_named(options: argparse.Namespace, model: object) -> None:
     """
     files = [path for path, values in _files(options).items() if "model" in values]
     for name in model if isinstance(model, list) else [model]:
-        if is_imported(str(name)) and name != given(options, Config).get("model"):
+        if is_imported(str(name)) and name != given_fields(options, Config).get("model"):
             place = files[-1] if files else options.out / "config.toml"
             instead = ", which replaces the list" if isinstance(model, list) else ""
             raise InputError(
@@ -325,7 +325,7 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for values in _files(options).values():
         found |= values
-    return found | given(options, Config)
+    return found | given_fields(options, Config)
 
 
 @contextmanager
@@ -341,7 +341,7 @@ def _imports_frozen() -> Iterator[None]:
 @contextmanager
 def _named_by_files(options: argparse.Namespace) -> Iterator[None]:
     """Errors about an option that a file gives, and no flag, say where it stands."""
-    named = set(given(options, Config))
+    named = set(given_fields(options, Config))
     with ExitStack() as stack:
         for path, values in reversed(_files(options).items()):
             stack.enter_context(named_by(path, Config, values.keys() - named))
@@ -403,7 +403,7 @@ def _compare(options: argparse.Namespace) -> int:
         if options.ablate:
             runs = ablate(config, options.out, quiet=options.quiet)
         else:
-            runs = compare_as(config, contenders(options.strategies), options.out, quiet=options.quiet)
+            runs = compare_as(config, parse_strategies(options.strategies), options.out, quiet=options.quiet)
     if is_main_process():
         folder, summaries = next(iter(runs.values())).folder.parent, {name: one.summary for name, one in runs.items()}
         tables = [reporting.compare_table(summaries), reporting.stage_table(summaries)]
@@ -441,7 +441,7 @@ def _plan(options: argparse.Namespace) -> int:
     else:
         reporting.print_table(reporting.plan_table([dataclasses.asdict(one) for one in found]))
         if values["learned"]:
-            print(reporting.learned_line(values["learned"]))
+            print(reporting.calibration_line(values["learned"]))
         for one in [one for one in found if one.fits][:3]:
             print(one.command)
         for note in values["notes"]:
@@ -482,7 +482,7 @@ def _predict(options: argparse.Namespace) -> int:
         layer=options.layer,
         model=options.model,
         overwrite=options.overwrite,
-        **{name: value for name, value in vars(options).items() if name in PLACING},
+        **{name: value for name, value in vars(options).items() if name in PLACEMENT_FIELDS},
     )
     if is_main_process():
         print(f"{options.what} {list(rows.shape)} in {options.out}")
@@ -511,7 +511,7 @@ def _partition(options: argparse.Namespace) -> int:
     from weft.training.progress import waiting
     from weft.training.run import load_graph
 
-    config, method = _config(options), PartitionOptions(**given(options, PartitionOptions))
+    config, method = _config(options), PartitionOptions(**given_fields(options, PartitionOptions))
     stem = Path(config.graph).stem.replace(":", "-").replace(",", "-")
     out = options.out or Path("books") / f"{stem}-{options.method}-{options.parts}.safetensors"
     require_writable(out)  # before the work

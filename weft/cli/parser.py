@@ -58,16 +58,16 @@ def _flags() -> list[str]:
     return [*COMMAND_FLAGS, *("--" + spec.name.replace("_", "-") for spec in fields)]
 
 
-def whole(text: str) -> int:
+def integer(text: str) -> int:
     """A whole number in ASCII digits."""
     if not re.fullmatch(r"-?[0-9]{1,30}", text):
         raise argparse.ArgumentTypeError(f"'{text}' is no whole number")
     return int(text)
 
 
-def wholes(text: str) -> tuple[int, ...]:
+def integers(text: str) -> tuple[int, ...]:
     """Whole numbers, separated by commas."""
-    return tuple(whole(word) for word in text.split(","))
+    return tuple(integer(word) for word in text.split(","))
 
 
 def real(text: str) -> float:
@@ -77,7 +77,7 @@ def real(text: str) -> float:
     return float(text)
 
 
-NUMBERS: dict[type, Callable[[str], Any]] = {int: whole, float: real}
+NUMBERS: dict[type, Callable[[str], Any]] = {int: integer, float: real}
 
 
 def add_options(
@@ -112,7 +112,7 @@ def kind_of(spec: dataclasses.Field[Any]) -> Callable[[str], Any]:
     return NUMBERS.get(type(spec.default), str)
 
 
-def contenders(text: str) -> dict[str, dict[str, Any]]:
+def parse_strategies(text: str) -> dict[str, dict[str, Any]]:
     """What `--strategies` says: by each name as it stands, the strategy and the flags that follow it by colons.
 
     InputError for the same twice, and for a flag or a value that there is not.
@@ -128,11 +128,11 @@ def contenders(text: str) -> dict[str, dict[str, Any]]:
             raise InputError(f"--strategies {name}: {error}") from error
         if name in found:
             raise InputError(f"--strategies {text}: give different names, separated by commas")
-        found[name] = {"strategy": strategy, **given(values, Config)}
+        found[name] = {"strategy": strategy, **given_fields(values, Config)}
     return found
 
 
-def given(options: argparse.Namespace, schema: type[Config | PartitionOptions]) -> dict[str, Any]:
+def given_fields(options: argparse.Namespace, schema: type[Config | PartitionOptions]) -> dict[str, Any]:
     """The fields of a schema that a command line gives."""
     names = {spec.name for spec in dataclasses.fields(schema)}
     return {name: value for name, value in vars(options).items() if name in names}

@@ -15,16 +15,16 @@ from weft.data import Graph, GraphShape
 from weft.nn import Workload
 from weft.strategies import Plan, get_strategy
 from weft.training.artifacts.run_folder import new_folder
-from weft.training.custom_functions import NOTHING_OWN, OwnFunctions, taken_functions
-from weft.training.flag_checks import own_flags, refuse_foreign_flags, without_foreign_flags
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
+from weft.training.flag_checks import strategy_flags, refuse_foreign_flags, without_foreign_flags
 from weft.training.input_checks import check
-from weft.training.launch.joined_ranks import made_by_all
+from weft.training.launch.joined_ranks import make_on_all_ranks
 from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import is_main_process, on_present_ranks, under_torchrun
 from weft.training.progress import waiting
 from weft.training.rank import make_plan, make_workload, prepare_process
-from weft.training.run import Run, asked, make_job, prepared_graph, run_checked
-from weft.training.tasks.task import asked_model, task_model
+from weft.training.run import Run, parse_call, make_job, prepared_graph, run_checked
+from weft.training.tasks.task import requested_model, task_model
 from weft.utils.errors import InputError
 from weft.utils.jsonl import Recorder
 
@@ -57,8 +57,8 @@ def compare(
     bare = [name for name in strategies if isinstance(strategies, Mapping) and "strategy" not in strategies[name]]
     if bare:
         raise InputError(f"strategies: {bare[0]} names no strategy: give its fields one")
-    own, options = taken_functions(options)
-    config, whole, module = asked(graph, model, options, "weft.compare")
+    own, options = extract_functions(options)
+    config, whole, module = parse_call(graph, model, options, "weft.compare")
     return compare_as(config, strategies, Path(out) if out else None, whole, module, own, quiet=quiet)
 
 
@@ -68,7 +68,7 @@ def compare_as(
     out: Path | None,
     graph: Graph | None = None,
     model: nn.Module | None = None,
-    own: OwnFunctions = NOTHING_OWN,
+    own: OwnFunctions = NO_FUNCTIONS,
     *,
     quiet: bool = False,
 ) -> dict[str, Run]:
@@ -83,7 +83,7 @@ def compare_as(
     refuse_foreign_flags(config, tuple(dict.fromkeys(plan.name for plan in plans.values())))
     contenders = {}
     for name, plan in plans.items():
-        if foreign := given[name].keys() - {"strategy", "disable", *own_flags(plan)}:
+        if foreign := given[name].keys() - {"strategy", "disable", *strategy_flags(plan)}:
             flag = "--" + min(foreign).replace("_", "-")
             raise InputError(f"--strategies {name}: {flag} is no flag of {plan.name} alone: give it to all contenders")
         workers = min(config.workers, plan.max_ranks or config.workers)
@@ -121,7 +121,7 @@ def run_all(
     out: Path | None,
     graph: Graph | None = None,
     model: nn.Module | None = None,
-    own: OwnFunctions = NOTHING_OWN,
+    own: OwnFunctions = NO_FUNCTIONS,
     *,
     quiet: bool = False,
 ) -> dict[str, Run]:
@@ -142,9 +142,9 @@ def run_all(
         name: make_job(one, graph, model, own, out=None, quiet=quiet, name=name) for name, one in contenders.items()
     }
     with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
-        whole = made_by_all(config, lambda: prepared_graph(config, graph, model))
+        whole = make_on_all_ranks(config, lambda: prepared_graph(config, graph, model))
     shape = GraphShape.of(whole)
-    custom = asked_model(model, config)
+    custom = requested_model(model, config)
     custom = None if custom is None else task_model(copy.deepcopy(custom), shape, config)
     made: dict[str, tuple[Workload, Plan | None]] = {}
     for name, one in contenders.items():
@@ -154,7 +154,7 @@ def run_all(
         if launched:  # else rank 0 plans when it comes to it
             with waiting(f"planning {name}", quiet=quiet):
                 plan = make_plan(one, work)
-            plan.forget()
+            plan.release()
         made[name] = work, plan
     out = out or new_folder(config.graph, "compare")
     runs: dict[str, Run] = {}

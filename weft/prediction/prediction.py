@@ -17,32 +17,32 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group
-from weft.config.config import PLACING, Config
+from weft.config.config import PLACEMENT_FIELDS, Config
 from weft.config.optimisations import Optimisations
 from weft.config.option import unknown_option
 from weft.data import Graph, GraphShape, VertexNames, as_asked, changed_data, forward_relations, with_inverse_relations
 from weft.nn import Converted, LinkModel, Stack, Workload
 from weft.runtime.forkserver import temporary_folder
-from weft.runtime.kernel_selection import Choices
+from weft.runtime.kernel_selection import KernelSelection
 from weft.storage.table_file import HEADERS, TableFile
 from weft.strategies import Plan, get_strategy
 from weft.training.artifacts.run_folder import NO_DIGESTS, RunFolder
 from weft.training.artifacts.saved_model import SavedModel
 from weft.training.flag_checks import refuse_foreign_flags, without_foreign_flags
 from weft.training.input_checks import check_placing
-from weft.training.launch.joined_ranks import joined, made_by_all, parting, planned_with_choices
+from weft.training.launch.joined_ranks import join_ranks, make_on_all_ranks, closing_on_error, plan_with_kernels
 from weft.training.launch.local_ranks import on_local_ranks
 from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import is_main_process, on_first_host, on_present_ranks, under_torchrun
 from weft.training.launch.watchdog import Watchdog
 from weft.training.progress import waiting
-from weft.training.rank import prepare_process, use_own_gpu, use_same
+from weft.training.rank import prepare_process, use_own_gpu, use_kernels_of_rank_zero
 from weft.training.run import Run, data_options, load_graph
 from weft.training.tasks.losses import num_logits, output_kind
 from weft.training.tasks.row_batching import row_blocks
-from weft.training.tasks.task import prepared
+from weft.training.tasks.task import graph_for_task
 from weft.utils.errors import InputError, RunError, Stopped, unknown
-from weft.utils.optional_packages import require_extra
+from weft.utils.optional_packages import check_extra
 
 WHAT = ("logits", "classes", "embeddings")
 SUFFIXES = (*HEADERS, ".parquet")
@@ -72,7 +72,7 @@ def predict(
     the rows behind a layer of a weft.nn.Stack, before its norm and activation, or what a convolution of a PyG model
     gives. layer: which one, from 1; by default the last but one, and with task="link" the encoder's rows. model: a
     module of one's own, as it was made for the run, or where it is defined, as in "package.module:Class".
-    options: fields of weft.Config that say where to compute (weft.config.config.PLACING), such as strategy="offload" and
+    options: fields of weft.Config that say where to compute (weft.config.config.PLACEMENT_FIELDS), such as strategy="offload" and
     device_memory="512MB"; what is not given is as in the run.
     Under torchrun, joins the ranks that are there. The run's folder and the graph are to be on every host; the file is
     on rank 0's, and on the others no rows are returned, [0, C].
@@ -84,30 +84,30 @@ def predict(
     path = None if out is None else Path(out)
     require_new_file(path, overwrite=overwrite)
     for name in options:
-        if name not in PLACING:
-            raise unknown_option(name, PLACING, "option of a prediction")
+        if name not in PLACEMENT_FIELDS:
+            raise unknown_option(name, PLACEMENT_FIELDS, "option of a prediction")
     saved = SavedModel.read(RunFolder(run.folder if isinstance(run, Run) else Path(run)))
-    config = on_present_ranks(predicting_config(saved.described.config, options))
-    kind = output_kind(saved.described.config, saved.described.shape)
+    config = on_present_ranks(predicting_config(saved.description.config, options))
+    kind = output_kind(saved.description.config, saved.description.shape)
     if what == "classes" and kind == "values":
         raise InputError("--what classes: the run has learnt values: give --what logits, which are these")
     asked = saved.model(model)
     asked_part(asked, what, layer)  # before the graph is loaded
     with waiting("loading the graph", quiet=not is_main_process()):
-        found = made_by_all(config, lambda: find_graph(saved, config, graph))
+        found = make_on_all_ranks(config, lambda: find_graph(saved, config, graph))
     asked = asked_part(saved.model(model, found.typed), what, layer)
     prepare_process(config)
     work = Workload(asked, found, Optimisations.without(f"{config.disable},reach"))  # which leaves rows out
     launched = config.workers > 1 and not under_torchrun()
     check_placing(config, work, launched=launched, own_model=model is not None)
-    group = joined(f"weft.predict, {what}", config, work)
-    with parting(group), draft_of(path) as draft:
-        plan, choices = planned_with_choices(config, work, group, saved.folder)
+    group = join_ranks(f"weft.predict, {what}", config, work)
+    with closing_on_error(group), draft_of(path) as draft:
+        plan, choices = plan_with_kernels(config, work, group, saved.folder)
         rank_work = RowsOfRank(
             config=config,
             choices=choices,
             what=what,
-            several=kind == "labels" or num_logits(saved.described.config, saved.described.shape) == 1,
+            several=kind == "labels" or num_logits(saved.description.config, saved.description.shape) == 1,
             draft=draft,
             suffix=path.suffix if path and path.suffix in HEADERS else ".npy",
         )
@@ -122,7 +122,7 @@ class RowsOfRank:
     """What each rank does: it puts the rows that it answers for into a table which all of them write."""
 
     config: Config
-    choices: Choices
+    choices: KernelSelection
     """Which implementations rank 0 uses, and so all."""
     what: str
     several: bool
@@ -147,7 +147,7 @@ class RowsOfRank:
         """Runs the model, and writes this rank's rows; the table, when all ranks have."""
         with Watchdog(group.meter, group.rank, self.config.timeout):
             use_own_gpu(self.config)
-            use_same(self.choices, group)
+            use_kernels_of_rank_zero(self.choices, group)
             placed, graph = plan.place(group), plan.work.graph
             with group.meter.during("eval", "the prediction"):
                 rows = placed.forward(placed.evaluation(0))
@@ -256,13 +256,13 @@ def find_graph(saved: SavedModel, config: Config, graph: Graph | str | Path | No
 
     InputError where the run's is not there or another one now, and for one with other features or relations.
     """
-    path, described = saved.folder.path, saved.described
+    path, described = saved.folder.path, saved.description
     if graph is None:
         if described.own_graph:
             raise InputError(
                 f"{path} was trained on a graph that a script made ({config.graph}): name one to predict on"
             )
-        found = prepared(load_graph(config), config)
+        found = graph_for_task(load_graph(config), config)
         if found.fingerprint != described.graph["fingerprint"]:
             raise InputError(
                 f"{config.graph} is not the graph any more that {path} was trained on: name it, as in weft predict RUN "
@@ -313,7 +313,7 @@ def require_new_file(path: Path | None, *, overwrite: bool) -> None:
     if path.suffix not in SUFFIXES:
         raise unknown("format of --out", path.suffix, SUFFIXES)
     if path.suffix == ".parquet":
-        require_extra("pyarrow", f"--out {path}")
+        check_extra("pyarrow", f"--out {path}")
     if not path.parent.is_dir():
         raise InputError(f"--out {path}: there is no folder {path.parent}: make it, or give another")
     if not os.access(path.parent, os.W_OK):

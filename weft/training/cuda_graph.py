@@ -1,6 +1,7 @@
-"""The forward and backward pass of a training step; of a small graph on a GPU, recorded and repeated as a CUDA graph.
+"""Forward and backward pass of a training step, recorded as a CUDA graph if the graph is small and on a GPU.
 
-There the kernels are shorter than what the host takes to launch them one by one, and a CUDA graph is launched at once.
+For a small graph, the kernels of a step take less time than the host needs to launch them one by one. A CUDA graph
+launches all of them at once.
 """
 
 from __future__ import annotations
@@ -15,22 +16,29 @@ from weft.comm import Group
 from weft.config.config import Config
 from weft.kernels import triton_backend
 from weft.runtime.clock import HostClock
-from weft.runtime.kernel_selection import used
+from weft.runtime.kernel_selection import kernels_in_use
 from weft.runtime.streams import Captured, capture
 from weft.strategies import Placed, Step
-from weft.training.custom_functions import NOTHING_OWN, OwnFunctions
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
 from weft.training.tasks.metrics import Task
 from weft.training.tasks.row_batching import block_bytes
 from weft.utils.random import KeyTable
 
-MOST_EDGES = 1_000_000
-"""Of a graph whose pass is captured: in larger ones launches do not count, and memory does, which a capture keeps."""
-OURS = ("weft.nn.", "torch.nn.")
-"""Modules that do in each step what they did in the one before: others may count on the host, or draw."""
+MAX_EDGES = 1_000_000
+"""Largest number of edges of a graph whose pass is captured. For larger graphs, launch time does not matter, but the
+memory that a captured pass keeps does."""
+REPEATABLE_MODULES = ("weft.nn.", "torch.nn.")
+"""Packages whose modules do the same in each step. Modules from elsewhere may count on the host, or draw random
+numbers."""
 
 
 class TrainingPass:
-    """Forward and backward pass of a training step."""
+    """Forward and backward pass of a training step.
+
+    Args:
+        strategy: The model and graph, placed on this rank by a strategy.
+        task: Computes the loss and its gradient from the model's output rows.
+    """
 
     def __init__(self, strategy: Placed, task: Task) -> None:
         self.strategy, self.task = strategy, task
@@ -40,7 +48,11 @@ class TrainingPass:
         return self.strategy.group
 
     def __call__(self, step: Step) -> Tensor:
-        """This rank's part of the loss, []; the parameters, which have none, get their gradients."""
+        """Run the pass of a step: set the gradients of all parameters, which must have none, and return the loss.
+
+        Returns:
+            This rank's part of the loss, a scalar tensor [].
+        """
         timer = self.group.meter.timer
         with timer("encode"):
             rows = self.strategy.forward(step)
@@ -52,22 +64,28 @@ class TrainingPass:
 
 
 class Recording(NamedTuple):
-    """A pass that can be repeated."""
+    """Captured pass that can be replayed, with the tensors that it writes."""
 
     step: Step
+    """Step whose pass was captured. Later steps must have the same vertices."""
     captured: Captured
     loss: Tensor
-    """Which the pass writes each time, as it does the gradients."""
+    """Loss, which each replay overwrites. Replays overwrite the gradients as well."""
     grads: list[Tensor | None]
-    """By parameter."""
+    """Gradient of each parameter, in the order of `model.parameters()`."""
     edges: int
-    """Edges x width aggregated."""
+    """Edges x width that the pass aggregates."""
 
 
 class CapturedPass(TrainingPass):
-    """The pass of a GPU, the second of which is captured: the first makes what is made once, and compiles kernels.
+    """Training pass on a GPU whose second execution is captured as a CUDA graph and then replayed.
 
-    A pass that cannot be captured is done as it was, with a warning.
+    The first execution allocates what lasts and compiles kernels. If the capture fails, a warning is printed and all
+    steps run without a CUDA graph.
+
+    Args:
+        strategy: The model and graph, placed on this rank by a strategy.
+        task: Computes the loss and its gradient from the model's output rows.
     """
 
     def __init__(self, strategy: Placed, task: Task) -> None:
@@ -83,8 +101,8 @@ class CapturedPass(TrainingPass):
             self._record(step)
         if self.recording is None:
             return super().__call__(step)
-        known, captured, loss, grads, edges = self.recording
-        assert step.vertices is known.vertices
+        recorded, captured, loss, grads, edges = self.recording
+        assert step.vertices is recorded.vertices
         self._masks.fill(self.strategy.seed, *step.key)
         with self.group.meter.timer("captured"):
             captured.replay()
@@ -94,39 +112,56 @@ class CapturedPass(TrainingPass):
         return loss
 
     def _record(self, step: Step) -> None:
-        """Captures a pass, which is not done by that."""
+        """Capture the pass of a step. The capture itself computes nothing."""
         meter = self.group.meter
-        clock, before = meter.clock, meter.counts.edges
+        clock, edges_before = meter.clock, meter.counts.edges
         meter.use(HostClock())  # a GPU's stamps would be captured
         try:
             captured, loss = capture(lambda: super(CapturedPass, self).__call__(replace(step, masks=self._masks)))
         except RuntimeError as error:
             line = str(error).splitlines()[0]
-            print(f"weft: warning: no CUDA graph of this step could be captured ({line})", file=sys.stderr, flush=True)
+            print(
+                f"weft: warning: could not capture the step as a CUDA graph; it runs without ({line})",
+                file=sys.stderr,
+                flush=True,
+            )
             for parameter in self.parameters:
                 parameter.grad = None
             return
         finally:
             meter.use(clock)
-            edges, meter.counts.edges = meter.counts.edges - before, before
+            edges, meter.counts.edges = meter.counts.edges - edges_before, edges_before
         self.recording = Recording(step, captured, loss, [parameter.grad for parameter in self.parameters], edges)
 
 
-def make_pass(config: Config, strategy: Placed, task: Task, own: OwnFunctions = NOTHING_OWN) -> TrainingPass:
-    """The pass of the steps that a configuration asks for."""
-    return (CapturedPass if is_captured(config, strategy, own) else TrainingPass)(strategy, task)
+def make_pass(config: Config, strategy: Placed, task: Task, functions: OwnFunctions = NO_FUNCTIONS) -> TrainingPass:
+    """Return the training pass for a run, captured as a CUDA graph if `is_captured` says so.
+
+    Args:
+        config: The run's configuration.
+        strategy: The model and graph, placed on this rank by a strategy.
+        task: Computes the loss and its gradient from the model's output rows.
+        functions: User-defined functions of the run.
+    """
+    return (CapturedPass if is_captured(config, strategy, functions) else TrainingPass)(strategy, task)
 
 
-def is_captured(config: Config, strategy: Placed, own: OwnFunctions = NOTHING_OWN) -> bool:
-    """Whether all steps are one pass of the same kernels on the same memory, and a small one."""
+def is_captured(config: Config, strategy: Placed, functions: OwnFunctions = NO_FUNCTIONS) -> bool:
+    """Return True if all steps launch the same kernels on the same memory, and the graph is small.
+
+    Args:
+        config: The run's configuration.
+        strategy: The model and graph, placed on this rank by a strategy.
+        functions: User-defined functions of the run. A custom loss is not captured.
+    """
     work, graph, device = strategy.work, strategy.graph, strategy.group.device
     return (
         device.type == "cuda"
         and work.optimisations.capture
-        and (config.strategy, config.task, config.timeline, own.loss) == ("single", "node", 0, None)
-        and used("sum") == {"triton"}  # cuSPARSE's wait for the GPU
+        and (config.strategy, config.task, config.timeline, functions.loss) == ("single", "node", 0, None)
+        and kernels_in_use("sum") == {"triton"}  # cuSPARSE's wait for the GPU
         and triton_backend() is not None
-        and graph.num_edges <= MOST_EDGES
+        and graph.num_edges <= MAX_EDGES
         and graph.num_vertices * graph.num_classes * work.itemsize <= block_bytes(device)
-        and all(f"{type(module).__module__}.".startswith(OURS) for module in strategy.model.modules())
+        and all(f"{type(module).__module__}.".startswith(REPEATABLE_MODULES) for module in strategy.model.modules())
     )

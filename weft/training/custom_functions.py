@@ -1,4 +1,4 @@
-"""What a person gives as functions where a configuration has names: loss, metrics, optimiser, schedule, callbacks."""
+"""User-defined functions in place of names in the configuration: loss, metrics, optimizer, scheduler, callbacks."""
 
 from __future__ import annotations
 
@@ -13,112 +13,153 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from weft.training.launch.payload import dumped, sending
+from weft.training.launch.payload import pickled, sending
 from weft.utils.errors import InputError, RunError, cause
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
-"""The loss [k] of each row, from logits [k, C] and labels [k] or [k, T]."""
+"""Function that returns the loss of each row, [k], from logits [k, C] and labels [k] or [k, T]."""
 RowsMetric = Callable[[Tensor, Tensor], Any]
-"""One number of all rows of a split, from logits [k, C] and labels [k] or [k, T]."""
+"""Function that returns one number for all rows of a split, from logits [k, C] and labels [k] or [k, T]."""
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""Function that returns an optimizer for a list of parameters."""
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler]
+"""Function that returns a learning-rate scheduler for an optimizer."""
 Callback = Callable[[dict[str, Any]], Any]
+"""Function that is called with the record of each epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFunctions:
-    """Functions of one's own; where there is none, the configuration's name says what is done."""
+    """User-defined functions of a run. If one is missing, the name in the configuration selects a built-in."""
 
     loss: RowLoss | None = None
     metrics: Mapping[str, RowsMetric] = field(default_factory=dict)
-    """By the names that scores have."""
+    """Functions by the name of their score."""
     optimizer: MakeOptimizer | None = None
     scheduler: MakeScheduler | None = None
     callbacks: Sequence[Callback] = ()
-    """Called on rank 0 with each epoch's record."""
+    """Functions that rank 0 calls with each epoch's record."""
 
     def named(self) -> dict[str, Any]:
-        """The functions by what a person calls them."""
+        """Return all functions by the name that error messages use for them."""
         single = {name: getattr(self, name) for name in ("loss", "optimizer", "scheduler")}
         metrics = {f"metric {name}": metric for name, metric in self.metrics.items()}
         callbacks = {f"callback {number}": callback for number, callback in enumerate(self.callbacks)}
-        return {name: one for name, one in {**single, **metrics, **callbacks}.items() if one is not None}
+        return {name: function for name, function in {**single, **metrics, **callbacks}.items() if function is not None}
 
     def require_sendable(self) -> None:
-        """InputError where a function cannot be sent to local ranks."""
+        """Check that all functions can be pickled for local ranks.
+
+        Raises:
+            InputError: A function cannot be pickled.
+        """
         for name, function in self.named().items():
             with sending(name):
-                dumped(function)
+                pickled(function)
 
 
-NOTHING_OWN = OwnFunctions()
+NO_FUNCTIONS = OwnFunctions()
 
 
-def taken_functions(options: Mapping[str, Any]) -> tuple[OwnFunctions, dict[str, Any]]:
-    """The functions among the options of `weft.train`, and the options with these functions' names in their place.
+def extract_functions(options: Mapping[str, Any]) -> tuple[OwnFunctions, dict[str, Any]]:
+    """Separate the functions among the options of `weft.train` from the other options.
 
-    InputError for a callback that cannot be called, and a metric without a name of its own.
+    Args:
+        options: The keyword arguments of `weft.train`. loss, optimizer, scheduler and metrics may be functions.
+
+    Returns:
+        The functions, and the options with the name of each function in its place and without callbacks.
+
+    Raises:
+        InputError: A callback is not callable, or a metric has no unique name.
     """
-    named, own = dict(options), dict[str, Any]()
-    callbacks = named.pop("callbacks", ())
+    named_options, functions = dict(options), dict[str, Any]()
+    callbacks = named_options.pop("callbacks", ())
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        raise InputError("callbacks: give a list of functions, or objects that can be called, of an epoch's record")
+        raise InputError("callbacks: pass a list of functions; each is called with the record of an epoch, a dict")
     for option in ("loss", "optimizer", "scheduler"):
-        if callable(named.get(option)):
-            own[option] = named[option]
-            named[option] = name_of(own[option])
+        if callable(named_options.get(option)):
+            functions[option] = named_options[option]
+            named_options[option] = name_of(functions[option])
     metrics = dict[str, RowsMetric]()
-    if callable(given := named.get("metrics", "")) or isinstance(given, list | tuple):
-        several = [given] if callable(given) else list(given)
-        for metric in filter(callable, several):
+    if callable(requested := named_options.get("metrics", "")) or isinstance(requested, list | tuple):
+        requested_metrics = [requested] if callable(requested) else list(requested)
+        for metric in filter(callable, requested_metrics):
             name = name_of(metric)
             if not re.fullmatch(r"\w+", name, re.ASCII) or name in metrics:
-                raise InputError(f"metrics: {name} is no name of its own for a score: define each metric by def")
+                raise InputError(
+                    f"metrics: {name} is not a valid and unique name for a score: define each metric with def, under a "
+                    "name of its own"
+                )
             metrics[name] = metric
-        named["metrics"] = ",".join(name_of(one) if callable(one) else str(one) for one in several)
-    return OwnFunctions(**own, metrics=metrics, callbacks=tuple(callbacks)), named
+        named_options["metrics"] = ",".join(
+            name_of(metric) if callable(metric) else str(metric) for metric in requested_metrics
+        )
+    return OwnFunctions(**functions, metrics=metrics, callbacks=tuple(callbacks)), named_options
 
 
 def name_of(function: Any) -> str:
-    """What a function, or an object that can be called, is called in a configuration and in scores."""
+    """Return the name of a function or callable object, as configuration files and scores contain it."""
     if isinstance(function, functools.partial):
         return name_of(function.func)
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 @contextmanager
-def blamed(what: str, kind: type[InputError | RunError] = InputError) -> Iterator[None]:
-    """Makes one line that names a person's function of whatever it raises."""
+def errors_from(name: str, kind: type[InputError | RunError] = InputError) -> Iterator[None]:
+    """Turn any exception of a user-defined function, called in the with block, into one line that names it.
+
+    Args:
+        name: Kind and name of the function, for the message.
+        kind: Class of the error to raise.
+
+    Raises:
+        InputError: The function failed, unless `kind` is RunError.
+        RunError: The function failed, and `kind` is RunError.
+    """
     try:
         yield
     except (InputError, RunError, Warning, MemoryError):
         raise
     except Exception as error:
-        raise kind(f"{what} raised an error of its own ({type(error).__name__}, {cause(error)})") from error
+        raise kind(f"{name} raised an exception ({type(error).__name__}, {cause(error)})") from error
 
 
 @contextmanager
-def called(callbacks: Sequence[Callback]) -> Iterator[Callback]:
-    """One function that calls all of them with a record; those that have a `close` are closed afterwards.
+def combined_callbacks(callbacks: Sequence[Callback]) -> Iterator[Callback]:
+    """Yield one function that calls all callbacks with a record. Afterwards, call `close` of those that have it.
 
-    RunError, which names the callback, for what one raises.
+    Args:
+        callbacks: The functions to call, in this order.
+
+    Raises:
+        RunError: A callback raised an exception. The message names the callback.
     """
 
-    def call(line: dict[str, Any]) -> None:
+    def call(record: dict[str, Any]) -> None:
         for callback in callbacks:
-            with blamed(f"callback {name_of(callback)}", RunError):
-                callback(dict(line))
+            with errors_from(f"callback {name_of(callback)}", RunError):
+                callback(dict(record))
 
     try:
         yield call
     finally:
         for callback in callbacks:
             if hasattr(callback, "close"):
-                with blamed(f"callback {name_of(callback)}", RunError):
+                with errors_from(f"callback {name_of(callback)}", RunError):
                     callback.close()
 
 
-def require_new_name(option: str, name: str, known: Mapping[str, Any]) -> None:
-    """InputError where a person's function has the name of one that weft has: a configuration could not tell them."""
-    if name in known:
-        raise InputError(f"{option}: {name} is what weft calls one of its own: call your function something else")
+def require_new_name(option: str, name: str, builtins: Mapping[str, Any]) -> None:
+    """Check that a user-defined function is not named like a built-in; a configuration could not distinguish them.
+
+    Args:
+        option: Name of the option, for the message.
+        name: Name of the function.
+        builtins: Built-in choices of the option by name.
+
+    Raises:
+        InputError: A built-in has this name.
+    """
+    if name in builtins:
+        raise InputError(f"{option}: weft has a built-in named {name}: rename your function")

@@ -1,4 +1,4 @@
-"""Flags, and who reads them: what a configuration says to its strategy, and one refusal of what that does not have."""
+"""Which strategy, task or model reads each flag: makes the options of a strategy, and refuses flags without effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.partition import METHODS, PartitionBook, make_book
 from weft.strategies import STRATEGIES, Options, Plan, VertexOptions, get_strategy
 from weft.training.custom_functions import OwnFunctions
 from weft.training.optimizer import OPTIMIZER_FLAGS, OPTIMIZERS, SCHEDULER_FLAGS, SCHEDULERS
-from weft.utils.dtypes import dtype_name, is_narrow
+from weft.utils.dtypes import dtype_name, is_low_precision
 from weft.utils.errors import InputError, unknown
 from weft.utils.units import parse_bytes
 
@@ -34,86 +34,113 @@ CHOICE_FLAGS = {
     "lr_factor": ("scheduler", ("step", "plateau")),
     "warmup_epochs": ("scheduler", ("none", "step", "cosine")),
 }
-"""Flags that belong to some choices of another field, by their names; models refuse the rest themselves."""
+"""Flags that only some values of another field read: flag -> (the other field, its values). Models refuse flags that
+they do not read themselves."""
 CHOICES: dict[str, Collection[str]] = {
     "task": ("node", "link"),
     "model": (*MODELS, *RELATIONAL),
     "optimizer": OPTIMIZERS,
     "scheduler": SCHEDULERS,
 }
-"""The names of these fields that are weft's; flags that what is a person's own does not read are refused elsewhere."""
+"""Built-in values of the fields in CHOICE_FLAGS. `fields_unused_by_module` and `fields_unused_by_functions` refuse
+flags that a custom model or function does not read."""
 
 
 @cache  # every run asks for each flag of each strategy
-def own_flags(plan: type[Plan]) -> frozenset[str]:
-    """Return the fields of Config that a strategy has and that not all have."""
-    every = {"device", "seed", "task", "negatives"}  # also where they are options
-    return frozenset({*configured_options(plan), *plan.flags} - every)
+def strategy_flags(plan: type[Plan]) -> frozenset[str]:
+    """Return the fields of Config that a strategy reads and that not all strategies read."""
+    # All strategies read these, although some list them as options.
+    common = {"device", "seed", "task", "negatives"}
+    return frozenset({*configured_options(plan), *plan.flags} - common)
 
 
 def configured_options(plan: type[Plan]) -> list[str]:
-    """The options of a strategy that are fields of Config; others, of a strategy of one's own, keep their defaults."""
-    known = {spec.name for spec in dataclasses.fields(Config)}
-    return [spec.name for spec in dataclasses.fields(plan.options_type) if spec.name in known]
+    """Return the names of the options of a strategy that are fields of Config.
+
+    Other options, of a user-defined strategy, keep their defaults.
+    """
+    config_names = {spec.name for spec in dataclasses.fields(Config)}
+    return [spec.name for spec in dataclasses.fields(plan.options_type) if spec.name in config_names]
 
 
 def draws_batches(plan: type[Plan]) -> bool:
-    """Whether a strategy trains on mini-batches."""
-    return "batch_size" in own_flags(plan)
+    """Return True if a strategy trains on mini-batches."""
+    return "batch_size" in strategy_flags(plan)
 
 
-def asks_for_batches(config: Config) -> bool:
-    """Whether a flag is given that strategies of mini-batches alone have."""
-    given = [spec.name for spec in dataclasses.fields(config) if getattr(config, spec.name) != spec.default]
-    owners = filter(None, map(strategies_with, given))
-    return any(all(draws_batches(STRATEGIES[name]) for name in some) for some in owners)
+def requests_batches(config: Config) -> bool:
+    """Return True if a flag that only mini-batch strategies read differs from its default."""
+    changed_fields = [spec.name for spec in dataclasses.fields(config) if getattr(config, spec.name) != spec.default]
+    owners = filter(None, map(strategies_with, changed_fields))
+    return any(all(draws_batches(STRATEGIES[name]) for name in strategies) for strategies in owners)
 
 
 def strategies_with(flag: str) -> list[str]:
-    """The strategies that have a flag of this field of Config; none where every one has."""
-    return [name for name, plan in STRATEGIES.items() if flag in own_flags(plan)]
+    """Return the strategies that read a field of Config. Empty: all strategies do."""
+    return [name for name, plan in STRATEGIES.items() if flag in strategy_flags(plan)]
 
 
 def strategies_with_optimisation(optimisation: str) -> list[str]:
-    """The strategies that have an optimisation which not all have; none where every one has."""
+    """Return the strategies that have an optimisation. Empty: all strategies do."""
     return [name for name, plan in STRATEGIES.items() if optimisation in plan.optimisations]
 
 
 def foreign_flags(config: Config, strategy: str) -> dict[str, str]:
-    """The flags that are given and that a strategy, or the task, does not have, each with who has it."""
-    found: dict[str, str] = {}
+    """Return the flags that are set but have no effect under a strategy and the configured task, model and optimizer.
+
+    Args:
+        config: The configuration. Fields that equal their defaults count as not set.
+        strategy: Name of the strategy.
+
+    Returns:
+        For each such flag, the flag and values that would give it an effect, such as "--strategy split or sampled".
+    """
+    foreign: dict[str, str] = {}
     for spec in dataclasses.fields(config):
         flag, owners = "--" + spec.name.replace("_", "-"), strategies_with(spec.name)
         if getattr(config, spec.name) == spec.default:
             continue
         if owners and strategy not in owners:
-            found[flag] = f"--strategy {' or '.join(owners)}"
-        kind, having = CHOICE_FLAGS.get(spec.name, ("", ()))
-        if kind and getattr(config, kind) in CHOICES[kind] and getattr(config, kind) not in having:
-            found[flag] = f"--{kind} {' or '.join(having)}"
+            foreign[flag] = f"--strategy {' or '.join(owners)}"
+        field, values = CHOICE_FLAGS.get(spec.name, ("", ()))
+        if field and getattr(config, field) in CHOICES[field] and getattr(config, field) not in values:
+            foreign[flag] = f"--{field} {' or '.join(values)}"
     for name in filter(None, config.disable.split(",")):
         owners = strategies_with_optimisation(name)
         if owners and strategy not in owners:
-            found[f"--disable {name}"] = f"--strategy {' or '.join(owners)}"
+            foreign[f"--disable {name}"] = f"--strategy {' or '.join(owners)}"
         elif name == "capture" and config.device == "cpu":
-            found[f"--disable {name}"] = "--device cuda"
-    return found
+            foreign[f"--disable {name}"] = "--device cuda"
+    return foreign
 
 
 def refuse_foreign_flags(config: Config, strategies: tuple[str, ...] = ()) -> None:
-    """InputError, in one line, for a flag that would have no effect under any of some strategies, or the one chosen."""
+    """Check that each flag that is set has an effect under at least one strategy.
+
+    Args:
+        config: The configuration.
+        strategies: Names of the strategies that will run. Default: the strategy of the configuration.
+
+    Raises:
+        InputError: A flag has no effect.
+    """
     names = strategies or (config.strategy,)
     for flag, owners in foreign_flags(config, names[0]).items():
         if all(flag in foreign_flags(config, name) for name in names):
-            kind = owners.split()[0].removeprefix("--")
-            chosen = " and ".join(names) if kind == "strategy" else getattr(config, kind)
-            raise InputError(f"{flag} has no effect under {kind} {chosen}: leave it out, or give {owners}")
+            field = owners.split()[0].removeprefix("--")
+            chosen = " and ".join(names) if field == "strategy" else getattr(config, field)
+            raise InputError(f"{flag} has no effect under {field} {chosen}: leave it out, or give {owners}")
 
 
-def options_of_families(config: Config, model: nn.Module | None) -> tuple[str, ...]:
-    """The fields of a configuration that a module of one's own does not read. InputError where one of them is given.
+def fields_unused_by_module(config: Config, model: nn.Module | None) -> tuple[str, ...]:
+    """Return the fields of a configuration that a custom module does not read.
 
-    model: None: one that is yet to be made, of the configuration's dtype.
+    Args:
+        config: The configuration.
+        model: The module; None if it will be created later, with the dtype of the configuration.
+
+    Raises:
+        InputError: One of these fields is set, or dtype differs from the dtype of the model.
     """
     idle = [name for name in FAMILY_OPTIONS if name != "hidden" or config.task != "link"]
     if isinstance(model, LinkModel):
@@ -121,54 +148,75 @@ def options_of_families(config: Config, model: nn.Module | None) -> tuple[str, .
     for spec in dataclasses.fields(config):
         if spec.name in idle and getattr(config, spec.name) != spec.default:
             raise InputError(
-                f"{spec.name} has no effect on a model of your own: leave it out, and make the {config.model} so"
+                f"{spec.name} has no effect on a custom model: leave it out, and set it where you create {config.model}"
             )
-    asked = getattr(torch, config.dtype)
-    narrow = model is not None and row_dtype(model) != parameter_dtype(model)
-    if is_narrow(asked) and not narrow:
-        raise InputError(
-            f"dtype {config.dtype} is for models that are named, such as gcn: convert a model of your own to float32"
+    dtype = getattr(torch, config.dtype)
+    low_precision = model is not None and row_dtype(model) != parameter_dtype(model)
+    if is_low_precision(dtype) and not low_precision:
+        raise InputError(f"dtype {config.dtype} is for built-in models, such as gcn: convert your model to float32")
+    if model is not None and dtype != (model_dtype := row_dtype(model)):
+        tensors, remedy = (
+            ("rows", "set its row_dtype to None") if low_precision else ("parameters", "convert the model")
         )
-    if model is not None and asked != (found := row_dtype(model)):
-        what, remedy = ("rows", "set its row_dtype to None") if narrow else ("parameters", "convert the model")
-        raise InputError(f"dtype {config.dtype}: the model's {what} are {dtype_name(found)}: leave it out, or {remedy}")
+        raise InputError(
+            f"dtype {config.dtype}: the model's {tensors} are {dtype_name(model_dtype)}: leave it out, or {remedy}"
+        )
     return tuple(idle)
 
 
-def options_without_own(config: Config, own: OwnFunctions) -> tuple[str, ...]:
-    """The fields of a configuration that functions of one's own do not read. InputError where one of them is given."""
+def fields_unused_by_functions(config: Config, functions: OwnFunctions) -> tuple[str, ...]:
+    """Return the fields of a configuration that a user-defined optimizer and scheduler do not read.
+
+    Args:
+        config: The configuration.
+        functions: User-defined functions of the run.
+
+    Raises:
+        InputError: One of these fields is set.
+    """
     idle: list[str] = []
-    for kind, fields in (("optimizer", OPTIMIZER_FLAGS), ("scheduler", SCHEDULER_FLAGS)):
-        if getattr(own, kind) is not None:
+    for option, fields in (("optimizer", OPTIMIZER_FLAGS), ("scheduler", SCHEDULER_FLAGS)):
+        if getattr(functions, option) is not None:
             idle += fields
             for spec in dataclasses.fields(config):
                 if spec.name in fields and getattr(config, spec.name) != spec.default:
                     raise InputError(
-                        f"{spec.name} has no effect on the {kind} of your own: leave it out, and set it there"
+                        f"{spec.name} has no effect on a custom {option}: leave it out, and set it in your function"
                     )
     return tuple(idle)
 
 
 def without_foreign_flags(config: Config, strategy: str) -> Config:
-    """A configuration for a strategy, without the flags that it does not have."""
-    own = own_flags(get_strategy(strategy))
+    """Return a configuration with another strategy, and with defaults for the flags that it does not read.
+
+    Args:
+        config: The configuration.
+        strategy: Name of the strategy.
+    """
+    flags = strategy_flags(get_strategy(strategy))
     defaults: dict[str, Any] = {
         spec.name: spec.default
         for spec in dataclasses.fields(config)
-        if strategies_with(spec.name) and spec.name not in own
+        if strategies_with(spec.name) and spec.name not in flags
     }
     optimisations = [
-        one
-        for one in config.disable.split(",")
-        if one and strategy in (strategies_with_optimisation(one) or [strategy])
+        name
+        for name in config.disable.split(",")
+        if name and strategy in (strategies_with_optimisation(name) or [strategy])
     ]
     return replace(config, strategy=strategy, disable=",".join(optimisations), **defaults)
 
 
 def make_options(config: Config, graph: Graph | None = None) -> Options:
-    """What a configuration says to its strategy; without a graph, partitions are left out.
+    """Return the options of the configured strategy.
 
-    InputError for an amount that is none, a book of another graph or another number of parts, and an unknown method.
+    Args:
+        config: The configuration.
+        graph: The graph, whose partition is computed or read. None: the options contain no partition.
+
+    Raises:
+        InputError: A number of bytes or the cache ratio is invalid, the partition method is unknown, or the partition
+            file is for another graph or number of parts.
     """
     plan, values = get_strategy(config.strategy), dict[str, Any]()
     for name in configured_options(plan):
@@ -177,7 +225,9 @@ def make_options(config: Config, graph: Graph | None = None) -> Options:
             value = parse_bytes(value, "--" + name.replace("_", "-")) if value else None
         elif name == "cache_ratio":
             if -1 < value < 0:
-                raise InputError(f"--cache-ratio {value}: give a share from 0 to 1, or -1 for where it costs less")
+                raise InputError(
+                    f"--cache-ratio {value}: give a fraction from 0 to 1, or -1 to let the cost model choose"
+                )
             value = value if value >= 0 else None
         elif name == "scratch":
             value = Path(value) if value else None
@@ -189,37 +239,63 @@ def make_options(config: Config, graph: Graph | None = None) -> Options:
 
 
 def partition_of(options: Options) -> Tensor | None:
-    """The rank of every vertex, int32 [N], where options say it."""
+    """Return the rank of every vertex, int32 [N], if the options contain a partition."""
     return options.partition if isinstance(options, VertexOptions) else None
 
 
 def with_partition(options: Options, part: Tensor | None) -> Options:
-    """Options with another partition, or without one."""
+    """Return options with another partition.
+
+    Args:
+        options: Options of any strategy. Strategies without a partition get the same options back.
+        part: Rank of every vertex, int32 [N], or None for no partition.
+    """
     return replace(options, partition=part) if isinstance(options, VertexOptions) else options
 
 
 def rows_device(config: Config) -> str:
-    """The device of the rows, their maps and the exchange. InputError where they are to be where there is no room."""
-    if "nn_device" not in own_flags(get_strategy(config.strategy)):
+    """Return the device where a rank stores rows, runs dense layers, and sends and receives rows.
+
+    Args:
+        config: The configuration.
+
+    Raises:
+        InputError: --nn-device contradicts --device-memory.
+    """
+    if "nn_device" not in strategy_flags(get_strategy(config.strategy)):
         return config.device
     if config.nn_device == "device" and config.device_memory:
-        raise InputError("--nn-device device: under --device-memory rows are mapped on the host: leave one out")
+        raise InputError(
+            "--nn-device device: with --device-memory, dense layers run on the host: leave out one of them"
+        )
     if config.nn_device == "host" and config.device != "cpu" and not config.device_memory:
-        raise InputError("--nn-device host is for --device-memory: give that as well, or leave it out")
+        raise InputError("--nn-device host needs --device-memory: give both, or leave it out")
     return "cpu" if config.nn_device == "host" or config.device_memory else config.device
 
 
 def open_book(name: str, workers: int, graph: Graph) -> PartitionBook:
-    """The partition of a graph among some workers: by a method, or from a file."""
+    """Return the partition of a graph, computed by a method or read from a file.
+
+    Args:
+        name: Name of a partition method, or path of a partition file (book).
+        workers: Number of parts, one for each rank.
+        graph: The graph to partition.
+
+    Raises:
+        InputError: The method is unknown, the file is for another graph or number of parts, or there are more workers
+            than vertices.
+    """
     if name in METHODS:
         if workers > graph.num_vertices:
             raise InputError(
-                f"--workers {workers}: {graph.name} has {graph.num_vertices} vertices: give at most as many"
+                f"--workers {workers}: {graph.name} has {graph.num_vertices} vertices: give at most that many"
             )
         return make_book(graph, workers, method=name)
     if not Path(name).exists() and not Path(name).suffix:
         raise unknown("--partition", name, METHODS)
     book = PartitionBook.open(name, graph)
     if book.num_parts != workers:
-        raise InputError(f"--partition {name}: has {book.num_parts} parts: give as many --workers or ranks")
+        raise InputError(
+            f"--partition {name}: the file has {book.num_parts} parts: start the same number of --workers or ranks"
+        )
     return book

@@ -1,4 +1,4 @@
-"""Finds a caller's mistake before ranks start or anything is written."""
+"""Checks that find a caller's mistake before ranks start and before anything is written."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from weft.nn import (
     LinkModel,
     TypedInput,
     Workload,
-    idle_parameters,
     check_row_independence,
+    idle_parameters,
 )
 from weft.strategies import get_strategy
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
@@ -37,27 +37,37 @@ from weft.utils.errors import InputError
 
 
 def check(
-    config: Config, work: Workload, own: OwnFunctions = NO_FUNCTIONS, *, launched: bool, own_model: bool = False
+    config: Config, work: Workload, functions: OwnFunctions = NO_FUNCTIONS, *, launched: bool, own_model: bool = False
 ) -> None:
-    """InputError for what a run of a model on a graph cannot do; `launched`: in processes of their own.
+    """Check that a run can train a model on a graph as configured.
 
-    own_model: not one that the configuration names. DataWarning where layers ignore the graph's edge weights;
-    UserWarning where float32 would make strategies drift apart.
+    Warn if layers ignore the graph's edge weights (DataWarning), or if parameters without effect would make float32
+    runs differ between strategies (UserWarning).
+
+    Args:
+        config: The run's configuration.
+        work: The model and graph.
+        functions: User-defined functions of the run.
+        launched: True if this process starts local ranks, to which model and functions are sent.
+        own_model: True if the model is a custom module, not a built-in that the configuration names.
+
+    Raises:
+        InputError: The run is impossible.
     """
     graph = work.graph
     check_placing(config, work, launched=launched, own_model=own_model)
     if lacks_triton(config) and not own_model:
-        for flag, p in (("--dropout", config.dropout), ("--input-dropout", config.input_dropout)):
-            if p:
-                raise InputError(f"{flag} {p}: {NO_TRITON}")
+        for flag, probability in (("--dropout", config.dropout), ("--input-dropout", config.input_dropout)):
+            if probability:
+                raise InputError(f"{flag} {probability}: {NO_TRITON}")
     validation = validation_score(graph, config)
-    for flag, asked in (("--patience", config.patience), ("--until", config.until)):
-        if asked and validation is None:
+    for flag, value in (("--patience", config.patience), ("--until", config.until)):
+        if value and validation is None:
             what = "vertices" if config.task == "node" else "links"
-            raise InputError(f"{flag} {asked}: {graph.name} has no validation {what}; leave it out")
-    check_functions(config, work, own, validation)
+            raise InputError(f"{flag} {value}: {graph.name} has no validation {what}; leave it out")
+    check_functions(config, work, functions, validation)
     if launched:
-        own.require_sendable()
+        functions.require_sendable()
     if config.goal and config.goal[0] != validation:
         raise InputError(f"--until {config.until}: the validation score is {validation}: give {validation}=...")
     if own_model:
@@ -67,11 +77,21 @@ def check(
 
 
 def check_placing(config: Config, work: Workload, *, launched: bool, own_model: bool) -> None:
-    """InputError for a model on a graph that cannot be placed as a configuration says, to train or not; see `check`."""
+    """Check that a model and graph can be placed under the configured strategy, for training or prediction.
+
+    Args:
+        config: The run's configuration.
+        work: The model and graph.
+        launched: True if this process starts local ranks, to which the model is sent.
+        own_model: True if the model is a custom module, not a built-in that the configuration names.
+
+    Raises:
+        InputError: The model or graph does not suit the strategy, the ranks or the device.
+    """
     graph, model = work.graph, work.model
     require_device(config)
     check_input(graph, model)
-    check_rows_given(graph, model)
+    check_returned_types(graph, model)
     plan = get_strategy(config.strategy)
     plan.check_size(config.workers)
     plan.check_rows(work)
@@ -87,14 +107,19 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
     if launched:
         if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
             raise InputError(
-                "the model uses one parameter in two places, which local ranks cannot: start it by torchrun"
+                "the model shares a parameter between modules, which local ranks do not support: start the script with "
+                "torchrun"
             )
         with sending("model"):
             pickled(copy.deepcopy(model).to("meta"))
 
 
 def require_device(config: Config) -> None:
-    """InputError where the device is not there, or lacks what rows of the type asked for need."""
+    """Check that the configured device exists and has kernels for the configured dtype.
+
+    Raises:
+        InputError: There is no GPU, or a 16-bit dtype needs Triton, which is missing.
+    """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
     if lacks_triton(config) and is_low_precision(getattr(torch, config.dtype)):
@@ -102,42 +127,72 @@ def require_device(config: Config) -> None:
 
 
 def lacks_triton(config: Config) -> bool:
-    """Return whether the run is on a GPU without Triton, which has kernels for sums only."""
+    """Return True if the run is on a GPU without Triton. Such a run has kernels for sums only."""
     return config.device == "cuda" and triton_backend() is None
 
 
-def check_functions(config: Config, work: Workload, own: OwnFunctions, validation: str | None) -> None:
-    """InputError for a loss, metric, optimiser or schedule that cannot be made, or asks for a score that cannot be."""
+def check_functions(config: Config, work: Workload, functions: OwnFunctions, validation: str | None) -> None:
+    """Check that loss, metrics, optimizer and scheduler can be created and fit the graph and each other.
+
+    Args:
+        config: The run's configuration.
+        work: The model and graph.
+        functions: User-defined functions of the run.
+        validation: Name of the validation score, or None without validation data.
+
+    Raises:
+        InputError: One of them cannot be created, --until can never be reached, or the scheduler needs a validation
+            score and there is none.
+    """
     if config.task == "node":
-        make_loss(config, work.graph, own)
-    elif own.loss is not None:
+        make_loss(config, work.graph, functions)
+    elif functions.loss is not None:
         raise InputError("loss has no effect under task link: leave it out")
-    metric = make_metrics(config, work.graph, own)[0]
+    metric = make_metrics(config, work.graph, functions)[0]
     if config.goal and config.goal[1] > metric.most:
         raise InputError(f"--until {config.until}: {metric.name} is at most {metric.most}: give a value up to that")
-    optimizer = make_optimizer(config, list(work.model.parameters()), own)
-    scheduler = make_scheduler(config, optimizer, own)
+    optimizer = make_optimizer(config, list(work.model.parameters()), functions)
+    scheduler = make_scheduler(config, optimizer, functions)
     if isinstance(scheduler, ReduceLROnPlateau) and validation is None:
-        raise InputError(f"--scheduler {config.scheduler} goes by a validation score, and none is known: give another")
+        raise InputError(
+            f"--scheduler {config.scheduler} needs a validation score, but there is no validation data: choose another"
+        )
 
 
 def check_input(graph: Graph, model: nn.Module) -> None:
-    """InputError where the vertices have features of several widths or none, and the model is not made for these."""
-    found = [module.typed for module in model.modules() if isinstance(module, TypedInput)]
-    wanted = graph.typed._replace(num_relations=0)
-    if wanted.has_input and not found:
+    """Check that a model has an input layer for each vertex type if their features differ or are missing.
+
+    Args:
+        graph: The graph.
+        model: The model that reads its features.
+
+    Raises:
+        InputError: The model has no such input layer, or one for other vertex types.
+    """
+    typed_inputs = [module.typed for module in model.modules() if isinstance(module, TypedInput)]
+    expected = graph.typed._replace(num_relations=0)
+    if expected.has_input and not typed_inputs:
         raise InputError(
-            f"{graph.name} has features by vertex type, or none: make the model with typed=graph.typed, give its "
-            "Stack input=weft.nn.TypedInput(graph.typed, width), or take a PyG model over x_dict"
+            f"{graph.name} has no features, or other features for each vertex type: make the model with "
+            "typed=graph.typed, give its "
+            "Stack input=weft.nn.TypedInput(graph.typed, width), or use a PyG model that takes x_dict"
         )
-    if any(typed._replace(num_relations=0) != wanted for typed in found):
+    if any(typed._replace(num_relations=0) != expected for typed in typed_inputs):
         raise InputError(
             f"the model's TypedInput was made for other vertex types than {graph.name} has: use typed=graph.typed"
         )
 
 
-def check_rows_given(graph: Graph, model: nn.Module) -> None:
-    """InputError where a model by vertex types has no rows for vertices that are read: labelled ones, ends of links."""
+def check_returned_types(graph: Graph, model: nn.Module) -> None:
+    """Check that a converted heterogeneous model returns rows for each vertex type that is trained or scored.
+
+    Args:
+        graph: The graph.
+        model: The model. Models that do not return a dict of vertex types pass.
+
+    Raises:
+        InputError: Labelled vertices, or endpoints of links, have a type for which the model returns no rows.
+    """
     if isinstance(model, LinkModel):
         model, masks = model.encoder, [torch.ones(graph.num_vertices, dtype=torch.bool)]
     else:
@@ -148,29 +203,37 @@ def check_rows_given(graph: Graph, model: nn.Module) -> None:
         span = graph.type_range(name)
         if name not in model.output_types and any(bool(mask[span.start : span.stop].any()) for mask in masks):
             raise InputError(
-                f"the model gives rows of {' and '.join(model.gives)}, and {graph.name} has vertices of {name} to "
-                "train or score: return a dict of the rows of both"
+                f"the model returns rows of {' and '.join(model.gives)}, but {graph.name} has vertices of type {name} "
+                "to "
+                "train or score: return a dict with the rows of all these types"
             )
 
 
 def warn_of_idle_parameters(work: Workload) -> None:
-    """UserWarning, in one line, where parameters have no effect in training but to be moved by rounding noise."""
-    found = idle_parameters(work)
-    if found and is_main_process():
+    """Warn, in one line, of parameters whose only gradient is rounding noise."""
+    names = idle_parameters(work)
+    if names and is_main_process():
         warnings.warn(
-            f"{' and '.join(found)}: a norm or a softmax behind takes all effect from them, so their gradients are "
-            "rounding noise, which Adam makes full steps of, and in float32 strategies drift apart: make these layers "
-            "without the bias, or convert the model by .double()",
+            f"{' and '.join(names)}: no effect, because a normalization or a softmax follows. The gradient is only "
+            "rounding noise, so float32 runs may differ slightly between strategies. Set bias=False in these layers, "
+            "convert the model with .double(), or ignore this",
             stacklevel=5,
         )
 
 
 def warn_of_ignored_weights(name: str, operations: Sequence[GraphOperation]) -> None:
-    """DataWarning, in one line, where layers go over the edges without their weights, or none does with them."""
-    deaf = dict.fromkeys(one.layer for one in operations if one.reads_edges and not one.weighted)
-    if deaf or not any(one.weighted for one in operations):
+    """Warn, in one line, of layers that ignore edge weights.
+
+    Args:
+        name: Name of the graph.
+        operations: Operations that the model requests from its views.
+    """
+    ignoring = dict.fromkeys(
+        operation.layer for operation in operations if operation.reads_edges and not operation.weighted
+    )
+    if ignoring or not any(operation.weighted for operation in operations):
         warnings.warn(
-            f"{name} has edge weights, which are ignored by {' and '.join(deaf) or 'the model'}: use gcn, or drop "
+            f"{name} has edge weights, which are ignored by {' and '.join(ignoring) or 'the model'}: use gcn, or drop "
             "them with dataclasses.replace(graph, in_edges=graph.in_edges.with_weight(None))",
             DataWarning,
             stacklevel=5,

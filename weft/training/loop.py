@@ -18,7 +18,7 @@ from weft.training.artifacts import checkpoint, embedding_shards
 from weft.training.artifacts.checkpoint import Checkpoint, Progress
 from weft.training.artifacts.run_writer import RunWriter
 from weft.training.cuda_graph import make_pass
-from weft.training.custom_functions import NOTHING_OWN, Callback, OwnFunctions
+from weft.training.custom_functions import NO_FUNCTIONS, Callback, OwnFunctions
 from weft.training.optimizer import (
     advance,
     clip,
@@ -40,7 +40,7 @@ PHASES = ("setup", "train", "eval", "record")
 class Trainer:
     """Trains a model under a strategy. Every rank runs this loop and, from the same reports, decides the same."""
 
-    def __init__(self, config: Config, strategy: Placed, task: Task, own: OwnFunctions = NOTHING_OWN) -> None:
+    def __init__(self, config: Config, strategy: Placed, task: Task, own: OwnFunctions = NO_FUNCTIONS) -> None:
         self.config, self.strategy, self.task = config, strategy, task
         self.model, self.group, self.meter = strategy.model, strategy.group, strategy.group.meter
         self.parameters, self.own_rows = list(self.model.parameters()), set(embeddings(self.model).values())
@@ -57,14 +57,14 @@ class Trainer:
         """Goes on from a checkpoint's state, bit for bit where strategy and ranks are the same."""
         tensors = embedding_shards.place(tensors, self.strategy, self.optimizer)
         self.progress = progress
-        self.best = checkpoint.named("best.", tensors)
+        self.best = checkpoint.tensors_under("best.", tensors)
         try:
-            self.model.load_state_dict(checkpoint.named("model.", tensors))
+            self.model.load_state_dict(checkpoint.tensors_under("model.", tensors))
         except RuntimeError as error:
             raise InputError(
                 f"--resume: the checkpoint is of another model ({str(error).splitlines()[-1].strip()})"
             ) from error
-        load_updates(self.optimizer, self.scheduler, checkpoint.named("optimizer.", tensors), updates)
+        load_updates(self.optimizer, self.scheduler, checkpoint.tensors_under("optimizer.", tensors), updates)
 
     @cached_property
     def data(self) -> dict[str, str]:
@@ -130,7 +130,7 @@ class Trainer:
         """The weights of the best validation score; all ranks call it, and rank 0 gets them whole."""
         best = {f"best.{name}": value for name, value in self.best.items()}
         named = embedding_shards.gather(best, self.strategy, self.optimizer)
-        return checkpoint.named("best.", named)
+        return checkpoint.tensors_under("best.", named)
 
     def _checkpoint(self, writer: RunWriter | None) -> None:
         """Rank 0 writes; the others are needed only where each has rows of its own."""

@@ -14,18 +14,18 @@ from weft.config.optimisations import Optimisations
 from weft.cost import Machine, Profile, holds_profile
 from weft.kernels import triton_backend
 from weft.nn import Workload, has_onednn
-from weft.runtime.cores import cores_each
-from weft.runtime.kernel_selection import DEFAULT, REMEDY, Choices
+from weft.runtime.cores import cores_per_rank
+from weft.runtime.kernel_selection import DEFAULT, REMEDY, KernelSelection
 from weft.runtime.memory import memory_limit_bytes
 from weft.strategies import get_strategy
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.launch.torchrun import on_one_host, under_torchrun
-from weft.training.planning.probe_command import known_profile
+from weft.training.planning.probe_command import load_profile
 from weft.utils import migrate
 from weft.utils.errors import InputError
 
 
-def cluster_here(config: Config, profile: Profile | None = None) -> Cluster | None:
+def local_cluster(config: Config, profile: Profile | None = None) -> Cluster | None:
     """Where a run's ranks are: on this host, of which the profile is its own if none is given.
 
     None where the ranks are on several hosts, or on GPUs, and where this host has no profile.
@@ -33,7 +33,7 @@ def cluster_here(config: Config, profile: Profile | None = None) -> Cluster | No
     if config.device != "cpu" or not on_one_host():
         return None
     try:
-        profile = profile or known_profile()
+        profile = profile or load_profile()
     except InputError:
         return None
     return Cluster(
@@ -49,7 +49,7 @@ def threads_of_rank(config: Config) -> int:
     """How many threads each of a run's ranks has, as seen from the process that plans it."""
     if under_torchrun() or config.workers == 1 or "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
-    return cores_each(config.workers)
+    return cores_per_rank(config.workers)
 
 
 def known_machine(
@@ -74,7 +74,7 @@ def known_machine(
         return machine_in(Path(config.probe), config, work)
     if config.measure or "measure" not in get_strategy(config.strategy).flags:
         return None
-    cluster = cluster or cluster_here(config)
+    cluster = cluster or local_cluster(config)
     try:
         return machine_of(work, cluster) if cluster else None
     except InputError:  # it was measured with other threads, or without such a network
@@ -85,13 +85,13 @@ def machine_in(path: Path, config: Config, work: Workload) -> Machine:
     """The factors in a file, or those that a profile in it tells of a workload. InputError where it has none."""
     if not holds_profile(path):
         return Machine.read(path)
-    cluster = cluster_here(config, Profile.read(path))
+    cluster = local_cluster(config, Profile.read(path))
     if cluster is None:
         raise InputError(f"--probe {path} is a profile, which tells of processors of one host: leave it out here")
     return machine_of(work, cluster)
 
 
-def known_choices(config: Config, resumed: RunFolder | None = None) -> Choices:
+def kernels_for_run(config: Config, resumed: RunFolder | None = None) -> KernelSelection:
     """Which implementations a run is to use, of those that are there.
 
     They are what a run that goes on began with, or those of --choices, or else of this machine's profile, where there
@@ -99,12 +99,12 @@ def known_choices(config: Config, resumed: RunFolder | None = None) -> Choices:
     """
     goes_on = resumed if resumed and not config.choices and resumed.is_begun else None
     if goes_on:
-        asked = begun_with(goes_on)
+        asked = recorded_kernels(goes_on)
     elif config.choices:
-        asked = DEFAULT if config.choices == DEFAULT.origin else choices_in(Path(config.choices))
+        asked = DEFAULT if config.choices == DEFAULT.origin else read_kernel_selection(Path(config.choices))
     else:
         try:
-            asked = known_profile().choices
+            asked = load_profile().choices
         except InputError:
             asked = DEFAULT
     if not Optimisations.without(config.disable).onednn:
@@ -117,12 +117,12 @@ def known_choices(config: Config, resumed: RunFolder | None = None) -> Choices:
     return found
 
 
-def begun_with(folder: RunFolder) -> Choices:
+def recorded_kernels(folder: RunFolder) -> KernelSelection:
     """Return the implementations that a run which goes on began with; NewerFile for those of a later weft."""
     if not folder.choices.exists():
-        return Choices.from_record(migrate.FORMER_CHOICES)
+        return KernelSelection.from_record(migrate.FORMER_CHOICES)
     try:
-        return Choices.read(folder.choices)
+        return KernelSelection.read(folder.choices)
     except migrate.NewerFile:
         raise
     except InputError:
@@ -130,6 +130,6 @@ def begun_with(folder: RunFolder) -> Choices:
         return DEFAULT
 
 
-def choices_in(path: Path) -> Choices:
+def read_kernel_selection(path: Path) -> KernelSelection:
     """Those in a file, or in the profile that it is. InputError where it has none."""
-    return Profile.read(path).choices if holds_profile(path, REMEDY) else Choices.read(path)
+    return Profile.read(path).choices if holds_profile(path, REMEDY) else KernelSelection.read(path)

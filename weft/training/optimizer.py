@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from weft.comm import Group
 from weft.config.config import Config
-from weft.training.custom_functions import NOTHING_OWN, OwnFunctions, require_new_name
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, require_new_name
 from weft.utils.errors import InputError, unknown
 
 Parameters = list[nn.Parameter]
@@ -48,7 +48,7 @@ CLIP_MARGIN = 1e-6
 """Added to the norm that gradients are divided by, as torch.nn.utils.clip_grad_norm_ does."""
 
 
-def make_optimizer(config: Config, parameters: Parameters, own: OwnFunctions = NOTHING_OWN) -> torch.optim.Optimizer:
+def make_optimizer(config: Config, parameters: Parameters, own: OwnFunctions = NO_FUNCTIONS) -> torch.optim.Optimizer:
     """The optimiser of a model's parameters. InputError for a name that is unknown, or a function that makes none."""
     if own.optimizer is None:
         if config.optimizer not in OPTIMIZERS:
@@ -66,7 +66,7 @@ def make_optimizer(config: Config, parameters: Parameters, own: OwnFunctions = N
 
 
 def make_scheduler(
-    config: Config, optimizer: torch.optim.Optimizer, own: OwnFunctions = NOTHING_OWN, *, lower_is_better: bool = False
+    config: Config, optimizer: torch.optim.Optimizer, own: OwnFunctions = NO_FUNCTIONS, *, lower_is_better: bool = False
 ) -> LRScheduler | None:
     """What changes the optimiser's learning rate after an epoch; None: nothing does.
 
@@ -91,10 +91,10 @@ def make_scheduler(
         return ReduceLROnPlateau(optimizer, mode, config.lr_factor, patience, threshold=0.0, eps=0.0)
     if config.scheduler == "none" and not config.warmup_epochs:
         return None
-    return LambdaLR(optimizer, lambda epoch: rate_share(config, epoch))
+    return LambdaLR(optimizer, lambda epoch: rate_factor(config, epoch))
 
 
-def rate_share(config: Config, epoch: int) -> float:
+def rate_factor(config: Config, epoch: int) -> float:
     """The share of --lr in an epoch: rising evenly over the warm-up, then as the schedule says."""
     warming = config.warmup_epochs
     return (epoch + 1) / (warming + 1) if epoch < warming else RATES[config.scheduler](config, epoch - warming)
@@ -184,7 +184,7 @@ def load_updates(
         for key, value in tensors.items():
             number, name = key.split(".", 1)
             state.setdefault(int(number), {})[name] = value
-        groups = alike(known["param_groups"], plain["groups"] or known["param_groups"])
+        groups = restore_types(known["param_groups"], plain["groups"] or known["param_groups"])
         kept = [
             {**options, "params": one["params"]} for options, one in zip(groups, known["param_groups"], strict=True)
         ]
@@ -195,7 +195,7 @@ def load_updates(
             tensors = {name: value for name, value in some.items() if isinstance(value, Tensor)}
             loaded |= {name: value.to(loaded[name].device) for name, value in tensors.items()}  # in the type it had
         if scheduler is not None:
-            scheduler.load_state_dict(alike(scheduler.state_dict(), plain["scheduler"]))
+            scheduler.load_state_dict(restore_types(scheduler.state_dict(), plain["scheduler"]))
     except (ValueError, KeyError) as error:
         raise InputError(
             f"--resume: the checkpoint is of another optimizer or scheduler ({error}): give those of the run"
@@ -205,7 +205,7 @@ def load_updates(
 def require_plain(what: str, state: Any) -> None:
     """InputError unless a state comes back from JSON as it was: nothing in a checkpoint is unpickled."""
     try:
-        same = alike(state, json.loads(json.dumps(state))) == state
+        same = restore_types(state, json.loads(json.dumps(state))) == state
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
             f"the {what} has a state that JSON does not hold ({error}): keep numbers, lists and texts"
@@ -214,16 +214,18 @@ def require_plain(what: str, state: Any) -> None:
         raise InputError(f"the {what} has a state that JSON does not give back: keep numbers, lists and texts in it")
 
 
-def alike(known: Any, plain: Any) -> Any:
+def restore_types(known: Any, plain: Any) -> Any:
     """A value that comes from JSON, in the types of a known one: its tuples, and its mappings by numbers."""
     if isinstance(known, tuple):
         return tuple(plain)
     if isinstance(known, list) and len(known) == len(plain):
-        return [alike(one, other) for one, other in zip(known, plain, strict=True)]
+        return [restore_types(one, other) for one, other in zip(known, plain, strict=True)]
     if isinstance(known, dict):
         keys = {str(key): key for key in known}
         made = copy.copy(known)
         made.clear()
-        made.update({keys.get(key, key): alike(known.get(keys.get(key)), value) for key, value in plain.items()})
+        made.update(
+            {keys.get(key, key): restore_types(known.get(keys.get(key)), value) for key, value in plain.items()}
+        )
         return made
     return plain

@@ -18,13 +18,13 @@ from weft.data import Graph
 from weft.nn import embeddings
 from weft.strategies import Placed, Step
 from weft.training.artifacts.embedding_shards import gather_rows
-from weft.training.custom_functions import OwnFunctions, taken_functions
+from weft.training.custom_functions import OwnFunctions, extract_functions
 from weft.training.flag_checks import refuse_foreign_flags
 from weft.training.input_checks import check
-from weft.training.launch.joined_ranks import joined, made_by_all, parting, planned_with_choices
+from weft.training.launch.joined_ranks import join_ranks, make_on_all_ranks, closing_on_error, plan_with_kernels
 from weft.training.launch.torchrun import on_present_ranks, under_torchrun
-from weft.training.rank import use_same
-from weft.training.run import asked, own_class, prepared_workload
+from weft.training.rank import use_kernels_of_rank_zero
+from weft.training.run import parse_call, custom_class, prepared_workload
 from weft.training.tasks.metrics import NodeTask
 from weft.training.tasks.task import make_task
 from weft.utils.errors import InputError
@@ -223,8 +223,8 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
     there, which begin with rank 0's weights; otherwise there is one rank.
     InputError for a mistake of the caller, such as an option that the loop decides.
     """
-    own, options = taken_functions(options)
-    config, whole, module = asked(graph, model, options, "weft.place")
+    own, options = extract_functions(options)
+    config, whole, module = parse_call(graph, model, options, "weft.place")
     for spec in fields(config):
         if spec.name in OF_THE_LOOP and getattr(config, spec.name) != spec.default:
             raise InputError(f"{spec.name} has no effect on a loop of your own, which decides it: leave it out")
@@ -236,10 +236,10 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
         raise InputError(f"workers={config.workers}: start the script by torchrun --nproc-per-node {config.workers}")
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
-    work = made_by_all(config, lambda: prepared_workload(config, whole, module))
-    check(config, work, own, launched=False, own_model=bool(own_class(config, module)))
-    group = joined("weft.place", config, work)
-    with parting(group):
-        plan, choices = planned_with_choices(config, work, group)
-        use_same(choices, group)
+    work = make_on_all_ranks(config, lambda: prepared_workload(config, whole, module))
+    check(config, work, own, launched=False, own_model=bool(custom_class(config, module)))
+    group = join_ranks("weft.place", config, work)
+    with closing_on_error(group):
+        plan, choices = plan_with_kernels(config, work, group)
+        use_kernels_of_rank_zero(choices, group)
         return PlacedModel(config, plan.place(group, seed=config.seed), group, own)

@@ -12,23 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.comm import Group, own_gpu
+from weft.comm import Group, local_gpu
 from weft.config.config import Config
 from weft.config.optimisations import Optimisations
 from weft.data import Graph, degree_counts
 from weft.nn import Workload
 from weft.partition import Quality
-from weft.runtime.kernel_selection import DEFAULT, Choices, use
-from weft.runtime.memory import keep_pages
+from weft.runtime.kernel_selection import DEFAULT, KernelSelection, select_kernels
+from weft.runtime.memory import keep_freed_memory
 from weft.runtime.stop_request import StopRequest
 from weft.strategies import Plan, get_strategy
 from weft.strategies.probe import probe
 from weft.training.artifacts.embedding_shards import restore_rows
-from weft.training.artifacts.rank_zero import found_checkpoint
+from weft.training.artifacts.rank_zero import broadcast_checkpoint
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.artifacts.run_writer import RunWriter
 from weft.training.artifacts.saved_model import Description
-from weft.training.custom_functions import NOTHING_OWN, OwnFunctions, called
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, combined_callbacks
 from weft.training.flag_checks import make_options
 from weft.training.launch.watchdog import Watchdog
 from weft.training.loop import Trainer
@@ -61,11 +61,11 @@ class Job:
     """The qualified name of the class of a module of one's own; '': the configuration names the model."""
     own_graph: bool = False
     """Whether the graph was given as an object."""
-    own: OwnFunctions = NOTHING_OWN
+    own: OwnFunctions = NO_FUNCTIONS
     """What a person has given as functions."""
-    told: Estimate | None = None
+    estimate: Estimate | None = None
     """What the run is expected to take, where somebody has asked."""
-    choices: Choices = DEFAULT
+    choices: KernelSelection = DEFAULT
     """Which implementations rank 0 uses, and so all."""
 
     @property
@@ -91,20 +91,20 @@ def make_plan(config: Config, work: Workload, resumed: RunFolder | None = None) 
     """
     options, machine = make_options(config, work.graph), known_machine(config, work, resumed)
     plan = get_strategy(config.strategy)(work, config.workers, options, machine)
-    plan.require()
+    plan.check_fits()
     return plan
 
 
 def prepare_process(config: Config) -> None:
     """The optimisations that are settings of the whole process, which has to be no rank that imports its script."""
     if Optimisations.without(config.disable).pages:
-        keep_pages()
+        keep_freed_memory()
 
 
-def use_same(choices: Choices, group: Group) -> Choices:
+def use_kernels_of_rank_zero(choices: KernelSelection, group: Group) -> KernelSelection:
     """Has all ranks use the implementations that rank 0 is told: those."""
-    same = Choices.from_record(group.all_gather_object(choices.record())[0])
-    use(same)
+    same = KernelSelection.from_record(group.all_gather_object(choices.record())[0])
+    select_kernels(same)
     return same
 
 
@@ -116,7 +116,7 @@ def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
 def use_own_gpu(config: Config) -> None:
     """Has this rank work on its GPU, if it works on one."""
     if config.device == "cuda":
-        torch.cuda.set_device(own_gpu())
+        torch.cuda.set_device(local_gpu())
 
 
 def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, *, impatient: bool = False) -> Ended:
@@ -128,8 +128,8 @@ def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, *, impatient
 def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopRequest) -> Ended:
     config, work = job.config, plan.work
     use_own_gpu(config)
-    choices = use_same(job.choices, group)
-    if group.shares and group.rank == 0:
+    choices = use_kernels_of_rank_zero(job.choices, group)
+    if group.shares_gpu and group.rank == 0:
         print(SHARED, file=sys.stderr, flush=True)
     probe_seconds = 0.0
     if config.measure and plan.machine is None:
@@ -139,7 +139,7 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
     with waiting(f"placing rows under {config.strategy}", quiet=job.quiet or group.rank > 0):
         strategy = plan.place(group, seed=config.seed)
         trainer = Trainer(config, strategy, make_task(config, strategy, job.own), job.own)
-        found = found_checkpoint(folder, group) if job.resume else None
+        found = broadcast_checkpoint(folder, group) if job.resume else None
         if found:
             trainer.restore(*found)
         placed = group.all_gather_object(strategy.describe() | {"probe_seconds": probe_seconds})
@@ -184,7 +184,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
     described = Description.of(
         config, trainer.strategy.work, own_model=job.own_model, own_graph=job.own_graph, data=trainer.data
     )
-    with closing(RunWriter(folder, described, show, job.idle)) as writer, called(job.own.callbacks) as call:
+    with closing(RunWriter(folder, described, show, job.idle)) as writer, combined_callbacks(job.own.callbacks) as call:
         with show:
             writer.begin(
                 first,
@@ -199,7 +199,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
             writer.stopped(trainer.progress.epoch - 1, stopped_by)
             return stopped_by, {}, {}
         best = trainer.whole_best()
-        summary = writer.finish(trainer.progress, best, job.told)
-    if job.told:
-        job.told.teach(summary, trainer.progress.epoch - first)
+        summary = writer.finish(trainer.progress, best, job.estimate)
+    if job.estimate:
+        job.estimate.update_profile(summary, trainer.progress.epoch - first)
     return 0, summary, best

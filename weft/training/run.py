@@ -23,13 +23,18 @@ from weft.training.artifacts.checkpoint import Checkpoint
 from weft.training.artifacts.run_folder import RunFolder, new_folder
 from weft.training.artifacts.saved_model import load_model, no_run
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
-from weft.training.flag_checks import fields_unused_by_module, fields_unused_by_functions, refuse_foreign_flags, rows_device
+from weft.training.flag_checks import (
+    fields_unused_by_module,
+    fields_unused_by_functions,
+    refuse_foreign_flags,
+    rows_device,
+)
 from weft.training.input_checks import check
 from weft.training.launch.joined_ranks import join_ranks, make_on_all_ranks, closing_on_error, plan_together
 from weft.training.launch.local_ranks import on_local_ranks
 from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import is_main_process, on_present_ranks, restarted, under_torchrun
-from weft.training.machine_context import known_choices
+from weft.training.machine_context import kernels_for_run
 from weft.training.planning.run_estimate import resolve_strategy, estimate_run
 from weft.training.planning.search import AUTO
 from weft.training.progress import waiting
@@ -285,7 +290,7 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
         _check_folder(job, work.graph)
         with waiting(f"planning {job.config.strategy}", quiet=job.quiet):
             plan = plan or make_plan(job.config, work, job.resumed)
-            job = with_choices(with_estimate(job, plan))
+            job = with_kernels(with_estimate(job, plan))
         folder = _open_folder(job, work.graph)
         try:
             ended = (_work_launched if launched else _work_alone)(job, folder, plan)
@@ -313,9 +318,9 @@ def with_estimate(job: Job, plan: Plan) -> Job:
     return job if job.estimate else replace(job, estimate=estimate_run(job.config, plan))
 
 
-def with_choices(job: Job) -> Job:
+def with_kernels(job: Job) -> Job:
     """A job with the implementations that it is to use, whoever said so: runs that use the same are the same."""
-    found, told = known_choices(job.config, job.resumed), job.estimate
+    found, told = kernels_for_run(job.config, job.resumed), job.estimate
     if told and told.correction and not (found == told.correction.choices and job.config.dtype == "float32"):
         told = replace(told, correction=None)  # its kernels are others than those that were priced
     return replace(job, choices=found, estimate=told, config=replace(job.config, choices=""))
@@ -380,7 +385,7 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
     def lead() -> tuple[Plan, str]:
         _check_folder(job, graph)
         plan = make_plan(config, work, job.resumed)
-        foreseen.append(with_choices(with_estimate(job, plan)))
+        foreseen.append(with_kernels(with_estimate(job, plan)))
         opened.append(_open_folder(foreseen[0], graph))
         return plan, str(opened[0].path)
 

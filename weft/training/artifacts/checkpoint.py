@@ -19,7 +19,7 @@ from weft.utils.errors import InputError, RunError, readable
 from weft.utils.jsonl import FilePosition
 from weft.utils.tensor_file import save_tensors
 
-KEPT = 2
+MAX_CHECKPOINTS = 2
 
 
 @dataclass(kw_only=True)
@@ -81,7 +81,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         _remove(folder / name)
         os.rename(draft, folder / name)
         _sync(folder)
-        for old in _newest_first(folder)[KEPT:]:
+        for old in _newest_first(folder)[MAX_CHECKPOINTS:]:
             _remove(old)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
@@ -152,7 +152,7 @@ def drop_after(folder: Path, epoch: int) -> None:
             _remove(path)
 
 
-def named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def tensors_under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under `prefix`, without it."""
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 

@@ -14,7 +14,7 @@ from weft.training.artifacts.checkpoint import Progress
 from weft.training.artifacts.run_folder import RunFolder
 
 
-def found_checkpoint(folder: RunFolder, group: Group) -> tuple[Progress, dict[str, Tensor], dict[str, Any]] | None:
+def broadcast_checkpoint(folder: RunFolder, group: Group) -> tuple[Progress, dict[str, Tensor], dict[str, Any]] | None:
     """The progress, tensors and updates of the newest checkpoint, read where the folder is and sent to all ranks."""
     found = checkpoint.newest(folder.checkpoints) if group.rank == 0 else None
     report: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from typing import Any
 from weft.config.config import Config
 from weft.config.files import CHOICES
 from weft.data import Graph, changed_data
-from weft.runtime.kernel_selection import DEFAULT, Choices
+from weft.runtime.kernel_selection import DEFAULT, KernelSelection
 from weft.training.artifacts import checkpoint
 from weft.training.artifacts.checkpoint import Checkpoint
 from weft.training.artifacts.folder_lock import NAME as LOCK
@@ -147,7 +147,7 @@ class RunFolder:
             self._lock.release()
             self._lock = None
 
-    def begin(self, config: Config, idle: Collection[str] = (), choices: Choices = DEFAULT) -> None:
+    def begin(self, config: Config, idle: Collection[str] = (), choices: KernelSelection = DEFAULT) -> None:
         """Writes what a run is of, so that config.toml repeats it. idle: fields that have no effect."""
         repeating = replace(config, choices="").to_toml(idle)  # which are in the file beside it
         with self._usable():

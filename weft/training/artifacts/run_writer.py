@@ -35,13 +35,13 @@ class RunWriter:
     def __init__(
         self, folder: RunFolder, described: Description, show: ProgressShow, idle: Collection[str] = ()
     ) -> None:
-        self.folder, self.described, self.show, self.idle = folder, described, show, idle
+        self.folder, self.description, self.show, self.idle = folder, described, show, idle
         self.recorder = Recorder(folder.metrics)
         self._slices: list[list[Slice]] = []
 
     def begin(self, epoch: int, *, placement: list[dict[str, Any]], machine: Machine | None, **facts: Any) -> None:
         """The run starts, or goes on, at `epoch`; placement: of each rank; `facts`: of the machine."""
-        self.recorder.write("config", epoch=epoch, **self.described.record(), placement=placement, **facts)
+        self.recorder.write("config", epoch=epoch, **self.description.record(), placement=placement, **facts)
         if machine:
             machine.save(self.folder.probe)
         for rank, one in enumerate(placement):
@@ -102,11 +102,11 @@ class RunWriter:
         told: what was told of it, which the summary has beside what it took.
         """
         with replaced(self.folder.model, "the weights") as draft:
-            save_tensors(best, draft, self.described.metadata(progress))
-        summary = summarise(jsonl.read(self.folder.metrics), progress, self.described.config.goal)
+            save_tensors(best, draft, self.description.metadata(progress))
+        summary = summarise(jsonl.read(self.folder.metrics), progress, self.description.config.goal)
         summary |= {"forecast": told.record(summary)} if told else {}
         with replaced(self.folder.card, "the card") as draft:
-            draft.write_text(make_card(self.described, self.idle, progress.best_scores or {}, summary))
+            draft.write_text(make_card(self.description, self.idle, progress.best_scores or {}, summary))
         self.recorder.write("summary", **summary)
         return summary
 

@@ -86,7 +86,7 @@ class SavedModel:
     """The best weights of a run so far, and what they are of."""
 
     folder: RunFolder
-    described: Description
+    description: Description
     weights: dict[str, Tensor]
 
     @classmethod
@@ -106,10 +106,10 @@ class SavedModel:
             if found is None:
                 raise InputError(f"{folder.path} has no weights yet: its run has neither ended nor left a checkpoint")
             lines = [line for line in jsonl.read(folder.metrics) if line["kind"] == "config"]
-            known = migrate.described(lines[-1] if lines else {}, folder.path)
-            weights = checkpoint.named("best.", found.tensors)
+            known = migrate.run_description(lines[-1] if lines else {}, folder.path)
+            weights = checkpoint.tensors_under("best.", found.tensors)
         with readable(folder.path, "train again, in a new folder"):
-            return cls(folder=folder, described=Description.from_record(known), weights=weights)
+            return cls(folder=folder, run_description=Description.from_record(known), weights=weights)
 
     def model(self, module: nn.Module | str | None = None, typed: TypedShape | None = None) -> nn.Module:
         """The model with these weights: a module of one's own, or one of weft's as the configuration says.
@@ -119,15 +119,15 @@ class SavedModel:
         module: may say where it is defined, as --model does. typed: of the graph that it is for, if it is another one.
         InputError for a module of another structure or type, and where there has to be one.
         """
-        path, config = self.folder.path, self.described.config
-        class_name = self.described.own_model or (config.model if is_imported(config.model) else "")
+        path, config = self.folder.path, self.description.config
+        class_name = self.description.own_model or (config.model if is_imported(config.model) else "")
         if module is None and class_name:
             raise InputError(
                 f"{path}: its model is a {class_name}, a class that weft does not import: make one as for the run and "
                 "give it, as in weft.load_model(run, model) or weft.predict(run, model=model), or say where it is "
                 "defined, as in --model package.module:Class"
             )
-        shape = self.described.shape if typed is None else replace(self.described.shape, typed=typed)
+        shape = self.description.shape if typed is None else replace(self.description.shape, typed=typed)
         model = task_model(module, shape, config)
         if dtype_name(row_dtype(model)) != config.dtype:
             raise InputError(f"{path} was trained in {config.dtype}: convert the model to that")

@@ -20,7 +20,7 @@ PLACES = ("graph", "partition", "probe", "choices", "scratch")
 SOME_ROWS = 4096  # of each tensor over vertices that are compared
 
 
-def agree(group: Group, call: str, config: Config, graph: Graph, model: nn.Module) -> None:
+def check_consistent(group: Group, call: str, config: Config, graph: Graph, model: nn.Module) -> None:
     """Sees to it that all ranks do the same: from the same graph, configuration, versions and weights, rank 0's.
 
     call: what is done, such as "weft.train". InputError on every rank if they do not, which names one and what differs.

@@ -14,22 +14,22 @@ from weft.comm import Group, join
 from weft.config.config import Config
 from weft.cost import Machine
 from weft.nn import Workload
-from weft.runtime.kernel_selection import Choices
+from weft.runtime.kernel_selection import KernelSelection
 from weft.runtime.meter import Meter
 from weft.strategies import Plan, get_strategy
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.flag_checks import make_options, partition_of, rows_device, with_partition
 from weft.training.input_checks import require_device
-from weft.training.launch.consistency import agree
+from weft.training.launch.consistency import check_consistent
 from weft.training.launch.torchrun import under_torchrun
-from weft.training.machine_context import known_choices
+from weft.training.machine_context import kernels_for_run
 from weft.training.rank import make_plan
 from weft.utils.errors import InputError
 
 Made = TypeVar("Made")
 
 
-def made_by_all(config: Config, make: Callable[[], Made]) -> Made:
+def make_on_all_ranks(config: Config, make: Callable[[], Made]) -> Made:
     """What every rank makes by itself before they work together, of files that each host has.
 
     Under torchrun the ranks meet before, so that an InputError of some is everyone's, and says whose it is.
@@ -39,23 +39,23 @@ def made_by_all(config: Config, make: Callable[[], Made]) -> Made:
     require_device(config)
     group = join(timeout_seconds=config.timeout, meter=Meter(), device=rows_device(config))
     mistake = ""
-    with parting(group):
+    with closing_on_error(group):
         try:
             made = make()
         except InputError as error:
             mistake = str(error)
         told = group.all_gather_object({"host": socket.gethostname(), "mistake": mistake})
-        if text := shared_mistake(told):
+        if text := combined_errors(told):
             raise InputError(text)
     return made
 
 
-def said_by_first(config: Config, say: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def result_of_rank_zero(config: Config, say: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What rank 0 says, in values that JSON knows, on every rank of torchrun; its InputError is every rank's."""
     if not under_torchrun():
         return say()
     group = join(timeout_seconds=config.timeout, meter=Meter(), device=config.device)
-    with parting(group):
+    with closing_on_error(group):
         told: dict[str, Any] = {}
         if group.rank == 0:
             try:
@@ -68,7 +68,7 @@ def said_by_first(config: Config, say: Callable[[], dict[str, Any]]) -> dict[str
     return dict(told["said"])
 
 
-def shared_mistake(told: Sequence[Mapping[str, str]]) -> str:
+def combined_errors(told: Sequence[Mapping[str, str]]) -> str:
     """The mistakes of all ranks in one line, '' where there is none. told: each rank's, and its host."""
     found: dict[tuple[str, str], list[int]] = {}
     for rank, one in enumerate(told):
@@ -82,18 +82,18 @@ def shared_mistake(told: Sequence[Mapping[str, str]]) -> str:
     )
 
 
-def joined(call: str, config: Config, work: Workload) -> Group:
+def join_ranks(call: str, config: Config, work: Workload) -> Group:
     """The ranks that torchrun started, which have the same work, or this one alone; call: see `agree`."""
     if not under_torchrun():
         return Group(device=rows_device(config))
     group = join(timeout_seconds=config.timeout, meter=Meter(), device=rows_device(config))
-    with parting(group):
-        agree(group, call, config, work.graph, work.model)
+    with closing_on_error(group):
+        check_consistent(group, call, config, work.graph, work.model)
     return group
 
 
 @contextmanager
-def parting(group: Group) -> Iterator[None]:
+def closing_on_error(group: Group) -> Iterator[None]:
     """Ranks part if what is done while entered fails on one: others hear of it, and the next meeting is a new one."""
     try:
         yield
@@ -102,19 +102,19 @@ def parting(group: Group) -> Iterator[None]:
         raise
 
 
-def planned_with_choices(
+def plan_with_kernels(
     config: Config, work: Workload, group: Group, resumed: RunFolder | None = None
-) -> tuple[Plan, Choices]:
+) -> tuple[Plan, KernelSelection]:
     """The plan that rank 0 makes, and the implementations that it is to use, on every rank; see `plan_together`.
 
     resumed: the folder of the run that goes on, or predicts.
     """
 
     def lead() -> tuple[Plan, str]:
-        return make_plan(config, work, resumed), known_choices(config, resumed).text()
+        return make_plan(config, work, resumed), kernels_for_run(config, resumed).text()
 
     plan, said = plan_together(config, work, group, lead)
-    return plan, Choices.from_record(json.loads(said))
+    return plan, KernelSelection.from_record(json.loads(said))
 
 
 def plan_together(
@@ -133,7 +133,7 @@ def plan_together(
             plan, besides = lead()
             given = partition_of(plan.options)
             part = part if given is None else given
-            said = {"besides": besides, "parted": given is not None, "decisions": plan.decisions()}
+            said = {"besides": besides, "parted": given is not None, "decisions": plan.state()}
             said["machine"] = plan.machine.record() if plan.machine else None
         except InputError as error:
             said = {"mistake": str(error)}

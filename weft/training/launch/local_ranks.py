@@ -22,7 +22,7 @@ from weft.config.optimisations import Optimisations
 from weft.cost import Machine
 from weft.data import Graph
 from weft.nn import Outlines, Workload
-from weft.runtime.cores import cores_each
+from weft.runtime.cores import cores_per_rank
 from weft.runtime.forkserver import temporary_folder
 from weft.runtime.meter import Meter, has_status
 from weft.strategies import Options, Plan, get_strategy
@@ -58,7 +58,7 @@ class Planned:
         return cls(
             options=with_partition(plan.options, None),
             machine=plan.machine,
-            decisions=plan.decisions(),
+            decisions=plan.state(),
             optimisations=plan.work.optimisations,
             num_classes=plan.work.num_classes,
             outlines=plan.work.outlines,
@@ -91,7 +91,7 @@ def on_local_ranks(config: Config, work: RankWork, plan: Plan, *, quiet: bool = 
         except (OSError, InputError) as error:
             raise RunError(NO_ROOM.format(scratch, error)) from error
         skeleton, planned = copy.deepcopy(model).to("meta"), Planned.of(plan)
-        plan.forget()
+        plan.release()
         arguments = (config, work, store, skeleton, weights, planned)
         meeting = Meeting(Path(scratch))
         starting = f"starting {config.workers} {'rank' if config.workers == 1 else 'ranks'}"
@@ -114,7 +114,7 @@ def local_rank(
     meter = Meter()
     meter.show_in(meeting.status, int(os.environ["RANK"]))
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(cores_each(config.workers))
+        torch.set_num_threads(cores_per_rank(config.workers))
     graph = Graph.open(store, verify=False)
     model = skeleton.to_empty(device="cpu")
     values = load_file(weights)

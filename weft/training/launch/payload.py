@@ -25,7 +25,7 @@ class Sent:
         self._value = value
 
     def __reduce__(self) -> Any:
-        return Received, (dumped(self._value),)
+        return Received, (pickled(self._value),)
 
 
 class Received:
@@ -45,7 +45,7 @@ class Received:
             ) from error
 
 
-def dumped(value: Any) -> bytes:
+def pickled(value: Any) -> bytes:
     """An object in bytes for local ranks. Whatever pickling raises; InputError see `ByName`."""
     if in_session() and find_spec("cloudpickle"):
         return bytes(import_module("cloudpickle").dumps(value))

@@ -1,4 +1,4 @@
-"""`weft.plan`: what a training run will take under each strategy, before it runs."""
+"""`weft.plan`: estimate time and memory of a training run under each strategy, before it runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from weft.autotune import Cluster
 from weft.config.config import Config
 from weft.cost import KINDS, Profile
 from weft.data import DescribedGraph, Graph, is_described
-from weft.training.custom_functions import taken_functions
-from weft.training.machine_context import known_choices
+from weft.training.custom_functions import extract_functions
+from weft.training.machine_context import kernels_for_run
 from weft.training.planning.machine_list import clusters_of, clusters_on, machines_of
 from weft.training.planning.plan_file import record
 from weft.training.planning.plan_subject import DescribedSubject, Subject, WholeSubject
-from weft.training.planning.probe_command import known_profile
-from weft.training.planning.search import StrategyEstimate, foresee, notes_on
-from weft.training.run import asked, prepared_workload
+from weft.training.planning.probe_command import load_profile
+from weft.training.planning.search import StrategyEstimate, estimate_strategies, notes_on
+from weft.training.run import parse_call, prepared_workload
 from weft.utils.errors import InputError
 
 
@@ -33,62 +33,86 @@ def plan(
     approximate: bool = False,
     **options: Any,
 ) -> list[StrategyEstimate]:
-    """What training will take under each strategy that has the options, those that fit and are fastest first.
+    """Estimate training under each strategy, without running or writing anything.
 
-    graph, model, options: as of `weft.train`, or `stats:...`, a graph of which only numbers are known;
-    `workers`, by default 1, 2, 4, ... up to this machine's cores. machine: the file of a profile, as `weft probe`
-    writes it; by default this machine's. hosts: such as it, with as many ranks on each. machines: those that are not
-    there, as of `weft plan --machines`. approximate: also strategies that do not give the numbers of `single`.
-    Nothing is run or written. InputError for a mistake of the caller.
+    Args:
+        graph: A graph, its folder or its name, as for `weft.train`; or `stats:vertices=111m,edges=1.6b,...` for a graph
+            of which you know only the sizes.
+        model: As for `weft.train`.
+        machine: File of a profile, as `weft probe` writes it. Default: the profile of this machine.
+        hosts: Number of identical hosts, each with the same number of ranks.
+        machines: Machines that you do not have, as for `weft plan --machines`, such as "8xT4@15gbit".
+        approximate: Also estimate strategies whose results differ from those of `single`.
+        **options: Fields of `weft.Config`. `workers` is 1, 2, 4, ... up to the number of cores by default. Strategies
+            that do not have one of the options are left out.
+
+    Returns:
+        An estimate for each strategy: first those that fit in memory, the fastest first.
+
+    Raises:
+        InputError: An argument is wrong.
     """
-    _, options = taken_functions(options)
-    config, whole, module = asked(graph, model, options, "weft.plan")
+    _, options = extract_functions(options)
+    config, whole, module = parse_call(graph, model, options, "weft.plan")
     where = Where(machine=machine, hosts=hosts, machines=machines)
     return planned(config, whole, module, where, approximate=approximate)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """On what machines a person wants to know what training takes."""
+    """Machines to estimate training on."""
 
     machine: str | Path = ""
-    """The file of a profile; '': this machine's."""
+    """File of a profile. Empty: the profile of this machine."""
     hosts: int = 1
-    """Such as it."""
+    """Number of identical hosts."""
     machines: str = ""
-    """Others, see `machines_of`."""
+    """Machines that need not exist here, in the format of `--machines`. Empty: none."""
 
     def clusters(self, config: Config) -> tuple[list[Cluster], Profile | None]:
-        """What a configuration may run on, and the profile that this is of. InputError for what is not known."""
+        """Return the clusters to plan for, and the profile that they are like (None: all have GPUs).
+
+        Raises:
+            InputError: There is no profile, or arguments contradict each other.
+        """
         if not self.machines:
-            profile = known_profile(self.machine)
+            profile = load_profile(self.machine)
             return clusters_of(config, profile, self.hosts), profile
         if self.hosts != 1:
-            raise InputError("--hosts has no effect beside --machines, which says how many: leave it out")
-        asked = machines_of(self.machines)
-        like_this = any(not one.gpu for one in asked)
-        if self.machine and not like_this:
-            raise InputError("--machine has no effect where --machines are GPUs: leave it out")
-        like = known_profile(self.machine) if like_this else None
-        return clusters_on(asked, config, like), like
+            raise InputError("--hosts has no effect with --machines, which lists the hosts: leave --hosts out")
+        alternatives = machines_of(self.machines)
+        needs_profile = any(not machines.gpu for machines in alternatives)
+        if self.machine and not needs_profile:
+            raise InputError("--machine has no effect if all --machines have GPUs: leave --machine out")
+        profile = load_profile(self.machine) if needs_profile else None
+        return clusters_on(alternatives, config, profile), profile
 
 
 def planned(
     config: Config, graph: Graph | None, model: nn.Module | None, where: Where, *, approximate: bool
 ) -> tuple[list[StrategyEstimate], dict[str, Any]]:
     """`plan` for a configuration, and what a file of it says."""
-    known_choices(config)  # the command has them, and prices are of those that were measured
+    kernels_for_run(config)  # for its check of --choices: prices are always those of the implementations that were measured
     clusters, profile = where.clusters(config)
     subject = subject_of(config, graph, model)
-    found = foresee(config, subject, clusters, approximate=approximate)
-    fingerprint = subject.whole.work.graph.fingerprint if isinstance(subject, WholeSubject) else ""
-    learned = {"runs": len(profile.learned), **{kind: profile.factor(kind) for kind in KINDS}} if profile else {}
-    return found, record(found, fingerprint, notes_on(subject, clusters)) | {"learned": learned}
+    estimates = estimate_strategies(config, subject, clusters, approximate=approximate)
+    fingerprint = subject.planned.work.graph.fingerprint if isinstance(subject, WholeSubject) else ""
+    learned = {"runs": len(profile.calibration), **{kind: profile.factor(kind) for kind in KINDS}} if profile else {}
+    return estimates, record(estimates, fingerprint, notes_on(subject, clusters)) | {"learned": learned}
 
 
 def subject_of(config: Config, graph: Graph | None, model: nn.Module | None) -> Subject:
-    """What a configuration asks to be told of. InputError for statistics that cannot be."""
+    """Return the workload to estimate.
+
+    Args:
+        config: The configuration.
+        graph: The graph. None: the configuration names it, or has its sizes (`stats:...`).
+        model: A custom model. None: the configuration names it.
+
+    Raises:
+        InputError: No graph can have the sizes.
+    """
     if graph is not None or not is_described(config.graph):
         return WholeSubject(prepared_workload(config, graph, model))
     described = DescribedGraph.parse(config.graph, config.seed)
-    return DescribedSubject(described, lambda drawn: prepared_workload(config, drawn, model))
+    return DescribedSubject(described, lambda small_graph: prepared_workload(config, small_graph, model))

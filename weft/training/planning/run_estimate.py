@@ -1,4 +1,4 @@
-"""What a run is told to take before it begins: by the forecast that chose it, or one made for its summary."""
+"""Estimate time and memory before a run starts; the run's summary compares them with the measured values."""
 
 from __future__ import annotations
 
@@ -7,60 +7,76 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from weft.autotune import bytes_held, epoch_time
+from weft.autotune import plan_memory, epoch_time
 from weft.config.config import Config
 from weft.nn import Workload
 from weft.strategies import Plan
-from weft.training.launch.joined_ranks import said_by_first
+from weft.training.launch.joined_ranks import result_of_rank_zero
 from weft.training.launch.torchrun import on_one_host
-from weft.training.machine_context import cluster_here
+from weft.training.machine_context import local_cluster
 from weft.training.planning.calibration import Correction, Epoch, Estimate
 from weft.training.planning.plan_file import as_planned
-from weft.training.planning.search import chosen, require_foreseeable
+from weft.training.planning.search import choose_config, check_can_estimate
 
-LEAST_EPOCHS = 100
-"""Of a run of which a forecast is made for its summary: it takes as long as a few of its epochs at most."""
+MIN_EPOCHS = 100
+"""Fewest epochs of a run that is estimated only for its summary: an estimate costs at most a few epochs."""
 
 
-def as_foreseen(config: Config, work: Workload, path: Path | None) -> tuple[Config, Estimate | None]:
-    """A configuration with the best of a file of plans, or of those that this machine's profile comes to.
+def resolve_strategy(config: Config, work: Workload, path: Path | None) -> tuple[Config, Estimate | None]:
+    """Return a configuration with the best strategy, and its estimate.
 
-    And what it was told to take, on rank 0: of torchrun's ranks, that one decides for all. InputError where nothing
-    fits, or the configuration says something else by itself.
+    Under torchrun, rank 0 decides for all ranks. Only rank 0 returns the estimate, and only if all ranks are on one
+    host; else it is None.
+
+    Args:
+        config: The configuration as requested, with `--strategy auto` or without a strategy.
+        work: The model and the graph.
+        path: File of `weft plan --json` to take the best plan from. None: estimate with this machine's profile.
+
+    Raises:
+        InputError: No strategy fits, or the configuration contradicts the file.
     """
-    told: list[Estimate] = []
+    estimates: list[Estimate] = []
 
     def lead() -> dict[str, Any]:
-        taken, expected, said = as_planned(config, work, path) if path else chosen(config, work)
-        told.append(expected)
-        if said:
-            print(f"weft: {said}", file=sys.stderr, flush=True)
+        best, estimate, message = as_planned(config, work, path) if path else choose_config(config, work)
+        estimates.append(estimate)
+        if message:
+            print(f"weft: {message}", file=sys.stderr, flush=True)
         names = [spec.name for spec in dataclasses.fields(config)]
-        return {name: getattr(taken, name) for name in names if getattr(taken, name) != getattr(config, name)}
+        return {name: getattr(best, name) for name in names if getattr(best, name) != getattr(config, name)}
 
-    taken = dataclasses.replace(config, **said_by_first(config, lead))
-    return taken, told[0] if told and on_one_host() else None
+    resolved = dataclasses.replace(config, **result_of_rank_zero(config, lead))
+    return resolved, estimates[0] if estimates and on_one_host() else None
 
 
-def foretold(config: Config, plan: Plan) -> Estimate | None:
-    """What a run by a plan will take here; None where that cannot be told, or the run is too short to be worth it."""
-    cluster = cluster_here(config) if config.epochs >= LEAST_EPOCHS else None
+def estimate_run(config: Config, plan: Plan) -> Estimate | None:
+    """Estimate a run on this machine.
+
+    Args:
+        config: The configuration of the run.
+        plan: The plan of its strategy.
+
+    Returns:
+        The estimate. None if the run has fewer than `MIN_EPOCHS` epochs or cannot be estimated.
+    """
+    cluster = local_cluster(config) if config.epochs >= MIN_EPOCHS else None
     if cluster is None:
         return None
     try:
-        require_foreseeable(config)
-        held = bytes_held(plan, cluster)
-        seconds = epoch_time(plan, cluster, held)
-    except Exception:  # whatever it is: a run does not fail for a forecast of it
+        check_can_estimate(config)
+        memory = plan_memory(plan, cluster)
+        seconds = epoch_time(plan, cluster, memory)
+    except Exception:  # a run must not fail because its estimate does
         return None
     finally:
-        if plan.size > 1:  # what all ranks have is more than this one's
-            plan.forget()
+        if plan.size > 1:  # this process planned for all ranks, and needs only its own part
+            plan.release()
     epoch = Epoch(
         epoch_seconds=seconds.total,
         compute_seconds=seconds.compute,
         network_seconds=seconds.network,
         waiting_seconds=seconds.waiting,
-        host_bytes=held.host,
+        host_bytes=memory.host,
     )
-    return Estimate(epoch=epoch, lesson=Correction.of(cluster.profile, cluster.threads))
+    return Estimate(epoch=epoch, correction=Correction.of(cluster.profile, cluster.threads))

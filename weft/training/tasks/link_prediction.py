@@ -18,7 +18,7 @@ from weft.kernels import spmm
 from weft.nn import Decoder
 from weft.strategies import CandidateLinks, Step
 from weft.training.tasks.ranking import auc, filtered_ranks, rank_scores, ranking_operations
-from weft.training.tasks.row_batching import add_rows, take_rows, zeros
+from weft.training.tasks.row_batching import add_rows, take_rows, fill_zeros
 
 MAX_PAIRS = 1 << 16  # scored at once
 
@@ -76,7 +76,7 @@ class LinkAssignment:
         if epoch is None:
             pairs = self.held_out()
             received = [self.missing(pairs[self.assigned(pairs, one)], one)[1] for one in range(self.size)]
-            made = [halo(received, rank, width * itemsize), all_reduce("scores", len(pairs), itemsize, self.size)]
+            made = [halo_operation(received, rank, width * itemsize), all_reduce("scores", len(pairs), itemsize, self.size)]
             for links in (self.links.val, self.links.test) if ranked else ():
                 made += ranking_operations(len(links), self.links.num_vertices, width, itemsize, self.size)
             return Trace(operations=tuple(made))
@@ -84,12 +84,12 @@ class LinkAssignment:
         counts = Operation(
             kind="collective", tag="route", bytes_sent=8 * (self.size - 1), bytes_received=8 * (self.size - 1)
         )
-        ids = halo(received, rank, 8, tag="route").mirrored()
-        rows = halo(received, rank, width * itemsize)
-        return Trace(operations=(counts, ids, rows, rows.mirrored()))
+        ids = halo_operation(received, rank, 8, tag="route").adjoint()
+        rows = halo_operation(received, rank, width * itemsize)
+        return Trace(operations=(counts, ids, rows, rows.adjoint()))
 
 
-def halo(received: list[list[int]], rank: int, row_bytes: int, *, tag: str = "halo") -> Operation:
+def halo_operation(received: list[list[int]], rank: int, row_bytes: int, *, tag: str = "halo") -> Operation:
     """One exchange of rows; received: how many each rank gets from each."""
     sent = sum(counts[rank] for counts in received)
     return Operation(
@@ -114,7 +114,7 @@ class EndpointBatch(NamedTuple):
         """From the places [p, 2] of the ends among a rank's rows and then those of other ranks."""
         rows, inverse = places.unique(return_inverse=True)
         own, fetched = rows[rows < num_own], rows[rows >= num_own] - num_own
-        source, target = (one_each(side, len(rows)).to(device) for side in inverse.t().contiguous())
+        source, target = (selection_matrix(side, len(rows)).to(device) for side in inverse.t().contiguous())
         return cls(source, target, relation.to(device), own.to(device), fetched.to(device))
 
     def rows(self, z: Tensor, fetched: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class LinkHalo:
         return self.halo.fetch(z) if self.halo else z[:0]
 
 
-def find_ends(assignment: LinkAssignment, pairs: Tensor, own: Tensor, group: Group) -> CandidateLinks:
+def locate_endpoints(assignment: LinkAssignment, pairs: Tensor, own: Tensor, group: Group) -> CandidateLinks:
     """Where the ends of a rank's pairs are; all ranks call it. own: int64 [n], the vertices of its rows."""
     fetched, received = assignment.missing(pairs, group.rank)
     route = make_route(fetched, received, own, len(own), group) if group.size > 1 else None
@@ -162,7 +162,7 @@ def find_ends(assignment: LinkAssignment, pairs: Tensor, own: Tensor, group: Gro
     return CandidateLinks(pairs=torch.cat([place[pairs[:, :2]], pairs[:, 2:]], 1), route=route)
 
 
-def one_each(places: Tensor, num_rows: int) -> Adjacency:
+def selection_matrix(places: Tensor, num_rows: int) -> Adjacency:
     """The matrix [p, num_rows] that takes the rows at p places: as a product, it has a fast adjoint."""
     return Adjacency(indptr=torch.arange(len(places) + 1), indices=places, num_sources=num_rows)
 
@@ -198,7 +198,7 @@ class LinkTask:
         pairs = self.assignment.held_out()
         self.num_held_out = len(pairs)
         self.assigned = self.assignment.assigned(pairs, group.rank)
-        ends = find_ends(self.assignment, pairs[self.assigned], self.own, group)
+        ends = locate_endpoints(self.assignment, pairs[self.assigned], self.own, group)
         self.held_out = LinkHalo(ends, len(self.own), group, "held-out links")
 
     def loss(self, z: Tensor, step: Step) -> tuple[Tensor, Tensor]:
@@ -212,7 +212,7 @@ class LinkTask:
             leaf = z.detach().requires_grad_()
             coming = reach.fetch(leaf)
             z, fetched = leaf.detach(), coming.detach()
-            grad_z, grad_fetched = zeros(self.empty(z)), torch.zeros_like(fetched)
+            grad_z, grad_fetched = fill_zeros(self.empty(z)), torch.zeros_like(fetched)
         total = z.new_zeros(())
         for block, label in zip(reach.blocks, labels.split(MAX_PAIRS), strict=True):
             with self.group.meter.timer("decode"):
@@ -236,7 +236,7 @@ class LinkTask:
         if step.links is not None:
             return step.links, step.batch_size
         pairs = self.assignment.train(self.group.rank, step.epoch)
-        return find_ends(self.assignment, pairs, self.own, self.group), len(self.links.train)
+        return locate_endpoints(self.assignment, pairs, self.own, self.group), len(self.links.train)
 
     @torch.no_grad()
     def counts(self, z: Tensor, step: Step) -> dict[str, float | None]:

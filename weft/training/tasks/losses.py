@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from weft.config.config import Config
 from weft.data import Graph, GraphShape
-from weft.training.custom_functions import NOTHING_OWN, OwnFunctions, RowLoss, blamed, require_new_name
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, RowLoss, errors_from, require_new_name
 from weft.utils.errors import InputError, unknown
 
 DEFAULT = {"classes": "cross_entropy", "labels": "bce", "values": "mse"}
@@ -72,7 +72,7 @@ def num_logits(config: Config, graph: Graph | GraphShape) -> int | None:
     return 1
 
 
-def make_loss(config: Config, graph: Graph, own: OwnFunctions = NOTHING_OWN) -> RowLoss:
+def make_loss(config: Config, graph: Graph, own: OwnFunctions = NO_FUNCTIONS) -> RowLoss:
     """Each row's loss. InputError for an unknown name, and one that is not for the graph's labels."""
     name, kind = loss_name(config, graph), graph.label_kind
     if own.loss is not None:
@@ -82,15 +82,15 @@ def make_loss(config: Config, graph: Graph, own: OwnFunctions = NOTHING_OWN) -> 
     binary = kind == "labels" or (kind == "classes" and graph.num_classes <= 2)
     fits = {"cross_entropy": kind == "classes", "bce": binary}
     if not fits.get(name, True):
-        raise InputError(f"--loss {name}: {graph.name} has {described(graph)}: give --loss {DEFAULT[kind]}")
+        raise InputError(f"--loss {name}: {graph.name} has {describe_labels(graph)}: give --loss {DEFAULT[kind]}")
     if config.class_weights == "none":
-        return tried(own.loss, name) if own.loss is not None else LOSSES[name]
+        return checked_loss(own.loss, name) if own.loss is not None else LOSSES[name]
     if name != "cross_entropy":
         raise InputError(f"--class-weights {config.class_weights} has no effect on loss {name}: leave it out")
     return functools.partial(cross_entropy, weight=balanced_weights(graph))
 
 
-def described(graph: Graph) -> str:
+def describe_labels(graph: Graph) -> str:
     """What a graph's labels are, in words."""
     several = {"classes": "classes", "labels": "labels, several for a vertex", "values": "values of a regression"}
     return f"{graph.num_classes} {several[graph.label_kind]}"
@@ -105,12 +105,12 @@ def balanced_weights(graph: Graph) -> Tensor:
     return counts.sum() / (graph.num_classes * counts.clamp(min=1))
 
 
-def tried(loss: RowLoss, name: str) -> RowLoss:
+def checked_loss(loss: RowLoss, name: str) -> RowLoss:
     """A person's loss, whose results are looked at: InputError unless there is one for each row, of that row alone."""
     known: list[bool] = []
 
     def checked(logits: Tensor, y: Tensor) -> Tensor:
-        with blamed(f"loss {name}"):
+        with errors_from(f"loss {name}"):
             losses = loss(logits, y)
         if not isinstance(losses, Tensor) or losses.shape != (len(y),):
             what = f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"
@@ -120,16 +120,16 @@ def tried(loss: RowLoss, name: str) -> RowLoss:
             )
         if not known and len(y) > 1:
             known.append(True)
-            require_own_rows(loss, name, logits.detach()[:SOME_ROWS], y[:SOME_ROWS])
+            require_row_independence(loss, name, logits.detach()[:SOME_ROWS], y[:SOME_ROWS])
         return losses
 
     return checked
 
 
-def require_own_rows(loss: RowLoss, name: str, logits: Tensor, y: Tensor) -> None:
+def require_row_independence(loss: RowLoss, name: str, logits: Tensor, y: Tensor) -> None:
     """InputError where the loss of some rows [k] changes with the rows beside them."""
     half = len(y) // 2
-    with blamed(f"loss {name}"):
+    with errors_from(f"loss {name}"):
         beside, alone = loss(logits, y)[:half], loss(logits[:half], y[:half])
     if not torch.allclose(beside, alone, rtol=1e-4, atol=1e-6, equal_nan=True):
         raise InputError(

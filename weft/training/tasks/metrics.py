@@ -108,7 +108,7 @@ class NodeTask:
             if not len(rows):
                 continue
             here = logits[block].index_select(0, rows).requires_grad_()
-            loss = self.row_loss(here, typed(y[part], here)).sum() / number
+            loss = self.row_loss(here, cast_labels(y[part], here)).sum() / number
             (grad_here,) = torch.autograd.grad(loss, here)
             grad[block].index_copy_(0, rows, grad_here)
             total += loss.detach()
@@ -134,19 +134,19 @@ class NodeTask:
                 here = logits[block].index_select(0, chosen[part] - block.start)
                 for metric in self.metrics:
                     if metric.sums is not None:
-                        sums = metric.sums(here, typed(y[chosen[part]], here)).double().cpu()
+                        sums = metric.sums(here, cast_labels(y[chosen[part]], here)).double().cpu()
                         found[split][metric.name] = found[split].get(metric.name, 0) + sums
                 if together:
                     place = torch.searchsorted(ids[split], vertices[chosen[part].cpu()])
                     scored[split][place.to(logits.device)] = here
         for split in scored if together else ():
             found[split] |= self._of_all(split, scored[split])
-        return {split: {name: listed(one) for name, one in of_split.items()} for split, of_split in found.items()}
+        return {split: {name: to_json(one) for name, one in of_split.items()} for split, of_split in found.items()}
 
     def _of_all(self, split: str, scored: Tensor) -> dict[str, float | None]:
         """The scores of all a split's rows, from the logits of this rank's among them; all ranks call it."""
         logits = self.group.all_reduce(scored.to(self.group.device), tag="scores")
-        y = typed(self.graph_y[self.labelled[split]].to(logits.device), logits)
+        y = cast_labels(self.graph_y[self.labelled[split]].to(logits.device), logits)
         metrics = [metric for metric in self.metrics if metric.sums is None]
         return {metric.name: metric.score(logits, y) if len(y) else None for metric in metrics}
 
@@ -168,11 +168,11 @@ def combined(metric: Metric, parts: list[Any]) -> float | None:
     return metric.score(torch.stack([torch.tensor(part, dtype=torch.float64) for part in parts]).sum(0))
 
 
-def typed(y: Tensor, logits: Tensor) -> Tensor:
+def cast_labels(y: Tensor, logits: Tensor) -> Tensor:
     """Labels as losses and metrics take them: classes as int64, others in the logits' type."""
     return y.to(logits.dtype) if y.is_floating_point() else y
 
 
-def listed(value: Tensor | float | None) -> Any:
+def to_json(value: Tensor | float | None) -> Any:
     """In JSON's types."""
     return value.tolist() if isinstance(value, Tensor) else value

@@ -91,7 +91,7 @@ def _block_ranks(z: Tensor, links: Links, block: Tensor, place: Tensor, decoder:
 
 def _left_out(links: Links, block: Tensor, side: int, place: Tensor, num_rows: int) -> Tensor:
     """Which rows [b, n] are no candidates for a side of each link: true ones, and those of other types."""
-    link, vertex = links.known_ends(block, side)
+    link, vertex = links.true_endpoints(block, side)
     row = place[vertex]
     out = torch.zeros(len(block), num_rows, dtype=torch.bool)
     if links.num_types > 1:

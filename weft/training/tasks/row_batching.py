@@ -45,7 +45,7 @@ def parts_in_memory(table: Tensor) -> Iterator[slice]:
         yield rows
 
 
-def zeros(table: Tensor) -> Tensor:
+def fill_zeros(table: Tensor) -> Tensor:
     """The table [n, F], made zero."""
     for rows in parts_in_memory(table):
         table[rows].zero_()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.config.config import Config
 from weft.data import Graph
-from weft.training.custom_functions import NOTHING_OWN, OwnFunctions, RowsMetric, blamed, require_new_name
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, RowsMetric, errors_from, require_new_name
 from weft.training.tasks.losses import output_kind, values_of
 from weft.training.tasks.ranking import auc
 from weft.utils.errors import InputError, unknown
@@ -178,7 +178,7 @@ def metric_names(config: Config, graph: Graph) -> list[str]:
     return names
 
 
-def make_metrics(config: Config, graph: Graph, own: OwnFunctions = NOTHING_OWN) -> list[Metric]:
+def make_metrics(config: Config, graph: Graph, own: OwnFunctions = NO_FUNCTIONS) -> list[Metric]:
     """The metrics of a run. InputError for an unknown name, and one that is not for the task or the outputs."""
     if config.task == "link":
         known = {name: Metric(name=name, sums=None, score=lambda *_: None, most=1) for name in LINK_METRICS}
@@ -188,7 +188,7 @@ def make_metrics(config: Config, graph: Graph, own: OwnFunctions = NOTHING_OWN) 
         known = metrics_of(output_kind(config, graph))
     for name in own.metrics:
         require_new_name("metrics", name, ALL_METRICS)
-    known |= {name: own_metric(name, function) for name, function in own.metrics.items()}
+    known |= {name: custom_metric(name, function) for name, function in own.metrics.items()}
     names = metric_names(config, graph)
     for name in names:
         if name not in known:
@@ -196,11 +196,11 @@ def make_metrics(config: Config, graph: Graph, own: OwnFunctions = NOTHING_OWN) 
     return [known[name] for name in names]
 
 
-def own_metric(name: str, function: RowsMetric) -> Metric:
+def custom_metric(name: str, function: RowsMetric) -> Metric:
     """A person's metric; higher is better unless it has `higher_is_better = False`, as those of torchmetrics may."""
 
     def score(logits: Tensor, y: Tensor) -> float | None:
-        with blamed(f"metric {name}"):
+        with errors_from(f"metric {name}"):
             return float(function(logits, y))
 
     lower = getattr(function, "higher_is_better", True) is False

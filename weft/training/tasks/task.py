@@ -20,7 +20,7 @@ from weft.data import (
 from weft.nn import LinkModel, convert, from_config, make_decoder, parameter_dtype
 from weft.nn.convert import is_pyg
 from weft.strategies import Placed
-from weft.training.custom_functions import NOTHING_OWN, OwnFunctions
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
 from weft.training.tasks.imported_model import imported_model
 from weft.training.tasks.link_prediction import LinkTask
 from weft.training.tasks.losses import make_loss, num_logits
@@ -29,7 +29,7 @@ from weft.training.tasks.scores import make_metrics, metric_names
 from weft.utils.random import key
 
 
-def prepared(graph: Graph, config: Config) -> Graph:
+def graph_for_task(graph: Graph, config: Config) -> Graph:
     """The graph as the task wants it: for links, without the edges that it is tested by.
 
     InputError for a graph that lacks what the task needs.
@@ -44,7 +44,7 @@ def prepared(graph: Graph, config: Config) -> Graph:
     return graph
 
 
-def asked_model(model: nn.Module | None, config: Config) -> nn.Module | str | None:
+def requested_model(model: nn.Module | None, config: Config) -> nn.Module | str | None:
     """Return a person's module, where there is one, or where the configuration that they gave says it is defined."""
     return config.model if model is None and is_imported(config.model) else model
 
@@ -62,7 +62,7 @@ def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config)
         config = config if model is None else replace(config, model=model)
         model = from_config(config, shape.num_features, width, shape.num_edge_features, shape.typed)
     if is_pyg(model):
-        model = convert(model, given=known_edges(shape), shape=shape)
+        model = convert(model, given=edge_inputs(shape), shape=shape)
     if config.task == "node" or isinstance(model, LinkModel):
         return model
     with torch.random.fork_rng(devices=[]):
@@ -71,7 +71,7 @@ def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config)
     return LinkModel(model, decoder.to(parameter_dtype(model)))
 
 
-def known_edges(shape: GraphShape) -> list[str]:
+def edge_inputs(shape: GraphShape) -> list[str]:
     """What a graph knows of its edges, by the names that PyG has for it."""
     known = {
         "edge_weight": shape.weighted,
@@ -92,7 +92,7 @@ DECODER = 1
 """Part of the key of the decoder's first parameters."""
 
 
-def make_task(config: Config, strategy: Placed, own: OwnFunctions = NOTHING_OWN) -> Task:
+def make_task(config: Config, strategy: Placed, own: OwnFunctions = NO_FUNCTIONS) -> Task:
     """The task of the rows that a strategy gives this rank."""
     graph, group, model = strategy.graph, strategy.group, strategy.model
     if config.task == "node":
