@@ -1,4 +1,8 @@
-"""Where rows, columns and edges live: a folder per strategy, one table of names."""
+"""Strategies: rules for where rows, columns and edges are stored and what crosses the network.
+
+Each strategy has a file or a folder; `STRATEGIES` maps their names to their plans. Reading order: base, single,
+resident, placed_view, vertex, tensor, offload, pipeline, split.
+"""
 
 from weft.strategies.base import CandidateLinks, MemoryUse, Options, Placed, Plan, Step
 from weft.strategies.offload.plan import OffloadPlan
@@ -27,16 +31,24 @@ STRATEGIES: dict[str, type[Plan]] = {
         SampledPlan,
     )
 }
+"""Plan class of each strategy, by name."""
 
 
 def register(plan: type[Plan]) -> type[Plan]:
-    """Makes a strategy known by its name, to `weft.train`, to the command line and to the tests; a decorator."""
+    """Register a strategy under its name, for `weft.train`, the command line and the tests.
+
+    Use it as a decorator of the plan class.
+    """
     STRATEGIES[plan.name] = plan
     return plan
 
 
 def get_strategy(name: str) -> type[Plan]:
-    """The plans of the strategy of that name; InputError with the nearest name if there is none."""
+    """Return the plan class of a strategy.
+
+    Raises:
+        InputError: There is no strategy of that name; the message suggests the nearest one.
+    """
     if name not in STRATEGIES:
         raise unknown("strategy", name, STRATEGIES)
     return STRATEGIES[name]

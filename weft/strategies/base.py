@@ -1,7 +1,7 @@
-"""A strategy decides where rows, columns and edges live: its plan is made without ranks, then placed on each of them.
+"""Base classes of strategies, which decide where rows, columns and edges are stored.
 
-Reading order: Plan (what was decided, and the trace of what it does), Placed (that on a rank: all that the trainer
-knows), Step.
+Reading order: Plan (what a strategy decided for a workload, without ranks, and the trace of its steps), Placed (a plan
+on a rank: all that the training loop sees), Step.
 """
 
 from __future__ import annotations
@@ -24,90 +24,109 @@ from weft.utils.errors import InputError
 from weft.utils.random import KeyTable
 
 PARAMETER_COPIES = 5
-"""In a run: a parameter, its gradient, Adam's two moments, and the best so far."""
+"""Copies of each parameter during a run: value, gradient, Adam's two moments, and the best value so far."""
 CHECKPOINT_COPIES = 8
-"""While a checkpoint is written, of all of these but gradients: a copy, and that as bytes."""
+"""Copies made while a checkpoint is written: each of the above but the gradient, as tensors and as bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a person may say to a strategy: a field for each of its flags, which no other strategy accepts."""
+    """Options of a strategy: a field for each of its flags, which other strategies do not accept."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CandidateLinks:
-    """The candidate links that a rank scores in a step on a mini-batch of links."""
+    """Candidate links that a rank scores in a step on a mini-batch of links."""
 
     pairs: Tensor
-    """int64 [p (1 + K), 3], the p links first: where source and target stand among the rank's rows and then those that
-    other ranks send; the relation."""
+    """Position of the source, position of the target, and relation of each: int64 [p (1 + K), 3], the p links first.
+
+    Positions count the rank's rows and then the rows that other ranks send.
+    """
     route: Route | None
-    """Which rows go where for that; None: each rank has those of all its ends."""
+    """Rows that ranks exchange to score the links; None if each rank has the rows of all endpoints."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
-    """One forward pass, with a backward pass where it trains."""
+    """One forward pass, with a backward pass if it trains."""
 
     epoch: int
+    """Number of the epoch."""
     number: int = 0
-    """Which step of the epoch this is."""
+    """Number of the step in its epoch."""
     vertices: Tensor | None = None
-    """int64 [n], ascending: those that the rank answers for in this step, if not for all of its rows."""
+    """Vertices that the rank answers for in this step, int64 [n], ascending; None: all vertices of its rows."""
     links: CandidateLinks | None = None
-    """What the rank scores in this step, of a mini-batch of links."""
+    """Links that the rank scores in this step, if the step is on a mini-batch of links."""
     batch_size: int = 0
-    """How many vertices these are on all ranks, each of which the loss, or a score, reads; or the batch's links."""
+    """Number of vertices (or links) of all ranks that the loss or a score reads.
+
+    0 if the step is not limited to some vertices.
+    """
     training: bool
+    """True if the step trains; then dropout is active and `backward` follows."""
     masks: KeyTable | None = None
-    """Where kernels find the keys of dropout's masks, of a step that is recorded to be repeated; None: by `key`."""
+    """Keys of dropout masks for a step that is recorded and replayed (a CUDA graph).
+
+    None: keys are derived from `key`.
+    """
 
     @property
     def key(self) -> tuple[int, ...]:
-        """What the step adds to the keys of what is drawn in it; the first step of an epoch is told by the epoch."""
+        """Numbers that the step adds to the keys of its random draws: its epoch, and its number unless that is 0."""
         return (self.epoch, self.number) if self.number else (self.epoch,)
 
 
 class MemoryUse(NamedTuple):
-    """Bytes of a rank, or of several, by where they are."""
+    """Bytes of a rank, or of several ranks, by location."""
 
     device: int
-    """On the device; also where that is the host's processor."""
+    """Bytes on the device, which may be the host's processor."""
     host: int
-    """In the host's memory beside it."""
+    """Bytes in the host's memory outside of the device."""
     disk: int
+    """Bytes in files."""
     shared: int = 0
-    """What of these is the graph's own, in memory once for all ranks of a host."""
+    """Part of these bytes that belongs to the graph and is in memory once for all ranks of a host."""
 
 
 class Plan(ABC):
-    """What a strategy does with a workload on `size` ranks: the same value on every rank, made without a process group.
+    """Decisions of a strategy for a workload on `size` ranks: the same on every rank, made without a process group.
 
-    machine: what costs are decided by; None: nominal ones. decisions: those of the same plan in another process, which
-    are then not searched for again.
-    InputError for a number of ranks, options or a model that the strategy cannot serve.
+    Args:
+        work: The model, its graph and the optimisations.
+        size: Number of ranks.
+        options: Options of the strategy, of type `options_type`; None: defaults.
+        machine: Cost factors for decisions by cost; None: nominal ones.
+        state: Result of `state()` of the same plan in another process, which saves the search.
+
+    Raises:
+        InputError: The strategy cannot run with this number of ranks, these options or this model.
     """
 
     name: ClassVar[str]
-    """What the command line calls it."""
+    """Name of the strategy on the command line."""
     options_type: ClassVar[type[Options]] = Options
+    """Type of the strategy's options."""
     flags: ClassVar[tuple[str, ...]] = ()
-    """Its flags that are no options, since they are read before there is a plan."""
+    """Flags of the strategy that are read before a plan exists, and so are no options."""
     exact: ClassVar[bool] = True
-    """Whether it gives the numbers of `single`."""
+    """True if the strategy computes the same numbers as `single`."""
     evaluates_as: ClassVar[str] = ""
-    """The strategy whose evaluation its own is, and which prepares nothing else; '': none."""
+    """Name of the strategy that evaluates. Empty: this strategy. It must need no extra preprocessing."""
     optimisations: ClassVar[tuple[str, ...]] = ()
-    """The optimisations that it has besides those of all strategies."""
+    """Optimisations of the strategy that can be switched off, in addition to those of all strategies."""
     traits: ViewTraits = SPREAD
-    """How its views weigh one order of map and aggregate against the other, and what they refuse."""
+    """Properties of the strategy's views: whether dense layers run before aggregates, and what is refused."""
     partition: ClassVar[str] = ""
-    """The method by which vertices are divided where nobody says another; '': the plan divides them by itself."""
+    """Default method that partitions the vertices; '' if the plan itself divides them."""
     max_ranks: ClassVar[int | None] = None
+    """Largest number of ranks; None: any number."""
     low_precision_rows: ClassVar[bool] = False
-    """Whether rows may be narrower than the parameters."""
+    """True if rows may have a lower precision than the parameters."""
     variants: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
-    """The options that a planner tries, as fields of a configuration that are not as by default."""
+    """Changes of the default configuration that the planner tries, each as fields and values."""
 
     def __init__(
         self,
@@ -115,76 +134,111 @@ class Plan(ABC):
         size: int = 1,
         options: Any = None,
         machine: Machine | None = None,
-        decisions: Any = None,
+        state: Any = None,
     ) -> None:
         self.check_size(size)
         self.check_rows(work)
         self.work, self.size, self.machine = work, size, machine
         self.options = self.options_type() if options is None else options
-        self.solve(decisions)
+        self.solve(state)
 
     @classmethod
     def check_size(cls, size: int) -> None:
-        """InputError for more ranks than the strategy can use."""
+        """Check that the strategy can use this number of ranks.
+
+        Raises:
+            InputError: The number is too large.
+        """
         if cls.max_ranks is not None and size > cls.max_ranks:
             raise InputError(f"strategy {cls.name} runs on one rank: give --workers 1, or --strategy tensor for {size}")
 
     @classmethod
     def check_rows(cls, work: Workload) -> None:
-        """InputError for rows of a type that the strategy does not have."""
+        """Check that the strategy supports the data type of the workload's rows.
+
+        Raises:
+            InputError: It does not.
+        """
         if work.row_dtype != work.dtype and not cls.low_precision_rows:
             raise InputError(
-                f"--dtype {dtype_name(work.row_dtype)}: strategy {cls.name} has rows of the parameters' type alone: "
+                f"--dtype {dtype_name(work.row_dtype)}: strategy {cls.name} stores rows in the parameters' type only: "
                 "leave it out, or give --strategy single, tensor, communicated, cached or hybrid"
             )
 
-    def solve(self, decisions: Any) -> None:
-        """Makes the choices that the plan consists of, or takes those given. InputError for what cannot be."""
-        del decisions
+    def solve(self, state: Any) -> None:
+        """Make the decisions of the plan.
+
+        Args:
+            state: Decisions of the same plan in another process, which are used instead of a search; None: search.
+
+        Raises:
+            InputError: No decision is possible.
+        """
+        del state
         self.work.outline(self.traits, training=True)
 
     def state(self) -> Any:
-        """The choices that take a search: small, for another process to make the same plan of."""
+        """Return the decisions that take a search: a small value from which another process makes the same plan."""
         return None
 
     @property
     def part(self) -> Tensor | None:
-        """The rank of every vertex, int32 [N], where vertices are divided with their edges; None: they are not."""
+        """Rank of every vertex, int32 [N], if vertices are partitioned with their in-edges; else None."""
         return None
 
     def check_fits(self) -> None:  # noqa: B027
-        """InputError with the remedy where memory or disk is too little, before anything large is allocated."""
+        """Check memory and disk before anything large is allocated.
+
+        Raises:
+            InputError: There is too little; the message says what to change.
+        """
 
     def release(self) -> None:  # noqa: B027
-        """Lets go of what grows with the graph and can be made again."""
+        """Release what grows with the graph and can be computed again."""
 
     @abstractmethod
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
-        """What one training step, or one evaluation, does on a rank."""
+        """Return the operations of one training step or one evaluation.
+
+        Args:
+            rank: The rank.
+            training: True for a training step.
+        """
 
     def epoch_steps(self, rank: int = 0) -> Sequence[Steps]:
-        """What the training steps of an epoch do on a rank, by some of them, which are the same on every rank."""
+        """Return traces of representative training steps of an epoch, the same steps on every rank."""
         return [Steps(self.trace(rank, training=True), 1)]
 
     @property
     def step_rows(self) -> tuple[int, int]:
-        """The rows of a rank in a training step, and those of them that the loss reads: means over ranks and steps."""
+        """Mean number of rows of a rank in a training step, and of those that the loss reads."""
         mask, rows = self.work.graph.train_mask, self.work.stats.num_vertices // self.size
         return rows, round(rows * (1.0 if mask is None else float(mask.float().mean())))
 
     @abstractmethod
     def peak_memory(self, rank: int = 0) -> MemoryUse:
-        """The bytes that a rank holds at most in a run, beside those of its process."""
+        """Return the peak bytes of a rank in a run, without those of its process."""
 
     @abstractmethod
     def place(self, group: Group, *, seed: int = 0) -> Placed:
-        """The plan on this rank of a group of `size` ranks; all ranks call it."""
+        """Place the plan on this rank of a group of `size` ranks; all ranks must call it.
+
+        Args:
+            group: The ranks.
+            seed: Seed of dropout.
+        """
 
 
 class Placed(ABC):
-    """A plan on its rank, as the trainer knows it. The model is the rank's own: the workload's stays as it is.
+    """A plan on its rank, as the training loop uses it.
 
-    rows: the vertices that the rank answers for, a range or int64 [n].
+    The model is a copy with the embedding rows of this rank; the workload's model stays as it is.
+
+    Args:
+        work: The workload.
+        group: The ranks.
+        rows: Vertices that the rank answers for: a range or int64 [n].
+        seed: Seed of dropout.
     """
 
     def __init__(self, work: Workload, group: Group, rows: slice | Tensor, *, seed: int) -> None:
@@ -195,46 +249,55 @@ class Placed(ABC):
         self.model.to(group.device)
 
     def describe(self) -> dict[str, Any]:
-        """What of this rank's placement is worth a record; `summary` in it is a line for a person."""
+        """Return facts about this rank's placement for the record; the key `summary` has a line for people."""
         return {}
 
     def steps(self, epoch: int) -> Iterable[Step]:
-        """The training steps of an epoch."""
+        """Return the training steps of an epoch."""
         return [Step(epoch=epoch, training=True)]
 
     def evaluation(self, epoch: int) -> Step:
-        """The step that gives the logits of every vertex that is scored, without dropout."""
+        """Return the step that computes the logits of all scored vertices, without dropout."""
         return Step(epoch=epoch, training=False)
 
     @property
     def links(self) -> Links:
-        """The links of a graph that has held-out ones."""
+        """Links of the graph: training links and held-out links."""
         return Links.of(self.graph)
 
     @abstractmethod
     def forward(self, step: Step) -> Tensor:
-        """Logits [n, C] of the rows this rank answers for, in this step."""
+        """Return the logits [n, C] of the rows that this rank answers for in the step."""
 
     @property
     def rows_device(self) -> torch.device:
-        """Where the logits, their gradients and the labels are."""
+        """Device of the logits, their gradients and the labels."""
         return self.group.device
 
     def empty_rows(self, rows: Tensor) -> Tensor:
-        """Memory for the gradient of the rows that `forward` gives, like them."""
-        lines = self.work.optimisations.lines
-        return empty_aligned(rows, *rows.shape) if lines else torch.empty_like(rows)
+        """Allocate memory for the gradient of the rows that `forward` returned."""
+        aligned = self.work.optimisations.lines
+        return empty_aligned(rows, *rows.shape) if aligned else torch.empty_like(rows)
 
     @abstractmethod
     def backward(self, logits: Tensor, grad: Tensor) -> None:
-        """Leaves every parameter's gradient, summed over the ranks, from the gradient [n, C] of the logits.
+        """Compute the gradient of every parameter, summed over the ranks.
 
-        The gradient of an embedded row is on the rank that keeps the row.
+        The gradient of an embedding row is on the rank that stores the row.
+
+        Args:
+            logits: Result of `forward`.
+            grad: Gradient [n, C] of the logits.
         """
 
 
 def whole_topology(work: Workload, device: torch.device | str) -> Topology:
-    """The whole graph's edges in the model's type, on a device."""
+    """Return the topology of the whole graph, with weights in the model's data type.
+
+    Args:
+        work: The workload.
+        device: Device of the edges.
+    """
     graph = work.graph
     ids = None if graph.ids is None else graph.ids.to(device)
     in_edges = graph.in_edges.cast(work.dtype).to(device)

@@ -1,7 +1,7 @@
-"""One view for every rank, composed of an exchange: it brings the rows, the aggregate runs on the block, it settles.
+"""The view that a layer sees on a rank, composed of a topology and an exchange.
 
-An exchange is an adjoint pair: what it moves forward, the gradients move back. Its byte formula stands beside it, apart
-from the code that sends, so that what is counted can be held against what was foreseen.
+An exchange moves rows before and after an aggregate, and its adjoint moves gradients the other way. Each exchange has
+its byte formula next to it, separate from the code that sends, so that tests compare counted with estimated bytes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from weft.utils.random import RandomKey
 
 
 class Exchange(ABC):
-    """How a rank's rows get to the edges that it has, and results back to its rows.
+    """Movement of a rank's rows to the edges that it aggregates, and of the results back.
 
-    topology: of the edges that come first. row_ids: int64 [n], the original ids of the rank's rows.
+    Args:
+        topology: Topology of the first aggregate.
+        row_ids: Original ids of the rank's rows, int64 [n].
+        num_vertices: Number of vertices of all ranks whose rows the stage has.
+        group: The ranks.
     """
 
     def __init__(self, topology: Topology, row_ids: Tensor, num_vertices: int, group: Group) -> None:
@@ -27,42 +31,61 @@ class Exchange(ABC):
 
     @abstractmethod
     def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
-        """Brings the rows, aggregates them on the block at hand, and settles the result: [n, F] of this rank's rows."""
+        """Return the result [n, F] of an aggregate for this rank's rows.
+
+        Brings the rows to the edges, runs the aggregate there, and sends the result to its owners.
+
+        Args:
+            view: View that requests the aggregate.
+            op: The aggregate.
+            rows: Input rows of the aggregate, by name.
+            steps: Number of times that the aggregate is applied.
+        """
 
     @property
     def relation_rows(self) -> OwnRelationRows:
-        """The pairs of one of this rank's vertices and a relation."""
+        """Pairs of a relation and a vertex of this rank."""
         return self.topology.relation_rows
 
     def targets(self, x: Tensor) -> Tensor:
-        """The rows of x that have results."""
+        """Return the rows of `x` for which the aggregate has results."""
         return x
 
     def own_rows(self, x: Tensor) -> Tensor:
-        """The rows of x that this rank answers for."""
+        """Return the rows of `x` that this rank answers for."""
         return x
 
     def embed(self, weight: Tensor) -> Tensor:
-        """The rows of embedded vertices that the rank computes with, from those that it keeps."""
+        """Return the embedding rows that the rank computes with, from those that it stores."""
         return weight
 
     def block(self, view: PlacedView, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        """(source rows, edge_index [2, E], number of targets), for a layer that wants the edges themselves."""
+        """Return (source rows, edge_index [2, E], number of targets) for a layer that reads the edges itself.
+
+        Args:
+            view: View that requests the block.
+            x: The rank's rows [n, F].
+        """
         del view
         return x, self.topology.edge_index, self.num_vertices
 
 
 class Identity(Exchange):
-    """One rank: every row and every edge is here."""
+    """Exchange of a single rank, which has every row and every edge."""
 
     def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         return view.run(op, op.prepare(self.topology, rows), steps, self.topology)
 
 
 class PlacedView(GraphView):
-    """What a layer sees of the graph on a rank.
+    """View of the graph for a layer on a rank.
 
-    traits: as the outline of its plan was found with. masks: where the key of a call that draws is, if not by `key`.
+    Args:
+        exchange: Exchange of the model's stage.
+        traits: The `ViewTraits` with which the plan's outline was computed.
+        key: Random key of the stage in this step.
+        inputs: Input rows of the model.
+        masks: Function from a dropout call's number to its random key; None: keys are derived from `key`.
     """
 
     def __init__(
@@ -100,8 +123,8 @@ class PlacedView(GraphView):
         return self.exchange.block(self, x)
 
     def total(self, x: Tensor) -> Tensor:
-        own = sum_rows(self.exchange.own_rows(x))
-        return sum_over_ranks(own, self.exchange.group, tag="statistics")
+        total = sum_rows(self.exchange.own_rows(x))
+        return sum_over_ranks(total, self.exchange.group, tag="statistics")
 
     def _next_key(self) -> RandomKey:
         key = super()._next_key()

@@ -1,7 +1,7 @@
 """Strategies whose rows stay on the device: one trace for all of them, and a model that runs under views.
 
-Reading order: ResidentPlan (which rows and edges a rank has, and what an operation of the model makes of them), Share
-(what a rank has of them for a step), ResidentPlaced (the views).
+Reading order: ResidentPlan (rows and edges of each rank, and its operations for each operation of the model),
+StepInputs (what a rank has for a step), ResidentPlaced (the views).
 """
 
 from __future__ import annotations
@@ -42,204 +42,256 @@ from weft.strategies.step_pruning import describe_receptive_fields, find_recepti
 from weft.utils.random import key
 
 EDGE_BYTES, BACK_BYTES = 4, 8
-"""Of an edge: its source; in the transpose, by which gradients go back, its target and its position there."""
+"""Bytes of an edge: its source; and in the transpose, for gradients, its target and its position there."""
 NONZERO_BYTES = 20
-"""Of one of sparse features: its column and value, in the transpose its row, its position and its value."""
+"""Bytes of a nonzero feature: column and value; in the transpose row, position and value."""
 VERTEX_BYTES, ROW_BYTES = 32, 56
-"""Of every vertex: its number, its scalings and whether it is in a split. Of a row: where its edges begin, both ways,
-its number among all, its label, its place among the labelled, and its scalings."""
+"""Bytes of every vertex, and of every row that a rank stores.
+
+A vertex: its id, its scales and its splits. A row: begin of its edges in both directions, its vertex, its label, its
+position among the labelled rows, and its scales.
+"""
 
 
 class ResidentPlan(Plan):
-    """A plan whose ranks have all their rows on the device, so that an operation of the model tells what they do."""
+    """Plan whose ranks store all their rows on the device, so that its steps follow from the model's outline."""
 
     low_precision_rows = True
     whole_graph: ClassVar[tuple[bool, ...]] = (True, False)
-    """Whether steps on the whole graph train, where it has such steps."""
+    """Kinds of steps on the whole graph that the strategy has: True for training steps, False for evaluations."""
 
     @cached_property
     def receptive_fields(self) -> dict[bool, ReceptiveField | str]:
-        """What training steps, and evaluations, on the whole graph read of it, or why that is all."""
+        """Receptive field of whole-graph steps by whether they train, or the reason why they read all rows."""
         return {training: self.find_receptive_field(training=training) for training in self.whole_graph}
 
     def find_receptive_field(self, *, training: bool) -> ReceptiveField | str:
-        """See `weft.strategies.step_pruning.find_reach`."""
+        """Return the receptive field of a step, see `weft.strategies.step_pruning.find_receptive_field`."""
         return find_receptive_field(self.work, self.traits, training=training) if "reach" in self.optimisations else ""
 
     @cached_property
     def step_plans(self) -> dict[bool, ResidentPlan]:
-        """The plan of such a step: this one, or that of the rows which are reached."""
+        """Plan of whole-graph steps by whether they train: this plan, or one restricted to the receptive field."""
         return {
-            training: self.restrict_to(found) if isinstance(found, ReceptiveField) else self
-            for training, found in self.receptive_fields.items()
+            training: self.restrict_to(field) if isinstance(field, ReceptiveField) else self
+            for training, field in self.receptive_fields.items()
         }
 
-    def restrict_to(self, reach: ReceptiveField) -> ResidentPlan:
-        """The same plan for steps that read no more than this."""
-        raise NotImplementedError(f"strategy {self.name} reads all rows, not {reach.rows}")
+    def restrict_to(self, field: ReceptiveField) -> ResidentPlan:
+        """Return the same plan for steps that read only a receptive field."""
+        raise NotImplementedError(f"strategy {self.name} reads all rows, not {field.rows}")
 
     def make_step_inputs(self, placed: ResidentPlaced) -> StepInputs:
-        """What a rank has for the steps of such a plan; all ranks call it."""
+        """Create what a rank has for the steps of this plan, if they read a receptive field; all ranks must call it."""
         raise NotImplementedError(f"strategy {self.name} reads all rows on rank {placed.group.rank}")
 
     def release(self) -> None:
-        """And what the plans of steps on fewer rows hold."""
+        """Release what grows with the graph, also in the plans of steps on receptive fields."""
         for plan in vars(self).get("step_plans", {}).values():
             if plan is not self:
                 plan.release()
 
     def own_rows(self, rank: int) -> slice | Tensor:
-        """The vertices that a rank answers for: a range, or int64."""
+        """Return the vertices that a rank answers for: a range, or int64."""
         first, end = even_bounds(self.work.stats.num_vertices, self.size)[rank : rank + 2]
         return slice(first, end)
 
     def layer_rows(self, rank: int) -> Sequence[slice | Tensor]:
-        """The vertices whose rows a rank has before each aggregate over edges, and in the end."""
+        """Return the vertices whose rows a rank has before each aggregate over edges, and at the end."""
         return [self.own_rows(rank)] * (self.num_hops + 1)
 
     def layer_blocks(self, rank: int) -> Sequence[BlockSize]:
-        """The block of each aggregate, for a layer that asks for its edges."""
+        """Return the size of each aggregate's block, for a layer that reads the edges itself."""
         return [BlockSize.of_targets(self.work.graph.in_edges, self.own_rows(rank))] * self.num_hops
 
     @property
     def num_hops(self) -> int:
-        """The model's aggregates over edges, one after the other."""
+        """Number of successive aggregates over edges in the model."""
         return max((op.hops.stop for op in self.work.outline(self.traits, training=True)), default=0)
 
     def layer_sizes(self, rank: int) -> LayerSizes:
-        """How much of everything a rank has at each aggregate."""
-        asked = any(op.op == "block" for op in self.work.outline(self.traits, training=True))
-        return make_layer_sizes(self.work, self.layer_rows(rank), self.layer_blocks(rank) if asked else ())
+        """Return the number of rows and edges that a rank has at each layer boundary."""
+        has_block = any(op.op == "block" for op in self.work.outline(self.traits, training=True))
+        return make_layer_sizes(self.work, self.layer_rows(rank), self.layer_blocks(rank) if has_block else ())
 
     @abstractmethod
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
-        """What a rank does forward for one thing that the model asks of its views, but for totals."""
+        """Return the operations of a rank in the forward pass for one operation of the model, which is no total.
+
+        Args:
+            op: Operation of the model's outline.
+            rank: The rank.
+        """
 
     def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
-        """What an aggregate over edges takes on a rank, beside its result and gradients."""
-        raise NotImplementedError(f"strategy {self.name} does not say what {op.op} takes on rank {rank}")
+        """Return the memory of an aggregate over edges on a rank, without its result and the gradients of its rows.
+
+        Args:
+            op: The aggregate.
+            rank: The rank.
+        """
+        raise NotImplementedError(f"strategy {self.name} does not estimate the memory of {op.op} on rank {rank}")
 
     def peak_memory(self, rank: int = 0) -> MemoryUse:
-        """What is there from epoch to epoch, and the most of what is made beside it by a step or before the first."""
-        plans = {id(plan): (plan, trains) for trains, plan in sorted(self.step_plans.items())}  # of both kinds: trains
-        kept = [plan.resident_memory(rank, trains=trains) for plan, trains in plans.values()]
-        made = self.temporary_memory(rank)
-        whole = VERTEX_BYTES * self.work.stats.num_vertices
+        """Return the resident bytes of a rank plus the most that a step, or its preparation, allocates."""
+        plans = {
+            id(plan): (plan, trains) for trains, plan in sorted(self.step_plans.items())
+        }  # a plan of both kinds of steps trains
+        resident = [plan.resident_memory(rank, trains=trains) for plan, trains in plans.values()]
+        temporary = self.temporary_memory(rank)
+        vertices = VERTEX_BYTES * self.work.stats.num_vertices
         parameters = self.work.num_shared * self.work.dtype.itemsize
-        made.append(CHECKPOINT_COPIES * parameters)
-        held = sum(one.device for one in kept) + max(made) + whole + PARAMETER_COPIES * parameters
-        return MemoryUse(held, 0, 0, sum(one.shared for one in kept))
+        temporary.append(CHECKPOINT_COPIES * parameters)
+        device = sum(use.device for use in resident) + max(temporary) + vertices + PARAMETER_COPIES * parameters
+        return MemoryUse(device, 0, 0, sum(use.shared for use in resident))
 
     def temporary_memory(self, rank: int) -> list[int]:
-        """Bytes of what each kind of step makes at most, and what is made before the first of it."""
+        """Return the peak bytes that each type of step allocates, and those of its preparation."""
         return [
-            most
+            num_bytes
             for training, plan in self.step_plans.items()
-            for step in [plan.step_memory(rank, training=training)]
-            for most in (step.room, plan.constant_aggregate_memory(rank, training=training))
+            for peak in [plan.step_memory(rank, training=training)]
+            for num_bytes in (peak.room, plan.constant_aggregate_memory(rank, training=training))
         ]
 
     def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
-        """What a rank keeps for steps on the rows of this plan: features, aggregates of them, edges.
+        """Return the bytes that a rank keeps for steps on the rows of this plan: features, cached aggregates, edges.
 
-        trains: whether there are training steps among these, whose gradients take edges the other way.
+        Args:
+            rank: The rank.
+            trains: True if some of these steps train, and so need the transposed edges for gradients.
         """
-        work, stats, rows, levels = self.work, self.work.stats, self.layer_rows(rank)[0], self.layer_sizes(rank)
-        features = levels.rows[0] * stats.num_features * work.itemsize
-        asked = work.outline(self.traits, training=True)
-        back = {hop for op in asked if trains and op.backward for hop in op.hops}
-        weight = work.dtype.itemsize if stats.weighted else 0
+        work, stats, rows, sizes = self.work, self.work.stats, self.layer_rows(rank)[0], self.layer_sizes(rank)
+        features = sizes.rows[0] * stats.num_features * work.itemsize
+        operations = work.outline(self.traits, training=True)
+        transposed = {hop for op in operations if trains and op.backward for hop in op.hops}
+        weight_bytes = work.dtype.itemsize if stats.weighted else 0
         in_edges = sum(
-            num_edges * (EDGE_BYTES + weight + (BACK_BYTES + weight) * (not back.isdisjoint(hops)))
+            num_edges * (EDGE_BYTES + weight_bytes + (BACK_BYTES + weight_bytes) * (not transposed.isdisjoint(hops)))
             for num_edges, hops in self.resident_edges(rank)
         )
-        aggregates = sum(levels.rows[op.hop + op.steps] * op.width for op in asked if work.is_cached(op))
-        again = max((self.feature_copy_bytes(op, rank) for op in asked if not work.is_cached(op)), default=0)
-        maps = dense_flops(work, self.traits, levels, training=True)
-        nonzeros = max((call.sizes[0] for one in maps for call in one.calls if call.kernel == "sparse"), default=0)
-        made = aggregates * work.itemsize + again + nonzeros * NONZERO_BYTES + ROW_BYTES * levels.rows[0]
+        aggregates = sum(sizes.rows[op.hop + op.steps] * op.width for op in operations if work.is_cached(op))
+        copied = max((self.feature_copy_bytes(op, rank) for op in operations if not work.is_cached(op)), default=0)
+        dense = dense_flops(work, self.traits, sizes, training=True)
+        nonzeros = max((call.sizes[0] for flops in dense for call in flops.calls if call.kernel == "sparse"), default=0)
+        rest = aggregates * work.itemsize + copied + nonzeros * NONZERO_BYTES + ROW_BYTES * sizes.rows[0]
         shared = features + in_edges if isinstance(rows, slice) else 0
-        return MemoryUse(features + in_edges + made, 0, 0, shared)
+        return MemoryUse(features + in_edges + rest, 0, 0, shared)
 
     def constant_aggregate_memory(self, rank: int, *, training: bool) -> int:
-        """Bytes of what a rank makes for a moment for the largest aggregate of constant features, made only once."""
+        """Return the temporary bytes of the largest aggregate of constant features that is computed only once.
+
+        Args:
+            rank: The rank.
+            training: True for the aggregates of training steps.
+        """
         work = self.work
-        once = [op for op in work.outline(self.traits, training=training) if work.is_cached(op)]
-        return max((self.feature_copy_bytes(op, rank) + self.kernel_memory(op, rank).forward for op in once), default=0)
+        cached = [op for op in work.outline(self.traits, training=training) if work.is_cached(op)]
+        return max(
+            (self.feature_copy_bytes(op, rank) + self.kernel_memory(op, rank).forward for op in cached), default=0
+        )
 
     def feature_copy_bytes(self, op: GraphOperation, rank: int) -> int:
-        """Bytes of the copy of constant features that an aggregate of them reads, if it does not read them there."""
+        """Return the bytes of the copy of constant features that an aggregate reads; 0 if it reads them in place.
+
+        Args:
+            op: The aggregate.
+            rank: The rank.
+        """
         del op, rank
         return 0
 
     def resident_edges(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
-        """The edges of each block that a rank has, and the hops that go over them."""
+        """Return the number of edges of each block of a rank, and the numbers of the aggregates over it."""
         del rank
         return [(self.work.stats.num_edges, range(self.num_hops))]
 
     def memory(self, rank: int = 0) -> int:
-        """Bytes on the device of all that a training step makes, at most at once, until Adam's step.
+        """Return the peak bytes that a training step allocates on the device before the optimizer's step.
 
-        Its gradients are among them; what is there from epoch to epoch is not.
+        Gradients of parameters count; what stays from epoch to epoch does not.
         """
         return self.step_plans.get(True, self).step_memory(rank, training=True).most
 
     def step_memory(self, rank: int, *, training: bool) -> TensorPeak:
-        """That of a step, or of an evaluation, on the rows of this plan."""
-        asked = self.work.outline(self.traits, training=training)
-        footprints = [self.kernel_memory(op, rank) if op.is_aggregate else KernelMemory() for op in asked]
-        return step_memory(self.work, self.traits, self.layer_sizes(rank), footprints, training=training)
+        """Return the allocations of a training step or an evaluation on the rows of this plan.
+
+        Args:
+            rank: The rank.
+            training: True for a training step.
+        """
+        operations = self.work.outline(self.traits, training=training)
+        kernels = [self.kernel_memory(op, rank) if op.is_aggregate else KernelMemory() for op in operations]
+        return step_memory(self.work, self.traits, self.layer_sizes(rank), kernels, training=training)
 
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
         return self.step_plans[training].step_trace(rank, training=training)
 
     def step_trace(self, rank: int, *, training: bool) -> Trace:
-        """The same of a step on the rows of this plan."""
+        """Return the operations of a step on the rows of this plan.
+
+        Args:
+            rank: The rank.
+            training: True for a training step.
+        """
         work = self.work
-        asked = work.outline(self.traits, training=training)
-        first, *maps = dense_flops(work, self.traits, self.layer_sizes(rank), training=training)
+        operations = work.outline(self.traits, training=training)
+        # Forward: dense layers, then operation by operation its exchange and aggregate and the dense layers after it.
+        # Backward: the same in reverse order.
+        first, *rest = dense_flops(work, self.traits, self.layer_sizes(rank), training=training)
         forward, backward = mapped(first.forward, first.calls), mapped(first.backward, first.backward_calls)
-        for op, then in zip(asked, maps, strict=True):
-            made = [] if work.is_cached(op) else self._forward_operations(op, rank)
-            forward += made + mapped(then.forward, then.calls)
-            mirror = backward_operations(made) if op.backward else []
-            backward = mapped(then.backward, then.backward_calls) + mirror + backward
+        for op, dense in zip(operations, rest, strict=True):
+            requested = [] if work.is_cached(op) else self._forward_operations(op, rank)
+            forward += requested + mapped(dense.forward, dense.calls)
+            adjoint = backward_operations(requested) if op.backward else []
+            backward = mapped(dense.backward, dense.backward_calls) + adjoint + backward
         if training and self.size > 1:
             backward.append(all_reduce("gradients", work.num_shared, work.dtype.itemsize, self.size))
         return Trace(operations=(*forward, *backward))
 
     def _forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
-        """As `lower`, and totals."""
+        """Return the forward operations of one operation of the model, totals included."""
         if not isinstance(op.op, Total):
             return self.forward_operations(op, rank)
         return [all_reduce("statistics", op.width, self.work.dtype.itemsize, self.size)] if self.size > 1 else []
 
 
-def backward_operations(made: Iterable[Operation]) -> list[Operation]:
-    """The backward pass of operations, last first; what is done while rows come is while their gradients go."""
-    found: list[Operation] = []
-    for operation in reversed([*made]):
-        before = len(found) - bool(operation.kind == "collective" and found and found[-1].ahead)
-        found[before:before] = [operation.adjoint()] if operation.backward is None else operation.backward
-    return found
+def backward_operations(forward: Iterable[Operation]) -> list[Operation]:
+    """Return the backward pass of operations, last first.
+
+    What overlaps with an exchange in the forward pass overlaps with the exchange of its gradients.
+    """
+    backward: list[Operation] = []
+    for operation in reversed([*forward]):
+        # What overlapped with the exchange now overlaps with that of the gradients: it stays after it in the list.
+        before = len(backward) - bool(operation.kind == "collective" and backward and backward[-1].ahead)
+        backward[before:before] = [operation.adjoint()] if operation.backward is None else operation.backward
+    return backward
 
 
 def mapped(flops: int, calls: tuple[KernelCall, ...]) -> list[Operation]:
-    """The dense maps between two graph operations, and passes over rows, if there are any."""
+    """Return the dense layers and passes over rows between two graph operations: one operation, or none.
+
+    Args:
+        flops: Floating-point operations.
+        calls: Kernel calls.
+    """
     return [Operation(kind="dense", flops=flops, calls=calls)] if flops or calls else []
 
 
 class AggregateSize(NamedTuple):
-    """What an aggregate takes beside its edges."""
+    """Number of rows of an aggregate, and how many of its reads come from memory."""
 
     targets: int
+    """Number of rows that the aggregate writes."""
     sources: int
+    """Number of rows that the aggregate may read."""
     fresh_share: float = 1.0
-    """See `Adjacency.fresh_share`."""
+    """Share of edges whose source row comes from memory, see `Adjacency.fresh_share`."""
 
     @classmethod
     def whole(cls, stats: GraphStats) -> AggregateSize:
-        """That of one over a whole graph."""
+        """Return the size of an aggregate over a whole graph."""
         return cls(stats.num_vertices, stats.num_vertices, stats.fresh_share)
 
 
@@ -252,7 +304,16 @@ def aggregate(
     width: int | None = None,
     recomputed: bool = False,
 ) -> Operation:
-    """So many steps of an aggregate over as many edges each; width: the columns, by default `op.width`."""
+    """Return the trace's operation for one aggregate.
+
+    Args:
+        op: Operation of the model's outline.
+        edges: Number of edges of each step.
+        size: Number of rows.
+        steps: Number of times that the aggregate is applied.
+        width: Columns; None: `op.width`.
+        recomputed: True if the backward pass runs the aggregate again.
+    """
     assert isinstance(op.op, Aggregate)
     width = op.width if width is None else width
     fresh = round(size.fresh_share * edges)
@@ -263,39 +324,46 @@ def aggregate(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepInputs:
-    """What a rank has for a step."""
+    """Rows, inputs and exchanges of a rank for a type of step."""
 
     input_rows: slice | Tensor
-    """The vertices whose rows the model begins with: a range, or int64."""
+    """Vertices whose rows the model begins with: a range, or int64."""
     inputs: Inputs
-    """These rows."""
+    """Rows that the model begins with."""
     exchanges: Sequence[Exchange]
-    """Of each of the model's stages."""
+    """Exchange of each stage of the model."""
     vertices: Tensor | None = None
-    """int64 [n], ascending: those that the rank answers for; None: all of its rows."""
+    """Vertices that the rank answers for, int64 [n], ascending; None: all of its rows."""
 
 
 class ResidentPlaced(Placed):
     """A plan on its rank, where the model runs as a whole, each of its stages under a view.
 
-    shares: by whether a step trains, where it reads less than the whole graph.
+    Args:
+        plan: The plan.
+        group: The ranks.
+        rows: Vertices that the rank answers for: a range or int64 [n].
+        seed: Seed of dropout.
     """
 
     def __init__(self, plan: ResidentPlan, group: Group, rows: slice | Tensor, *, seed: int) -> None:
         super().__init__(plan.work, group, rows, seed=seed)
         self.work, self.plan = plan.work, plan
         self.pruned_inputs = {
-            training: one.make_step_inputs(self) for training, one in plan.step_plans.items() if one is not plan
+            training: step_plan.make_step_inputs(self)
+            for training, step_plan in plan.step_plans.items()
+            if step_plan is not plan
         }
+        """Step inputs by whether the step trains, for the steps that read only a receptive field."""
 
     @cached_property
     def whole(self) -> StepInputs:
-        """What the rank has for a step on the whole graph."""
+        """Step inputs of a step on the whole graph."""
         exchanges = [self.exchange(stage) for stage in self.stages]
         return StepInputs(input_rows=self.rows, inputs=self.make_inputs(self.rows), exchanges=exchanges)
 
     def step_inputs(self, step: Step) -> StepInputs:
-        """What the rank has for a step."""
+        """Return what the rank has for a step."""
         return self.whole if step.vertices is None else self.pruned_inputs[step.training]
 
     def steps(self, epoch: int) -> Iterable[Step]:
@@ -307,19 +375,19 @@ class ResidentPlaced(Placed):
     def _step(self, epoch: int, *, training: bool) -> Step:
         if training not in self.pruned_inputs:
             return Step(epoch=epoch, training=training)
-        reach = self.plan.receptive_fields[training]
-        assert isinstance(reach, ReceptiveField)
+        field = self.plan.receptive_fields[training]
+        assert isinstance(field, ReceptiveField)
         vertices = self.pruned_inputs[training].vertices
-        return Step(epoch=epoch, training=training, vertices=vertices, batch_size=len(reach.vertices))
+        return Step(epoch=epoch, training=training, vertices=vertices, batch_size=len(field.vertices))
 
     def describe(self) -> dict[str, Any]:
-        """What steps reach, where they leave rows out, or why they do not, where a person may wonder."""
+        """Return the receptive fields of steps, or why steps read all rows, for the record."""
         names = {True: "training", False: "evaluation"}
-        known = {names[training]: found for training, found in self.plan.receptive_fields.items()}
-        return describe_receptive_fields(known)
+        fields = {names[training]: field for training, field in self.plan.receptive_fields.items()}
+        return describe_receptive_fields(fields)
 
     def make_inputs(self, vertices: slice | Tensor) -> Inputs:
-        """The constant features of some vertices, and what is made of them only once."""
+        """Return the constant features of some vertices, and what is computed from them once."""
         work = self.work
         return Inputs(
             rows=self.features(vertices),
@@ -331,34 +399,34 @@ class ResidentPlaced(Placed):
 
     @cached_property
     def topology(self) -> Topology:
-        """The whole graph's, on the group's device."""
+        """Topology of the whole graph, on the group's device."""
         return whole_topology(self.work, self.group.device)
 
     def features(self, vertices: slice | Tensor) -> Tensor:
-        """The features of some vertices, on the group's device."""
+        """Return the features of some vertices, on the group's device."""
         return self.work.features(vertices, self.group.device)
 
     @property
     def stages(self) -> range:
-        """The model's stages, each of which gets a view."""
+        """Numbers of the model's stages, each of which gets a view."""
         return range(cast(int, self.model.num_stages))
 
     @abstractmethod
     def exchange(self, stage: int) -> Exchange:
-        """What brings the rows of one of the model's stages to the edges, and the results back."""
+        """Return the exchange of a stage of the model."""
 
     def views(self, step: Step) -> list[PlacedView]:
-        """The views of a step's stages, which share their inputs; their dropout masks depend on stage and step."""
-        share, traits = self.step_inputs(step), self.plan.traits
+        """Return the view of each stage for a step; dropout masks depend on stage and step."""
+        inputs, traits = self.step_inputs(step), self.plan.traits
         return [
             PlacedView(
                 exchange,
                 traits,
                 key=key(self.seed, *step.key, stage),
                 masks=None if step.masks is None else partial(step.masks.at, stage),
-                inputs=share.inputs,
+                inputs=inputs.inputs,
             )
-            for stage, exchange in enumerate(share.exchanges)
+            for stage, exchange in enumerate(inputs.exchanges)
         ]
 
     def forward(self, step: Step) -> Tensor:

@@ -1,4 +1,4 @@
-"""Everything on one rank: what every other strategy must equal."""
+"""The strategy `single`: everything on one rank. All exact strategies compute the same numbers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from weft.strategies.vertex.plan import VertexPlan
 
 
 class SinglePlan(ResidentPlan):
-    """One rank holds every row, column and edge."""
+    """One rank that stores every row, column and edge."""
 
     name = "single"
     traits = ONE_DEVICE
     max_ranks = 1
     optimisations = ("reach", "capture")
 
-    def restrict_to(self, reach: ReceptiveField) -> VertexPlan:
-        return OneRankPlan(self.work).restrict_to(reach)
+    def restrict_to(self, field: ReceptiveField) -> VertexPlan:
+        return OneRankPlan(self.work).restrict_to(field)
 
     def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
         del rank
@@ -41,7 +41,7 @@ class SinglePlan(ResidentPlan):
 
 
 class OneRankPlan(VertexPlan):
-    """Vertex parallelism on one rank: a block for each hop, so that each may have other rows."""
+    """Vertex parallelism on one rank: a block for each aggregate, so that each may have other rows."""
 
     name = "single"
     traits = ONE_DEVICE

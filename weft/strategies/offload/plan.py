@@ -25,7 +25,7 @@ from weft.parallel.chunks.program.segment_flops import SegmentFlops
 from weft.parallel.chunks.program.tracer import ProgramTracer
 from weft.parallel.chunks.run.chunk_runtime import as_slice
 from weft.partition import Dependencies, ReceptiveField, make_dependencies
-from weft.runtime.memory import give_back_pages
+from weft.runtime.memory import release_freed_memory
 from weft.storage.unnamed_files import free_bytes
 from weft.strategies.base import MemoryUse, Options, Plan
 from weft.strategies.offload.cutter import Cutter, Orders
@@ -61,7 +61,7 @@ class OffloadPlan(Plan):
     traits = SPREAD
     options: ChunkOptions
 
-    def solve(self, decisions: Any) -> None:
+    def solve(self, state: Any) -> None:
         work = self.work
         tracer = ProgramTracer(work.graph, work.model, work.optimisations)
         self.programs = {training: tracer.program(training=training) for training in (True, False)}
@@ -72,9 +72,9 @@ class OffloadPlan(Plan):
                 "give a layer that maps rows alone as weft.nn.RowLayer, and each aggregate a layer of its own"
             )
         found = (one for one in self.programs[True].segments if one.aggregates and not one.constant)
-        self.kept = frozenset(one.hop for one in found if self._keeps(one))
+        self.saved_hops = frozenset(one.hop for one in found if self._keeps(one))
         like = (
-            self.kept,
+            self.saved_hops,
             work.optimisations,
             self.options.device,
             self.in_memory,
@@ -83,7 +83,7 @@ class OffloadPlan(Plan):
             work.stats.weighted,
         )
         self.memory_probe = MemoryProbe(work.graph, work.model, self._place_scaled, retains=self.in_memory, like=like)
-        self._decisions: dict[str, Any] | None = decisions
+        self._decisions: dict[str, Any] | None = state
         self._cutters: list[Cutter] = []
         self._chunks: dict[int, RankChunks] = {}
 
@@ -125,7 +125,7 @@ class OffloadPlan(Plan):
             self.work,
             self.programs,
             needed,
-            self.kept,
+            self.saved_hops,
             on_cpu=self.options.on_cpu,
             prefetch=self.work.optimisations.prefetch,
             in_memory=self.in_memory,
@@ -146,7 +146,7 @@ class OffloadPlan(Plan):
         """Lets go of what planning holds."""
         self._cutters, self._chunks = [], {}
         self.vertices.release()
-        give_back_pages()  # planning takes more than the device may have
+        release_freed_memory()  # planning takes more than the device may have
 
     def state(self) -> dict[str, Any]:
         made = self._cuts()
@@ -233,14 +233,14 @@ class OffloadPlan(Plan):
             work,
             self.programs,
             [needed],
-            self.kept,
+            self.saved_hops,
             on_cpu=options.on_cpu,
             prefetch=False,
             in_memory=self.in_memory,
             in_files=self.in_files,
             in_place=in_place,
         )
-        chunks = replace(cutter.cut(0, [[bounds] * self.programs[True].num_hops]), span=bounds[1])
+        chunks = replace(cutter.cut(0, [[bounds] * self.programs[True].num_hops]), range_size=bounds[1])
         group = Group(device=options.device if options.device and torch.cuda.is_available() else "cpu")
         return PlacedOffload(work, chunks, group, folder=options.scratch, only_first=True)
 

@@ -30,7 +30,7 @@ from weft.nn import (
 )
 from weft.partition import metis
 from weft.runtime.kernel_selection import avoid_onednn
-from weft.runtime.memory import require_memory
+from weft.runtime.memory import check_fits_memory
 from weft.runtime.meter import Counts, Meter
 from weft.strategies.base import MemoryUse, Step
 from weft.strategies.placed_view import PlacedView
@@ -87,8 +87,8 @@ class MiniBatchPlan(CommunicatedPlan):
     splits: ClassVar[bool]
     """Whether the ranks split a batch by who owns a vertex; else each has a micro-batch of its own."""
 
-    def solve(self, decisions: Any) -> None:
-        super().solve(decisions)
+    def solve(self, state: Any) -> None:
+        super().solve(state)
         asked = self.batch_work.outline(BatchPlan.traits, training=True)
         fanouts = self.one_rank_sampler.fanouts
         if self.size > 1:
@@ -118,7 +118,7 @@ class MiniBatchPlan(CommunicatedPlan):
             raise InputError(f"--cache-memory {memory}: the features of a vertex take {least} bytes: give as many")
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
         what = f"--cache-memory {format_bytes(memory)} on {ranks_here} {'rank' if ranks_here == 1 else 'ranks'}"
-        require_memory(memory * ranks_here, what, "give less")
+        check_fits_memory(memory * ranks_here, what, "give less")
 
     def _refuse_steps(self, asked: Sequence[GraphOperation]) -> None:
         """InputError where weights of all steps are those of the first one's sources, which are not all here."""
@@ -280,9 +280,9 @@ class SplitPlan(MiniBatchPlan):
     name = "split"
     splits = True
 
-    def solve(self, decisions: Any) -> None:
-        super().solve(decisions)
-        self._drawn_edges: list[int] | None = decisions
+    def solve(self, state: Any) -> None:
+        super().solve(state)
+        self._drawn_edges: list[int] | None = state
         if self.options.partition is None and 1 < self.size <= self.work.graph.num_vertices:
             presampled = self.pre_sample()
             part = metis(self.work.graph, self.size, 0, presampled.weights)
@@ -315,7 +315,7 @@ class PlacedBatches(PlacedVertices):
 
     def __init__(self, plan: MiniBatchPlan, group: Group, *, seed: int) -> None:
         super().__init__(plan, group, seed=seed)
-        self._beside = group.beside
+        self._beside = group.host_group
         """The same ranks, for the thread that makes batches."""
         self._cached, self._tables = plan.cached_vertices(group.rank), FeatureTables(self.graph.x, self.graph.features)
         if plan.options.cache_memory is not None:

@@ -28,8 +28,8 @@ from weft.nn import (
     WorkingSet,
     estimate_kernel_memory,
 )
-from weft.parallel.columns.chunking import Chunking, by_chunk, least_bytes, too_little
-from weft.parallel.columns.column_memory import Crossing, PassSizes, SetSize
+from weft.parallel.columns.chunking import Chunking, by_chunk, least_bytes, limit_error
+from weft.parallel.columns.column_memory import ExchangeColumns, PassSizes, SetSize
 from weft.parallel.columns.column_pass import ColumnRounds
 from weft.partition import ReceptiveField
 from weft.runtime.native import count_parts
@@ -75,13 +75,13 @@ class TensorPlan(ResidentPlan):
     pruned: VertexPlan | None = None
     """Of what its steps read, which all are blocks of one rank; None: the whole graph."""
 
-    def solve(self, decisions: Any) -> None:
+    def solve(self, state: Any) -> None:
         if self.work.row_dtype != self.work.dtype and self.chunking is not None:
             raise InputError(
                 f"--dtype {dtype_name(self.work.row_dtype)}: gradients of rows are added up chunk by chunk, and would "
                 "be rounded each time: leave out --device-memory and --chunks"
             )
-        super().solve(decisions)
+        super().solve(state)
 
     def find_receptive_field(self, *, training: bool) -> ReceptiveField | str:
         found = super().find_receptive_field(training=training)
@@ -182,7 +182,7 @@ class TensorPlan(ResidentPlan):
     def check_fits(self) -> None:
         limit = self.options.device_memory
         if limit is not None and (least := self.least_bytes()) > limit:
-            raise too_little(limit, least)
+            raise limit_error(limit, least)
 
     def least_bytes(self) -> int:
         """What the largest aggregate has on the device of one of the ranks, a vertex at a time."""
@@ -296,18 +296,18 @@ class TensorPlan(ResidentPlan):
             results=results,
             num_rows=self.work.stats.num_vertices,
             num_own=len(range(rank, self.work.stats.num_vertices, self.size)),
-            num_local=sum(len(one.own) for one in crossing.sends if one is not None),
+            num_local=sum(len(rows.positions) for rows in crossing.sends if rows is not None),
             receives=[SetSize.of(one) for one in crossing.receives],
             sends=[SetSize.of(one) for one in crossing.sends],
-            coming=Crossing.of(coming, rank),
-            going=Crossing.of(going, rank),
+            inbound=ExchangeColumns.of(coming, rank),
+            outbound=ExchangeColumns.of(going, rank),
             ports=ports,
             split=op.origin == "rows",
             alone=self.size == 1,
             in_memory=chunking.limit is None,
             stored_edge=edges.indices.itemsize + (self.work.itemsize if self.work.stats.weighted else 0),
-            apart=self.options.device not in ("", "cpu") and chunking.limit is not None,
-            keeps=chunking.keeps(done, op.steps),
+            separate_memory=self.options.device not in ("", "cpu") and chunking.limit is not None,
+            saves_results=chunking.saves_results(done, op.steps),
             packed=isinstance(done, EdgeSoftmax),
             itemsize=self.work.itemsize,
         )
@@ -325,7 +325,7 @@ class TensorPlan(ResidentPlan):
             made = sum(one.topology_bytes for one in sizes.values())
             return found._replace(device=found.device + rounds + made)
         device = max((one.cut.num_bytes for one in sizes.values()), default=0)
-        apart = any(one.apart for one in sizes.values())
+        apart = any(one.separate_memory for one in sizes.values())
         disk = rounds + sum(one.row_bytes(passes[which]) for which, one in sizes.items())
         return MemoryUse(device, found.device if apart else max(found.device - device, 0), disk, found.shared)
 

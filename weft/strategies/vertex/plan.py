@@ -74,8 +74,8 @@ class VertexPlan(ResidentPlan):
     """What its steps read; None: the whole graph."""
     options: VertexOptions
 
-    def solve(self, decisions: Any) -> None:
-        del decisions
+    def solve(self, state: Any) -> None:
+        del state
         self._dependencies: dict[int, Dependencies] = {}
         self._choices: dict[int, Choice] = {}
         self.caching = self.make_caching()
