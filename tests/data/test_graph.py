@@ -308,7 +308,7 @@ def test_require_trainable() -> None:
     for changed, parts in (
         ({"x": None}, ["no features", "--random-features 256"]),
         ({"y": None}, ["no labels", "--random-classes 16"]),
-        ({"train_mask": None}, ["train_mask is missing", "mark"]),
+        ({"train_mask": None}, ["train_mask is missing", "with_split"]),
         ({"train_mask": mask & False}, ["train_mask selects no vertex", "mark"]),
         ({"y": torch.tensor([-1, 0, 0, 0, 0])}, ["train_mask[0]", "unlabelled", "clear"]),
     ):

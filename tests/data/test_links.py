@@ -132,7 +132,7 @@ def test_negatives(name: str) -> None:
     kept = (whole[:, :2] == links.train[:, :2]).any(1)
     assert kept.all() == links.typed
     none = links.non_edges(links.train, drawn)
-    assert not torch.isin(links.codes(none), links.known).any()
+    assert not torch.isin(links.codes(none), links.true_codes).any()
     assert (none[:, 0] != none[:, 1]).all()
 
 
@@ -185,7 +185,7 @@ def test_official_links(weft_data: Callable[[str], Path]) -> None:
     graph = load(weft_data("kg_wn18rr"))
     links = Links.of(graph)
     assert [len(part) for part in (links.train, links.val, links.test)] == [86_835, 3_034, 3_134]
-    assert len(links.known) == 93_003
+    assert len(links.true_codes) == 93_003
     assert links.num_relations == 11
 
 

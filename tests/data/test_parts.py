@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.lib.graph_checks import CALM, assert_one_line, same_graph
 from weft.data import Graph
-from weft.data.io.graph_parts import EdgesOfPart, GraphParts, gathered
+from weft.data.io.graph_parts import EdgesOfPart, GraphParts, gather_parts
 from weft.data.store import external_sort, write_parts
 from weft.data.store.external_sort import buckets
 from weft.data.store.import_parts import import_parts
@@ -59,7 +59,7 @@ def parts(draw: st.DrawFn) -> GraphParts:
 @given(parts=parts())
 def test_the_same_store_as_of_a_gathered_graph(parts: GraphParts, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("stores")
-    graph = Graph.of(gathered(parts))
+    graph = Graph.of(gather_parts(parts))
     graph.save(folder / "whole")
     import_parts(parts, folder / "parts")
     same_graph(Graph.open(folder / "parts"), graph)
@@ -74,7 +74,7 @@ def test_undirected_joins_each_pair_once_in_either_direction() -> None:
     given = EdgesOfPart(
         source=torch.tensor([0, 1, 2, 0, 2]), target=torch.tensor([1, 0, 2, 1, 1]), weight=torch.arange(5.0)
     )
-    graph = Graph.of(gathered(GraphParts(name="g", edges=lambda: iter([given]), undirected=True)))
+    graph = Graph.of(gather_parts(GraphParts(name="g", edges=lambda: iter([given]), undirected=True)))
     source, target = graph.in_edges.edges()
     assert graph.in_edges.weight is not None
     found = dict(zip(zip(source.tolist(), target.tolist(), strict=True), graph.in_edges.weight.tolist(), strict=True))

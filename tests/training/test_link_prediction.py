@@ -264,7 +264,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
         (["--negatives", "0"], "--negatives 0: give at least 1"),
         (["--metrics", "hits", "--random-features", "4"], "unknown --metrics 'hits'"),
         (["--task", "edges"], "unknown --task 'edges'"),
-        ([], "graph has no features: give it some, or --random-features 256"),
+        ([], "graph has no features: add some, or --random-features 256"),
     ],
 )
 def test_mistakes(arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Graphs: what they are, where they come from, and how they are kept."""
+"""Graphs: their arrays, the checks on them, readers and writers, and the folder format that stores them."""
 
 from weft.data.adjacency import Adjacency as Adjacency
 from weft.data.adjacency import Transpose as Transpose

@@ -1,4 +1,4 @@
-"""Edges into targets as compressed rows, and their transpose, which every backward pass walks."""
+"""In-edges as a compressed sparse row (CSR) matrix, and its transpose, which backward passes read."""
 
 from __future__ import annotations
 
@@ -14,30 +14,37 @@ from weft.data.degrees import CompressedRows
 from weft.runtime import native
 from weft.storage.unnamed_files import release
 
-BLOCK_ENTRIES = 1 << 22  # of a mapped array, read together
-RUNS, RUN_EDGES = 16, 1 << 14  # that tell how often edges one after the other have a source in common
+BLOCK_ENTRIES = 1 << 22
+"""Entries of a memory-mapped array that `Adjacency.fingerprint` reads at once."""
+RUNS, RUN_EDGES = 16, 1 << 14
+"""Number of runs of consecutive edges that `Adjacency.fresh_share` looks at, and edges in each run."""
 
 
 def topology_digest(num_targets: int, num_edges: int) -> hashlib._Hash:
-    """What a fingerprint begins with; row pointers and source ids follow."""
+    """Return a new sha256 that has hashed the sizes of a graph; row pointers and source ids are to follow.
+
+    Args:
+        num_targets: number of target vertices.
+        num_edges: number of edges.
+    """
     return hashlib.sha256(f"weft topology {num_targets} {num_edges}\n".encode())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Transpose(CompressedRows):
-    """The same edges by source: row u lists the targets that u reaches, ascending."""
+    """The edges of an `Adjacency` sorted by source: row u lists the targets of the edges that leave u, ascending."""
 
     indptr: Tensor
-    """int64 [s + 1]: where each source's entries begin."""
+    """int64 [s + 1]: position of each source's first entry."""
     indices: Tensor
-    """int32 or int64 [E]: targets."""
+    """int32 or int64 [E]: target of each entry."""
     edge_ids: Tensor
-    """int32 or int64 [E]: the position of each entry among the forward ones."""
+    """int32 or int64 [E]: position of each entry's edge in the `Adjacency`."""
     weight: Tensor | None = None
-    """float32 or float64 [E]: the forward weights in this order."""
+    """float32 or float64 [E]: weight of each entry, in the order of the transpose."""
 
     def to(self, device: torch.device | str) -> Transpose:
-        """This transpose on a device; itself where it is there already."""
+        """Return this transpose on a device; the same object if it is there already."""
         if self.indptr.device == torch.device(device):
             return self
         return Transpose(
@@ -48,37 +55,45 @@ class Transpose(CompressedRows):
         )
 
     def with_weight(self, weight: Tensor | None) -> Transpose:
-        """The same edges with other weights, given in forward order."""
+        """Return these edges with other weights, [E] in the order of the `Adjacency`."""
         permuted = None if weight is None else weight.index_select(0, self.edge_ids)
         return Transpose(indptr=self.indptr, indices=self.indices, edge_ids=self.edge_ids, weight=permuted)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Adjacency(CompressedRows):
-    """Edges into targets: a CSR matrix; its rows are destinations, its entries source ids, ascending in a row.
+    """In-edges of a graph or a block as a CSR matrix: rows are targets, entries are source ids, ascending in each row.
 
-    Duplicate edges and self loops are legal. Ids are trusted here: `from_edges` checks them, and so must whoever reads
-    arrays from elsewhere.
+    Duplicate edges and self-loops are legal. The constructor checks nothing: use `from_edges`, which checks ids, or
+    check arrays from elsewhere before.
     """
 
     indptr: Tensor
-    """int64 [n + 1]: where each target's entries begin."""
+    """int64 [n + 1]: position of each target's first entry."""
     indices: Tensor
-    """int32 or int64 [E]: sources."""
+    """int32 or int64 [E]: source of each edge."""
     num_sources: int
-    """s: ids in `indices` are below it."""
+    """Number of sources, s: all ids in `indices` are below."""
     weight: Tensor | None = None
-    """float32 or float64 [E], constant."""
+    """float32 or float64 [E]: constant edge weights."""
     known_transpose: Transpose | None = None
-    """The transpose where a store has kept it; otherwise it is made when first used."""
+    """The transpose if it exists already, for example in a stored graph; None: `transpose` computes it when needed."""
 
     @classmethod
     def from_edges(
         cls, source: Tensor, target: Tensor, *, num_sources: int, num_targets: int, weight: Tensor | None = None
     ) -> Adjacency:
-        """Sorts edges source[e] -> target[e] (int32 or int64 [E], any order) by (target, source), duplicates as given.
+        """Sort edges source[e] -> target[e] by (target, source); duplicates keep their order.
 
-        Raises ValueError where an id is out of range.
+        Args:
+            source: int32 or int64 [E], in any order.
+            target: int32 or int64 [E].
+            num_sources: number of sources.
+            num_targets: number of targets.
+            weight: float32 or float64 [E], or None.
+
+        Raises:
+            ValueError: if an id is out of range, or the weights are not one per edge.
         """
         if weight is not None and weight.shape != source.shape:
             raise ValueError(f"weight {list(weight.shape)} must hold one number per edge {list(source.shape)}")
@@ -89,7 +104,7 @@ class Adjacency(CompressedRows):
 
     @classmethod
     def from_dense(cls, matrix: Tensor) -> Adjacency:
-        """The nonzeros of a matrix [n, s] as weights: column s is a source, row n a target."""
+        """Return the nonzero entries of a matrix [n, s] as weighted edges: column s is a source, row n a target."""
         target, source = matrix.nonzero(as_tuple=True)
         weight = matrix[target, source]
         return cls.from_edges(source, target, num_sources=matrix.shape[1], num_targets=len(matrix), weight=weight)
@@ -108,7 +123,7 @@ class Adjacency(CompressedRows):
 
     @cached_property
     def transpose(self) -> Transpose:
-        """The edges by source, made once, where the edges are."""
+        """The edges by source, computed once, on the device of the edges."""
         if self.known_transpose is not None:
             return self.known_transpose
         if self.device.type == "cpu":
@@ -119,35 +134,37 @@ class Adjacency(CompressedRows):
 
     @cached_property
     def degree(self) -> Tensor:
-        """In-degree of each target, int64 [n]; duplicates count."""
+        """In-degree of each target, int64 [n]; duplicate edges count."""
         return self.indptr[1:] - self.indptr[:-1]
 
     @cached_property
     def fresh_share(self) -> float:
-        """The share of edges whose source no edge shortly before it has; of some runs of them.
+        """Fraction of edges whose source is new within a run of consecutive edges, estimated from a sample of runs.
 
-        So many rows have to be brought from memory where those of a run fit into the cache.
+        The rows of these sources must be fetched from memory; the other rows of a run are still in the cache.
         """
+        # Each run: write every edge's position into a slot of its source, then count the edges whose position stayed.
+        # Exactly one edge of each distinct source does.
         run = min(RUN_EDGES, self.num_edges)
-        runs = min(RUNS, -(-self.num_edges // RUN_EDGES))
-        begins = torch.linspace(0, self.num_edges - run, runs).long().tolist()
-        place = torch.arange(run, dtype=torch.int32, device=self.device)
-        marked = torch.empty(self.num_sources, dtype=torch.int32, device=self.device)
+        num_runs = min(RUNS, -(-self.num_edges // RUN_EDGES))
+        first_edges = torch.linspace(0, self.num_edges - run, num_runs).long().tolist()
+        positions = torch.arange(run, dtype=torch.int32, device=self.device)
+        position_of_source = torch.empty(self.num_sources, dtype=torch.int32, device=self.device)
         distinct = 0
-        for first in begins:
+        for first in first_edges:
             sources = self.indices[first : first + run]
-            marked[sources] = place
-            distinct += int((marked[sources] == place).sum())  # of edges with the same source, one has marked it
-        return distinct / (runs * run) if run else 1.0
+            position_of_source[sources] = positions
+            distinct += int((position_of_source[sources] == positions).sum())
+        return distinct / (num_runs * run) if run else 1.0
 
     @cached_property
     def has_loop(self) -> Tensor:
-        """Whether v is among its own in-neighbours, bool [n]; meant where targets are the first n sources."""
+        """True for each target v that has an edge v -> v, bool [n]. Target ids must be the first n source ids."""
         return native.find_loops(self.indptr.cpu(), self.indices.cpu()).to(self.device)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names the topology: sha256 over target and edge count, row pointers and source ids; 64 hex digits."""
+        """Digest that identifies the topology: sha256 of the CSR arrays and their sizes; 64 hex digits."""
         digest = topology_digest(self.num_targets, self.num_edges)
         for tensor in (self.indptr, self.indices):
             for block in tensor.split(BLOCK_ENTRIES):
@@ -156,50 +173,54 @@ class Adjacency(CompressedRows):
         return digest.hexdigest()
 
     def edges(self) -> tuple[Tensor, Tensor]:
-        """(source, target) of every edge in stored order, int64 [E] each."""
+        """Return (source, target) of every edge in stored order, int64 [E] each."""
         targets = torch.arange(self.num_targets, device=self.device)
         return self.indices.long(), targets.repeat_interleave(self.degree, output_size=self.num_edges)
 
     def to(self, device: torch.device | str) -> Adjacency:
-        """These edges on a device, with the transpose if it is known; itself where they are there already."""
+        """Return these edges on a device, with the transpose if it exists; the same object if already there."""
         if self.device == torch.device(device):
             return self
-        known = self._made_transpose()
+        transpose = self._existing_transpose()
         return Adjacency(
             indptr=self.indptr.to(device),
             indices=self.indices.to(device),
             num_sources=self.num_sources,
             weight=None if self.weight is None else self.weight.to(device),
-            known_transpose=None if known is None else known.to(device),
+            known_transpose=None if transpose is None else transpose.to(device),
         )
 
     def with_weight(self, weight: Tensor | None) -> Adjacency:
-        """The same edges with other weights [E] in stored order; shares the topology, and the transpose if known."""
+        """Return these edges with other weights, [E] in stored order.
+
+        The copy shares the topology, and the transpose if it has been computed.
+        """
         if weight is not None and weight.shape != self.indices.shape:
             raise ValueError(f"weight {list(weight.shape)} must hold one number per edge [{self.num_edges}]")
-        known = self._made_transpose()
+        transpose = self._existing_transpose()
         return Adjacency(
             indptr=self.indptr,
             indices=self.indices,
             num_sources=self.num_sources,
             weight=weight,
-            known_transpose=None if known is None else known.with_weight(weight),
+            known_transpose=None if transpose is None else transpose.with_weight(weight),
         )
 
     def cast(self, dtype: torch.dtype) -> Adjacency:
-        """The same edges with weights of a dtype; itself where nothing changes."""
+        """Return these edges with weights of a dtype; the same object if nothing changes."""
         if self.weight is None or self.weight.dtype == dtype:
             return self
         return self.with_weight(self.weight.to(dtype))
 
-    def _made_transpose(self) -> Transpose | None:
-        made: Transpose | None = self.__dict__.get("transpose", self.known_transpose)
-        return made
+    def _existing_transpose(self) -> Transpose | None:
+        """Return the transpose if it was given or computed before, without computing it."""
+        transpose: Transpose | None = self.__dict__.get("transpose", self.known_transpose)
+        return transpose
 
 
 def transpose_by_sorting(adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
-    """What `core.native.transpose` makes, on any device."""
-    sources, edge_ids = adjacency.indices.sort(stable=True)  # targets, which ascend, stay in order
-    begins = torch.arange(adjacency.num_sources + 1, dtype=sources.dtype, device=sources.device)
-    indptr = torch.searchsorted(sources, begins)
+    """Compute (indptr, indices, edge_ids) of the transpose as `runtime.native.transpose` does, on any device."""
+    sources, edge_ids = adjacency.indices.sort(stable=True)  # stable: targets of a source stay in ascending order
+    source_ids = torch.arange(adjacency.num_sources + 1, dtype=sources.dtype, device=sources.device)
+    indptr = torch.searchsorted(sources, source_ids)
     return indptr, adjacency.entry_rows[edge_ids], edge_ids.to(native.id_dtype(adjacency.num_edges))

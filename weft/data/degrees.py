@@ -1,4 +1,4 @@
-"""Rows of a compressed matrix by how many entries they have: what a GPU's programs share out among themselves."""
+"""Rows of a compressed matrix classified by their number of entries, so that GPU programs get equal work."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 SMALL = 32
-"""Entries up to which several rows go to one program."""
+"""Largest number of entries of a small row; a GPU program processes several small rows."""
 PIECE = 1024
-"""Entries up to which a row is one program's; one with more is a hub, cut into pieces of so many."""
+"""Largest number of entries that one GPU program processes. A longer row, a hub, is cut into pieces of this size."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segments:
-    """Ranges of entries, each with the row that it belongs to."""
+    """Ranges of entries of a compressed matrix, each with its row."""
 
     first: Tensor
-    """int32 or int64 [S]: where each begins."""
+    """int32 or int64 [S]: position of each range's first entry."""
     count: Tensor
-    """int32 [S]: how many entries it has."""
+    """int32 [S]: number of entries in each range."""
     row: Tensor
-    """int32 or int64 [S]."""
+    """int32 or int64 [S]: row that each range belongs to."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -32,20 +32,27 @@ class Segments:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DegreeClasses:
-    """All rows of a matrix, each in one class; made on the device of the matrix."""
+    """All rows of a compressed matrix, each in one class by its number of entries; on the device of the matrix."""
 
     small: Segments
-    """Rows with up to `SMALL` entries, or none, by their number, so that neighbours have about as many."""
+    """Rows with at most `SMALL` entries, ascending by that number, so that adjacent rows need similar time."""
     middle: Segments
-    """Rows with up to `PIECE` entries, the largest first."""
+    """Rows with more than `SMALL` and at most `PIECE` entries, longest first."""
     pieces: Segments
-    """Of the hubs, in their order, `PIECE` entries each but the last of a hub."""
+    """Pieces of the hubs, in the order of `hubs`: `PIECE` entries each, fewer in the last piece of a hub."""
     hubs: Segments
-    """The other rows; `first` and `count` are of their pieces."""
+    """Rows with more than `PIECE` entries; `first` and `count` are ranges of `pieces`, not of entries."""
 
     @classmethod
     def of(cls, indptr: Tensor, num_entries: int, *, small: int = SMALL, piece: int = PIECE) -> DegreeClasses:
-        """The classes of rows with these pointers, int64 [n + 1]. Waits for the device once."""
+        """Classify the rows of a matrix. Synchronizes with the device once.
+
+        Args:
+            indptr: row pointers, int64 [n + 1].
+            num_entries: number of entries of the matrix.
+            small: largest number of entries of a small row.
+            piece: largest number of entries of a piece.
+        """
         degree = indptr.diff()
         order = degree.argsort(stable=True)
         middle, hubs, pieces = torch.stack(
@@ -55,56 +62,60 @@ class DegreeClasses:
                 (-(-degree // piece)).masked_fill(degree <= piece, 0).sum(),
             ]
         ).tolist()
-        narrow = torch.int32 if max(num_entries, len(indptr)) < 2**31 else torch.int64
+        index_dtype = torch.int32 if max(num_entries, len(indptr)) < 2**31 else torch.int64
 
         def segments(first: Tensor, count: Tensor, row: Tensor) -> Segments:
-            return Segments(first=first.to(narrow), count=count.int(), row=row.to(narrow))
+            return Segments(first=first.to(index_dtype), count=count.int(), row=row.to(index_dtype))
 
         def whole(rows: Tensor) -> Segments:
             return segments(indptr[rows], degree[rows], rows)
 
-        cut = order[hubs:]
-        each = -(-degree[cut] // piece)
-        begin = each.cumsum(0) - each
-        row = cut.repeat_interleave(each, output_size=pieces)
-        skipped = (
-            torch.arange(pieces, device=indptr.device) - begin.repeat_interleave(each, output_size=pieces)
+        hub_rows = order[hubs:]
+        num_pieces = -(-degree[hub_rows] // piece)
+        first_piece = num_pieces.cumsum(0) - num_pieces
+        row = hub_rows.repeat_interleave(num_pieces, output_size=pieces)
+        piece_offset = (
+            torch.arange(pieces, device=indptr.device) - first_piece.repeat_interleave(num_pieces, output_size=pieces)
         ) * piece
         return cls(
             small=whole(order[:middle]),
             middle=whole(order[middle:hubs].flip(0)),
-            pieces=segments(indptr[row] + skipped, (degree[row] - skipped).clamp(max=piece), row),
-            hubs=segments(begin, each, cut),
+            pieces=segments(indptr[row] + piece_offset, (degree[row] - piece_offset).clamp(max=piece), row),
+            hubs=segments(first_piece, num_pieces, hub_rows),
         )
 
 
 class CompressedRows:
-    """What is made once of compressed rows, on their device, where a kernel wants it."""
+    """Base of compressed matrices: quantities that kernels need, computed once on the matrix's device and cached."""
 
     indptr: Tensor
+    """int64 [n + 1]: position of each row's first entry."""
     indices: Tensor
+    """int32 or int64 [E]: column of each entry."""
 
     @cached_property
     def degree_classes(self) -> DegreeClasses:
+        """The rows by number of entries."""
         return DegreeClasses.of(self.indptr, len(self.indices))
 
     @cached_property
     def matrices(self) -> dict[Hashable, Tensor]:
-        """PyTorch's sparse matrices of the rows, by what a kernel tells them apart."""
+        """Cache of `torch.sparse` matrices with these rows; each kernel chooses its own keys."""
         return {}
 
     @cached_property
     def entry_rows(self) -> Tensor:
-        """The row of every entry, as `indices` [E]."""
+        """Row of every entry, [E], of the dtype of `indices`."""
         rows = torch.arange(len(self.indptr) - 1, dtype=self.indices.dtype, device=self.indptr.device)
         return rows.repeat_interleave(self.indptr.diff(), output_size=len(self.indices))
 
     @cached_property
     def copies(self) -> Tensor | None:
-        """How many of the entries before it in its row each one equals, int32 [E]; None: all entries differ."""
-        again = torch.zeros(len(self.indices), dtype=torch.bool, device=self.indices.device)
-        again[1:] = (self.indices[1:] == self.indices[:-1]) & (self.entry_rows[1:] == self.entry_rows[:-1])
-        if not again.any():
+        """Number of equal entries before each entry in its row, int32 [E]; None if no row contains an entry twice."""
+        repeated = torch.zeros(len(self.indices), dtype=torch.bool, device=self.indices.device)
+        repeated[1:] = (self.indices[1:] == self.indices[:-1]) & (self.entry_rows[1:] == self.entry_rows[:-1])
+        if not repeated.any():
             return None
-        place = torch.arange(len(again), device=again.device)
-        return (place - torch.where(again, 0, place).cummax(0).values).int()
+        positions = torch.arange(len(repeated), device=repeated.device)
+        # Equal entries are adjacent. Subtract the position of the first of each group of equal entries.
+        return (positions - torch.where(repeated, 0, positions).cummax(0).values).int()

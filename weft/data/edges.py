@@ -1,4 +1,4 @@
-"""From edge arrays to in-edges: checks in the caller's own positions, then one native sort."""
+"""In-edges from arrays of edges: checks whose messages use the caller's positions, then one native sort."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from weft.data.adjacency import Adjacency
 from weft.data.fields import GraphFields
 from weft.data.tensor_checks import (
     Numbers,
+    as_integers,
     cast,
     check_edge_features,
     check_finite,
     check_ids,
     check_vector,
-    plain,
+    dense_cpu_tensor,
     vertex_ids,
-    whole,
 )
-from weft.runtime.memory import require_memory
+from weft.runtime.memory import check_fits_memory
 from weft.runtime.native import coo_to_csr
 from weft.utils.errors import InputError
 from weft.utils.units import format_bytes
 
-# Above both, most vertices would have no edge: ids are names, and no vertex numbers.
+# If the largest id exceeds both limits, most vertices would have no edge: such ids are names, not vertex numbers.
 MAX_SPARSE_IDS = 1 << 24
 MAX_IDS_PER_EDGE = 16
 
-POINTER_BYTES = 16  # of a vertex: int64 for the edges into it, and for those out of it
+POINTER_BYTES = 16
+"""Bytes of row pointers per vertex: an int64 for the in-edges and one for the out-edges."""
 
 
 def build(
@@ -43,15 +44,24 @@ def build(
     undirected: bool = False,
     field: str = "edge_index",
 ) -> GraphFields:
-    """What edges tell of a graph: themselves, their types and their features, in the order in which they are stored.
+    """Check edges and sort them by target, source, type and position in the input.
 
-    It is by target, source, type, and position in the input.
-    source and target are integer [E]; weight is float [E], edge_features float [E, K], edge_type integer [E].
-    num_vertices is one more than the largest id where it is not given. Errors call the first two field[0] and field[1].
-    undirected: joins each pair that an edge joins once in either direction. Of several edges from one vertex to another
-    the first that is given stays, and one given before one turned round.
+    Args:
+        source: integer [E].
+        target: integer [E].
+        num_vertices: number of vertices; None: one more than the largest id.
+        weight: float [E].
+        edge_features: float [E, K].
+        edge_type: integer [E].
+        undirected: add the reverse of each edge and merge duplicates. The first of several equal edges is kept; an edge
+            as given wins over a reversed one.
+        field: name of the edges in errors, which call the first two arguments `field[0]` and `field[1]`.
 
-    Raises InputError for ids out of range, lengths that disagree, and weights or features that are not finite.
+    Returns:
+        Fields of a graph: in-edges with weights, edge types and edge features, all in stored order.
+
+    Raises:
+        InputError: if ids are out of range, lengths differ, or weights or features are not finite.
     """
     source, target = vertex_ids(f"{field}[0]", source), vertex_ids(f"{field}[1]", target)
     if source.shape != target.shape:
@@ -63,7 +73,7 @@ def build(
         check_edge_features(edge_features, len(source))
         check_finite("edge_features", edge_features, "replace missing ones, for example with 0")
     if edge_type is not None:
-        edge_type = whole("edge_type", edge_type)
+        edge_type = as_integers("edge_type", edge_type)
         check_vector("edge_type", edge_type, len(source), "edges")
     num_vertices = vertex_count(count_vertices(source, target, field) if num_vertices is None else num_vertices)
     check_ids(f"{field}[0]", source, num_vertices)
@@ -72,9 +82,12 @@ def build(
         source, target = source.to(torch.int64), target.to(torch.int64)
     if undirected:
         if edge_type is not None:
-            raise InputError("undirected edges of several types: leave it out, and load with inverse_relations")
-        source, target, given = both_ways(source, target)
-        weight, edge_features = (None if rows is None else rows[given] for rows in (weight, edge_features))
+            raise InputError(
+                "undirected=True cannot be combined with edge_type: leave undirected out, and add inverse relations "
+                "instead (inverse_relations=True of weft.load)"
+            )
+        source, target, edge_ids = both_ways(source, target)
+        weight, edge_features = (None if rows is None else rows[edge_ids] for rows in (weight, edge_features))
     by_type = None if edge_type is None else edge_type.argsort(stable=True)
     if by_type is not None:
         source, target = source[by_type], target[by_type]
@@ -95,7 +108,17 @@ def build(
 
 
 def both_ways(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sources and targets of each pair of ends once, in either direction, and the edge int64 that it is from."""
+    """Add the reverse of every edge and remove duplicates.
+
+    Args:
+        source: integer [E].
+        target: integer [E].
+
+    Returns:
+        Sources and targets of the distinct edges, and the position int64 in the input of the edge that each comes from.
+    """
+    # Sort the given and the reversed edges by (target, source), keep the first of each group of equal edges (given
+    # edges come before reversed ones), and restore the order of the input.
     sources, targets = torch.cat([source, target]), torch.cat([target, source])
     order = sources.argsort(stable=True)
     order = order[targets[order].argsort(stable=True)]
@@ -106,8 +129,16 @@ def both_ways(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def edge_weights(weight: object, num_edges: int) -> Tensor:
-    """Weights [E], float32 or float64; InputError where one is not finite."""
-    tensor = plain("edge_weight", weight)
+    """Return edge weights as a tensor [E] of float32 or float64.
+
+    Args:
+        weight: a tensor, an array or a list of numbers [E].
+        num_edges: number of edges, E.
+
+    Raises:
+        InputError: if they are not one per edge, or one is not finite.
+    """
+    tensor = dense_cpu_tensor("edge_weight", weight)
     check_vector("edge_weight", tensor, num_edges, "edges")
     if tensor.dtype not in (torch.float32, torch.float64):
         tensor = cast("edge_weight", tensor, torch.float32)
@@ -116,14 +147,32 @@ def edge_weights(weight: object, num_edges: int) -> Tensor:
 
 
 def count_vertices(source: Tensor, target: Tensor, field: str) -> int:
-    """One more than the largest id. Raises InputError where ids are far too sparse to be vertex numbers."""
+    """Return one more than the largest id.
+
+    Args:
+        source: integer [E].
+        target: integer [E].
+        field: name of the edges in errors.
+
+    Raises:
+        InputError: if ids are far too sparse to be vertex numbers.
+    """
     if not len(source):
         return 0
     return check_sparse_ids(1 + max(int(source.max()), int(target.max())), len(source), field)
 
 
 def check_sparse_ids(count: int, num_edges: int, field: str) -> int:
-    """One more than the largest id, as it is. Raises InputError where ids are far too sparse to be vertex numbers."""
+    """Return `count` unchanged, or refuse it if ids are far too sparse to be vertex numbers.
+
+    Args:
+        count: one more than the largest id.
+        num_edges: number of edges that the ids are from.
+        field: name of the edges in errors.
+
+    Raises:
+        InputError: if most vertices below `count` would have no edge.
+    """
     if count > max(MAX_SPARSE_IDS, MAX_IDS_PER_EDGE * num_edges):
         raise InputError(
             f"{field} holds ids up to {count - 1} in {num_edges} edges, and vertices without any would take "
@@ -133,9 +182,13 @@ def check_sparse_ids(count: int, num_edges: int, field: str) -> int:
     return count
 
 
-def vertex_count(given: object) -> int:
-    """A number of vertices that somebody states. InputError where there cannot be as many."""
-    if not isinstance(given, Integral) or int(given) < 0:
-        raise InputError(f"num_vertices is {given!r}: give a whole number from 0 on")
-    require_memory(POINTER_BYTES * int(given), f"num_vertices={given}", "give as many as the graph has")
-    return int(given)
+def vertex_count(count: object) -> int:
+    """Check a number of vertices that a caller or a file states, and return it as an int.
+
+    Raises:
+        InputError: if it is no whole number from 0 on, or needs more memory than there is.
+    """
+    if not isinstance(count, Integral) or int(count) < 0:
+        raise InputError(f"num_vertices is {count!r}: give a whole number from 0 on")
+    check_fits_memory(POINTER_BYTES * int(count), f"num_vertices={count}", "give the number of vertices of the graph")
+    return int(count)

@@ -1,4 +1,4 @@
-"""The fields of a graph, unchecked: what readers return, and what writers take."""
+"""The fields of a graph, unchecked: the result of readers and the input of writers."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ from weft.data.vertex_names import VertexNames
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GraphFields:
-    """A graph of N vertices and E edges with what is known of its vertices. `Graph` adds checks and derived figures."""
+    """Arrays of a graph of N vertices and E edges. `Graph` adds checks and derived figures."""
 
     in_edges: Adjacency
-    """The edges over all N vertices; of a typed graph, all relations merged. Holds the constant edge weights."""
+    """Edges over all N vertices, with constant weights if there are any; in a typed graph, those of all relations."""
     x: Tensor | None = None
     """float32 [N, F]: features."""
     y: Tensor | None = None
-    """Labels: int64 [N] classes, -1 where unlabelled, or float32 [N, C] of 0 and 1 (several labels).
+    """Labels in one of three forms, told apart by dtype and values.
 
-    Or values of a regression, float32 [N] or [N, T], NaN where unlabelled: told by numbers with a fraction.
+    int64 [N]: classes, -1 if unlabelled. float32 [N, C] of 0 and 1: several labels per vertex. float32 [N] or [N, T]
+    that contains fractions: values of a regression, NaN if unlabelled.
     """
     train_mask: Tensor | None = None
-    """bool [N]: the vertices to train on."""
+    """bool [N]: vertices to train on."""
     val_mask: Tensor | None = None
-    """bool [N]: the vertices to validate on."""
+    """bool [N]: vertices to validate on."""
     test_mask: Tensor | None = None
-    """bool [N]: the vertices to test on."""
+    """bool [N]: vertices to test on."""
     name: str = "graph"
-    """What messages call the graph."""
+    """Name of the graph in messages."""
     edge_type: Tensor | None = None
-    """int16 (int32 from 32,768 relations on) [E] in stored order: positions in `relations`."""
+    """int16 (int32 from 32,768 relations on) [E] in stored order: position of each edge's relation in `relations`."""
     relations: tuple[str, ...] = ()
-    """One name for each relation: 'source type|name|target type'."""
+    """Name of each relation, 'source type|name|target type'."""
     edge_features: Tensor | None = None
-    """float32 [E, K] in stored order."""
+    """float32 [E, K] in stored order: features of the edges."""
     vertex_types: tuple[str, ...] = ()
-    """The names of the vertex types, in the order of their ids."""
+    """Names of the vertex types, in the order of their ids."""
     type_offsets: tuple[int, ...] = ()
-    """Type t has the ids from type_offsets[t] to type_offsets[t + 1]."""
+    """Id ranges of the vertex types: type t has the ids type_offsets[t] to type_offsets[t + 1] - 1."""
     features: Mapping[str, Tensor] = field(default_factory=dict)
-    """Per vertex type, float32 [n_t, F_t], where types differ in width or lack any; x is None then."""
+    """float32 [n_t, F_t] by vertex type, if types differ in width or some have no features; x is None then."""
     val_links: Tensor | None = None
-    """int64 [m, 3]: edges held out to validate link prediction: source, target, relation (or 0)."""
+    """int64 [m, 3]: edges held out to validate link prediction, as rows (source, target, relation or 0)."""
     test_links: Tensor | None = None
-    """int64 [m, 3]: edges held out to test link prediction."""
+    """int64 [m, 3]: edges held out to test link prediction, as rows (source, target, relation or 0)."""
     ids: Tensor | None = None
-    """int64 [N]: the vertices' original ids, where the graph was reordered (see weft.data.vertex_order); None: the same."""
+    """int64 [N]: original id of each vertex of a reordered graph (weft.data.vertex_order); None: not reordered."""
     vertex_names: VertexNames | None = None
-    """What the source of the graph calls its vertices, by their original ids; None: numbers from 0 on."""
+    """Names of the vertices in the graph's source, by original id; None: they are numbered from 0."""

@@ -1,4 +1,4 @@
-"""`Graph`: topology, features, labels and splits of one graph, immutable and checked on entry."""
+"""`Graph`: topology, features, labels and splits of one graph, immutable and checked on construction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.data.adjacency import Adjacency
 from weft.data.edges import build
 from weft.data.fields import GraphFields
-from weft.data.io.graph_parts import gathered
+from weft.data.io.graph_parts import gather_parts
 from weft.data.io.other_libraries import NODE, SOURCE, TARGET, dgl_fields, matrix_edges, network_tables
 from weft.data.io.pyg import PygGraph, from_pyg, to_pyg
 from weft.data.rules import check_kinds, check_shapes, check_values
@@ -29,38 +29,39 @@ from weft.data.tensor_checks import (
     Numbers,
     cast,
     check_vector,
+    dense_cpu_tensor,
     has_label,
     label_dtype,
     label_kind,
     located,
-    plain,
 )
 from weft.data.vertex_types import TypedShape, relation_edges, type_range
 from weft.storage.unnamed_files import release
-from weft.utils.errors import InputError, printable, require_word
+from weft.utils.errors import InputError, check_word, printable
 from weft.utils.notebook import facts_table
 
-SAMPLE = 1 << 16  # vertices whose features `density` looks at
+DENSITY_SAMPLE = 1 << 16
+"""Number of vertices whose features `Graph.density` reads."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Graph(GraphFields):
-    """A graph of N vertices and E edges with what is known of its vertices. Free of any rank, device or model.
+    """A graph of N vertices and E edges with features, labels and splits; independent of ranks, devices and models.
 
-    Directed graphs, self loops, duplicate edges, isolated vertices and no edges at all are legal.
+    Directed graphs, self-loops, duplicate edges, isolated vertices and graphs without edges are legal.
 
-    Other dtypes than those of GraphFields are cast where every value survives; otherwise, and for every other mistake,
-    InputError says where. Masks that overlap are legal, with a DataWarning.
+    The constructor casts other dtypes than those of `GraphFields` if every value survives. Otherwise, and for every
+    other mistake, it raises InputError with the position. Overlapping masks are legal, with a DataWarning.
     """
 
     path: Path | None = dataclasses.field(init=False, default=None)
-    """The store folder whose content this is, or None. A changed copy (dataclasses.replace) has none."""
+    """Folder from which this graph was opened; None for other graphs and for changed copies (dataclasses.replace)."""
     trusted: InitVar[bool] = False
-    """Leaves the values unread (sizes are always compared); for arrays that were checked before."""
+    """If True, values are not read (sizes are always compared); for arrays that were checked before."""
 
     def __post_init__(self, trusted: bool) -> None:
         check_kinds(self)
-        y_dtype = torch.int64 if self.y is None else label_dtype(plain("y", self.y))
+        y_dtype = torch.int64 if self.y is None else label_dtype(dense_cpu_tensor("y", self.y))
         type_dtype = torch.int16 if len(self.relations) < 1 << 15 else torch.int32
         dtypes = {"x": torch.float32, "edge_features": torch.float32, "y": y_dtype, "edge_type": type_dtype}
         dtypes |= {"ids": torch.int64} | dict.fromkeys(LINKS, torch.int64)
@@ -76,11 +77,11 @@ class Graph(GraphFields):
             check_values(self)
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{number} {what}" for what, number in self._sizes().items())
+        sizes = ", ".join(f"{size} {unit}" for unit, size in self._sizes().items())
         return f"<Graph {printable(self.name)}: {sizes}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows; unlike `repr`, it reads labels and masks."""
+        """Return the HTML that a notebook shows; unlike `repr`, this reads labels and masks."""
         facts = self._sizes()
         if self.features:
             facts["features by type"] = ", ".join(f"{x.shape[1]:,} of {name}" for name, x in self.features.items())
@@ -96,15 +97,15 @@ class Graph(GraphFields):
         return facts_table(f"Graph {self.name}", facts)
 
     def _sizes(self) -> dict[str, str]:
-        """How many there are of what the graph has, by what it is called. Reads no array."""
-        parts = {
+        """Return the sizes of the graph, formatted, by name. Reads no array."""
+        optional = {
             "features": self.num_features,
             "edge features": self.num_edge_features,
             "relations": len(self.relations),
             "vertex types": len(self.vertex_types),
         }
-        numbers = {"vertices": self.num_vertices, "edges": self.num_edges} | {n: k for n, k in parts.items() if k}
-        return {what: f"{number:,}" for what, number in numbers.items()}
+        counts = {"vertices": self.num_vertices, "edges": self.num_edges} | {n: k for n, k in optional.items() if k}
+        return {unit: f"{count:,}" for unit, count in counts.items()}
 
     @property
     def num_vertices(self) -> int:
@@ -116,17 +117,17 @@ class Graph(GraphFields):
 
     @property
     def num_features(self) -> int:
-        """F, the columns of x; 0 without x (types with features of their own have a width each)."""
+        """F, the number of columns of x; 0 without x (`features` has a width for each vertex type)."""
         return 0 if self.x is None else self.x.shape[1]
 
     @property
     def num_edge_features(self) -> int:
-        """K, the columns of edge_features; 0 without them."""
+        """K, the number of columns of edge_features; 0 without them."""
         return 0 if self.edge_features is None else self.edge_features.shape[1]
 
     @cached_property
     def label_kind(self) -> str:
-        """What y holds: 'classes', 'labels' (several of them), 'values' of a regression; '' without y."""
+        """Kind of the labels y: 'classes', 'labels' (several per vertex), 'values' (of a regression); '' without y."""
         return "" if self.y is None else label_kind(self.y)
 
     @property
@@ -135,7 +136,7 @@ class Graph(GraphFields):
 
     @cached_property
     def num_classes(self) -> int:
-        """C: one more than the largest label, or the columns of y (1 for values [N]); 0 without labels."""
+        """C: one more than the largest class, or the columns of y (1 for values [N]); 0 without labels."""
         if self.y is None or not len(self.y):
             return 0
         if self.y.dim() == 2:
@@ -143,8 +144,8 @@ class Graph(GraphFields):
         return int(self.y.max()) + 1 if self.label_kind == "classes" else 1
 
     def labelled(self, split: str) -> Tensor | None:
-        """The vertices of a split, 'train', 'val' or 'test', that have a label: bool [N]; None: not known."""
-        require_word("split", split, ("train", "val", "test"))
+        """Return the labelled vertices of a split ('train', 'val' or 'test'), bool [N]; None without mask or labels."""
+        check_word("split", split, ("train", "val", "test"))
         mask: Tensor | None = getattr(self, f"{split}_mask")
         if mask is None or self.y is None:
             return None
@@ -152,27 +153,27 @@ class Graph(GraphFields):
 
     @cached_property
     def density(self) -> float:
-        """The share of x that is not zero, among the first vertices; the same on every rank. 0 without x."""
-        sample = torch.empty(0) if self.x is None else self.x[:SAMPLE]
+        """Fraction of nonzero entries of x among the first vertices, equal on all ranks; 0 without x."""
+        sample = torch.empty(0) if self.x is None else self.x[:DENSITY_SAMPLE]
         return int(sample.count_nonzero()) / max(sample.numel(), 1)
 
     @property
     def fingerprint(self) -> str:
-        """Names the topology: 64 hex digits; see Adjacency.fingerprint."""
+        """Digest that identifies the topology, 64 hex digits; see Adjacency.fingerprint."""
         return self.in_edges.fingerprint
 
     @property
     def typed(self) -> TypedShape:
-        """What a model needs to know of the types of edges and, where there is no x, of vertices."""
+        """Number of relations and, without x, the sizes of the vertex types, on which a model's structure depends."""
         if self.x is not None:
             return TypedShape(len(self.relations))
-        known = [self.features[name] for name in self.vertex_types if name in self.features]
-        featured = tuple((len(x), x.shape[1]) for x in known)
+        xs = [self.features[name] for name in self.vertex_types if name in self.features]
+        featured = tuple((len(x), x.shape[1]) for x in xs)
         return TypedShape(len(self.relations), featured, self.num_vertices - sum(count for count, _ in featured))
 
     @cached_property
     def num_relations_in(self) -> Tensor:
-        """By how many relations each vertex has an in-edge: int64 [N]; 0 in a graph without relations."""
+        """Number of relations by which each vertex has in-edges: int64 [N]; 0 in a graph without relations."""
         if self.edge_type is None:
             return torch.zeros(self.num_vertices, dtype=torch.int64)
         _, target = self.in_edges.edges()
@@ -180,26 +181,31 @@ class Graph(GraphFields):
         return torch.bincount(pairs // len(self.relations), minlength=self.num_vertices)
 
     def type_range(self, name: str) -> range:
-        """The vertex ids of one type; InputError if there is no such type."""
+        """Return the vertex ids of one type. Raises InputError if there is no such type."""
         return type_range(self, name)
 
     def relation(self, name: str) -> Adjacency:
-        """The in-edges of one relation, targets and sources numbered within their own type. Made anew at each call."""
+        """Return the in-edges of one relation; targets and sources are numbered within their types. Not cached."""
         return relation_edges(self, name)
 
     def by_type(self) -> Graph:
-        """With the features of each vertex type apart, also where all are of one width; itself if they are."""
+        """Return the graph with features per vertex type instead of x; the same object if it has no x or no types."""
         if self.x is None or not self.vertex_types:
             return self
         spans = {name: self.type_range(name) for name in self.vertex_types}
         return dataclasses.replace(
-            self, x=None, features={name: self.x[one.start : one.stop] for name, one in spans.items()}
+            self, x=None, features={name: self.x[span.start : span.stop] for name, span in spans.items()}
         )
 
     @classmethod
-    def of(cls, known: GraphFields, *, trusted: bool = False) -> Graph:
-        """The graph that has these fields, checked; `trusted` as above."""
-        fields = {field.name: getattr(known, field.name) for field in dataclasses.fields(GraphFields)}
+    def of(cls, unchecked: GraphFields, *, trusted: bool = False) -> Graph:
+        """Return the graph that has these fields, checked.
+
+        Args:
+            unchecked: fields from a reader.
+            trusted: if True, values are not read; see `Graph.trusted`.
+        """
+        fields = {field.name: getattr(unchecked, field.name) for field in dataclasses.fields(GraphFields)}
         return cls(**fields, trusted=trusted)
 
     @classmethod
@@ -226,22 +232,45 @@ class Graph(GraphFields):
         val_links: Numbers | None = None,
         test_links: Numbers | None = None,
     ) -> Graph:
-        """A graph from edges source[e] -> target[e], integer [E] each, or from one edge_index [2, E] in their place.
+        """Return a graph from edges source[e] -> target[e].
 
-        All numbers may be tensors, NumPy arrays, columns of pandas or lists. `weight` and `edge_type` [E] and
-        `edge_features` [E, K] are in the order of the edges. Without `num_vertices` it is the length of x, y or
-        type_offsets, else one more than the largest id. `undirected` joins the ends of each edge in both directions,
-        once: of several edges from one vertex to another the first stays, and one as given before one turned round.
+        All arrays may be tensors, NumPy arrays, pandas columns or lists.
+
+        Args:
+            source: integer [E]; or, without `target`, an edge_index [2, E].
+            target: integer [E].
+            num_vertices: number of vertices. Default: the length of x, y or type_offsets, else one more than the
+                largest id.
+            weight: edge weights [E].
+            edge_features: [E, K].
+            x: features [N, F].
+            y: labels; see `GraphFields.y`.
+            train_mask: bool [N].
+            val_mask: bool [N].
+            test_mask: bool [N].
+            undirected: add the reverse of each edge and merge duplicates. The first of several equal edges is kept; an
+                edge as given wins over a reversed one.
+            name: name of the graph in messages.
+            edge_type: relation of each edge [E], positions in `relations`.
+            relations: names 'source type|name|target type'.
+            vertex_types: names of the vertex types.
+            type_offsets: first id of each vertex type, and N at the end.
+            features: features by vertex type, instead of x.
+            val_links: held-out edges [m, 3] for link prediction; see `GraphFields.val_links`.
+            test_links: held-out edges [m, 3] for link prediction.
+
+        Raises:
+            InputError: at the first value that no graph may contain.
         """
         if target is None:
-            pair = plain("edge_index", source)
+            pair = dense_cpu_tensor("edge_index", source)
             if pair.dim() != 2 or len(pair) != 2:
                 raise InputError(
                     f"edge_index has shape {list(pair.shape)}: give edges as [2, E], source row first, or give target"
                 )
             source, target = pair
         if num_vertices is None:
-            num_vertices = known_size(x, y, type_offsets)
+            num_vertices = size_from_arrays(x, y, type_offsets)
         edges = build(
             source,
             target,
@@ -251,7 +280,7 @@ class Graph(GraphFields):
             edge_type=edge_type,
             undirected=undirected,
         )
-        numbers: dict[str, Any] = {  # tensors as of the cast
+        arrays: dict[str, Any] = {  # the constructor casts them to tensors
             "x": x,
             "y": y,
             "train_mask": train_mask,
@@ -269,7 +298,7 @@ class Graph(GraphFields):
             edge_features=edges.edge_features,
             vertex_types=vertex_types,
             type_offsets=type_offsets,
-            **numbers,
+            **arrays,
         )
 
     @classmethod
@@ -291,29 +320,43 @@ class Graph(GraphFields):
         seed: int = 0,
         name: str | None = None,
     ) -> Graph:
-        """A graph from a table of vertices (or None) and one of edges; docs/data.md says what columns may hold.
+        """Return a graph from a table of vertices and a table of edges; docs/data.md says what columns may contain.
 
         A table is a pandas DataFrame, a pyarrow.Table, arrays by name, or a Parquet, Arrow or CSV file or folder.
-        `id`: the vertices' column of ids, whole numbers or text, by which source and target of an edge name them; None:
-        they are rows, from 0 on. `split`: a column of train, val and test, or three shares of a split that `seed`
-        draws; `split_time`: a column, whose earliest train and latest test. `undirected` adds each edge's reverse.
 
-        Raises InputError that names table, column and row.
+        Args:
+            vertices: table of vertices; None: the vertices are the ids in the edges.
+            edges: table of edges.
+            id: column of `vertices` with the ids that edges refer to, whole numbers or text; None: row numbers from 0.
+            source: column of `edges` with the id of each edge's source.
+            target: column of `edges` with the id of each edge's target.
+            features: columns of `vertices` with numbers or lists of numbers.
+            label: column of `vertices` with classes or values, or one column of 0 and 1 for each class.
+            split: column of `vertices` with train, val and test; or three fractions of a random split.
+            split_time: column of `vertices`; the earliest vertices train, the latest test.
+            weight: column of `edges`.
+            edge_features: columns of `edges`.
+            undirected: add the reverse of each edge and merge duplicates.
+            seed: seed of a random split.
+            name: name of the graph in messages. Default: the file's name.
+
+        Raises:
+            InputError: with table, column and row of the mistake.
         """
         columns = ColumnRoles(
             id=id,
             source=source,
             target=target,
-            features=named(features),
-            label=named(label),
+            features=as_tuple(features),
+            label=as_tuple(label),
             split=split if isinstance(split, str) else None,
             split_time=split_time,
             weight=weight,
-            edge_features=named(edge_features),
+            edge_features=as_tuple(edge_features),
         )
         shares = None if isinstance(split, str) else split
         parts = table_parts(vertices, edges, columns, name=name, undirected=undirected, shares=shares, seed=seed)
-        return cls.of(gathered(parts))
+        return cls.of(gather_parts(parts))
 
     @classmethod
     def from_networkx(
@@ -328,14 +371,27 @@ class Graph(GraphFields):
         seed: int = 0,
         name: str = "graph",
     ) -> Graph:
-        """A graph from one of NetworkX, whose nodes are whole numbers or text; an undirected edge leads both ways.
+        """Return a graph from a NetworkX graph whose nodes are whole numbers or text.
 
-        All but `split`'s shares are names of attributes, and mean what they mean in `from_tables`. A vertex's name is
-        its node. Raises InputError that names attribute and row.
+        An undirected edge becomes two edges. The names of the vertices are the nodes. Arguments are names of attributes
+        and mean the same as in `from_tables`.
+
+        Args:
+            graph: a NetworkX graph.
+            features: attributes of nodes: numbers or lists of numbers.
+            label: attributes of nodes: a class or a value, or a 0 or 1 for each class.
+            split: attribute of nodes: train, val or test; or three fractions of a random split.
+            weight: attribute of edges.
+            edge_features: attributes of edges.
+            seed: seed of a random split.
+            name: name of the graph in messages.
+
+        Raises:
+            InputError: with attribute and row of the mistake.
         """
-        features, label, edge_features = named(features), named(label), named(edge_features)
-        of_nodes = (*features, *label, *named(split if isinstance(split, str) else ()))
-        vertices, edges = network_tables(graph, of_nodes, (*named(weight or ()), *edge_features))
+        features, label, edge_features = as_tuple(features), as_tuple(label), as_tuple(edge_features)
+        node_attributes = (*features, *label, *as_tuple(split if isinstance(split, str) else ()))
+        vertices, edges = network_tables(graph, node_attributes, (*as_tuple(weight or ()), *edge_features))
         return cls.from_tables(
             vertices,
             edges,
@@ -353,9 +409,11 @@ class Graph(GraphFields):
 
     @classmethod
     def from_scipy(cls, matrix: Any, **fields: Any) -> Graph:
-        """A graph from a sparse matrix [N, N] of SciPy, whose entry [u, v] is an edge u -> v.
+        """Return a graph from a SciPy sparse matrix [N, N] whose entry [u, v] is an edge u -> v.
 
-        Entries are weights, unless all are 1. fields: what `from_edges` takes beside edges, such as x and y.
+        Args:
+            matrix: the matrix. Its entries are edge weights, unless all are 1.
+            fields: further arguments of `from_edges`, such as x and y.
         """
         return cls.from_edges(**matrix_edges(matrix) | fields)
 
@@ -370,66 +428,96 @@ class Graph(GraphFields):
         edge_features: str | None = None,
         name: str = "graph",
     ) -> Graph:
-        """A graph from one of DGL with one type of nodes and of edges; names of its ndata and edata.
+        """Return a graph from a DGL graph with one type of nodes and one type of edges.
 
-        Masks are ndata's train_mask, val_mask and test_mask.
+        The masks are train_mask, val_mask and test_mask of ndata.
+
+        Args:
+            graph: a DGL graph.
+            features: name of the features in ndata.
+            label: name of the labels in ndata.
+            weight: name of the edge weights in edata.
+            edge_features: name of the edge features in edata.
+            name: name of the graph in messages.
         """
         return cls.from_edges(**dgl_fields(graph, features, label, weight, edge_features), name=name)
 
     def with_split(self, ratio: Sequence[float] = SHARES, *, seed: int = 0, time: Tensor | None = None) -> Graph:
-        """The same graph with another split of its labelled vertices (of all, where it has no labels).
+        """Return this graph with another split of its labelled vertices (of all vertices without labels).
 
-        ratio: the shares to train, validate and test on. Drawn by `seed`; or by `time`, a number for each vertex by
-        its original id: the earliest train, the latest test.
+        Args:
+            ratio: fractions of the vertices to train, validate and test on.
+            seed: seed of the random split.
+            time: a number for each vertex, by original id: the earliest train and the latest test, instead of a random
+                split.
         """
         labelled = torch.ones(self.num_vertices, dtype=torch.bool) if self.y is None else has_label(self.y)
-        place = slice(None) if self.ids is None else self.ids
+        positions = slice(None) if self.ids is None else self.ids
         labelled = torch.empty_like(labelled).index_copy_(0, self.ids, labelled) if self.ids is not None else labelled
         if time is None:
             masks = random_split(labelled, seed, ratio)
         else:
-            check_vector("time", plain("time", time), self.num_vertices, "vertices")
-            masks = split_by_time(plain("time", time), labelled, ratio)
-        fields: dict[str, Any] = {field: mask[place] for field, mask in masks._asdict().items()}
+            check_vector("time", dense_cpu_tensor("time", time), self.num_vertices, "vertices")
+            masks = split_by_time(dense_cpu_tensor("time", time), labelled, ratio)
+        fields: dict[str, Any] = {field: mask[positions] for field, mask in masks._asdict().items()}
         return dataclasses.replace(self, **fields, trusted=True)
 
     @classmethod
     def from_pyg(cls, data: PygGraph, *, name: str = "graph") -> Graph:
-        """A graph from PyG's Data or HeteroData; see weft.data.io.pyg."""
+        """Return a graph from a PyG Data or HeteroData.
+
+        Args:
+            data: the PyG graph; weft.data.io.pyg lists the attributes that are read.
+            name: name of the graph in messages.
+        """
         return cls.of(from_pyg(data, name=name))
 
     def to_pyg(self) -> PygGraph:
-        """PyG's HeteroData for several vertex types, else its Data; see weft.data.io.pyg."""
+        """Return a PyG HeteroData if there are several vertex types, else a Data; see weft.data.io.pyg."""
         return to_pyg(self)
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool | None = True) -> Graph:
-        """A graph from a store folder, memory-mapped; see weft.data.store.store.
+        """Return a graph from a graph folder, memory-mapped; see weft.data.store.store.
 
-        `verify` reads every file once, compares checksums and checks the values; without it the files are trusted.
-        None: checksums of the files alone whose size or modification time is not as when they were written.
+        Args:
+            folder: the folder.
+            verify: True: read every file once, compare checksums and check all values. None: check all values, but
+                compare checksums only of files whose size or modification time has changed since they were written.
+                False: trust the files.
         """
         stored = read_store(folder, verify=verify)
         with located(stored.folder):
             graph = cls.of(stored.fields, trusted=verify is False)
         object.__setattr__(graph, "path", stored.folder)
         for array in stored.arrays:
-            release(array)  # verifying has read them all
+            release(array)  # verifying has read all pages of the files
         return graph
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Writes the graph as a store folder; see weft.data.store.store."""
+        """Write the graph as a graph folder; see weft.data.store.store.
+
+        Args:
+            folder: the new folder.
+            overwrite: replace a graph folder that exists.
+        """
         save(self, folder, overwrite=overwrite)
 
 
-def named(columns: str | Sequence[str]) -> tuple[str, ...]:
-    """One column or several, as several."""
+def as_tuple(columns: str | Sequence[str]) -> tuple[str, ...]:
+    """Return column names as a tuple; a single name becomes a tuple of one."""
     return (columns,) if isinstance(columns, str) else tuple(columns)
 
 
-def known_size(x: object, y: object, type_offsets: object) -> int | None:
-    """The number of vertices that features, labels or offsets show, else None. They are not checked any further yet."""
+def size_from_arrays(x: object, y: object, type_offsets: object) -> int | None:
+    """Return the number of vertices by the length of x or y or by the offsets, else None. Arrays are unchecked.
+
+    Args:
+        x: features, or None.
+        y: labels, or None.
+        type_offsets: offsets of the vertex types, possibly empty.
+    """
     for field, value in (("x", x), ("y", y)):
-        if value is not None and (tensor := plain(field, value)).dim():
+        if value is not None and (tensor := dense_cpu_tensor(field, value)).dim():
             return len(tensor)
     return type_offsets[-1] if isinstance(type_offsets, tuple | list) and type_offsets else None

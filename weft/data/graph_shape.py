@@ -1,4 +1,4 @@
-"""What of a graph decides a model's structure: enough to make the model where the graph is not there."""
+"""Widths and types of a graph: enough to build a model without the graph's arrays."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ from weft.data.vertex_types import UNTYPED, TypedShape
 
 @dataclass(frozen=True, kw_only=True)
 class GraphShape:
-    """The widths and types of a graph."""
+    """Widths and types of a graph, on which a model's structure depends."""
 
     num_features: int
+    """Number of columns of x; 0 without x."""
     num_edge_features: int = 0
+    """Number of columns of edge_features; 0 without them."""
     weighted: bool = False
-    """Whether its edges have weights."""
+    """True if edges have weights."""
     num_classes: int = 0
+    """See `Graph.num_classes`."""
     label_kind: str = ""
-    """See Graph.label_kind."""
+    """See `Graph.label_kind`."""
     typed: TypedShape = UNTYPED
+    """Relations and vertex types; see `Graph.typed`."""
     num_forward_relations: int = 0
-    """Relations without those that were made against another's edges."""
+    """Number of relations, without the inverse relations that weft added."""
     relations: tuple[str, ...] = ()
-    """Names of all of them."""
+    """Names of all relations."""
     featured_types: tuple[str, ...] = ()
-    """Names of the vertex types that have features of their own, as `typed.featured` has them."""
+    """Names of the vertex types that have features, in the order of `typed.featured`."""
 
     @classmethod
     def of(cls, graph: Graph) -> GraphShape:
-        """That of a graph."""
+        """Return the shape of a graph."""
         return cls(
             num_features=graph.num_features,
             num_edge_features=graph.num_edge_features,
@@ -45,12 +49,12 @@ class GraphShape:
         )
 
     def record(self) -> dict[str, Any]:
-        """In values that JSON knows."""
+        """Return the fields as a dict of JSON values."""
         return asdict(self) | {"typed": self.typed._asdict()}
 
     @classmethod
     def from_record(cls, values: dict[str, Any]) -> GraphShape:
-        """What `record` has said."""
+        """Return the shape from a dict that `record` has returned."""
         typed = dict(values["typed"])
         featured = tuple((int(count), int(width)) for count, width in typed.pop("featured"))
         names = {name: tuple(values[name]) for name in ("relations", "featured_types")}

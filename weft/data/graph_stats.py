@@ -1,4 +1,4 @@
-"""A graph's statistics: as much of it as a forecast needs, of a graph that is there or typed in by hand."""
+"""Statistics of a graph that the estimates of time and memory need, from a graph or from numbers typed by hand."""
 
 from __future__ import annotations
 
@@ -10,31 +10,35 @@ from weft.data.graph import Graph
 from weft.data.vertex_types import UNTYPED, TypedShape
 
 VERTEX_BYTES = 27
-"""Of a vertex: where its edges begin, both ways, its label, and whether it is in each split."""
+"""Bytes per vertex without features: row pointers in both directions, label, and membership in each split."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphStats:
-    """The numbers of a graph."""
+    """Sizes and statistics of a graph."""
 
     num_vertices: int
+    """N."""
     num_edges: int
+    """Number of stored edges, E."""
     num_features: int
+    """F, the number of columns of x."""
     density: float = 1.0
-    """The share of the features that are not zero."""
+    """Fraction of the features that are not zero."""
     num_edge_features: int = 0
+    """K, the number of columns of edge_features."""
     weighted: bool = False
-    """Whether the edges have weights."""
+    """True if edges have weights."""
     typed: TypedShape = UNTYPED
-    """The types of vertices and edges."""
+    """Types of vertices and edges; see `Graph.typed`."""
     num_relation_rows: int = 0
-    """Pairs of a vertex and a relation by which it has an in-edge."""
+    """Number of pairs of a vertex and a relation by which it has an in-edge."""
     fresh_share: float = 1.0
     """See `Adjacency.fresh_share`."""
 
     @classmethod
     def of(cls, graph: Graph) -> GraphStats:
-        """Those of a graph that is there."""
+        """Return the statistics of a graph."""
         return cls(
             num_vertices=graph.num_vertices,
             num_edges=graph.num_edges,
@@ -49,7 +53,7 @@ class GraphStats:
 
     @property
     def num_bytes(self) -> int:
-        """Of the arrays of such a graph in memory or in a store: features, edges both ways, labels and splits."""
+        """Bytes of the graph's arrays in memory or in a graph folder: features, edges both ways, labels and splits."""
         typed = sum(count * width for count, width in self.typed.featured)
         features = 4 * (self.num_vertices * self.num_features + typed + self.num_edges * self.num_edge_features)
         by_edge = 12 + 8 * self.weighted + 2 * bool(self.typed.num_relations)
@@ -57,6 +61,6 @@ class GraphStats:
 
 
 def degree_counts(graph: Graph) -> list[int]:
-    """How many vertices have no in-edge, 1, 2 to 3, 4 to 7, ...: a number for each power of two, up to the most."""
-    least = 2 ** torch.arange(63)
-    return torch.bucketize(graph.in_edges.degree, least, right=True).bincount().tolist()
+    """Return the number of vertices with 0, 1, 2 to 3, 4 to 7, ... in-edges, up to the largest degree."""
+    lower_bounds = 2 ** torch.arange(63)
+    return torch.bucketize(graph.in_edges.degree, lower_bounds, right=True).bincount().tolist()

@@ -1,4 +1,4 @@
-"""Inverse relations, so that what is known of a vertex also flows against its edges."""
+"""Inverse relations, which let messages also flow against the direction of the edges."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from weft.data.graph import Graph
 from weft.utils.errors import InputError
 
 INVERSE = "inverse of "
+"""Prefix of an inverse relation's name."""
 
 
 def with_inverse_relations(graph: Graph) -> Graph:
-    """The graph with a second edge v -> u for every edge u -> v, of a relation of its own.
+    """Return the graph with an inverse edge v -> u for every edge u -> v, of a new relation.
 
-    'target type|inverse of name|source type' (Schlichtkrull et al. 2018, section 2). Weights and features of edges are
-    those of the edges that they reverse. Raises InputError for a graph without relations, or one that has inverse ones.
+    The relation is called 'target type|inverse of name|source type' (Schlichtkrull et al. 2018, section 2). An inverse
+    edge has the weight and the features of the edge that it reverses.
+
+    Raises:
+        InputError: if the graph has no relations, or already has inverse ones.
     """
     if graph.edge_type is None:
         raise InputError(f"{graph.name} has no relations: leave out --inverse-relations")
@@ -45,18 +49,18 @@ def with_inverse_relations(graph: Graph) -> Graph:
 
 
 def forward_relations(graph: Graph) -> tuple[str, ...]:
-    """The relations without those that `with_inverse_relations` has added."""
+    """Return the relations of a graph without those that `with_inverse_relations` has added."""
     half = len(graph.relations) // 2
     forward, rest = graph.relations[:half], graph.relations[half:]
     return forward if half and rest == inverse_of(forward) else graph.relations
 
 
 def inverse_of(relations: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of the inverse relations, in the same order: 'target type|inverse of name|source type'."""
-    ends = (name.split("|") for name in relations)
-    return tuple(f"{target}|{INVERSE}{name}|{source}" for source, name, target in ends)
+    """Return the names of the inverse relations, in the same order."""
+    parts = (name.split("|") for name in relations)
+    return tuple(f"{target}|{INVERSE}{name}|{source}" for source, name, target in parts)
 
 
 def twice(tensor: Tensor | None) -> Tensor | None:
-    """Rows of the edges [E, ...], for the edges and once more for their inverses: [2 E, ...]."""
+    """Return a tensor [E, ...] concatenated with itself, [2 E, ...]: first for the edges, then for their inverses."""
     return None if tensor is None else torch.cat([tensor, tensor])

@@ -1,7 +1,7 @@
-"""Link prediction's data: a graph of training edges, the edges held out of it, and pairs that are no edges.
+"""Data of link prediction: training edges, held-out edges, and negative samples.
 
-A link is a row (source, target, relation) of an int64 [m, 3]; the relation is 0 in a graph without relations. What is
-drawn is keyed by original ids, so that it does not depend on `--order`, on ranks or on batches.
+A link is a row (source, target, relation) of an int64 tensor [m, 3]; the relation is 0 in a graph without relations.
+Random choices are keyed by original ids, so they do not depend on `--order`, on ranks or on batches.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from weft.utils.errors import InputError
 from weft.utils.random import key, keyed_integers, keyed_words
 
 VAL_SHARE, TEST_SHARE = 0.05, 0.1
-MAX_DRAWS = 100  # for a pair that is no edge; a graph that has all edges has none
+"""Fractions of a graph's edges that are held out for validation and for the test."""
+MAX_DRAWS = 100
+"""Number of attempts to draw a pair that is no edge; a complete graph has none."""
 
-# What a random word is for: part of its key.
+# The purpose of a random word is part of its key, so that two purposes never share a word.
 HOLD_OUT, DIRECTION, NEGATIVE = range(1, 4)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """The training, validation and test links of a graph, and what is needed to draw and to rank others."""
+    """Training, validation and test links of a graph, with what negative sampling and ranking need."""
 
     train: Tensor
-    """int64 [m, 3]: the graph's edges, each once; no loops without relations; one direction if `symmetric`."""
+    """int64 [m, 3]: the graph's edges, each once; no self-loops without relations; one direction if `symmetric`."""
     val: Tensor
     """int64 [m, 3]: edges held out for validation."""
     test: Tensor
@@ -40,41 +42,41 @@ class Links:
     edges: Tensor
     """int64 [m, 3]: the graph's edges in stored order, without those of inverse relations."""
     num_vertices: int
-    """N."""
+    """Number of vertices, N."""
     num_relations: int
-    """R, without inverse ones; 1 in a graph without relations."""
+    """Number of relations without inverse ones, R; 1 in a graph without relations."""
     num_types: int
-    """The number of vertex types, at least 1."""
+    """Number of vertex types, at least 1."""
     symmetric: bool
-    """Whether every edge is stored both ways, so that each pair of vertices is one link."""
+    """True if every edge is stored in both directions; each pair of vertices is one link then."""
     typed: bool
-    """Whether the graph has relations."""
+    """True if the graph has relations."""
     candidates: Tensor
-    """int64 [R, 2, 2]: by relation and end (source, target), the first vertex that may stand there, and the stop."""
+    """int64 [R, 2, 2]: range (first, last + 1) of possible endpoints by relation and side (source, target)."""
     ids: Tensor | None
-    """int64 [N]: the vertices' original ids; None: the same."""
+    """int64 [N]: original id of each vertex; None: the graph was not reordered."""
 
     @classmethod
     def of(cls, graph: Graph) -> Links:
-        """The links of a graph that has held-out ones; its own edges are the training links.
+        """Return the links of a graph: its edges are the training links, next to its held-out links.
 
-        Without relations, loops are none, and each link is there once; where the graph is symmetric, in one direction,
-        drawn by chance, so that ranks that own the sources have as many.
+        Duplicate edges are one link. Without relations, self-loops are left out. In a symmetric graph each link keeps
+        one direction, chosen at random, so that ranks that own the sources get equal numbers of links.
         """
         relations = forward_relations(graph)
         edges, size = triples(graph), (graph.num_vertices, max(len(relations), 1))
-        train = decoded(coded(edges, *size).unique(), *size)
+        train = decode_links(encode_links(edges, *size).unique(), *size)
         symmetric = is_symmetric(graph)
         if not relations:
             train = train[train[:, 0] != train[:, 1]]
         if symmetric:
-            first = train if graph.ids is None else named(train, graph.ids)
-            falling = keyed_words(key(DIRECTION), first[:, :2].amin(1), first[:, :2].amax(1)) < 0
-            train = train[(first[:, 0] > first[:, 1]) == falling]
+            original = train if graph.ids is None else with_original_ids(train, graph.ids)
+            descending = keyed_words(key(DIRECTION), original[:, :2].amin(1), original[:, :2].amax(1)) < 0
+            train = train[(original[:, 0] > original[:, 1]) == descending]
         none = edges[:0]
         types = {name: graph.type_range(name) for name in graph.vertex_types}
-        ends = [[types[end] for end in name.split("|")[::2]] for name in relations]
-        ranges = ends or [[range(graph.num_vertices)] * 2]
+        endpoint_ranges = [[types[side] for side in name.split("|")[::2]] for name in relations]
+        ranges = endpoint_ranges or [[range(graph.num_vertices)] * 2]
         return cls(
             train=train,
             val=none if graph.val_links is None else graph.val_links,
@@ -90,134 +92,206 @@ class Links:
         )
 
     @cached_property
-    def known(self) -> Tensor:
-        """All true links as ascending `codes`."""
-        known: Tensor = self.codes(self._all).unique()
-        return known
+    def true_codes(self) -> Tensor:
+        """Codes of all true links (see `codes`), ascending."""
+        codes: Tensor = self.codes(self._all).unique()
+        return codes
 
     @cached_property
-    def known_turned(self) -> Tensor:
-        """The same, each from target to source."""
-        known: Tensor = self.codes(turned(self._all)).unique()
-        return known
+    def reversed_true_codes(self) -> Tensor:
+        """Codes of all true links with source and target exchanged, ascending."""
+        codes: Tensor = self.codes(reversed_links(self._all)).unique()
+        return codes
 
     @property
     def _all(self) -> Tensor:
+        """All true links, int64 [m, 3]: edges and held-out links, in both directions if `symmetric`."""
         links = torch.cat([self.edges, self.val, self.test])
-        return torch.cat([links, turned(links)]) if self.symmetric else links
+        return torch.cat([links, reversed_links(links)]) if self.symmetric else links
 
     def codes(self, links: Tensor) -> Tensor:
-        """One number for each link, int64 [m], ascending by source, relation and then target."""
-        return coded(links, self.num_vertices, self.num_relations)
+        """Return a number for each link, int64 [m], ascending by source, relation and then target."""
+        return encode_links(links, self.num_vertices, self.num_relations)
 
-    def known_ends(self, links: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """What else could stand at one side (0: source, 1: target) of each link and be true: (link, vertex) pairs.
+    def true_endpoints(self, links: Tensor, side: int) -> tuple[Tensor, Tensor]:
+        """Return all vertices that make a true link if they replace one endpoint of a link, including its own endpoint.
 
-        Int64 [k] each, ascending by link. The link's own end is among them.
+        Args:
+            links: int64 [m, 3].
+            side: endpoint to replace, 0: source, 1: target.
+
+        Returns:
+            Positions in `links` and vertices, int64 [k] each, ascending by link.
         """
-        known = self.known if side else self.known_turned
-        asked = links if side else turned(links)
-        lowest = self.codes(asked) - asked[:, 1]
-        begin = torch.searchsorted(known, lowest)
-        count = torch.searchsorted(known, lowest + self.num_vertices) - begin
+        # The codes of links with equal source and relation are consecutive: find their range by binary search.
+        true_codes = self.true_codes if side else self.reversed_true_codes
+        queries = links if side else reversed_links(links)
+        lowest = self.codes(queries) - queries[:, 1]
+        begin = torch.searchsorted(true_codes, lowest)
+        count = torch.searchsorted(true_codes, lowest + self.num_vertices) - begin
         link = torch.arange(len(links)).repeat_interleave(count)
         offset = torch.arange(len(link)) - (count.cumsum(0) - count)[link]
-        return link, known[begin[link] + offset] % self.num_vertices
+        return link, true_codes[begin[link] + offset] % self.num_vertices
 
     def negatives(self, links: Tensor, draw: int, number: int) -> Tensor:
-        """A pair [m, 3] drawn by chance for each link: both ends, or, where there are relations, one of the two.
+        """Draw a random pair for each link: both endpoints, or with relations one of the two. It can be a true link.
 
-        By the key (draw, link, number) alone. It may be an edge; `non_edges` are none.
+        Depends on the key (draw, link, number) only. `non_edges` returns pairs that are no true links.
+
+        Args:
+            links: int64 [m, 3].
+            draw: key of this epoch's or split's negatives; see `negative_key`.
+            number: number of the sample, if a link gets several.
+
+        Returns:
+            int64 [m, 3], with the relations of `links`.
         """
-        named_links = links if self.ids is None else named(links, self.ids)
-        word = keyed_words(draw, *named_links.unbind(1), number)
-        ends = [self._drawn(keyed_words(key(draw, side), word), links[:, 2], side) for side in (0, 1)]
-        if self.typed:
-            ends = [torch.where((word < 0) == bool(side), ends[side], links[:, side]) for side in (0, 1)]
-        return torch.stack([*ends, links[:, 2]], 1)
+        original = links if self.ids is None else with_original_ids(links, self.ids)
+        word = keyed_words(draw, *original.unbind(1), number)
+        endpoints = [self._draw_endpoints(keyed_words(key(draw, side), word), links[:, 2], side) for side in (0, 1)]
+        if self.typed:  # the sign of the random word decides which endpoint is replaced
+            endpoints = [torch.where((word < 0) == bool(side), endpoints[side], links[:, side]) for side in (0, 1)]
+        return torch.stack([*endpoints, links[:, 2]], 1)
 
     def candidates_of(self, links: Tensor, draw: int, count: int) -> Tensor:
-        """The candidate links [p (1 + K), 3] of p links: these, and then K = `count` pairs drawn for each."""
+        """Return links followed by their negative samples.
+
+        Args:
+            links: int64 [p, 3].
+            draw: key of this epoch's or split's negatives.
+            count: number of negatives for each link, K.
+
+        Returns:
+            Candidate links [p (1 + K), 3]: the links, then one negative of each, then the next, and so on.
+        """
         return torch.cat([links, *(self.negatives(links, draw, number) for number in range(count))])
 
     def non_edges(self, links: Tensor, draw: int) -> Tensor:
-        """A pair [m, 3] for each link as `negatives`, that is no known link and no loop."""
-        drawn = self.negatives(links, draw, 0)
-        for number in range(1, MAX_DRAWS):
-            codes = self.codes(drawn)
-            place = torch.searchsorted(self.known, codes).clamp(max=len(self.known) - 1)
-            wrong = ((self.known[place] == codes) | (drawn[:, 0] == drawn[:, 1])).nonzero()[:, 0]
-            if not len(wrong):
-                return drawn
-            drawn[wrong] = self.negatives(links[wrong], draw, number)
-        raise InputError("the graph has nearly every edge that it can have: there is nothing to tell links from")
+        """Draw a random pair for each link that is neither a true link nor a self-loop.
 
-    def _drawn(self, words: Tensor, relation: Tensor, side: int) -> Tensor:
-        """Vertices that may stand at a side of these relations."""
+        Args:
+            links: int64 [m, 3].
+            draw: key of this epoch's or split's negatives.
+
+        Returns:
+            int64 [m, 3], as from `negatives`.
+
+        Raises:
+            InputError: if MAX_DRAWS attempts find no such pair.
+        """
+        # Draw for all links, then draw again for those that got a true link or a self-loop.
+        pairs = self.negatives(links, draw, 0)
+        for number in range(1, MAX_DRAWS):
+            codes = self.codes(pairs)
+            position = torch.searchsorted(self.true_codes, codes).clamp(max=len(self.true_codes) - 1)
+            wrong = ((self.true_codes[position] == codes) | (pairs[:, 0] == pairs[:, 1])).nonzero()[:, 0]
+            if not len(wrong):
+                return pairs
+            pairs[wrong] = self.negatives(links[wrong], draw, number)
+        raise InputError(
+            "cannot draw negative links, since nearly every edge between the vertices exists: give a sparser graph"
+        )
+
+    def _draw_endpoints(self, words: Tensor, relation: Tensor, side: int) -> Tensor:
+        """Return a random vertex for each word, int64 [m], among those that a relation allows at a side."""
         first, stop = self.candidates[relation, side].unbind(1)
-        drawn = first + keyed_integers(words, stop - first)
-        return drawn if self.ids is None else self._places[drawn]
+        original = first + keyed_integers(words, stop - first)
+        return original if self.ids is None else self._vertex_of_id[original]
 
     @cached_property
-    def _places(self) -> Tensor:
+    def _vertex_of_id(self) -> Tensor:
+        """Vertex with each original id, int64 [N]."""
         assert self.ids is not None
         return self.ids.argsort()
 
 
 def negative_key(seed: int, *purpose: int) -> int:
-    """The key of the negatives of an epoch, or of a split."""
+    """Return the key of the negatives of an epoch or a split.
+
+    Args:
+        seed: seed of the run.
+        purpose: numbers that identify the epoch or the split.
+    """
     return key(seed, NEGATIVE, *purpose)
 
 
-def coded(links: Tensor, num_vertices: int, num_relations: int) -> Tensor:
-    """One number for each link, int64 [m], ascending by source, relation and then target."""
+def encode_links(links: Tensor, num_vertices: int, num_relations: int) -> Tensor:
+    """Return a number for each link, int64 [m], ascending by source, relation and then target.
+
+    Args:
+        links: int64 [m, 3].
+        num_vertices: number of vertices.
+        num_relations: number of relations, at least 1.
+    """
     return (links[:, 0] * num_relations + links[:, 2]) * num_vertices + links[:, 1]
 
 
-def decoded(codes: Tensor, num_vertices: int, num_relations: int) -> Tensor:
-    """The links [m, 3] of the numbers that `coded` gives them."""
+def decode_links(codes: Tensor, num_vertices: int, num_relations: int) -> Tensor:
+    """Return the links [m, 3] that have these codes; the inverse of `encode_links`.
+
+    Args:
+        codes: int64 [m].
+        num_vertices: number of vertices.
+        num_relations: number of relations, at least 1.
+    """
     source, target = codes // num_vertices // num_relations, codes % num_vertices
     return torch.stack([source, target, codes // num_vertices % num_relations], 1)
 
 
 def triples(graph: Graph) -> Tensor:
-    """The graph's edges as links, int64 [m, 3], in stored order, without those of inverse relations."""
+    """Return the graph's edges as links, int64 [m, 3], in stored order, without those of inverse relations."""
     links = all_triples(graph)
     return links[links[:, 2] < max(len(forward_relations(graph)), 1)]
 
 
 def all_triples(graph: Graph) -> Tensor:
-    """The graph's edges as links, int64 [E, 3], in stored order."""
+    """Return the graph's edges as links, int64 [E, 3], in stored order."""
     source, target = graph.in_edges.edges()
     relation = torch.zeros_like(target) if graph.edge_type is None else graph.edge_type
     return torch.stack([source.long(), target.long(), relation.long()], 1)
 
 
 def is_symmetric(graph: Graph) -> bool:
-    """Whether a graph without relations has every edge both ways."""
+    """Return whether a graph without relations has every edge in both directions."""
     edges, back = graph.in_edges, graph.in_edges.transpose
     return not graph.relations and torch.equal(edges.indptr, back.indptr) and torch.equal(edges.indices, back.indices)
 
 
-def turned(links: Tensor) -> Tensor:
-    """The links from target to source."""
+def reversed_links(links: Tensor) -> Tensor:
+    """Return the links with source and target exchanged."""
     return links[:, [1, 0, 2]]
 
 
-def named(links: Tensor, ids: Tensor) -> Tensor:
-    """The links [m, 3] with vertex v called ids[v]."""
+def with_original_ids(links: Tensor, ids: Tensor) -> Tensor:
+    """Return the links with vertex v replaced by ids[v].
+
+    Args:
+        links: int64 [m, 3].
+        ids: original id of each vertex, int64 [N].
+    """
     return torch.cat([ids[links[:, :2]], links[:, 2:]], 1)
 
 
 def with_held_out_links(graph: Graph, seed: int) -> Graph:
-    """The graph without a random 5 and 10 per cent of its edges, which are its validation and test links.
+    """Return the graph without a random 15 % of its edges, which become validation (5 %) and test links (10 %).
 
-    All edges between two vertices, in both directions, go to the same side; loops stay. A symmetric graph's held-out
-    links are in one direction. InputError where so few edges leave a side empty.
+    All edges between two vertices, in both directions, are held out together; self-loops stay. The held-out links of a
+    symmetric graph have one direction.
+
+    Args:
+        graph: the graph.
+        seed: seed of the random choice.
+
+    Raises:
+        InputError: if the graph has so few edges that a split would be empty.
     """
+    # 1. Number the unordered pairs of vertices that edges join; self-loops are not eligible.
+    # 2. Order the eligible pairs by a random word keyed by their original ids: the first are held out to validate, the
+    #    next to test.
+    # 3. Drop all edges of the held-out pairs, and list them as links.
     links = all_triples(graph)
-    first = links if graph.ids is None else named(links, graph.ids)
-    low, high = first[:, :2].amin(1), first[:, :2].amax(1)
+    original = links if graph.ids is None else with_original_ids(links, graph.ids)
+    low, high = original[:, :2].amin(1), original[:, :2].amax(1)
     pairs, pair_of_edge = (low * graph.num_vertices + high).unique(return_inverse=True)
     low, high = pairs // graph.num_vertices, pairs % graph.num_vertices
     eligible = (low != high).nonzero()[:, 0]
@@ -225,60 +299,72 @@ def with_held_out_links(graph: Graph, seed: int) -> Graph:
     num_val, num_test = round(VAL_SHARE * len(order)), round(TEST_SHARE * len(order))
     if not num_val or num_val + num_test == len(order):
         raise InputError(f"{graph.name} has {len(order)} links, too few to hold out 5 % of them: give a larger graph")
-    side = torch.zeros(len(pairs), dtype=torch.int8)
-    side[eligible[order[:num_val]]] = 1
-    side[eligible[order[num_val : num_val + num_test]]] = 2
-    side_of_edge = side[pair_of_edge]
+    split_of_pair = torch.zeros(len(pairs), dtype=torch.int8)
+    split_of_pair[eligible[order[:num_val]]] = 1
+    split_of_pair[eligible[order[num_val : num_val + num_test]]] = 2
+    split_of_edge = split_of_pair[pair_of_edge]
     listed = links[:, 2] < max(len(forward_relations(graph)), 1)
     if is_symmetric(graph):
-        listed = first[:, 0] < first[:, 1]
-    val, test = (links[(side_of_edge == number) & listed].unique(dim=0) for number in (1, 2))
-    kept = side_of_edge == 0
+        listed = original[:, 0] < original[:, 1]
+    val, test = (links[(split_of_edge == number) & listed].unique(dim=0) for number in (1, 2))
+    remains = split_of_edge == 0
     return replace(
         graph,
-        in_edges=subset(graph.in_edges, kept),
-        edge_type=None if graph.edge_type is None else graph.edge_type[kept],
-        edge_features=None if graph.edge_features is None else graph.edge_features[kept],
+        in_edges=keep_edges(graph.in_edges, remains),
+        edge_type=None if graph.edge_type is None else graph.edge_type[remains],
+        edge_features=None if graph.edge_features is None else graph.edge_features[remains],
         val_links=val,
         test_links=test,
         trusted=True,
     )
 
 
-def subset(in_edges: Adjacency, kept: Tensor) -> Adjacency:
-    """The edges where `kept`, bool [E], holds."""
-    before = torch.zeros(in_edges.num_edges + 1, dtype=torch.int64)
-    torch.cumsum(kept, 0, out=before[1:])
+def keep_edges(in_edges: Adjacency, mask: Tensor) -> Adjacency:
+    """Return the edges that a mask selects.
+
+    Args:
+        in_edges: edges, with weights if there are any.
+        mask: bool [E].
+    """
+    num_before = torch.zeros(in_edges.num_edges + 1, dtype=torch.int64)
+    torch.cumsum(mask, 0, out=num_before[1:])
     return Adjacency(
-        indptr=before[in_edges.indptr],
-        indices=in_edges.indices[kept],
+        indptr=num_before[in_edges.indptr],
+        indices=in_edges.indices[mask],
         num_sources=in_edges.num_sources,
-        weight=None if in_edges.weight is None else in_edges.weight[kept],
+        weight=None if in_edges.weight is None else in_edges.weight[mask],
     )
 
 
 def require_links(graph: Graph) -> None:
-    """Raises InputError unless a link predictor can be trained and tested: edges, and links held out of them.
+    """Check that a link predictor can be trained and tested: the graph has edges, and links held out of them.
 
-    Warns (DataWarning) of given ones that are edges all the same: they carry messages.
+    Warns (DataWarning) if held-out links that the data set states are edges too, because edges carry messages.
+
+    Raises:
+        InputError: if edges or held-out links are missing.
     """
     if not graph.num_edges:
-        raise InputError(f"{graph.name} has no edge to learn from: --task link wants some")
+        raise InputError(f"{graph.name} has no edges: --task link trains on edges, give a graph with some")
     if graph.test_links is None or not len(graph.test_links):
-        raise InputError(f"{graph.name} has no test_links: give some, or no val_links either to have a seeded split")
+        raise InputError(
+            f"{graph.name} has no test_links: add some, or leave val_links out too, and weft holds out random edges"
+        )
     if max(len(graph.relations), 1) * graph.num_vertices**2 >= 1 << 63:
-        raise InputError(f"{graph.name} has too many vertices and relations to number its possible links in 63 bits")
+        raise InputError(
+            f"{graph.name} is too large for --task link: vertices^2 x relations must be below 2^63, use a smaller graph"
+        )
     relations = forward_relations(graph)
     size = (graph.num_vertices, max(len(relations), 1))
     links = triples(graph)
     if not relations and not (links[:, 0] != links[:, 1]).any():
-        raise InputError(f"{graph.name} has no edge but loops to learn from: --task link wants some")
-    edges = coded(links if relations else torch.cat([links, turned(links)]), *size)
+        raise InputError(f"{graph.name} has self-loops only: --task link trains on edges between different vertices")
+    edges = encode_links(links if relations else torch.cat([links, reversed_links(links)]), *size)
     held_out = [links for links in (graph.val_links, graph.test_links) if links is not None]
-    leaked = int(torch.isin(coded(torch.cat(held_out), *size), edges).sum())
+    leaked = int(torch.isin(encode_links(torch.cat(held_out), *size), edges).sum())
     if leaked:
         warnings.warn(
-            f"{graph.name}: {leaked} held-out links are edges too, so scores are too high: take these edges out",
+            f"{graph.name}: {leaked} held-out links are edges too, so scores are too high: remove them from the edges",
             DataWarning,
             stacklevel=4,
         )

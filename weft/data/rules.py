@@ -1,4 +1,4 @@
-"""What a graph must be: shapes and values that fit together, each mistake one line that says where and what helps."""
+"""Checks of a graph: shapes and values must fit together. Each error is one line with the position and the remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weft.data.tensor_checks import (
     check_numbering,
     check_pointers,
     check_vector,
-    first,
+    first_flagged,
     has_label,
     label_kind,
 )
@@ -35,7 +35,7 @@ REMEDY = "use Graph.from_edges, or import the graph again"
 
 
 def check_shapes(graph: GraphFields) -> None:
-    """Raises InputError where the parts of a graph disagree in size or kind; reads no large array."""
+    """Raise InputError if parts of a graph disagree in size or kind. Reads no large array."""
     check_adjacency_shapes(graph.in_edges)
     num_vertices = graph.in_edges.num_targets
     if graph.in_edges.num_sources != num_vertices:
@@ -63,9 +63,17 @@ def check_shapes(graph: GraphFields) -> None:
 
 
 def check_names(names: VertexNames, num_vertices: int) -> None:
-    """Raises InputError unless there is a name for each vertex."""
+    """Check that there is one name for each vertex.
+
+    Args:
+        names: the names.
+        num_vertices: number of vertices.
+
+    Raises:
+        InputError: if there is not.
+    """
     if (names.numbers is None) == (names.offsets is None or names.text is None):
-        raise InputError(f"vertex_names holds not one of numbers and texts: {REMEDY}")
+        raise InputError(f"vertex_names must have either numbers or texts: {REMEDY}")
     for field, tensor, dtype in (("numbers", names.numbers, torch.int64), ("offsets", names.offsets, torch.int64)):
         if tensor is not None:
             check_array(f"vertex_names.{field}", tensor, num_vertices + (field == "offsets"), dtype)
@@ -74,19 +82,19 @@ def check_names(names: VertexNames, num_vertices: int) -> None:
 
 
 def check_kinds(graph: GraphFields) -> None:
-    """Raises InputError where a field that is no tensor is of another kind than GraphFields says."""
+    """Raise InputError if a field that is no tensor is of another type than GraphFields declares."""
     if not isinstance(graph.name, str):
         raise InputError(f"name is of type {type(graph.name).__name__}: give a str")
     for field, kind in (("relations", str), ("vertex_types", str), ("type_offsets", Integral)):
         values = getattr(graph, field)
         if not isinstance(values, tuple | list) or not all(isinstance(value, kind) for value in values):
-            raise InputError(f"{field} is no tuple of {kind.__name__}: give it as one, or leave it out")
+            raise InputError(f"{field} must be a tuple of {kind.__name__}: give one, or leave it out")
     if not isinstance(graph.features, Mapping):
-        raise InputError(f"features is of type {type(graph.features).__name__}: give a tensor by vertex type")
+        raise InputError(f"features is of type {type(graph.features).__name__}: give a dict of vertex type to tensor")
 
 
 def check_adjacency_shapes(in_edges: Adjacency) -> None:
-    """Raises InputError where arrays of the edges, or of a known transpose, are of another size or type."""
+    """Raise InputError if arrays of the edges, or of an existing transpose, have a wrong size or dtype."""
     if not isinstance(in_edges, Adjacency):
         raise InputError(f"in_edges is of type {type(in_edges).__name__}: use Graph.from_edges")
     ids, num_edges = (torch.int32, torch.int64), in_edges.num_edges
@@ -105,14 +113,24 @@ def check_adjacency_shapes(in_edges: Adjacency) -> None:
 
 
 def check_array(field: str, tensor: Tensor, length: int, *dtypes: torch.dtype) -> None:
-    """Raises InputError unless a part of an adjacency is a vector of this length and of one of these types."""
+    """Check that an array of an adjacency is a vector of a length and of one of several dtypes.
+
+    Args:
+        field: name of the array in errors.
+        tensor: the array.
+        length: length that it must have.
+        dtypes: dtypes that it may have.
+
+    Raises:
+        InputError: if it is not.
+    """
     if tensor.shape != (length,) or tensor.dtype not in dtypes:
-        found = f"{tensor.dtype} of shape {list(tensor.shape)}, not {dtypes[-1]} of [{length}]"
-        raise InputError(f"{field} is {found}: {REMEDY}")
+        actual = f"{tensor.dtype} of shape {list(tensor.shape)}, not {dtypes[-1]} of [{length}]"
+        raise InputError(f"{field} is {actual}: {REMEDY}")
 
 
 def check_types(graph: GraphFields) -> None:
-    """Raises InputError where vertex types, relations and per-type features do not fit together."""
+    """Raise InputError if vertex types, relations and features per type do not fit together."""
     if graph.vertex_types:
         offsets, num_vertices = graph.type_offsets, graph.in_edges.num_targets
         ascends = all(low <= high for low, high in itertools.pairwise(offsets))
@@ -122,21 +140,21 @@ def check_types(graph: GraphFields) -> None:
                 "vertices: it must ascend from 0 to the vertex count, with one more entry than types"
             )
     for name in graph.relations:
-        ends = name.split("|")
-        if len(ends) != 3 or ends[0] not in graph.vertex_types or ends[2] not in graph.vertex_types:
+        parts = name.split("|")
+        if len(parts) != 3 or parts[0] not in graph.vertex_types or parts[2] not in graph.vertex_types:
             raise InputError(
                 f"relation '{name}' is not 'source type|name|target type' over the vertex types "
                 f"{', '.join(graph.vertex_types) or '(none)'}: rename it"
             )
     if len(set(graph.relations)) != len(graph.relations):
-        raise InputError(f"relations {list(graph.relations)} repeat a name: give each its own")
+        raise InputError(f"relations {list(graph.relations)} repeat a name: give each relation its own name")
     if (graph.edge_type is None) != (not graph.relations):
         raise InputError("edge_type and relations belong together: give both, or neither")
     if graph.edge_type is not None:
         check_vector("edge_type", graph.edge_type, graph.in_edges.num_edges, "edges")
     for name, tensor in graph.features.items():
         if name not in graph.vertex_types:
-            raise InputError(f"features['{name}'] names no vertex type: known are {', '.join(graph.vertex_types)}")
+            raise InputError(f"features['{name}'] names no vertex type: choose from {', '.join(graph.vertex_types)}")
         if tensor.dim() != 2:
             raise InputError(f"features['{name}'] has shape {list(tensor.shape)}: features are [vertices, features]")
         span = type_range(graph, name)
@@ -146,7 +164,7 @@ def check_types(graph: GraphFields) -> None:
 
 
 def check_values(graph: GraphFields) -> None:
-    """Raises InputError at the first value that no graph may hold; warns (DataWarning) where masks overlap."""
+    """Raise InputError at the first value that no graph may contain. Warns (DataWarning) if masks overlap."""
     check_adjacency(graph.in_edges)
     if graph.x is not None:
         check_finite("x", graph.x, "features must be finite, replace missing ones, for example with 0")
@@ -170,7 +188,7 @@ def check_values(graph: GraphFields) -> None:
 
 
 def check_labels(y: Tensor) -> None:
-    """Raises InputError at the first label that there cannot be."""
+    """Raise InputError at the first label that is impossible for its kind."""
     kind = label_kind(y)
     if kind == "classes":
         wrong, remedy = y < -1, "classes count from 0, -1 is unlabelled"
@@ -180,14 +198,14 @@ def check_labels(y: Tensor) -> None:
     else:
         wrong, remedy = y.isinf(), "values are finite, NaN is unlabelled"
     if wrong.any():
-        place, value = first(y, wrong)
+        place, value = first_flagged(y, wrong)
         raise InputError(f"y{place} is {value}: {remedy}")
     if kind == "classes" and len(y):
         check_numbering("y", int(y.max()) + 1, len(y), "vertices")
 
 
 def check_adjacency(adjacency: Adjacency) -> None:
-    """Raises InputError where row pointers, source ids or weights could not come from a list of edges."""
+    """Raise InputError if row pointers, source ids or weights cannot come from a list of edges."""
     indptr, indices = adjacency.indptr, adjacency.indices
     check_pointers("in_edges.indptr", indptr, len(indices), REMEDY)
     check_ids("in_edges.indices", indices, adjacency.num_sources)
@@ -198,7 +216,15 @@ def check_adjacency(adjacency: Adjacency) -> None:
 
 
 def check_transpose(adjacency: Adjacency, transpose: Transpose) -> None:
-    """Raises InputError unless a transpose, from wherever it comes, has as many edges between the same vertices."""
+    """Check that a transpose has as many edges as the adjacency, between the same vertices.
+
+    Args:
+        adjacency: the in-edges.
+        transpose: a transpose that was not computed from them, for example from a file.
+
+    Raises:
+        InputError: if it has not.
+    """
     check_pointers("transpose.indptr", transpose.indptr, adjacency.num_edges, REMEDY)
     check_ids("transpose.indices", transpose.indices, adjacency.num_targets)
     if adjacency.num_edges:
@@ -208,56 +234,81 @@ def check_transpose(adjacency: Adjacency, transpose: Transpose) -> None:
 
 
 def check_links(graph: GraphFields, field: str, links: Tensor) -> None:
-    """Raises InputError at the first held-out edge between vertices, or of a relation, that the graph does not have."""
+    """Check held-out edges: vertices and relations must be those of the graph.
+
+    Args:
+        graph: the graph.
+        field: name of the held-out edges, 'val_links' or 'test_links'.
+        links: int64 [m, 3].
+
+    Raises:
+        InputError: at the first unknown vertex or relation.
+    """
     for column, name in enumerate(("source", "target")):
         check_ids(f"{field}'s {name}", links[:, column], graph.in_edges.num_targets)
-    known = max(len(graph.relations), 1)
-    wrong = (links[:, 2] < 0) | (links[:, 2] >= known)
+    num_relations = max(len(graph.relations), 1)
+    wrong = (links[:, 2] < 0) | (links[:, 2] >= num_relations)
     if wrong.any():
-        place, value = first(links[:, 2], wrong)
-        raise InputError(f"{field}'s relation{place} is {value}: give 0 to {known - 1}, positions in relations")
+        place, value = first_flagged(links[:, 2], wrong)
+        raise InputError(f"{field}'s relation{place} is {value}: give 0 to {num_relations - 1}, positions in relations")
 
 
 def check_permutation(field: str, ids: Tensor) -> None:
-    """Raises InputError unless each of 0 to n - 1 is among the n ids once."""
+    """Check that each of 0 to n - 1 occurs once among n ids.
+
+    Args:
+        field: name of the ids in errors.
+        ids: int64 [n].
+
+    Raises:
+        InputError: if an id is missing or occurs twice.
+    """
     check_ids(field, ids, len(ids))
     repeated = torch.bincount(ids, minlength=len(ids)) > 1
     if repeated.any():
-        _, vertex = first(ids, repeated[ids])
+        _, vertex = first_flagged(ids, repeated[ids])
         raise InputError(f"{field} holds {vertex} more than once: give every vertex its original id")
 
 
 def check_relations(graph: GraphFields, edge_type: Tensor) -> None:
-    """Raises InputError at the first edge without a known relation, or whose ends are not of its relation's types."""
+    """Check that every edge has a relation, and that its endpoints have the types of the relation.
+
+    Args:
+        graph: the graph.
+        edge_type: relation of each edge, integer [E].
+
+    Raises:
+        InputError: at the first edge that has not.
+    """
     wrong = (edge_type < 0) | (edge_type >= len(graph.relations))
     if wrong.any():
-        place, value = first(edge_type, wrong)
+        place, value = first_flagged(edge_type, wrong)
         raise InputError(f"edge_type{place} is {value}: there are {len(graph.relations)} relations, numbered from 0")
     if len(graph.vertex_types) == 1:
         return
-    ends = torch.tensor([[graph.vertex_types.index(part) for part in r.split("|")[::2]] for r in graph.relations])
+    type_pairs = torch.tensor([[graph.vertex_types.index(part) for part in r.split("|")[::2]] for r in graph.relations])
     bounds = torch.tensor(graph.type_offsets[1:])
     for side, ids in zip((0, 1), graph.in_edges.edges(), strict=True):
-        found = torch.bucketize(ids, bounds, right=True)
-        wrong = found != ends[:, side][edge_type.long()]
+        actual = torch.bucketize(ids, bounds, right=True)
+        wrong = actual != type_pairs[:, side][edge_type.long()]
         if wrong.any():
             edge = int(wrong.nonzero()[0])
             raise InputError(
                 f"edge_type[{edge}] is relation '{graph.relations[int(edge_type[edge])]}', but the edge's "
-                f"{('source', 'target')[side]} {int(ids[edge])} is of type {graph.vertex_types[int(found[edge])]}: "
+                f"{('source', 'target')[side]} {int(ids[edge])} is of type {graph.vertex_types[int(actual[edge])]}: "
                 "correct the type or the id"
             )
 
 
 def warn_overlap(graph: GraphFields) -> None:
-    """Warns once, with one line, if a vertex lies in two split masks."""
+    """Warn once if a vertex is in two split masks."""
     masks = [(field, getattr(graph, field)) for field in MASKS if getattr(graph, field) is not None]
     for i, (field, mask) in enumerate(masks):
         for other_field, other in masks[i + 1 :]:
             both = int((mask & other).sum())
             if both:
                 warnings.warn(
-                    f"{graph.name}: {both} vertices lie in both {field} and {other_field}: figures on one "
+                    f"{graph.name}: {both} vertices lie in both {field} and {other_field}: scores on one "
                     "are not independent of the other",
                     DataWarning,
                     stacklevel=5,
@@ -266,24 +317,30 @@ def warn_overlap(graph: GraphFields) -> None:
 
 
 def require_trainable(graph: GraphFields, *, features: bool = True, labels: bool = True) -> None:
-    """Raises InputError unless a node classifier can be trained: features, labels, a training vertex, labelled splits.
+    """Check that a node-level model can be trained: features, labels, a training vertex, labelled splits.
 
-    `features=False` is for models that learn a vector per vertex, `labels=False` for tasks that need none.
+    Args:
+        graph: the graph.
+        features: False for models that learn an embedding per vertex instead of reading features.
+        labels: False for tasks without labels.
+
+    Raises:
+        InputError: if something is missing.
     """
     if features and graph.x is None:
         missing = [name for name in graph.vertex_types if name not in graph.features]
         if missing or not graph.features:
-            whose = f" for vertex type {', '.join(missing)}" if graph.features else ""
+            of_types = f" for vertex type {', '.join(missing)}" if graph.features else ""
             raise InputError(
-                f"{graph.name} has no features{whose}: give it some, or --random-features 256 to measure speed"
+                f"{graph.name} has no features{of_types}: add some, or --random-features 256 to measure speed"
             )
     if not labels:
         return
     if graph.y is None:
-        raise InputError(f"{graph.name} has no labels: give it some, or --random-classes 16 to measure speed")
+        raise InputError(f"{graph.name} has no labels: add some, or --random-classes 16 to measure speed")
     if graph.train_mask is None or not graph.train_mask.any():
         state = "is missing" if graph.train_mask is None else "selects no vertex"
-        remedy = "mark the vertices to train on in it, or draw them by graph.with_split((0.6, 0.2, 0.2))"
+        remedy = "set it for the vertices to train on, or use graph.with_split((0.6, 0.2, 0.2)) for a random split"
         raise InputError(f"{graph.name}: train_mask {state}: {remedy}")
     unlabelled, sign = ~has_label(graph.y), "-1" if label_kind(graph.y) == "classes" else "NaN"
     for field in MASKS:

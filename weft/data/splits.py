@@ -1,4 +1,4 @@
-"""Seeded random splits, features and labels, each purpose with a random stream of its own."""
+"""Seeded random splits, features and labels; each purpose has its own random stream."""
 
 from __future__ import annotations
 
@@ -10,32 +10,46 @@ import torch
 from torch import Tensor
 
 from weft.data.tensor_checks import has_label
-from weft.runtime.memory import require_memory
+from weft.runtime.memory import check_fits_memory
 from weft.utils.errors import InputError
 from weft.utils.random import key
 
 SHARES = (0.6, 0.2, 0.2)
-"""Of a split that is not said otherwise: to train, to validate and to test on."""
+"""Default fractions of the vertices to train, validate and test on."""
 
-# What a random stream is for: part of its key, so that no two purposes share a stream.
+# The purpose of a random stream is part of its key, so that two purposes never share a stream.
 SPLIT, FEATURES, CLASSES, RMAT, SBM, DIGITS = range(1, 7)
 
 
 def stream(seed: int, *purpose: int) -> np.random.Generator:
-    """A random generator of its own for a seed and a purpose."""
+    """Return a random generator for a seed and a purpose.
+
+    Args:
+        seed: seed of the run or graph.
+        purpose: numbers that identify the purpose.
+    """
     return np.random.Generator(np.random.Philox(key(seed, *purpose)))
 
 
 class Masks(NamedTuple):
-    """Which vertices are to train on, to validate on and to test on: bool [N], where that is known."""
+    """Vertices to train, validate and test on: bool [N] each, None if not stated."""
 
     train_mask: Tensor | None = None
+    """Vertices to train on."""
     val_mask: Tensor | None = None
+    """Vertices to validate on."""
     test_mask: Tensor | None = None
+    """Vertices to test on."""
 
 
 def random_split(eligible: Tensor, seed: int, shares: Sequence[float] = SHARES) -> Masks:
-    """A random split of the vertices where `eligible` holds. shares: to train, validate and test on, together 1."""
+    """Return a random split of the eligible vertices.
+
+    Args:
+        eligible: vertices to split, bool [N].
+        seed: seed of the split.
+        shares: fractions to train, validate and test on, which add up to 1.
+    """
     require_shares(shares)
     ids = eligible.nonzero()[:, 0]
     ids = ids[torch.from_numpy(stream(seed, SPLIT).permutation(len(ids)))]
@@ -47,22 +61,36 @@ def random_split(eligible: Tensor, seed: int, shares: Sequence[float] = SHARES) 
 
 
 def split_vertices(y: Tensor | None, num_vertices: int, seed: int, shares: Sequence[float] = SHARES) -> Masks:
-    """A random split of the vertices that have a label, or of all where there are none."""
+    """Return a random split of the labelled vertices, or of all vertices without labels.
+
+    Args:
+        y: labels, or None.
+        num_vertices: number of vertices.
+        seed: seed of the split.
+        shares: fractions to train, validate and test on.
+    """
     return random_split(torch.ones(num_vertices, dtype=torch.bool) if y is None else has_label(y), seed, shares)
 
 
 def split_by_time(time: Tensor, eligible: Tensor, shares: Sequence[float] = SHARES) -> Masks:
-    """A split of the vertices where `eligible` holds: the earliest to train on, the latest to test on.
+    """Return a split of the eligible vertices by time: the earliest train, the latest test.
 
-    time: [N]. shares as in random_split, but vertices of one time stay together, in the later part. InputError where
-    that leaves none to train on.
+    Vertices with equal times stay together, in the later split.
+
+    Args:
+        time: a number for each vertex, [N].
+        eligible: vertices to split, bool [N].
+        shares: fractions to train, validate and test on.
+
+    Raises:
+        InputError: if no vertex is left to train on.
     """
     require_shares(shares)
-    known = time[eligible].sort().values
-    if not len(known):
+    times = time[eligible].sort().values
+    if not len(times):
         return Masks(*(torch.zeros_like(eligible) for _ in range(3)))
     last = torch.full((1,), torch.inf, dtype=torch.float64)
-    bounds = torch.cat([known.double(), last])[[round(shares[0] * len(known)), round(sum(shares[:2]) * len(known))]]
+    bounds = torch.cat([times.double(), last])[[round(shares[0] * len(times)), round(sum(shares[:2]) * len(times))]]
     part = torch.bucketize(time.double(), bounds, right=True)
     masks = Masks(*(eligible & (part == number) for number in range(3)))
     assert masks.train_mask is not None
@@ -72,26 +100,47 @@ def split_by_time(time: Tensor, eligible: Tensor, shares: Sequence[float] = SHAR
 
 
 def require_shares(shares: Sequence[float]) -> None:
-    """InputError unless there are three shares that make up the whole."""
+    """Raise InputError unless there are three fractions that add up to 1."""
     if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
         raise InputError(f"a split of {list(shares)}: give shares to train, validate and test on that add up to 1")
 
 
 def split_labelled(y: Tensor, seed: int) -> Masks:
-    """A random split over the labelled vertices."""
+    """Return a random split of the labelled vertices with the default fractions.
+
+    Args:
+        y: labels.
+        seed: seed of the split.
+    """
     return random_split(has_label(y), seed)
 
 
 def random_matrix(rows: int, columns: int, seed: int, part: int = 0) -> Tensor:
-    """Standard normal float32 [rows, columns]. InputError where there is no memory for them."""
-    require_memory(4 * rows * columns, f"{columns} features of {rows} vertices", "ask for fewer")
+    """Return standard normal numbers, float32 [rows, columns].
+
+    Args:
+        rows: number of rows.
+        columns: number of columns.
+        seed: seed of the numbers.
+        part: number of the matrix, if a graph needs several.
+
+    Raises:
+        InputError: if the matrix does not fit in memory.
+    """
+    check_fits_memory(4 * rows * columns, f"{columns} features of {rows} vertices", "ask for fewer")
     return torch.from_numpy(stream(seed, FEATURES, part).standard_normal((rows, columns), dtype=np.float32))
 
 
 def balanced_classes(num_vertices: int, num_classes: int, seed: int) -> Tensor:
-    """Random labels, int64 [N], every class as often as every other (give or take one).
+    """Return random labels, int64 [N]; the sizes of the classes differ by at most one.
 
-    Raises InputError for more classes than vertices.
+    Args:
+        num_vertices: number of vertices, N.
+        num_classes: number of classes.
+        seed: seed of the labels.
+
+    Raises:
+        InputError: if there are more classes than vertices.
     """
     if num_classes > num_vertices:
         raise InputError(f"{num_classes} classes for {num_vertices} vertices: ask for as many as vertices, or fewer")

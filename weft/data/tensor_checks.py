@@ -1,4 +1,4 @@
-"""Checks of single tensors, each mistake one line that says where and what helps. They know no graph."""
+"""Checks of single tensors, independent of graphs. Each error is one line with the position and the remedy."""
 
 from __future__ import annotations
 
@@ -13,45 +13,49 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.runtime.memory import require_memory
+from weft.runtime.memory import check_fits_memory
 from weft.utils.errors import InputError, cause
 
 Numbers: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
-"""What is taken as a tensor: one, a NumPy array, a column of pandas, or a list."""
+"""Types that are accepted as a tensor: a tensor, a NumPy array, a pandas column, or a list."""
 
 MASKS = ("train_mask", "val_mask", "test_mask")
 LINKS = ("val_links", "test_links")
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
-# Rows looked at together: a memory-mapped matrix is never copied, and its flags stay within the cache.
+# Entries checked at once: a memory-mapped matrix is never copied as a whole, and the flags fit in the cache.
 BLOCK_ENTRIES = 1 << 20
 
-# More classes or relations than these, and than things that have one, are names and no numbers.
+# If there are more classes or relations than this limit and than labelled vertices or edges, they are names.
 MAX_SPARSE_NUMBERS = 1 << 15
 
 
 class DataWarning(UserWarning):
-    """Legal data that is probably not what was meant."""
+    """Warning about legal data that is probably a mistake."""
 
 
 @contextmanager
 def located(place: str | Path) -> Iterator[None]:
-    """Puts the file in front of an InputError raised inside."""
+    """Prefix every InputError raised inside with a file or another place."""
     try:
         yield
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
 
 
-def plain(field: str, value: object) -> Tensor:
-    """A tensor's numbers: dense, on the CPU, without a gradient; unsigned ones of 16 bits or more as int64.
+def dense_cpu_tensor(field: str, value: object) -> Tensor:
+    """Return numbers as a dense CPU tensor without gradient; unsigned ones of 16 bits or more become int64.
 
-    A NumPy array, a column of pandas and a list are taken as a tensor of their numbers.
-    Raises InputError for what is no tensor of real numbers.
+    Args:
+        field: name of the numbers in errors.
+        value: a tensor, a NumPy array, a pandas column or a list.
+
+    Raises:
+        InputError: if it is no tensor of real numbers.
     """
     if not isinstance(value, Tensor):
-        value = from_array(field, value)
+        value = tensor_from_array(field, value)
     if value.is_meta:
         raise InputError(f"{field} is on the device meta, which holds no data: give a tensor on the CPU")
     if value.is_quantized or value.is_nested or value.dtype.is_complex:
@@ -59,15 +63,23 @@ def plain(field: str, value: object) -> Tensor:
         raise InputError(f"{field} is {kind}: give a tensor of real numbers, all rows of one length")
     if value.layout != torch.strided:
         what = f"{field} of shape {list(value.shape)}, dense,"
-        require_memory(value.numel() * value.itemsize, what, "give fewer columns")
+        check_fits_memory(value.numel() * value.itemsize, what, "give fewer columns")
         value = value.to_dense()
     if value.requires_grad or value.device.type != "cpu":
         value = value.detach().cpu()
-    return value if value.dtype not in UNSIGNED else signed(field, value)
+    return value if value.dtype not in UNSIGNED else unsigned_to_int64(field, value)
 
 
-def from_array(field: str, value: object) -> Tensor:
-    """What numpy makes an array of, as a tensor that shares its memory where it can. InputError for no numbers."""
+def tensor_from_array(field: str, value: object) -> Tensor:
+    """Return anything that NumPy can convert as a tensor, which shares memory if possible.
+
+    Args:
+        field: name of the value in errors.
+        value: an array, a column, a sparse matrix or a list.
+
+    Raises:
+        InputError: if it contains no real numbers.
+    """
     kind = f"{field} is of type {type(value).__name__}"
     try:
         array = np.asarray(value.toarray() if hasattr(value, "toarray") else value)
@@ -79,25 +91,49 @@ def from_array(field: str, value: object) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def signed(field: str, tensor: Tensor) -> Tensor:
-    """Unsigned numbers as int64, since torch computes with few unsigned types; InputError where one is too large."""
+def unsigned_to_int64(field: str, tensor: Tensor) -> Tensor:
+    """Return unsigned numbers as int64, because PyTorch computes with few unsigned types.
+
+    Args:
+        field: name of the numbers in errors.
+        tensor: unsigned integers.
+
+    Raises:
+        InputError: if one is too large for int64.
+    """
     result = tensor.to(torch.int64)
     if (result < 0).any():
-        place, value = first(result, result < 0)
+        place, value = first_flagged(result, result < 0)
         raise InputError(f"{field}{place} is {int(value) + (1 << 64)}: give numbers below 2**63")
     return result
 
 
-def whole(field: str, value: object) -> Tensor:
-    """The tensor as integers, as they are where they are integers already. InputError where one is no whole number."""
-    tensor = plain(field, value)
+def as_integers(field: str, value: object) -> Tensor:
+    """Return a value as a tensor of integers; integers keep their dtype.
+
+    Args:
+        field: name of the value in errors.
+        value: a tensor, an array or a list.
+
+    Raises:
+        InputError: if a number is not whole.
+    """
+    tensor = dense_cpu_tensor(field, value)
     integral = not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
     return tensor if integral else cast(field, tensor, torch.int64)
 
 
 def vertex_ids(field: str, value: object) -> Tensor:
-    """The tensor as int32 or int64, uncopied where it is one of these. InputError for what is no vector of integers."""
-    ids = plain(field, value)
+    """Return a value as a tensor of int32 or int64 [E], without a copy if it is one.
+
+    Args:
+        field: name of the value in errors.
+        value: a tensor, an array or a list.
+
+    Raises:
+        InputError: if it is no vector of integers.
+    """
+    ids = dense_cpu_tensor(field, value)
     if ids.dtype.is_floating_point or ids.dtype == torch.bool:
         raise InputError(f"{field} is {ids.dtype}: vertex ids are integers, give int64")
     if ids.dim() != 1:
@@ -106,16 +142,26 @@ def vertex_ids(field: str, value: object) -> Tensor:
 
 
 def cast(field: str, value: object, dtype: torch.dtype) -> Tensor:
-    """The tensor as `dtype`, `plain` and contiguous; raises InputError at the first value that would change.
+    """Return a value as a contiguous dense CPU tensor of a dtype.
 
-    Numbers with a fraction are rounded to fewer bits, if they are not too large for them.
+    Floats are rounded to a narrower float type if they are within its range.
+
+    Args:
+        field: name of the value in errors.
+        value: a tensor, an array or a list.
+        dtype: dtype of the result.
+
+    Raises:
+        InputError: at the first value that would change.
     """
-    tensor = plain(field, value)
+    tensor = dense_cpu_tensor(field, value)
     if tensor.dtype == dtype:
         return tensor.contiguous()
     if tensor.itemsize == 1 and tensor.dtype.is_floating_point:
-        tensor = tensor.to(torch.float32)  # torch compares no floats of 8 bits
+        tensor = tensor.to(torch.float32)  # PyTorch cannot compare 8-bit floats
     result = tensor.to(dtype).contiguous()
+    # A value changes if a finite float overflows, or if an integer or bool is another number after the way back.
+    # NaN has no integer.
     if tensor.dtype.is_floating_point and dtype.is_floating_point:
         changed = tensor.isfinite() & ~result.isfinite()
     else:
@@ -123,21 +169,21 @@ def cast(field: str, value: object, dtype: torch.dtype) -> Tensor:
     if tensor.dtype.is_floating_point and not dtype.is_floating_point:
         changed |= tensor != tensor
     if changed.any():
-        place, number = first(tensor, changed)
+        place, number = first_flagged(tensor, changed)
         problem = f"{field}{place} is {number}, which {dtype} cannot hold ({field} is {tensor.dtype})"
         raise InputError(f"{problem}: {remedy_for(field, dtype)}")
     return result
 
 
 def label_dtype(y: Tensor) -> torch.dtype:
-    """The type of labels: int64 where each vertex has one class, float32 for several or for values of a regression."""
+    """Return the dtype of labels: int64 for one class per vertex, float32 for several labels or values."""
     return torch.int64 if label_kind(y) == "classes" else torch.float32
 
 
 def label_kind(y: Tensor) -> str:
-    """What labels are: 'classes' [n], 'labels' [n, C] of 0 and 1, or 'values' [n] or [n, T] of a regression.
+    """Return the kind of labels: 'classes' [n], 'labels' [n, C] of 0 and 1, or 'values' [n] or [n, T] of a regression.
 
-    Values are told by their fractions.
+    Labels that contain a fraction are values.
     """
     if y.is_floating_point() and has_fraction(y):
         return "values"
@@ -145,8 +191,8 @@ def label_kind(y: Tensor) -> str:
 
 
 def has_fraction(tensor: Tensor) -> bool:
-    """Whether some number is finite and not whole, looking at a few rows at a time."""
-    if not tensor.dim():  # no rows, which the check of shapes says
+    """Return whether any finite number is not whole. Reads a few rows at a time."""
+    if not tensor.dim():  # a single number; the check of shapes reports it
         return False
     rows = max(1, BLOCK_ENTRIES // max(1, tensor[:1].numel()))
     for start in range(0, len(tensor), rows):
@@ -157,7 +203,7 @@ def has_fraction(tensor: Tensor) -> bool:
 
 
 def has_label(y: Tensor) -> Tensor:
-    """The vertices that are labelled, by labels [n] or [n, C]: bool [n]."""
+    """Return the labelled vertices, bool [n], for labels [n] or [n, C]."""
     kind = label_kind(y)
     if kind == "classes":
         return y >= 0
@@ -167,12 +213,17 @@ def has_label(y: Tensor) -> Tensor:
 
 
 def no_label(y: Tensor) -> float:
-    """What stands among labels of this kind for a vertex that has none."""
+    """Return the value that marks an unlabelled vertex among labels of this kind."""
     return {"classes": -1, "labels": 0, "values": math.nan}[label_kind(y)]
 
 
 def remedy_for(field: str, dtype: torch.dtype) -> str:
-    """What helps where values of a field do not fit into its dtype."""
+    """Return the remedy, as part of an error, if values of a field do not fit into its dtype.
+
+    Args:
+        field: name of the field.
+        dtype: dtype that the field must have.
+    """
     if dtype == torch.bool:
         return f"mark the vertices by a bool each, {mask_of_ids(field)}"
     if field == "y" and not dtype.is_floating_point:
@@ -183,24 +234,38 @@ def remedy_for(field: str, dtype: torch.dtype) -> str:
 
 
 def mask_of_ids(field: str) -> str:
-    """How to make a mask of ids, as part of a line."""
+    """Return code that makes a mask from ids, as part of an error."""
     return f"from ids by mask = torch.zeros(num_vertices, dtype=torch.bool); mask[{field}] = True"
 
 
-def first(tensor: Tensor, wrong: Tensor) -> tuple[str, float | int | bool]:
-    """Where and what the first flagged entry is: ("[3, 7]", nan)."""
+def first_flagged(tensor: Tensor, wrong: Tensor) -> tuple[str, float | int | bool]:
+    """Return position and value of the first flagged entry, such as ("[3, 7]", nan).
+
+    Args:
+        tensor: any tensor.
+        wrong: flags of its shape.
+    """
     index = tuple(int(i) for i in wrong.nonzero()[0])
     return str(list(index)), tensor[index].item()
 
 
 def check_finite(field: str, tensor: Tensor, remedy: str) -> None:
-    """Raises InputError at the first NaN or infinity of a float tensor [n, ...], looking at a few rows at a time."""
+    """Check that all numbers are finite. Reads a few rows at a time.
+
+    Args:
+        field: name of the tensor in errors.
+        tensor: floats [n, ...].
+        remedy: remedy to print in the error.
+
+    Raises:
+        InputError: at the first NaN or infinity.
+    """
     rows = max(1, BLOCK_ENTRIES // max(1, tensor[:1].numel()))
     for start in range(0, len(tensor), rows):
         block = tensor[start : start + rows]
         if not block.numel():
             continue
-        low, high = torch.aminmax(block)  # one pass, and NaN wins; eight times as fast as asking each entry
+        low, high = torch.aminmax(block)  # NaN propagates; eight times as fast as isfinite of each entry
         if not (torch.isfinite(low) and torch.isfinite(high)):
             index = (~torch.isfinite(block)).nonzero()[0]
             value = block[tuple(index)].item()
@@ -209,33 +274,72 @@ def check_finite(field: str, tensor: Tensor, remedy: str) -> None:
 
 
 def check_length(field: str, tensor: Tensor, length: int, unit: str) -> None:
-    """Raises InputError unless the tensor has one entry or row for each of `length` units."""
+    """Check that a tensor has one entry or row for each vertex or edge.
+
+    Args:
+        field: name of the tensor in errors.
+        tensor: any tensor.
+        length: number of rows that it must have.
+        unit: what is counted, such as 'vertices'.
+
+    Raises:
+        InputError: if it has another number.
+    """
     if tensor.dim() == 0 or len(tensor) != length:
-        how = f", {mask_of_ids(field)}" if field in MASKS else ""
+        hint = f", {mask_of_ids(field)}" if field in MASKS else ""
         raise InputError(
-            f"{field} has shape {list(tensor.shape)}, but the graph has {length} {unit}: give one entry for each{how}"
+            f"{field} has shape {list(tensor.shape)}, but the graph has {length} {unit}: give one entry for each{hint}"
         )
 
 
 def check_vector(field: str, tensor: Tensor, length: int, unit: str) -> None:
-    """Raises InputError unless the tensor is a vector with one entry for each of `length` units."""
+    """Check that a tensor is a vector with one entry for each vertex or edge.
+
+    Args:
+        field: name of the tensor in errors.
+        tensor: any tensor.
+        length: number of entries that it must have.
+        unit: what is counted, such as 'vertices'.
+
+    Raises:
+        InputError: if it is not.
+    """
     check_length(field, tensor, length, unit)
     if tensor.dim() != 1:
         raise InputError(f"{field} has shape {list(tensor.shape)}: give one column of it, for example {field}[:, 0]")
 
 
 def check_ids(field: str, ids: Tensor, num_vertices: int) -> None:
-    """Raises InputError at the first id outside [0, num_vertices)."""
+    """Check that ids are within [0, num_vertices).
+
+    Args:
+        field: name of the ids in errors.
+        ids: integers [n].
+        num_vertices: number of vertices.
+
+    Raises:
+        InputError: at the first id out of range.
+    """
     if not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < num_vertices):
         return
-    place, value = first(ids, (ids < 0) | (ids >= num_vertices))
-    known = f"the graph has {num_vertices} vertices, numbered from 0"
+    place, value = first_flagged(ids, (ids < 0) | (ids >= num_vertices))
+    limits = f"the graph has {num_vertices} vertices, numbered from 0"
     remedy = "no id is negative" if value < 0 else "correct the id or raise num_vertices"
-    raise InputError(f"{field}{place} is {value}: {known}; {remedy}")
+    raise InputError(f"{field}{place} is {value}: {limits}; {remedy}")
 
 
 def check_numbering(field: str, count: int, num_things: int, unit: str) -> None:
-    """Raises InputError where numbers below `count` are names, not numbers from 0: work and memory grow with them."""
+    """Check that classes or relations are numbered from 0 without large gaps; work and memory grow with the largest.
+
+    Args:
+        field: name of the numbers in errors.
+        count: one more than the largest number.
+        num_things: number of vertices or edges that have such a number.
+        unit: what is counted, such as 'vertices'.
+
+    Raises:
+        InputError: if the numbers are far too sparse.
+    """
     if count > max(MAX_SPARSE_NUMBERS, num_things):
         raise InputError(
             f"{field} holds numbers up to {count - 1} in {num_things} {unit}: number them from 0 without gaps"
@@ -243,13 +347,31 @@ def check_numbering(field: str, count: int, num_things: int, unit: str) -> None:
 
 
 def check_pointers(field: str, indptr: Tensor, num_entries: int, remedy: str) -> None:
-    """Raises InputError unless row pointers ascend from 0 to the number of entries."""
+    """Check that row pointers ascend from 0 to the number of entries.
+
+    Args:
+        field: name of the pointers in errors.
+        indptr: int64 [n + 1].
+        num_entries: number of entries.
+        remedy: remedy to print in the error.
+
+    Raises:
+        InputError: if they do not.
+    """
     if not len(indptr) or int(indptr[0]) or int(indptr[-1]) != num_entries or (indptr[1:] < indptr[:-1]).any():
         raise InputError(f"{field} does not ascend from 0 to the {num_entries} entries: {remedy}")
 
 
 def check_edge_features(tensor: Tensor, num_edges: int) -> None:
-    """Raises InputError unless the tensor is [edges, features]."""
+    """Check that edge features are [edges, features].
+
+    Args:
+        tensor: the edge features.
+        num_edges: number of edges.
+
+    Raises:
+        InputError: if they are not.
+    """
     check_length("edge_features", tensor, num_edges, "edges")
     if tensor.dim() != 2:
         raise InputError(f"edge_features has shape {list(tensor.shape)}: edge features are [edges, features]")

@@ -1,4 +1,4 @@
-"""What people call their vertices: whole numbers or text, one for each, and where a name stands among them."""
+"""Names of vertices in the data that a graph came from: a whole number or a text for each, and look-up by name."""
 
 from __future__ import annotations
 
@@ -14,90 +14,104 @@ from torch import Tensor
 
 from weft.utils.errors import InputError
 
-MULTIPLIER = 0x9E3779B97F4A7C15  # of the polynomial that a text's key is; odd, with bits all over
-KEYS_AT_ONCE = 1 << 17  # texts whose keys are made together
+MULTIPLIER = 0x9E3779B97F4A7C15
+"""Base of the polynomial hash of texts; odd, with bits in all places."""
+KEYS_AT_ONCE = 1 << 17
+"""Number of texts that are hashed together."""
 NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN = "name_numbers", "name_offsets", "name_text"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Texts:
-    """n texts in UTF-8, one after the other."""
+    """n texts in UTF-8, concatenated."""
 
     offsets: NDArray[np.int64]
-    """[n + 1]: where each begins, from 0 on."""
+    """[n + 1]: position of each text's first byte, from 0, and the end of the last."""
     data: NDArray[np.uint8]
-    """Their bytes."""
+    """Bytes of all texts."""
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Texts:
-        """Those of a list."""
+        """Return the texts of a list."""
         parts = [text.encode() for text in texts]
         sizes = np.fromiter(map(len, parts), np.int64, len(parts))
-        return cls(offsets=starts(sizes), data=np.frombuffer(b"".join(parts), np.uint8))
+        return cls(offsets=piece_offsets(sizes), data=np.frombuffer(b"".join(parts), np.uint8))
 
     @classmethod
     def within(cls, offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> Texts:
-        """Those between some offsets [n + 1] of a longer text."""
+        """Return the texts between offsets of a longer buffer.
+
+        Args:
+            offsets: positions in `data`, [n + 1].
+            data: bytes that contain the texts.
+        """
         return cls(offsets=offsets - offsets[0], data=data[offsets[0] : offsets[-1]])
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def tolist(self) -> list[str]:
-        """As Python's own."""
+        """Return the texts as a list of str."""
         data, ends = self.data.tobytes(), self.offsets.tolist()
         return [data[start:end].decode() for start, end in itertools.pairwise(ends)]
 
     def keys(self) -> NDArray[np.uint64]:
-        """A number for each that is the same for the same text, and hardly ever for another one: uint64 [n]."""
+        """Return a 64-bit hash of each text, uint64 [n]. Equal texts have equal hashes."""
         sizes = np.diff(self.offsets)
         if not self.data.size:
             return sizes.astype(np.uint64)
+        # Polynomial hash of bytes b_0, b_1, ...: sum of (b_i + 1) MULTIPLIER^(i + 1) modulo 2^64, as a difference of
+        # prefix sums over all bytes. The 1 distinguishes texts that end in zero bytes.
         powers = np.full(int(sizes.max()), MULTIPLIER, np.uint64)
         powers = np.multiply.accumulate(powers)
-        place = np.arange(len(self.data)) - np.repeat(self.offsets[:-1], sizes)
+        position = np.arange(len(self.data)) - np.repeat(self.offsets[:-1], sizes)
         sums = np.zeros(len(self.data) + 1, np.uint64)
-        np.cumsum((self.data.astype(np.uint64) + np.uint64(1)) * powers[place], out=sums[1:])
-        return mixed(sums[self.offsets[1:]] - sums[self.offsets[:-1]])
+        np.cumsum((self.data.astype(np.uint64) + np.uint64(1)) * powers[position], out=sums[1:])
+        return mix_bits(sums[self.offsets[1:]] - sums[self.offsets[:-1]])
 
-    def take(self, places: NDArray[np.int64]) -> Texts:
-        """Those at some places [m]."""
-        sizes = np.diff(self.offsets)[places]
-        offsets = starts(sizes)
+    def take(self, positions: NDArray[np.int64]) -> Texts:
+        """Return the texts at some positions [m]."""
+        sizes = np.diff(self.offsets)[positions]
+        offsets = piece_offsets(sizes)
         inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], sizes)
-        return Texts(offsets=offsets, data=self.data[np.repeat(self.offsets[places], sizes) + inside])
+        return Texts(offsets=offsets, data=self.data[np.repeat(self.offsets[positions], sizes) + inside])
 
-    def same(self, others: Texts) -> NDArray[np.bool_]:
-        """Which are equal to the one at the same place of as many others: [n]."""
+    def equal(self, others: Texts) -> NDArray[np.bool_]:
+        """Return which texts are equal to the text at the same position of as many other texts: [n]."""
         sizes = np.diff(self.offsets)
         equal: NDArray[np.bool_] = sizes == np.diff(others.offsets)
-        chosen = np.flatnonzero(equal)
-        ours, theirs = self.take(chosen), others.take(chosen)
-        wrong = np.repeat(np.arange(len(chosen)), sizes[chosen])[ours.data != theirs.data]
-        equal[chosen[wrong]] = False
+        candidates = np.flatnonzero(equal)
+        ours, theirs = self.take(candidates), others.take(candidates)
+        wrong = np.repeat(np.arange(len(candidates)), sizes[candidates])[ours.data != theirs.data]
+        equal[candidates[wrong]] = False
         return equal
 
 
 Ids: TypeAlias = "NDArray[np.int64] | Texts"
-"""Ids of a column: whole numbers, or texts."""
+"""Names of vertices: whole numbers, or texts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VertexNames:
-    """The vertices' ids where their graph came from, by their numbers there; see GraphFields.vertex_names."""
+    """Names of the vertices in the data that a graph came from, by original id; see GraphFields.vertex_names."""
 
     column: str
-    """What the source calls them, such as the name of a table's column."""
+    """Name of the ids in the source, such as a table's column."""
     numbers: Tensor | None = None
-    """int64 [N], where they are whole numbers."""
+    """int64 [N], if the names are whole numbers."""
     offsets: Tensor | None = None
-    """int64 [N + 1]: where each text begins, where they are texts."""
+    """int64 [N + 1]: position of each text's first byte, if the names are texts."""
     text: Tensor | None = None
-    """uint8: the texts' bytes in UTF-8."""
+    """uint8: bytes of all texts in UTF-8, if the names are texts."""
 
     @classmethod
     def of(cls, ids: Ids, column: str) -> VertexNames:
-        """Those that are some ids [N]."""
+        """Return the names that are some ids.
+
+        Args:
+            ids: the names, [N].
+            column: name of the ids in the source.
+        """
         if isinstance(ids, Texts):
             offsets, text = torch.from_numpy(ids.offsets), torch.from_numpy(np.array(ids.data))
             return cls(column=column, offsets=offsets, text=text)
@@ -105,7 +119,7 @@ class VertexNames:
 
     @property
     def ids(self) -> Ids:
-        """As ids."""
+        """The names as numbers or texts."""
         if self.numbers is not None:
             return self.numbers.numpy()
         assert self.offsets is not None
@@ -116,36 +130,41 @@ class VertexNames:
         return len(self.ids)
 
     def find(self, names: Sequence[Any]) -> list[int]:
-        """The vertices, by original id, that have some names; InputError for a name that none has."""
+        """Return the original ids of the vertices with some names. Raises InputError for a name that no vertex has."""
         ids = Texts.of([str(name) for name in names]) if self.numbers is None else np.array(names, np.int64)
-        found = NameIndex(self.ids, self.column).find(ids)
-        if (found < 0).any():
+        vertices = NameIndex(self.ids, self.column).find(ids)
+        if (vertices < 0).any():
             raise InputError(
-                f"{names[int((found < 0).argmax())]!r} is no vertex's {self.column}: give one that is there"
+                f"{names[int((vertices < 0).argmax())]!r} is no vertex's {self.column}: give the name of a vertex"
             )
-        return list(found.tolist())
+        return list(vertices.tolist())
 
     def tolist(self) -> list[Any]:
-        """As Python's own, int or str [N]."""
+        """Return the names as a list of int or str, [N]."""
         return list(self.ids.tolist())
 
     def slice(self, rows: slice) -> list[Any]:
-        """Those of some rows in one piece, as Python's own."""
+        """Return the names of a range of vertices as a list of int or str."""
         ids = self.ids
         if isinstance(ids, Texts):
             return Texts.within(ids.offsets[rows.start : rows.stop + 1], ids.data).tolist()
         return list(ids[rows].tolist())
 
     def arrays(self) -> dict[str, Tensor]:
-        """What a store keeps."""
-        found = {NUMBER_COLUMN: self.numbers, OFFSET_COLUMN: self.offsets, TEXT_COLUMN: self.text}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+        """Return the arrays that a graph folder stores, by file name."""
+        arrays = {NUMBER_COLUMN: self.numbers, OFFSET_COLUMN: self.offsets, TEXT_COLUMN: self.text}
+        return {name: tensor for name, tensor in arrays.items() if tensor is not None}
 
 
 class NameIndex:
-    """Where ids stand among N known ones, all different. It takes 16 bytes for each beside themselves.
+    """Look-up of the positions of N distinct ids, by binary search over hashes. Needs 16 bytes per id.
 
-    Raises InputError, which calls them `field`, where an id is known twice.
+    Args:
+        ids: the ids, [N].
+        field: name of the ids in errors.
+
+    Raises:
+        InputError: if an id occurs twice.
     """
 
     def __init__(self, ids: Ids, field: str) -> None:
@@ -153,84 +172,100 @@ class NameIndex:
         keys = keys_of(ids)
         self._order = keys.argsort(kind="stable")
         self._keys = keys[self._order]
-        again = np.sort(self._order[1:][self._keys[1:] == self._keys[:-1]])
-        first = self.find(taken(ids, again))
-        if (first != again).any():
-            place = int((first != again).argmax())
-            rows = f"in rows {first[place]} and {again[place]}"
-            raise InputError(f"{field} is {shown(ids, again[place])} {rows}: give every vertex one row and one id")
+        # Equal hashes are adjacent. An id whose look-up returns another position occurs twice.
+        suspects = np.sort(self._order[1:][self._keys[1:] == self._keys[:-1]])
+        first = self.find(take_ids(ids, suspects))
+        if (first != suspects).any():
+            duplicate = int((first != suspects).argmax())
+            rows = f"in rows {first[duplicate]} and {suspects[duplicate]}"
+            raise InputError(
+                f"{field} is {id_text(ids, suspects[duplicate])} {rows}: give every vertex one row and one id"
+            )
 
     def find(self, ids: Ids) -> NDArray[np.int64]:
-        """The places [m] of some ids; -1 for those that are not known. Texts are compared with texts."""
-        ids = like(self._ids, ids)
+        """Return the positions [m] of some ids; -1 for ids that are not in the index."""
+        ids = convert_ids_like(self._ids, ids)
         keys = keys_of(ids)
         at, last = np.searchsorted(self._keys, keys), len(self._keys) - 1
-        found = np.full(len(keys), -1, np.int64)
-        waiting = np.arange(len(keys))
-        while len(waiting):  # more than once only where different texts have one key
-            waiting = waiting[at[waiting] <= last]
-            waiting = waiting[self._keys[at[waiting]] == keys[waiting]]
-            places = self._order[at[waiting]]
-            right = same(self._ids, places, ids, waiting)
-            found[waiting[right]] = places[right]
-            waiting = waiting[~right]
-            at[waiting] += 1
-        return found
+        result = np.full(len(keys), -1, np.int64)
+        pending = np.arange(len(keys))
+        while len(pending):  # repeats only if different texts have the same hash
+            pending = pending[at[pending] <= last]
+            pending = pending[self._keys[at[pending]] == keys[pending]]
+            positions = self._order[at[pending]]
+            equal = ids_equal(self._ids, positions, ids, pending)
+            result[pending[equal]] = positions[equal]
+            pending = pending[~equal]
+            at[pending] += 1
+        return result
 
 
 class NameCollector:
-    """Ids in the order in which they first appear, part by part."""
+    """Collects distinct ids in the order of their first occurrence, from ids that come in parts."""
 
     def __init__(self) -> None:
         self._keys = np.empty(0, np.uint64)
         self._parts: list[Ids] = []
 
     def add(self, ids: Ids) -> None:
-        """Some more, known or not. InputError where some columns hold numbers and others texts."""
+        """Add ids, whether seen before or not. Raises InputError if some parts are numbers and others texts."""
         if self._parts:
-            ids = like(self._parts[0], ids)
+            ids = convert_ids_like(self._parts[0], ids)
         keys, first = np.unique(keys_of(ids), return_index=True)
         new = np.ones(len(keys), bool)
         if len(self._keys):
             at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
             new = self._keys[at] != keys
-        self._parts.append(taken(ids, np.sort(first[new])))
+        self._parts.append(take_ids(ids, np.sort(first[new])))
         self._keys = np.sort(np.concatenate([self._keys, keys[new]]))
 
     def ids(self) -> Ids:
-        """All of them."""
-        return joined(self._parts)
+        """Return all distinct ids."""
+        return concatenate_ids(self._parts)
 
 
 def keys_of(ids: Ids) -> NDArray[np.uint64]:
-    """A number for each, the same for the same id."""
+    """Return a 64-bit key of each id; equal ids have equal keys."""
     if not isinstance(ids, Texts):
         return ids.view(np.uint64)
-    firsts = range(0, len(ids), KEYS_AT_ONCE)  # each takes some dozens of bytes for each of its own
+    firsts = range(0, len(ids), KEYS_AT_ONCE)  # in blocks: hashing needs dozens of bytes per byte of text
     parts = (Texts.within(ids.offsets[first : first + KEYS_AT_ONCE + 1], ids.data).keys() for first in firsts)
     return np.concatenate([np.empty(0, np.uint64), *parts])
 
 
-def taken(ids: Ids, places: NDArray[np.int64]) -> Ids:
-    """The ids at some places."""
-    return ids.take(places) if isinstance(ids, Texts) else ids[places]
+def take_ids(ids: Ids, positions: NDArray[np.int64]) -> Ids:
+    """Return the ids at some positions.
+
+    Args:
+        ids: the ids.
+        positions: int64 [m].
+    """
+    return ids.take(positions) if isinstance(ids, Texts) else ids[positions]
 
 
-def joined(parts: Sequence[Ids]) -> Ids:
-    """The ids of all parts, which are of one kind."""
+def concatenate_ids(parts: Sequence[Ids]) -> Ids:
+    """Return the ids of all parts, which are all numbers or all texts."""
     texts = [part for part in parts if isinstance(part, Texts)]
     if not texts:
         return np.concatenate([np.empty(0, np.int64), *(part for part in parts if not isinstance(part, Texts))])
     sizes = np.concatenate([np.diff(part.offsets) for part in texts])
     data = np.concatenate([part.data for part in texts])
-    return Texts(offsets=starts(sizes), data=data)
+    return Texts(offsets=piece_offsets(sizes), data=data)
 
 
-def like(known: Ids, ids: Ids) -> Ids:
-    """Ids as texts or as numbers, as known ones are, since files of text have no numbers. InputError for other text."""
-    if isinstance(known, Texts) and not isinstance(ids, Texts):
+def convert_ids_like(like: Ids, ids: Ids) -> Ids:
+    """Return ids as texts or as numbers, like other ids, because text files do not distinguish the two.
+
+    Args:
+        like: ids of the wanted kind.
+        ids: the ids to convert.
+
+    Raises:
+        InputError: if a text is no whole number.
+    """
+    if isinstance(like, Texts) and not isinstance(ids, Texts):
         return Texts.of([str(number) for number in ids.tolist()])
-    if isinstance(ids, Texts) and not isinstance(known, Texts):
+    if isinstance(ids, Texts) and not isinstance(like, Texts):
         texts = ids.tolist()
         for text in texts:
             if not text.removeprefix("-").isdecimal() or not text.isascii() or len(text) > 18:
@@ -239,25 +274,37 @@ def like(known: Ids, ids: Ids) -> Ids:
     return ids
 
 
-def same(left: Ids, left_places: NDArray[Any], right: Ids, right_places: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which ids at some places are those at as many other places, where their keys are the same."""
+def ids_equal(left: Ids, left_positions: NDArray[Any], right: Ids, right_positions: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which ids at some positions equal those at as many positions of other ids. Their keys must be equal.
+
+    Args:
+        left: ids.
+        left_positions: int64 [m].
+        right: ids of the same kind.
+        right_positions: int64 [m].
+    """
     if isinstance(left, Texts) and isinstance(right, Texts):
-        return left.take(left_places).same(right.take(right_places))
-    return np.ones(len(left_places), bool)
+        return left.take(left_positions).equal(right.take(right_positions))
+    return np.ones(len(left_positions), bool)
 
 
-def shown(ids: Ids, place: Any) -> str:
-    """One id, as part of a line."""
-    return repr(taken(ids, np.array([place])).tolist()[0])
+def id_text(ids: Ids, position: Any) -> str:
+    """Return one id as part of an error.
+
+    Args:
+        ids: the ids.
+        position: position of the id.
+    """
+    return repr(take_ids(ids, np.array([position])).tolist()[0])
 
 
-def starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each of some pieces begins, and where the last one ends."""
+def piece_offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each of several consecutive pieces begins, and where the last one ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
-def mixed(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Keys whose bits all depend on each other, one to one (the finalizer of MurmurHash3)."""
+def mix_bits(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Mix the bits of 64-bit keys by a bijection, the finalizer of MurmurHash3."""
     for multiplier in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         keys = (keys ^ (keys >> np.uint64(33))) * np.uint64(multiplier)
     return keys ^ (keys >> np.uint64(33))

@@ -1,4 +1,4 @@
-"""Other numberings of a graph's vertices, so that rows which are read together lie close together in memory."""
+"""Renumbering of a graph's vertices, so that rows that are read together are close in memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from weft.utils.errors import InputError, unknown
 
 
 def reorder(graph: Graph, kind: str) -> Graph:
-    """The same graph with its vertices renumbered; `ids` holds their original ids.
+    """Return the same graph with its vertices renumbered; `ids` contains their original ids.
 
-    kind: 'degree' puts the vertices with the most edges, in and out, first. 'bfs' is breadth first over edges in both
-    directions, from the vertex with the most edges, then from that of those not yet met. 'none' is the graph as it is.
+    Args:
+        graph: the graph.
+        kind: 'degree': by descending number of in- and out-edges. 'bfs': breadth-first search over edges in both
+            directions, starting at the vertex with the most edges, then again from the remaining ones. 'none':
+            unchanged.
 
-    Raises InputError for an unknown kind, and for several vertex types, each of which is one range of ids.
+    Raises:
+        InputError: for an unknown kind, and for several vertex types, whose ids must stay contiguous.
     """
     if kind == "none":
         return graph
@@ -32,19 +36,19 @@ def reorder(graph: Graph, kind: str) -> Graph:
         )
     order = ORDERS[kind](graph.in_edges)
     in_edges, edge_ids = renumbered(graph.in_edges, order)
-    place = order.argsort()
+    new_ids = order.argsort()
     return replace(
         graph,
         in_edges=in_edges,
-        x=taken(graph.x, order),
-        y=taken(graph.y, order),
-        train_mask=taken(graph.train_mask, order),
-        val_mask=taken(graph.val_mask, order),
-        test_mask=taken(graph.test_mask, order),
-        edge_type=taken(graph.edge_type, edge_ids),
-        edge_features=taken(graph.edge_features, edge_ids),
-        val_links=moved(graph.val_links, place),
-        test_links=moved(graph.test_links, place),
+        x=take_rows(graph.x, order),
+        y=take_rows(graph.y, order),
+        train_mask=take_rows(graph.train_mask, order),
+        val_mask=take_rows(graph.val_mask, order),
+        test_mask=take_rows(graph.test_mask, order),
+        edge_type=take_rows(graph.edge_type, edge_ids),
+        edge_features=take_rows(graph.edge_features, edge_ids),
+        val_links=renumber_links(graph.val_links, new_ids),
+        test_links=renumber_links(graph.test_links, new_ids),
         features={name: tensor[order] for name, tensor in graph.features.items()},
         ids=order if graph.ids is None else graph.ids[order],
         trusted=True,
@@ -52,14 +56,14 @@ def reorder(graph: Graph, kind: str) -> Graph:
 
 
 def by_degree(in_edges: Adjacency) -> Tensor:
-    """The vertices by falling number of edges, in and out, int64 [N]; equals keep their order."""
+    """Return the vertices by descending number of in- and out-edges, int64 [N]; ties keep their order."""
     degree = in_edges.degree + torch.bincount(in_edges.indices, minlength=in_edges.num_sources)
     return degree.argsort(descending=True, stable=True)
 
 
 def breadth_first(in_edges: Adjacency) -> Tensor:
-    """The vertices as a breadth-first search meets them, int64 [N]."""
-    out = in_edges.with_weight(None).transpose  # not kept: the graph that stays has another
+    """Return the vertices in the order of a breadth-first search, int64 [N]."""
+    out = in_edges.with_weight(None).transpose  # of a temporary copy: this graph and its transpose are replaced anyway
     return native.breadth_first(in_edges.indptr, in_edges.indices, out.indptr, out.indices, by_degree(in_edges))
 
 
@@ -67,21 +71,39 @@ ORDERS = {"degree": by_degree, "bfs": breadth_first}
 
 
 def renumbered(in_edges: Adjacency, order: Tensor) -> tuple[Adjacency, Tensor]:
-    """The edges of vertices that change places, and the former position [E] of each; duplicates keep their order."""
+    """Return the edges after renumbering the vertices; duplicate edges keep their order.
+
+    Args:
+        in_edges: the edges.
+        order: former id of each new id, int64 [N].
+
+    Returns:
+        The edges, and the former position of each edge, [E].
+    """
     rank = torch.empty(len(order), dtype=native.id_dtype(len(order)))
     rank[order] = torch.arange(len(order), dtype=rank.dtype)
     target = rank.repeat_interleave(in_edges.degree, output_size=in_edges.num_edges)
     source = rank.index_select(0, in_edges.indices)
     indptr, indices, edge_ids = native.coo_to_csr(target, source, len(order), len(order))
-    weight = taken(in_edges.weight, edge_ids)
+    weight = take_rows(in_edges.weight, edge_ids)
     return Adjacency(indptr=indptr, indices=indices, num_sources=len(order), weight=weight), edge_ids
 
 
-def moved(links: Tensor | None, place: Tensor) -> Tensor | None:
-    """Held-out edges [m, 3] between the places [N] that the vertices now have."""
-    return None if links is None else torch.cat([place[links[:, :2]], links[:, 2:]], 1)
+def renumber_links(links: Tensor | None, new_ids: Tensor) -> Tensor | None:
+    """Return held-out edges with new vertex ids; None without any.
+
+    Args:
+        links: int64 [m, 3].
+        new_ids: new id of each former id, int64 [N].
+    """
+    return None if links is None else torch.cat([new_ids[links[:, :2]], links[:, 2:]], 1)
 
 
-def taken(tensor: Tensor | None, positions: Tensor) -> Tensor | None:
-    """The rows at these positions, of a tensor that may be absent."""
+def take_rows(tensor: Tensor | None, positions: Tensor) -> Tensor | None:
+    """Return the rows at some positions; None for None.
+
+    Args:
+        tensor: tensor [n, ...], or None.
+        positions: int64 [m].
+    """
     return None if tensor is None else tensor.index_select(0, positions)

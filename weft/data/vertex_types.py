@@ -1,4 +1,4 @@
-"""Vertex types and relations: the ids of a type, the edges of a relation, and what a model needs to know of them."""
+"""Vertex types and relations: the ids of a type, the edges of a relation, and the sizes that a model depends on."""
 
 from __future__ import annotations
 
@@ -11,41 +11,49 @@ from torch import Tensor
 from weft.data.adjacency import Adjacency
 from weft.data.fields import GraphFields
 from weft.data.tensor_checks import check_numbering
-from weft.runtime.memory import require_memory
+from weft.runtime.memory import check_fits_memory
 from weft.utils.errors import unknown
 
-# The type of all vertices in a graph that has relations and no vertex types.
 VERTEX = "vertex"
+"""Name of the only vertex type in a graph that has relations but no vertex types."""
 
 
 class TypedShape(NamedTuple):
-    """As much of a graph's types as a model needs."""
+    """Sizes of a graph's types, on which the structure of a model depends."""
 
     num_relations: int = 0
-    """0 of a graph whose edges have no types."""
+    """Number of relations; 0 if edges have no types."""
     featured: tuple[tuple[int, int], ...] = ()
     """(vertices, features) of each vertex type that has features, in the order of the types; () in a graph with x."""
     num_embedded: int = 0
-    """The number of vertices without features, for each of which a model learns a row; 0 in a graph with x."""
+    """Number of vertices without features, for each of which a model learns an embedding; 0 with x."""
 
     @property
     def has_input(self) -> bool:
-        """Whether a model has to make rows of one width first."""
+        """True if a model first has to map the types' features and embeddings to rows of one width."""
         return bool(self.featured or self.num_embedded)
 
     @property
     def mean_width(self) -> float:
-        """Features of a vertex of a graph without x, on average."""
+        """Mean number of features per vertex of a graph without x."""
         count = self.num_embedded + sum(count for count, _ in self.featured)
         return sum(count * width for count, width in self.featured) / max(count, 1)
 
 
 UNTYPED = TypedShape()
-"""Of a graph with x and without relations."""
+"""Shape of a graph with x and without relations."""
 
 
 def type_range(graph: GraphFields, name: str) -> range:
-    """The vertex ids of one type; InputError if there is no such type."""
+    """Return the vertex ids of one type.
+
+    Args:
+        graph: the graph.
+        name: name of the type.
+
+    Raises:
+        InputError: if there is no such type.
+    """
     if name not in graph.vertex_types:
         raise unknown("vertex type", name, graph.vertex_types)
     i = graph.vertex_types.index(name)
@@ -53,35 +61,45 @@ def type_range(graph: GraphFields, name: str) -> range:
 
 
 def relation_edges(graph: GraphFields, name: str) -> Adjacency:
-    """The in-edges of one relation, targets and sources numbered within their own type. Made anew at each call.
+    """Return the in-edges of one relation, with targets and sources numbered within their types. Not cached.
 
-    Raises InputError if there is no such relation.
+    Args:
+        graph: the graph.
+        name: name of the relation.
+
+    Raises:
+        InputError: if there is no such relation.
     """
     if graph.edge_type is None or name not in graph.relations:
         raise unknown("relation", name, graph.relations)
     source_type, _, target_type = name.split("|")
     sources, targets = type_range(graph, source_type), type_range(graph, target_type)
-    in_edges, chosen = graph.in_edges, graph.edge_type == graph.relations.index(name)
-    before = torch.zeros(in_edges.num_edges + 1, dtype=torch.int64)
-    torch.cumsum(chosen, 0, out=before[1:])
-    indptr = before[in_edges.indptr[targets.start : targets.stop + 1]]
+    in_edges, mask = graph.in_edges, graph.edge_type == graph.relations.index(name)
+    num_before = torch.zeros(in_edges.num_edges + 1, dtype=torch.int64)
+    torch.cumsum(mask, 0, out=num_before[1:])
+    indptr = num_before[in_edges.indptr[targets.start : targets.stop + 1]]
     return Adjacency(
         indptr=indptr - indptr[0],
-        indices=in_edges.indices[chosen] - sources.start,
+        indices=in_edges.indices[mask] - sources.start,
         num_sources=len(sources),
-        weight=None if in_edges.weight is None else in_edges.weight[chosen],
+        weight=None if in_edges.weight is None else in_edges.weight[mask],
     )
 
 
 def vertex_relations(names: Sequence[str]) -> tuple[str, ...]:
-    """Relation names of a graph with one kind of vertices."""
+    """Return full relation names for a graph with one vertex type, from short names."""
     return tuple(f"{VERTEX}|{name.replace('|', '/')}|{VERTEX}" for name in names)
 
 
 def numbered_relations(edge_type: Tensor, count: int | None = None) -> tuple[str, ...]:
-    """Relation names of a graph with one kind of vertices whose relations have numbers only.
+    """Return relation names for a graph with one vertex type whose relations are only numbered.
 
-    count: how many there are, else one more than the largest. InputError where they are no numbers from 0 on.
+    Args:
+        edge_type: relation of each edge, integer [E].
+        count: number of relations. Default: one more than the largest number.
+
+    Raises:
+        InputError: if the relations are not numbered from 0 without large gaps.
     """
     if count is None:
         count = int(edge_type.max()) + 1 if len(edge_type) else 0
@@ -90,19 +108,32 @@ def numbered_relations(edge_type: Tensor, count: int | None = None) -> tuple[str
 
 
 def put_rows(parts: Mapping[int, Tensor], num_rows: int, fill: float) -> Tensor:
-    """A tensor of `num_rows` rows that holds each part from its first row on, and `fill` elsewhere."""
-    some = next(iter(parts.values()))
-    num_bytes = num_rows * some[:1].nbytes
-    require_memory(num_bytes, f"labels or masks of {num_rows} vertices", "give as many vertices as the graph has")
-    result = torch.full((num_rows, *some.shape[1:]), fill, dtype=some.dtype)
+    """Return a tensor that contains each part from its first row on, and a fill value elsewhere.
+
+    Args:
+        parts: parts by first row.
+        num_rows: number of rows of the result.
+        fill: the value of all other rows.
+    """
+    example = next(iter(parts.values()))
+    num_bytes = num_rows * example[:1].nbytes
+    check_fits_memory(num_bytes, f"labels or masks of {num_rows} vertices", "give as many vertices as the graph has")
+    result = torch.full((num_rows, *example.shape[1:]), fill, dtype=example.dtype)
     for first, part in parts.items():
         result[first : first + len(part)] = part
     return result
 
 
-def merge_features(vertex_types: Sequence[str], found: Mapping[str, Tensor]) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """(x, features): one matrix where every type has features of one width, else the features per type."""
-    widths = {part.shape[1:] for part in found.values()}
-    if vertex_types and len(found) == len(vertex_types) and len(widths) == 1:
-        return torch.cat([found[name] for name in vertex_types]), {}
-    return None, dict(found)
+def merge_features(
+    vertex_types: Sequence[str], features: Mapping[str, Tensor]
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Return (x, features): one matrix if every type has features of the same width, else the features per type.
+
+    Args:
+        vertex_types: names of the types, in order.
+        features: features of the types that have some.
+    """
+    widths = {part.shape[1:] for part in features.values()}
+    if vertex_types and len(features) == len(vertex_types) and len(widths) == 1:
+        return torch.cat([features[name] for name in vertex_types]), {}
+    return None, dict(features)

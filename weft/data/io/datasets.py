@@ -14,7 +14,7 @@ from weft.data.io.described_graph import KIND, is_described
 from weft.data.io.digits import digits
 from weft.data.io.downloads import LOADERS, download
 from weft.data.io.fill import with_normalized_features, with_random_classes, with_random_features
-from weft.data.io.graph_parts import gathered
+from weft.data.io.graph_parts import gather_parts
 from weft.data.io.npz_arrays import REMEDY
 from weft.data.store.manifest import is_store, require_not_set_aside
 from weft.data.tables import edge_list
@@ -128,7 +128,7 @@ def is_path(name: str, path: Path) -> bool:
 def load_path(path: Path, seed: int, split: int, verify: bool | None) -> Graph:
     """The graph in a file or a store folder."""
     if path.is_dir() and ogb.is_ogb(path):
-        return Graph.of(gathered(ogb.ogb_parts(path, split=split)))
+        return Graph.of(gather_parts(ogb.ogb_parts(path, split=split)))
     if path.suffix != ".npz":
         refuse_split(str(path), split)
     if path.is_dir():
@@ -213,7 +213,7 @@ def read_edges(
         )
         edges = list(parts.edges())
         with located(path):
-            return Graph.of(gathered(replace(parts, edges=lambda: iter(edges))))
+            return Graph.of(gather_parts(replace(parts, edges=lambda: iter(edges))))
 
 
 def data_files() -> dict[str, Path]:

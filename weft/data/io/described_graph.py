@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.data.graph import Graph
-from weft.data.io.generate import QUADRANTS, parse, rmat, whole
+from weft.data.io.generate import QUADRANTS, parse, rmat, whole_number
 from weft.data.splits import SHARES, Masks, balanced_classes
 from weft.utils.errors import InputError
 
@@ -48,13 +48,13 @@ class DescribedGraph:
         needed: dict[str, float | None] = dict.fromkeys(("vertices", "edges", "features", "classes"))
         values = parse(KIND, text, {**needed, "train": SHARES[0], "seed": seed}, example=EXAMPLE)
         found = cls(
-            num_vertices=whole(KIND, values, "vertices"),
-            num_edges=whole(KIND, values, "edges"),
-            num_features=whole(KIND, values, "features"),
-            num_classes=whole(KIND, values, "classes"),
+            num_vertices=whole_number(KIND, values, "vertices"),
+            num_edges=whole_number(KIND, values, "edges"),
+            num_features=whole_number(KIND, values, "features"),
+            num_classes=whole_number(KIND, values, "classes"),
             train_share=values["train"],
             quadrants=_quadrants(chances[-1]) if chances else QUADRANTS,
-            seed=whole(KIND, values, "seed"),
+            seed=whole_number(KIND, values, "seed"),
         )
         found._require_possible()
         return found
@@ -68,7 +68,7 @@ class DescribedGraph:
         if not 0 < self.train_share <= 1:
             raise InputError(f"{KIND}: train={self.train_share:g} is a share of the vertices: give it above 0, up to 1")
 
-    def drawn(self, halvings: int) -> Graph:
+    def generate(self, halvings: int) -> Graph:
         """A graph with half as many vertices and edges, so many times, as R-MAT has them."""
         count = max(1, self.num_vertices >> halvings)
         edges = round(self.num_edges * count / self.num_vertices)

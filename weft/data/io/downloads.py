@@ -15,7 +15,7 @@ from weft.data.io.pyg import from_pyg
 from weft.data.splits import split_labelled
 from weft.data.tensor_checks import MASKS
 from weft.utils.errors import InputError
-from weft.utils.optional_packages import extra
+from weft.utils.optional_packages import import_extra
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def download(name: str, root: Path, *, seed: int = 0) -> GraphFields:
     Data sets without a public split get a seeded 60/20/20 one. Raises InputError with the address and the folder to
     fill by hand where the network does not answer, and where the files in that folder cannot be read.
     """
-    datasets = extra("torch_geometric.datasets", name)
+    datasets = import_extra("torch_geometric.datasets", name)
     loader = LOADERS[name]
     kind = getattr(datasets, loader.kind)
     arguments = [str(root / name)] if loader.argument is None else [str(root / name), loader.argument]

@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.data.edges import build
 from weft.data.fields import GraphFields
 from weft.data.splits import RMAT, SBM, Masks, balanced_classes, random_matrix, random_split, stream
-from weft.runtime.memory import require_memory
+from weft.runtime.memory import check_fits_memory
 from weft.utils.errors import InputError, unknown
 
 # Edges drawn together, from a random stream of their own: memory stays bounded, the result depends on the seed alone.
@@ -56,12 +56,12 @@ def rmat_spec(text: str, seed: int) -> GraphFields:
     defaults = {"vertices": None, "edges": None, "features": 0, "classes": 0, "seed": seed, "undirected": 0}
     values = parse("rmat", text, defaults)
     return rmat(
-        vertices=whole("rmat", values, "vertices"),
-        edges=whole("rmat", values, "edges"),
-        features=whole("rmat", values, "features"),
-        classes=whole("rmat", values, "classes"),
-        seed=whole("rmat", values, "seed"),
-        undirected=bool(whole("rmat", values, "undirected")),
+        vertices=whole_number("rmat", values, "vertices"),
+        edges=whole_number("rmat", values, "edges"),
+        features=whole_number("rmat", values, "features"),
+        classes=whole_number("rmat", values, "classes"),
+        seed=whole_number("rmat", values, "seed"),
+        undirected=bool(whole_number("rmat", values, "undirected")),
     )
 
 
@@ -70,12 +70,12 @@ def sbm_spec(text: str, seed: int) -> GraphFields:
     defaults = {"vertices": None, "degree": None, "classes": None, "homophily": 0.8, "features": 64, "seed": seed}
     values = parse("sbm", text, defaults)
     return sbm(
-        vertices=whole("sbm", values, "vertices"),
+        vertices=whole_number("sbm", values, "vertices"),
         degree=values["degree"],
-        classes=whole("sbm", values, "classes"),
+        classes=whole_number("sbm", values, "classes"),
         homophily=values["homophily"],
-        features=whole("sbm", values, "features"),
-        seed=whole("sbm", values, "seed"),
+        features=whole_number("sbm", values, "features"),
+        seed=whole_number("sbm", values, "seed"),
     )
 
 
@@ -116,7 +116,7 @@ def number(kind: str, key: str, text: str) -> float:
     return value
 
 
-def whole(kind: str, values: dict[str, float], key: str) -> int:
+def whole_number(kind: str, values: dict[str, float], key: str) -> int:
     """A value as an integer; InputError if it is none."""
     if values[key] != int(values[key]):
         raise InputError(f"{kind}: {key}={values[key]:g} is no whole number: round it")
@@ -241,7 +241,7 @@ def sbm_block(
 def require_room(num_vertices: int, num_edges: int) -> None:
     """Raises InputError for vertices and edges that take more memory than there is."""
     num_bytes = VERTEX_BYTES * num_vertices + EDGE_BYTES * num_edges
-    require_memory(num_bytes, f"{num_vertices} vertices and {num_edges} edges", "ask for fewer")
+    check_fits_memory(num_bytes, f"{num_vertices} vertices and {num_edges} edges", "ask for fewer")
 
 
 def labelled(

@@ -59,12 +59,12 @@ class GraphParts:
     """
 
 
-def gathered(parts: GraphParts) -> GraphFields:
+def gather_parts(parts: GraphParts) -> GraphFields:
     """The graph in memory."""
     found, none = list(parts.edges()), torch.empty(0, dtype=torch.int64)
-    ends = (together(getattr(part, end) for part in found) for end in ("source", "target"))
+    ends = (concatenate_parts(getattr(part, end) for part in found) for end in ("source", "target"))
     source, target = (none if ids is None else ids for ids in ends)
-    weight, features = (together(getattr(part, name) for part in found) for name in ("weight", "features"))
+    weight, features = (concatenate_parts(getattr(part, name) for part in found) for name in ("weight", "features"))
     edges = build(
         source,
         target,
@@ -76,14 +76,14 @@ def gathered(parts: GraphParts) -> GraphFields:
     return replace(
         edges,
         name=parts.name,
-        x=None if parts.x is None else together(parts.x()),
+        x=None if parts.x is None else concatenate_parts(parts.x()),
         y=parts.y,
         vertex_names=parts.vertex_names,
         **parts.masks._asdict(),
     )
 
 
-def together(parts: Iterable[Tensor | None]) -> Tensor | None:
+def concatenate_parts(parts: Iterable[Tensor | None]) -> Tensor | None:
     """The rows of all parts; None where there are none."""
     found = [part for part in parts if part is not None]
     return (found[0] if len(found) == 1 else torch.cat(found)) if found else None

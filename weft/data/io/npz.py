@@ -27,17 +27,17 @@ from weft.data.io.npz_arrays import (
     REMEDY,
     Arrays,
     edge_rows,
-    names,
-    need,
+    name_list,
+    optional_tensor,
     read_all,
     read_features,
-    scalar,
-    tensor,
+    required_array,
+    whole_number,
     whole_numbers,
 )
 from weft.data.splits import Masks, split_labelled
 from weft.data.store.npy import as_tensor
-from weft.data.tensor_checks import MASKS, cast, check_ids, check_length, label_dtype, located, no_label, whole
+from weft.data.tensor_checks import MASKS, as_integers, cast, check_ids, check_length, label_dtype, located, no_label
 from weft.data.vertex_types import VERTEX, merge_features, numbered_relations, put_rows, vertex_relations
 from weft.utils.errors import InputError, readable, unknown
 
@@ -69,10 +69,10 @@ def read_npz(path: str | Path, *, split: int = 0, seed: int = 0) -> GraphFields:
 def plain_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphFields:
     """A graph with one kind of vertices, with or without relations."""
     source, target = edge_rows(arrays, "edge_index")
-    x, y, edge_type = read_features(arrays, "x"), tensor(arrays, "y"), tensor(arrays, "edge_type")
-    edge_type = None if edge_type is None else whole("edge_type", edge_type)
+    x, y, edge_type = read_features(arrays, "x"), optional_tensor(arrays, "y"), optional_tensor(arrays, "edge_type")
+    edge_type = None if edge_type is None else as_integers("edge_type", edge_type)
     masks = read_masks(arrays, y, split, seed)
-    num_vertices = scalar(arrays, "num_nodes") if "num_nodes" in arrays else None
+    num_vertices = whole_number(arrays, "num_nodes") if "num_nodes" in arrays else None
     relations: tuple[str, ...] = ()
     if edge_type is not None:
         if num_vertices is None:
@@ -80,7 +80,7 @@ def plain_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphField
         relations = relation_names(arrays, edge_type)
     if num_vertices is None:
         num_vertices = next((len(rows) for rows in (x, y) if rows is not None), None)
-    weight = tensor(arrays, "edge_weight")
+    weight = optional_tensor(arrays, "edge_weight")
     edges = build(source, target, num_vertices=num_vertices, weight=weight, edge_type=edge_type)
     return replace(
         edges,
@@ -117,13 +117,13 @@ def feature_names(key: str) -> tuple[str, ...]:
 def relation_names(arrays: Arrays, edge_type: Tensor) -> tuple[str, ...]:
     """The relations of a graph with one kind of vertices: their names where the file has them, else their numbers."""
     if "relation_names" in arrays:
-        return vertex_relations(names(arrays, "relation_names"))
-    return numbered_relations(edge_type, scalar(arrays, "num_relations") if "num_relations" in arrays else None)
+        return vertex_relations(name_list(arrays, "relation_names"))
+    return numbered_relations(edge_type, whole_number(arrays, "num_relations") if "num_relations" in arrays else None)
 
 
 def typed_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphFields:
     """A graph with several kinds of vertices, one after the other in one range of ids."""
-    types, relations = names(arrays, "node_types"), names(arrays, "edge_types")
+    types, relations = name_list(arrays, "node_types"), name_list(arrays, "edge_types")
     counts = whole_numbers(arrays, "num_nodes", len(types))
     offsets = (0, *itertools.accumulate(counts))
     sources: list[Tensor] = []
@@ -168,11 +168,11 @@ def typed_labels(
     arrays: Arrays, types: tuple[str, ...], offsets: tuple[int, ...], split: int, seed: int
 ) -> tuple[Tensor | None, Masks]:
     """Labels and masks of `target_type`, among all vertices: -1 (or no label at all) and False for the other types."""
-    y = tensor(arrays, "y")
+    y = optional_tensor(arrays, "y")
     if y is None:
         return None, Masks()
     y = cast("y", y, label_dtype(y))
-    target_type = str(need(arrays, "target_type"))
+    target_type = str(required_array(arrays, "target_type"))
     if target_type not in types:
         raise unknown("target_type", target_type, types)
     first, last = offsets[types.index(target_type) : types.index(target_type) + 2]
@@ -189,14 +189,14 @@ def typed_labels(
 
 def read_masks(arrays: Arrays, y: Tensor | None, split: int, seed: int) -> Masks:
     """The public split, the `split`-th of several, or a seeded one where there are labels and no mask at all."""
-    several = {mask: tensor(arrays, f"{mask}s") for mask in MASKS}
+    several = {mask: optional_tensor(arrays, f"{mask}s") for mask in MASKS}
     count = max((len(masks) for masks in several.values() if masks is not None), default=0)
     if not 0 <= split < max(count, 1):
         raise InputError(f"--split {split}: the file has {count or 'one'} split{'s, numbered from 0' if count else ''}")
     if count:
         found = [None if masks is None else masks[split : split + 1].flatten() for masks in several.values()]
     else:
-        found = [tensor(arrays, mask) for mask in MASKS]
+        found = [optional_tensor(arrays, mask) for mask in MASKS]
     if y is not None and found == [None, None, None]:
         return split_labelled(y, seed)
     return Masks(*found)
@@ -208,7 +208,7 @@ def read_links(arrays: Arrays, split: str, relations: Sequence[str], firsts: Seq
     firsts: the first vertex of the only relation's source type, and of its target type.
     """
     if f"{split}_triples" in arrays:
-        triples = as_tensor(f"{split}_triples", need(arrays, f"{split}_triples"))
+        triples = as_tensor(f"{split}_triples", required_array(arrays, f"{split}_triples"))
         if triples.dim() != 2 or triples.shape[1] != 3:
             raise InputError(f"{split}_triples has shape {list(triples.shape)}: save rows of head, relation, tail")
         return cast(f"{split}_triples", triples, torch.int64)[:, [0, 2, 1]]

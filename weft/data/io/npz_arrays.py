@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.data.store.npy import as_tensor, parsing, read_header
 from weft.data.tensor_checks import cast, check_ids, check_pointers, vertex_ids
-from weft.runtime.memory import require_memory
+from weft.runtime.memory import check_fits_memory
 from weft.utils.errors import InputError
 
 Arrays = dict[str, NDArray[Any]]
@@ -33,7 +33,7 @@ def read_all(path: Path) -> Arrays:
         packed, unpacked = sum(one.compress_size for one in members), sum(one.file_size for one in members)
         if packed > path.stat().st_size or unpacked > MAX_RATIO * packed:
             raise ValueError(f"it cannot hold the {unpacked} bytes that it states")
-        require_memory(unpacked, f"{path}: its arrays", "give fewer features, or their CSR parts")
+        check_fits_memory(unpacked, f"{path}: its arrays", "give fewer features, or their CSR parts")
         return {one.filename.removesuffix(".npy"): read_member(archive, one) for one in members}
 
 
@@ -49,14 +49,14 @@ def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
 def read_features(arrays: Arrays, key: str) -> Tensor | None:
     """Features [n, F], dense, from `key` or its CSR parts; None if the file has neither."""
     if key in arrays:
-        return tensor(arrays, key)
+        return optional_tensor(arrays, key)
     if f"{key}_data" not in arrays:
         return None
     rows, columns = sizes = whole_numbers(arrays, f"{key}_shape", 2)
-    require_memory(4 * rows * columns, f"{key} of shape {sizes}, dense,", "give fewer columns")
+    check_fits_memory(4 * rows * columns, f"{key} of shape {sizes}, dense,", "give fewer columns")
     data = cast(f"{key}_data", as_tensor(f"{key}_data", arrays[f"{key}_data"]), torch.float32)
     indices, indptr = (
-        vertex_ids(name, as_tensor(name, need(arrays, name))) for name in (f"{key}_indices", f"{key}_indptr")
+        vertex_ids(name, as_tensor(name, required_array(arrays, name))) for name in (f"{key}_indices", f"{key}_indptr")
     )
     if len(indptr) != rows + 1 or len(data) != len(indices):
         raise InputError(
@@ -71,27 +71,27 @@ def read_features(arrays: Arrays, key: str) -> Tensor | None:
 
 def edge_rows(arrays: Arrays, key: str) -> tuple[Tensor, Tensor]:
     """Source and target [E] of a (2, E) array."""
-    edges = as_tensor(key, need(arrays, key))
+    edges = as_tensor(key, required_array(arrays, key))
     if edges.dim() != 2 or len(edges) != 2:
         raise InputError(f"{key} has shape {list(edges.shape)}: save edges as (2, E), source row first")
     return vertex_ids(f"{key}[0]", edges[0]), vertex_ids(f"{key}[1]", edges[1])
 
 
-def need(arrays: Arrays, key: str) -> NDArray[Any]:
+def required_array(arrays: Arrays, key: str) -> NDArray[Any]:
     """An array by its key; InputError if the file lacks it."""
     if key not in arrays:
         raise InputError(f"lacks '{key}': it holds {', '.join(sorted(arrays))}")
     return arrays[key]
 
 
-def scalar(arrays: Arrays, key: str) -> int:
+def whole_number(arrays: Arrays, key: str) -> int:
     """A single whole number by its key; InputError if it is something else."""
     return whole_numbers(arrays, key, 1)[0]
 
 
 def whole_numbers(arrays: Arrays, key: str, size: int) -> list[int]:
     """As many whole numbers from 0 on, by their key; InputError if it is something else."""
-    array = need(arrays, key)
+    array = required_array(arrays, key)
     if array.size != size or array.dtype.kind not in "iu" or (array < 0).any():
         raise InputError(
             f"{key} holds {array.reshape(-1)[:4].tolist()} ({array.dtype} of shape {list(array.shape)}): save {size} "
@@ -100,14 +100,14 @@ def whole_numbers(arrays: Arrays, key: str, size: int) -> list[int]:
     return [int(number) for number in array.reshape(-1)]
 
 
-def names(arrays: Arrays, key: str) -> tuple[str, ...]:
+def name_list(arrays: Arrays, key: str) -> tuple[str, ...]:
     """A list of names by its key; InputError if it is something else."""
-    array = need(arrays, key)
+    array = required_array(arrays, key)
     if array.ndim != 1:
         raise InputError(f"{key} has shape {list(array.shape)}: save one list of names")
     return tuple(str(name) for name in array)
 
 
-def tensor(arrays: Arrays, key: str) -> Tensor | None:
+def optional_tensor(arrays: Arrays, key: str) -> Tensor | None:
     """An array as a tensor, or None if the file lacks it; InputError if it holds no numbers."""
     return as_tensor(key, arrays[key]) if key in arrays else None

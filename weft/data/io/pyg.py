@@ -15,18 +15,18 @@ from weft.data.fields import GraphFields
 from weft.data.splits import Masks
 from weft.data.tensor_checks import (
     MASKS,
+    as_integers,
     cast,
     check_ids,
     check_length,
+    dense_cpu_tensor,
     label_dtype,
     no_label,
-    plain,
     vertex_ids,
-    whole,
 )
 from weft.data.vertex_types import VERTEX, merge_features, numbered_relations, put_rows, relation_edges, type_range
 from weft.utils.errors import InputError, readable
-from weft.utils.optional_packages import extra
+from weft.utils.optional_packages import import_extra
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData  # an optional dependency: imported where used
@@ -44,7 +44,7 @@ def from_pyg(data: PygGraph, *, name: str = "graph") -> GraphFields:
 
     Raises InputError that names the attribute which does not fit.
     """
-    pyg = extra("torch_geometric.data", "from_pyg")
+    pyg = import_extra("torch_geometric.data", "from_pyg")
     if not isinstance(data, pyg.Data | pyg.HeteroData):
         raise InputError(f"data is of type {type(data).__name__}: give PyG's Data or HeteroData")
     with readable("data", "give attributes as PyG's own data sets have them"):
@@ -68,7 +68,7 @@ def from_data(data: Data, name: str) -> GraphFields:
     if edge_type is not None:
         if num_vertices is None:
             num_vertices = count_vertices(source, target, "edge_index")
-        edge_type = whole("edge_type", edge_type)
+        edge_type = as_integers("edge_type", edge_type)
         relations = tuple(data["relations"]) if "relations" in data else numbered_relations(edge_type)
     edges = build(
         source,
@@ -187,7 +187,7 @@ def merge_rows(data: HeteroData, field: str, offsets: Sequence[int]) -> Tensor |
 
 def to_data(graph: GraphFields) -> Data:
     """PyG's Data, edges in stored order."""
-    data: Data = extra("torch_geometric.data", "to_pyg").Data(
+    data: Data = import_extra("torch_geometric.data", "to_pyg").Data(
         edge_index=torch.stack(graph.in_edges.edges()), num_nodes=graph.in_edges.num_targets
     )
     for field, tensor in (("x", graph.x), ("y", graph.y), ("edge_type", graph.edge_type), ("n_id", graph.ids)):
@@ -207,7 +207,7 @@ def to_data(graph: GraphFields) -> Data:
 
 def to_hetero(graph: GraphFields) -> HeteroData:
     """PyG's HeteroData; types in which nothing is labelled or masked get no y and no masks."""
-    data: HeteroData = extra("torch_geometric.data", "to_pyg").HeteroData()
+    data: HeteroData = import_extra("torch_geometric.data", "to_pyg").HeteroData()
     for vertex_type in graph.vertex_types:
         span = type_range(graph, vertex_type)
         rows = slice(span.start, span.stop)
@@ -275,7 +275,7 @@ def read(store: Any, field: str) -> Tensor | None:
     """A tensor of a Data, or of one vertex or edge type, as `plain`; None if it lacks it."""
     if field not in store or store[field] is None:
         return None
-    value = plain(field, store[field])
+    value = dense_cpu_tensor(field, store[field])
     if not value.dim():
         raise InputError(f"{field} is a single number: give one entry for each vertex or edge")
     return value

@@ -17,7 +17,7 @@ BUCKET_RECORDS = 1 << 20
 
 Records = NDArray[Any]
 """A structured array with whole numbers `row` and `col`, and what is kept with them."""
-Say = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
 class RecordFile:
@@ -60,7 +60,7 @@ def sorted_records(
     num_rows: int,
     num_cols: int,
     folder: Path,
-    say: Say,
+    say: ReportProgress,
 ) -> Iterator[Records]:
     """What `read` gives, by (row, col, position), in blocks of whole rows. It is read twice.
 

@@ -11,7 +11,7 @@ from weft.data.adjacency import Adjacency
 from weft.data.fields import GraphFields
 from weft.data.graph import Graph
 from weft.data.io.graph_parts import GraphParts
-from weft.data.store.external_sort import Say
+from weft.data.store.external_sort import ReportProgress
 from weft.data.store.store import new_store
 from weft.data.store.write_parts import write_parts
 
@@ -21,7 +21,9 @@ def say_nothing(text: str) -> None:
     del text
 
 
-def import_parts(parts: GraphParts, folder: str | Path, say: Say = say_nothing, *, overwrite: bool = False) -> Graph:
+def import_parts(
+    parts: GraphParts, folder: str | Path, say: ReportProgress = say_nothing, *, overwrite: bool = False
+) -> Graph:
     """Writes a graph of parts as a store folder, and opens it. say: is told how far it is. overwrite: a store there.
 
     Raises InputError as new_store does, and for values that no graph may hold; nothing is left then.

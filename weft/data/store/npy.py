@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.data.tensor_checks import plain
+from weft.data.tensor_checks import dense_cpu_tensor
 from weft.storage.unnamed_files import note_mapped
 from weft.utils.errors import InputError, readable
 
@@ -87,4 +87,4 @@ def as_tensor(field: str, array: NDArray[Any]) -> Tensor:
         raise InputError(f"{field} is {array.dtype}: save real numbers of at most 64 bits")
     if not array.ndim:
         raise InputError(f"{field} is a single value: save an array")
-    return plain(field, torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False)))
+    return dense_cpu_tensor(field, torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False)))

@@ -15,11 +15,11 @@ from numpy.typing import DTypeLike, NDArray
 from weft.data.adjacency import topology_digest
 from weft.data.edges import check_sparse_ids, vertex_count
 from weft.data.io.graph_parts import EdgesOfPart, GraphParts, require_rows
-from weft.data.store.external_sort import RecordFile, Records, Say, sorted_records
+from weft.data.store.external_sort import RecordFile, Records, ReportProgress, sorted_records
 from weft.data.store.npy_writer import ArrayWriter, write_array
 from weft.data.store.store import no_types, write_manifest
 from weft.data.tensor_checks import check_ids
-from weft.runtime.memory import give_back_pages
+from weft.runtime.memory import release_freed_memory
 from weft.runtime.native import id_dtype
 from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError
@@ -28,7 +28,7 @@ BLOCK_EDGES = 1 << 20
 MAX_ID = 1 << 53
 
 
-def write_parts(parts: GraphParts, folder: Path, say: Say) -> None:
+def write_parts(parts: GraphParts, folder: Path, say: ReportProgress) -> None:
     """Writes arrays and manifest into an empty folder, and flushes them; what a gathered graph's store would be.
 
     Memory: 40 bytes for each vertex, what GraphParts holds, and parts of a few million edges.
@@ -39,11 +39,11 @@ def write_parts(parts: GraphParts, folder: Path, say: Say) -> None:
     some = next(given, EdgesOfPart(source=none, target=none))
     with closing(RecordFile(folder, "edges.tmp", record_type(some))) as spool:
         num_vertices = fill(spool, itertools.chain([some], given), parts, say)
-        give_back_pages()
+        release_freed_memory()
         degree, files = write_forward(parts, spool, num_vertices, folder, say)
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(degree)])
     del degree
-    give_back_pages()
+    release_freed_memory()
     files["indptr"] = write_array(folder / "indptr.npy", indptr)
     symmetric, backward = write_transpose(indptr, folder, "weight" in files, say)
     files |= backward
@@ -63,7 +63,7 @@ def write_parts(parts: GraphParts, folder: Path, say: Say) -> None:
     write_manifest(no_types() | manifest, files, folder)
 
 
-def fill(spool: RecordFile, edges: Iterator[EdgesOfPart], parts: GraphParts, say: Say) -> int:
+def fill(spool: RecordFile, edges: Iterator[EdgesOfPart], parts: GraphParts, say: ReportProgress) -> int:
     """Keeps the edges as they come; the number of vertices."""
     largest, limit = -1, MAX_ID if parts.num_vertices is None else parts.num_vertices
     for part in edges:
@@ -105,7 +105,7 @@ def records_of(part: EdgesOfPart, dtype: np.dtype[Any]) -> Records:
 
 
 def write_forward(
-    parts: GraphParts, spool: RecordFile, num_vertices: int, folder: Path, say: Say
+    parts: GraphParts, spool: RecordFile, num_vertices: int, folder: Path, say: ReportProgress
 ) -> tuple[NDArray[np.int64], dict[str, Any]]:
     """Writes the in-edges, with weights and features; the vertices' in-degrees, and the files' manifest entries."""
     ids = numpy_ids(num_vertices)
@@ -148,7 +148,9 @@ def first_of_runs(records: Records) -> Records:
     return records[best[np.flatnonzero(new)]]
 
 
-def write_transpose(indptr: NDArray[np.int64], folder: Path, weighted: bool, say: Say) -> tuple[bool, dict[str, Any]]:
+def write_transpose(
+    indptr: NDArray[np.int64], folder: Path, weighted: bool, say: ReportProgress
+) -> tuple[bool, dict[str, Any]]:
     """Writes the edges by source; whether they are those by target, whose files serve for both then."""
     num_vertices, num_edges = len(indptr) - 1, int(indptr[-1])
     ids, positions = numpy_ids(num_vertices), numpy_ids(num_edges)
@@ -188,7 +190,7 @@ def write_transpose(indptr: NDArray[np.int64], folder: Path, weighted: bool, say
     return False, files
 
 
-def write_features(parts: GraphParts, num_vertices: int, folder: Path, say: Say) -> dict[str, Any]:
+def write_features(parts: GraphParts, num_vertices: int, folder: Path, say: ReportProgress) -> dict[str, Any]:
     """Writes x; its manifest entry."""
     assert parts.x is not None
     rows = parts.x()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from weft.data.tables.text_table import COMMENT, SEPARATORS, bad_line, read_text
 from weft.data.vertex_names import Ids, Texts
 from weft.utils.errors import InputError, readable, unknown
-from weft.utils.optional_packages import extra
+from weft.utils.optional_packages import import_extra
 
 if TYPE_CHECKING:
     import pyarrow
@@ -81,7 +81,7 @@ class ArrowTable:
     """A file or folder of Parquet, Arrow or CSV files, or a pyarrow.Table. Needs pyarrow."""
 
     def __init__(self, source: Any, place: str) -> None:
-        dataset = extra("pyarrow.dataset", place)
+        dataset = import_extra("pyarrow.dataset", place)
         self._source, self.place, self._kind = source, place, kind_of(source)
         with readable(place, "give a whole file of that format"):
             self.columns = tuple(dataset.dataset(source, format=self._format({})).schema.names)
@@ -295,16 +295,16 @@ def ids_of(column: Column, place: str, first_row: int) -> Ids:
     """Ids: whole numbers, or texts. `place` names table and column. InputError at the first row without one."""
     values, missing = column
     if isinstance(values, Texts):
-        refuse(missing | (np.diff(values.offsets) == 0), place, first_row, "is missing: every row needs an id")
+        raise_at_first(missing | (np.diff(values.offsets) == 0), place, first_row, "is missing: every row needs an id")
         return values
-    refuse(missing, place, first_row, "is missing: every row needs an id")
+    raise_at_first(missing, place, first_row, "is missing: every row needs an id")
     if values.dtype.kind == "f":
-        refuse(values != np.round(values), place, first_row, "has a fraction: ids are whole numbers or text")
+        raise_at_first(values != np.round(values), place, first_row, "has a fraction: ids are whole numbers or text")
     if values.dtype.kind not in "iuf" or values.ndim != 1:
         what = "number and text in one column" if values.dtype.kind == "O" else str(values.dtype)
         what = "lists" if values.ndim > 1 else what
         raise InputError(f"{place}: holds {what}: ids are whole numbers or text, give all as text")
-    refuse((values < -(2.0**63)) | (values >= 2.0**63), place, first_row, "is too large: give such ids as text")
+    raise_at_first((values < -(2.0**63)) | (values >= 2.0**63), place, first_row, "is too large: give such ids as text")
     return np.ascontiguousarray(values, np.int64)
 
 
@@ -318,10 +318,10 @@ def matrix_of(column: Column, place: str, first_row: int) -> NDArray[np.float32]
     if values.dtype.kind not in "biuf":
         what = "no number, or a list of another length" if values.dtype.kind == "O" else str(values.dtype)
         raise InputError(f"{place}: holds {what}: {remedy}")
-    refuse(missing, place, first_row, "is missing: fill it in, or leave the column out")
+    raise_at_first(missing, place, first_row, "is missing: fill it in, or leave the column out")
     with np.errstate(over="ignore"):
         rows = values.reshape(len(values), -1).astype(np.float32)
-    refuse(
+    raise_at_first(
         any_of_row(~np.isfinite(rows)),
         place,
         first_row,
@@ -330,7 +330,7 @@ def matrix_of(column: Column, place: str, first_row: int) -> NDArray[np.float32]
     return rows
 
 
-def refuse(wrong: NDArray[np.bool_], place: str, first_row: int, reason: str) -> None:
+def raise_at_first(wrong: NDArray[np.bool_], place: str, first_row: int, reason: str) -> None:
     """Raises InputError at the first flagged row."""
     if wrong.any():
         raise InputError(f"{place}, row {first_row + int(wrong.argmax())}: {reason}")

@@ -25,11 +25,11 @@ from weft.data.tables.table import (
     ids_of,
     matrix_of,
     open_table,
-    refuse,
+    raise_at_first,
     require_columns,
 )
 from weft.data.tensor_checks import MASKS, has_label
-from weft.data.vertex_names import Ids, NameCollector, NameIndex, Texts, VertexNames, joined, shown
+from weft.data.vertex_names import Ids, NameCollector, NameIndex, Texts, VertexNames, concatenate_ids
 from weft.utils.errors import InputError
 
 SPLIT_WORDS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "": -1, "none": -1}
@@ -131,7 +131,7 @@ def named_by_edges(table: InputTable, columns: ColumnRoles) -> tuple[NameIndex |
 
 def interleaved(left: Ids, right: Ids) -> Ids:
     """One of these, one of those, and so on."""
-    both = joined([left, right])
+    both = concatenate_ids([left, right])
     places = np.arange(len(both)).reshape(2, -1).T.reshape(-1)
     return both.take(places) if isinstance(both, Texts) else both[places]
 
@@ -147,7 +147,7 @@ def named_by_vertices(table: InputTable, column: str | None) -> tuple[NameIndex 
         row += len(parts[-1])
     if len({isinstance(part, Texts) for part in parts}) > 1:
         raise InputError(f"{place}: holds numbers and texts: give all as text")
-    ids = joined(parts)
+    ids = concatenate_ids(parts)
     return NameIndex(ids, place), VertexNames.of(ids, column), len(ids)
 
 
@@ -172,7 +172,7 @@ def read_edges(
             if (found < 0).any():
                 unknown_id = int((found < 0).argmax())
                 raise InputError(
-                    f"{place}, row {row + unknown_id}: {shown(ids, unknown_id)} is no vertex's id: give it a row in "
+                    f"{place}, row {row + unknown_id}: {id_text(ids, unknown_id)} is no vertex's id: give it a row in "
                     "the table of vertices, or leave its edges out"
                 )
             ends.append(torch.from_numpy(found))
@@ -228,7 +228,7 @@ def label_part(column: Column, table: InputTable, name: str, first_row: int) -> 
             "pandas.factorize(column)[0] does"
         )
     rows = values.reshape(len(values), -1).astype(np.float64)
-    refuse(any_of_row(np.isinf(rows)), f"{table.place}: column '{name}'", first_row, "is infinite: correct it")
+    raise_at_first(any_of_row(np.isinf(rows)), f"{table.place}: column '{name}'", first_row, "is infinite: correct it")
     rows[missing] = np.nan
     return rows
 
@@ -284,7 +284,7 @@ def read_time(table: InputTable, name: str) -> Tensor:
         values, missing = part[name]
         if isinstance(values, Texts) or values.dtype.kind not in "iufM" or values.ndim != 1:
             raise InputError(f"{place}: is text: give numbers or points in time, as pandas.to_datetime makes them")
-        refuse(missing, place, row, "is missing: fill it in, or leave out --split-time")
+        raise_at_first(missing, place, row, "is missing: fill it in, or leave out --split-time")
         found.append(values.astype("datetime64[us]").astype(np.int64) if values.dtype.kind == "M" else values)
         row += len(values)
     return torch.from_numpy(np.concatenate(found).astype(np.float64))

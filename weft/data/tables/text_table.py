@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.runtime.memory import require_memory
+from weft.runtime.memory import check_fits_memory
 from weft.utils.errors import InputError
 
 BLOCK_BYTES = 1 << 24
@@ -76,7 +76,7 @@ def read_blocks(path: Path, *, integral: bool | None = None, remedy: str = "") -
         if columns and not clean.isspace():
             values = parse(path, clean, columns, columns <= 2 if integral is None else integral, number, remedy)
             num_bytes += values.nbytes
-            require_memory(num_bytes, f"{path}: its first {number} lines and more", "give fewer of them")
+            check_fits_memory(num_bytes, f"{path}: its first {number} lines and more", "give fewer of them")
             yield TextBlock(path=path, values=values, text=clean, first_line=number)
         number += text.count(b"\n")
 
